@@ -1,0 +1,94 @@
+"""What core and its plugins agree on: descriptors, interfaces, capabilities, errors. Imports the standard library and attrs only.
+
+Each module describes one kind of backend and shows a complete, minimal one. Start with
+:mod:`msgstore.contract.descriptors`.
+"""
+
+from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, StoredBody
+from msgstore.contract.buffers import Buffer
+from msgstore.contract.descriptors import Capability, Descriptor, NoOptions
+from msgstore.contract.errors import (
+    BrokenPlugin,
+    ConfigError,
+    CorruptRecord,
+    DuplicatePlugin,
+    IncompatiblePlugin,
+    MessageNotFound,
+    MessageTooLarge,
+    MsgStoreError,
+    PluginError,
+    RecordError,
+    StoreClosed,
+    StoreError,
+    StoreIOError,
+    StoreLocked,
+    StoreMismatch,
+    StoreReadOnly,
+    UnknownPlugin,
+)
+from msgstore.contract.formats import (
+    Columns,
+    Damage,
+    End,
+    FormatContext,
+    GapFill,
+    SegmentFormat,
+    SegmentFormatDescriptor,
+    SegmentScan,
+)
+from msgstore.contract.indexes import FileOperations, Index, IndexContext, IndexDescriptor, Released
+from msgstore.contract.options import Duration, Size
+from msgstore.contract.policies import GcPolicy, GcPolicyDescriptor, SegmentStats
+from msgstore.contract.records import BoundRecord, RecordContext, RecordType, RecordTypeDescriptor
+from msgstore.contract.version import CONTRACT_VERSION, is_compatible
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "BodyCodec",
+    "BodyCodecDescriptor",
+    "BoundRecord",
+    "BrokenPlugin",
+    "Buffer",
+    "Capability",
+    "Columns",
+    "ConfigError",
+    "CorruptRecord",
+    "Damage",
+    "Descriptor",
+    "DuplicatePlugin",
+    "Duration",
+    "End",
+    "FileOperations",
+    "FormatContext",
+    "GapFill",
+    "GcPolicy",
+    "GcPolicyDescriptor",
+    "IncompatiblePlugin",
+    "Index",
+    "IndexContext",
+    "IndexDescriptor",
+    "MessageNotFound",
+    "MessageTooLarge",
+    "MsgStoreError",
+    "NoOptions",
+    "PluginError",
+    "RecordContext",
+    "RecordError",
+    "RecordType",
+    "RecordTypeDescriptor",
+    "Released",
+    "SegmentFormat",
+    "SegmentFormatDescriptor",
+    "SegmentScan",
+    "SegmentStats",
+    "Size",
+    "StoreClosed",
+    "StoreError",
+    "StoreIOError",
+    "StoreLocked",
+    "StoreMismatch",
+    "StoreReadOnly",
+    "StoredBody",
+    "UnknownPlugin",
+    "is_compatible",
+]

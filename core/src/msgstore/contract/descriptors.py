@@ -1,0 +1,96 @@
+"""What every kind of backend has in common: a name, a contract version, options, and a factory that is imported late.
+
+A descriptor is a frozen value. Registering one costs nothing: the module that does the work is named by a string
+(``"package.module:attribute"``) and is imported only when a store selects the backend.
+
+A minimal plugin is one module, named in the entry-point group ``msgstore``::
+
+    # acme_policy/plugin.py
+    from msgstore import hookimpl
+    from msgstore.contract import GcPolicyDescriptor
+
+    @hookimpl
+    def msgstore_gc_policies():
+        return [GcPolicyDescriptor(name="acme", contract=(1, 0), factory="acme_policy.policy:AcmePolicy")]
+
+    # pyproject.toml
+    [project.entry-points.msgstore]
+    acme = "acme_policy.plugin"
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class Capability(enum.Enum):
+    """An optional power of a backend. The engine asks for powers, never for names."""
+
+    PERSISTENT = "persistent"
+    """Index: what :meth:`Index.commit` was given is there after a crash of the process."""
+
+    SELF_DESCRIBING = "self-describing"
+    """Segment format: a dead record needs no index entry to be skipped, so entries are dropped as soon as they are dead."""
+
+    TYPED_RECORDS = "typed-records"
+    """Segment format: records carry a type byte, and record types of third parties can be bound to bytes."""
+
+
+@attrs.frozen
+class NoOptions:
+    """The options of a backend that has none."""
+
+
+def _check_name(_: object, __: object, value: str) -> None:
+    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        raise ValueError(f"the name {value!r} is not lower-case letters, digits, '-' and '_' (at most 64)")
+
+
+def _check_factory(_: object, __: object, value: str) -> None:
+    if not isinstance(value, str) or _FACTORY.fullmatch(value) is None:
+        raise ValueError(f"the factory {value!r} is not of the form 'package.module:attribute'")
+
+
+def _check_contract(_: object, __: object, value: tuple[int, int]) -> None:
+    if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int) for part in value)):
+        raise ValueError(f"the contract version {value!r} is not a pair of integers such as (1, 0)")
+
+
+def _check_options(_: object, __: object, value: type) -> None:
+    if not (isinstance(value, type) and attrs.has(value)):
+        raise ValueError(f"the options {value!r} are not an attrs class")
+
+
+@attrs.frozen(kw_only=True)
+class Descriptor:
+    """Names one backend of some kind. Kinds are the subclasses.
+
+    Raises ValueError when made from values that could never work; the catalogue reports that under the plugin's name.
+    """
+
+    name: str = attrs.field(validator=_check_name)
+    """What a configuration selects it by. Names that reach disk are permanent."""
+    contract: tuple[int, int] = attrs.field(validator=_check_contract)
+    """The contract version that the plugin was written against: a literal, never ``CONTRACT_VERSION``."""
+    factory: str = attrs.field(validator=_check_factory)
+    """``"package.module:attribute"``; what it is called with is said by the kind's descriptor."""
+    options: type[Any] = attrs.field(default=NoOptions, validator=_check_options)
+    """The attrs class of the backend's own keys in the configuration; annotate sizes as ``Size``, times as ``Duration``."""
+    capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=frozenset)
+    summary: str = ""
+    """One line for ``msgstore plugins``."""
+
+    def load_factory(self) -> Callable[..., Any]:
+        """Import and return the factory. Whatever the import raises passes through."""
+        module_name, _, attribute = self.factory.partition(":")
+        factory: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+        return factory

@@ -1,0 +1,100 @@
+"""One tree of errors under :class:`MsgStoreError`. Each message says what, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class MsgStoreError(Exception):
+    """The root of every error of ours."""
+
+
+class ConfigError(MsgStoreError):
+    """A configuration that cannot be used; the message names file, table and key."""
+
+
+class PluginError(MsgStoreError):
+    """A backend that was selected cannot be had: unknown, broken, provided twice, or of another contract version."""
+
+
+class UnknownPlugin(PluginError):
+    """No installed distribution provides the selected name."""
+
+
+class BrokenPlugin(PluginError):
+    """The plugin of the selected name failed while it was imported, registered or made."""
+
+
+class DuplicatePlugin(PluginError):
+    """Several distributions provide the selected name."""
+
+
+class IncompatiblePlugin(PluginError):
+    """The plugin was written against a contract version that this core does not serve."""
+
+
+class StoreError(MsgStoreError):
+    """Something about one store directory; the message begins with its path."""
+
+
+class StoreClosed(StoreError):
+    """The store, or the client, was closed before this call."""
+
+
+class StoreLocked(StoreError):
+    """Another process (or another store object of this one) has the directory open for writing."""
+
+    def __init__(self, message: str, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class StoreReadOnly(StoreError):
+    """A change was asked of a store that was opened with ``mode="r"``."""
+
+
+class StoreMismatch(StoreError):
+    """The directory and the configuration contradict each other: bindings, formats, or an index that is not there."""
+
+
+class StoreIOError(StoreError):
+    """The operating system refused a file operation; the OSError is the cause. What was not confirmed stays pending."""
+
+
+class CorruptRecord(StoreError):
+    """A record's bytes are not what was written; names store, file, offset and id."""
+
+    def __init__(self, message: str, *, reason: str, path: Path, offset: int, msg_id: bytes) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.path = path
+        self.offset = offset
+        self.msg_id = msg_id
+
+
+class MessageTooLarge(MsgStoreError, ValueError):
+    """The body does not fit into a record of the store's format."""
+
+
+class MessageNotFound(MsgStoreError, KeyError):
+    """The store has no live message of this id, or these ids: ``ids``."""
+
+    def __init__(self, ids: Sequence[bytes], where: str = "the store") -> None:
+        self.ids = tuple(ids)
+        shown = ", ".join(msg_id.hex() for msg_id in self.ids[:5])
+        more = f" and {len(self.ids) - 5} more" if len(self.ids) > 5 else ""
+        self.message = f"not in {where}: {shown}{more}"
+        super().__init__(self.message)
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return self.message
+
+
+class RecordError(MsgStoreError):
+    """Raised by formats and record types, who know neither store nor file; the reader turns it into CorruptRecord."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail

@@ -1,0 +1,221 @@
+"""Segment formats: the bytes of a whole file of records.
+
+A format is a set of pure functions of bytes: it opens no file and keeps no state. Everything that happens per message is
+batch-shaped: a flush encodes one batch, a scan returns columns.
+
+A complete format, four-byte big-endian size, id, body, no holes inside (so nothing is ever compacted in place)::
+
+    class Plain:
+        header = b""
+        max_body = 2**32 - 21
+
+        def __init__(self, context): pass
+
+        def encode(self, ids, bodies):
+            sizes = [20 + len(body) for body in bodies]
+            heads = map(struct.Struct(">I").pack, sizes)
+            return b"".join(chain.from_iterable(zip(heads, ids, bodies))), sizes
+
+        def decode(self, msg_id, record):
+            if record[4:20] != msg_id: raise RecordError("id_mismatch")
+            return record[20:]
+
+        def body_span(self, data, offset, size):
+            return offset + 20, offset + size
+
+        def scan(self, data, *, start=0, check_body=None):
+            scan, offset, total = SegmentScan(), start, len(data)
+            while offset + 20 <= total and offset + (size := int.from_bytes(data[offset:offset + 4], "big")) <= total:
+                if size < 20: return scan.ended("corrupt", offset, "invalid_message_size")
+                scan.add(data[offset + 4:offset + 20], offset, size)
+                offset += size
+            return scan.ended("clean" if offset == total else "torn", offset)
+
+        def find_chain(self, data, start): return None
+        def gap_room(self, offset, size): return 0
+        def fill_gap(self, offset, size, records): return GapFill()
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from msgstore.contract.buffers import Buffer
+from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.records import BoundRecord
+
+EndState = Literal["clean", "torn", "corrupt"]
+HeaderState = Literal["ok", "bad_magic", "bad_version"]
+
+
+@attrs.frozen(kw_only=True)
+class SegmentFormatDescriptor(Descriptor):
+    """``factory(FormatContext) -> SegmentFormat``."""
+
+    extension: str
+    """How the files of this format end, with the dot: a segment is ``<number><extension>``. It alone says how to read a file."""
+    generation: int
+    """Formats of a higher generation are newer: a store refuses to write an older one beside a newer one."""
+
+
+@attrs.frozen
+class FormatContext:
+    """What a format's factory is called with."""
+
+    options: Any
+    records: tuple[BoundRecord, ...] = ()
+    """The record types that the store binds; empty for formats without TYPED_RECORDS."""
+    record: str = "message"
+    """The name of the record type that new messages are written as; ``message`` is the format's own."""
+
+
+def _ulongs() -> array[int]:
+    return array("Q")
+
+
+@attrs.define
+class Columns:
+    """Records side by side: entry ``i`` has its id at ``ids[16 * i : 16 * i + 16]``."""
+
+    ids: bytearray = attrs.field(factory=bytearray)
+    offsets: array[int] = attrs.field(factory=_ulongs)
+    sizes: array[int] = attrs.field(factory=_ulongs)
+    """Sizes of whole records, in bytes."""
+    types: bytearray = attrs.field(factory=bytearray)
+    """The type byte of each record; 0 in formats without TYPED_RECORDS."""
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def id_list(self) -> list[bytes]:
+        ids = bytes(self.ids)
+        return [ids[at : at + 16] for at in range(0, len(ids), 16)]
+
+    def rows(self) -> Iterator[tuple[bytes, int, int, int]]:
+        """(id, offset, size, type byte) of each record."""
+        return zip(self.id_list(), self.offsets, self.sizes, self.types, strict=True)
+
+    def add(self, msg_id: bytes, offset: int, size: int, type_byte: int = 0) -> None:
+        self.ids += msg_id
+        self.offsets.append(offset)
+        self.sizes.append(size)
+        self.types.append(type_byte)
+
+
+@attrs.frozen
+class Damage:
+    """A span of a segment that is not what was written, behind which reading went on."""
+
+    offset: int
+    size: int
+    reason: str
+
+
+@attrs.frozen
+class End:
+    """Where reading stopped, and why.
+
+    ``clean``: at the end of the file. ``torn``: at a record that the end of the file cuts off, what a crash inside a write
+    leaves. ``corrupt``: at bytes that no writer wrote.
+    """
+
+    state: EndState
+    offset: int
+    reason: str | None = None
+
+
+@attrs.define
+class SegmentScan:
+    """Everything that stands in one segment."""
+
+    header: HeaderState | None = None
+    """None if the format has no header."""
+    records: Columns = attrs.field(factory=Columns)
+    """Whole, undamaged records, by offset; of several copies of an id the first."""
+    duplicates: Columns = attrs.field(factory=Columns)
+    """The later copies: what a compaction that did not finish leaves."""
+    hole_offsets: array[int] = attrs.field(factory=_ulongs)
+    hole_sizes: array[int] = attrs.field(factory=_ulongs)
+    damage: list[Damage] = attrs.field(factory=list)
+    end: End = End("clean", 0)
+
+    def add(self, msg_id: bytes, offset: int, size: int, type_byte: int = 0) -> None:
+        """Append a record. For formats that are not in a hurry; ids seen before are the caller's to sort out."""
+        self.records.add(msg_id, offset, size, type_byte)
+
+    def ended(self, state: EndState, offset: int, reason: str | None = None) -> SegmentScan:
+        self.end = End(state, offset, reason)
+        return self
+
+
+Write = tuple[int, bytes]
+"""(offset in the segment, bytes)."""
+
+
+@attrs.frozen
+class GapFill:
+    """The writes that put records into a gap, in three steps; between the steps the engine syncs if the store does.
+
+    After a crash inside or after any step, a scan of the segment finds every record outside the gap. ``prepare`` makes
+    the gap one that hides what is written inside it, ``inside`` writes there, ``seal`` makes the records appear. A write of
+    ``prepare`` or ``seal`` that must not be torn lies within one 512-byte sector.
+    """
+
+    prepare: Sequence[Write] = ()
+    inside: Sequence[Write] = ()
+    seal: Sequence[Write] = ()
+
+
+class SegmentFormat(Protocol):
+    """Bytes of one kind of segment. Methods are pure; they may be called from any thread."""
+
+    header: bytes
+    """What a new segment begins with."""
+    max_body: int
+    """The largest body that a record can hold, in bytes."""
+
+    def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        """All records of a batch as one string, and the size of each in bytes. Called once a flush."""
+        ...
+
+    def decode(self, msg_id: bytes, record: bytes) -> bytes:
+        """The body of one whole record, as an index pointed to it.
+
+        Raises RecordError if the bytes are not a whole record of this id. Called for each read: nanoseconds count.
+        """
+        ...
+
+    def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
+        """Where the body of the record at ``offset`` begins and ends, in offsets of ``data``. The record was scanned."""
+        ...
+
+    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+        """Read a whole segment, or what comes from ``start``, the offset of a record, on.
+
+        ``check_body`` is a codec's test of a stored body; a body that fails it is corruption (``invalid_message_body``).
+        Never raises for the bytes it is given, takes no more than a small multiple of their size in memory, and time linear
+        in the number of records and bytes.
+        """
+        ...
+
+    def find_chain(self, data: Buffer, start: int) -> int | None:
+        """The first offset at or after ``start`` where records begin that hold to the end of the file or for 8 records.
+
+        For salvage, behind a corrupt spot. None if there is none, or if ``scan`` already finds its own way.
+        """
+        ...
+
+    def gap_room(self, offset: int, size: int) -> int:
+        """How many bytes of records can be moved into a gap of ``size`` bytes at ``offset``; 0 if none."""
+        ...
+
+    def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
+        """The writes for a gap that receives ``records`` (whole, together at most ``gap_room``), or none.
+
+        A gap is everything between two live records: dead records and holes.
+        """
+        ...

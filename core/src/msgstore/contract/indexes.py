@@ -1,0 +1,151 @@
+"""Indexes: from a message id to the location of its record and its number of references.
+
+The engine is an index's only caller and calls it under the store's lock, one thread at a time; each method is atomic to a
+reader that calls ``get`` without it. An entry has at least one reference: when the last one goes, the entry goes.
+
+A complete one, without persistence::
+
+    class Dict:
+        def __init__(self, context): self._entries = {}
+        def load(self): return None
+        def clear(self): self._entries.clear()
+        def __len__(self): return len(self._entries)
+        def get(self, msg_id):
+            entry = self._entries.get(msg_id)
+            return entry and entry[0]
+        def references(self, msg_id): return self._entries.get(msg_id, (0, 0))[1]
+        def items(self): return ((id, at, refs) for id, (at, refs) in self._entries.items())
+        def enter(self, ids, locations, references=None):
+            self._entries.update(zip(ids, zip(locations, references or repeat(1))))
+        def add_reference(self, msg_id):
+            if msg_id not in self._entries: return False
+            at, refs = self._entries[msg_id]
+            self._entries[msg_id] = (at, refs + 1)
+            return True
+        def release(self, ids):
+            freed, missing = [], []
+            for id in ids:
+                at, refs = self._entries.get(id, (None, 0))
+                if refs > 1: self._entries[id] = (at, refs - 1)
+                elif refs == 1: freed.append((id, self._entries.pop(id)[0]))
+                else: missing.append(id)
+            return Released(freed, missing)
+        def relocate(self, ids, old, new):
+            hits = [(i, n) for i, o, n in zip(ids, old, new) if self.get(i) == o]
+            self._entries.update((i, (n, self._entries[i][1])) for i, n in hits)
+            return len(hits)
+        def commit(self, state): pass
+        def close(self, state): pass
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from msgstore.contract.descriptors import Descriptor
+
+
+@attrs.frozen(kw_only=True)
+class IndexDescriptor(Descriptor):
+    """``factory(IndexContext) -> Index``. Capability: PERSISTENT."""
+
+
+class FileOperations(Protocol):
+    """The file operations that an index may do for itself; faults are injected here. All raise OSError."""
+
+    def read_file(self, path: Path) -> bytes: ...
+
+    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
+        """Atomically: under a temporary name, synced if asked, then renamed."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """No error if there is no such file."""
+        ...
+
+    def replace(self, source: Path, target: Path) -> None: ...
+
+
+@attrs.frozen
+class IndexContext:
+    """What an index's factory is called with."""
+
+    options: Any
+    directory: Path
+    """The store's directory. Files of an index begin with ``msgstore-``."""
+    files: FileOperations
+    sync: bool = False
+    """True if a commit must survive a power loss, not only the end of the process."""
+    read_only: bool = False
+    """True if nothing may be written, lock files included; changes then live in memory and end with ``close``."""
+
+
+@attrs.frozen
+class Released:
+    """What :meth:`Index.release` did."""
+
+    freed: list[tuple[bytes, int]]
+    """(id, location) of the entries that lost their last reference."""
+    missing: list[bytes]
+    """Ids without an entry, in the order given."""
+
+
+class Index(Protocol):
+    """From ids to locations (see :mod:`msgstore.contract.locations`) and reference counts."""
+
+    def load(self) -> dict[bytes, bytes] | None:
+        """Called once, first. The state given to the last ``commit`` (PERSISTENT) or ``close``, with the entries of that moment.
+
+        None if there is nothing, or if it is damaged: what is damaged is set aside or removed, and the index is empty. Unless
+        read-only, an index that is not PERSISTENT removes its snapshot here, so that a crash leaves none.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Drop every entry and all state: the engine rebuilds from the segments."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of entries."""
+        ...
+
+    def get(self, msg_id: bytes) -> int | None:
+        """The location, or None. Absent ids are asked for as often as present ones: both must be cheap."""
+        ...
+
+    def references(self, msg_id: bytes) -> int:
+        """The number of references; 0 if absent."""
+        ...
+
+    def items(self) -> Iterator[tuple[bytes, int, int]]:
+        """(id, location, references) of every entry, as of the call, in no particular order."""
+        ...
+
+    def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
+        """Add entries, one batch a flush; each with one reference unless ``references`` says otherwise. Replaces what is there."""
+        ...
+
+    def add_reference(self, msg_id: bytes) -> bool:
+        """One more reference, if there is an entry. Called for each write."""
+        ...
+
+    def release(self, ids: Sequence[bytes]) -> Released:
+        """One reference less for each, at once for the batch; an id may occur more than once."""
+        ...
+
+    def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
+        """Compare and swap: each id whose location is still ``old`` gets ``new``. Returns how many. References stay."""
+        ...
+
+    def commit(self, state: Mapping[bytes, bytes | None]) -> None:
+        """End of a flush. PERSISTENT: everything since the last commit becomes durable in one step, together with ``state``
+        (None removes a key); otherwise nothing happens."""
+        ...
+
+    def close(self, state: Mapping[bytes, bytes] | None) -> None:
+        """Save entries and the whole ``state`` if it is not None (a clean stop), then let go of everything."""
+        ...
