@@ -37,9 +37,9 @@ from msgstore.contract import (
 from msgstore.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from msgstore.config import Config, load_config
     from msgstore.engine.client import Client
-    from msgstore.engine.store import Store, open_store
+    from msgstore.engine.opening import Stores, load_config, open_store
+    from msgstore.engine.store import Store
     from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 __version__ = "0.1.0"
@@ -47,18 +47,17 @@ __version__ = "0.1.0"
 _LATE = {
     "Catalogue": "msgstore.plugins.catalogue",
     "Client": "msgstore.engine.client",
-    "Config": "msgstore.config",
     "Store": "msgstore.engine.store",
+    "Stores": "msgstore.engine.opening",
     "load_catalogue": "msgstore.plugins.catalogue",
-    "load_config": "msgstore.config",
-    "open_store": "msgstore.engine.store",
+    "load_config": "msgstore.engine.opening",
+    "open_store": "msgstore.engine.opening",
 }
 
 __all__ = [
     "BrokenPlugin",
     "Catalogue",
     "Client",
-    "Config",
     "ConfigError",
     "CorruptRecord",
     "DuplicatePlugin",
@@ -75,6 +74,7 @@ __all__ = [
     "StoreMismatch",
     "StoreReadOnly",
     "StoredBody",
+    "Stores",
     "UnknownPlugin",
     "hookimpl",
     "load_catalogue",

@@ -1,4 +1,4 @@
-"""What core and its plugins agree on: descriptors, interfaces, capabilities, errors. Imports the standard library and attrs only.
+"""What core and its plugins agree on: descriptors, interfaces, capabilities, errors. Imports attrs and no more.
 
 Each module describes one kind of backend and shows a complete, minimal one. Start with
 :mod:`msgstore.contract.descriptors`.

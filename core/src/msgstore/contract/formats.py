@@ -57,7 +57,7 @@ class SegmentFormatDescriptor(Descriptor):
     """``factory(FormatContext) -> SegmentFormat``."""
 
     extension: str
-    """How the files of this format end, with the dot: a segment is ``<number><extension>``. It alone says how to read a file."""
+    """How the files of this format end, with the dot: a segment is ``<number><extension>``. It says how to read."""
     generation: int
     """Formats of a higher generation are newer: a store refuses to write an older one beside a newer one."""
 

@@ -98,7 +98,7 @@ class Index(Protocol):
     """From ids to locations (see :mod:`msgstore.contract.locations`) and reference counts."""
 
     def load(self) -> dict[bytes, bytes] | None:
-        """Called once, first. The state given to the last ``commit`` (PERSISTENT) or ``close``, with the entries of that moment.
+        """Called once, first. The state of the last ``commit`` (PERSISTENT) or ``close``, with the entries of that moment.
 
         None if there is nothing, or if it is damaged: what is damaged is set aside or removed, and the index is empty. Unless
         read-only, an index that is not PERSISTENT removes its snapshot here, so that a crash leaves none.
@@ -126,7 +126,7 @@ class Index(Protocol):
         ...
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
-        """Add entries, one batch a flush; each with one reference unless ``references`` says otherwise. Replaces what is there."""
+        """Add or replace entries, one batch a flush; each with one reference unless ``references`` says otherwise."""
         ...
 
     def add_reference(self, msg_id: bytes) -> bool:

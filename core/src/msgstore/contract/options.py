@@ -26,7 +26,9 @@ def parse_size(value: object) -> Size:
         return Size(value)
     number, unit = _split(value)
     if unit not in _SIZE_UNITS or (number := number * _SIZE_UNITS[unit]) != int(number):
-        raise ValueError(f'{value!r} is not a size: write bytes as a number, or text such as "16MiB" ({", ".join(_SIZE_UNITS)})')
+        raise ValueError(
+            f'{value!r} is not a size: write bytes as a number, or text such as "16MiB" ({", ".join(_SIZE_UNITS)})'
+        )
     return Size(int(number))
 
 

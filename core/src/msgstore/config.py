@@ -1,0 +1,200 @@
+"""The configuration: one TOML file, checked key by key. Reading it loads no plugin and opens no store.
+
+A plugin's own options are checked by :func:`structure` against the attrs class on its descriptor, when the store that selects
+it is opened (or by ``msgstore config check``), with the same errors: file, table, key, and the nearest known key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import attrs
+import cattrs
+
+from msgstore.contract import ConfigError, Duration, Size
+from msgstore.contract.options import parse_duration, parse_size
+
+T = TypeVar("T")
+
+OnLegacy = Literal["read", "migrate", "refuse"]
+Durability = Literal["os", "fsync"]
+
+
+@attrs.frozen
+class Backend:
+    """A backend as it is selected: a name, or a table with ``use`` and the backend's own options."""
+
+    name: str
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+def _backend(name: str) -> Any:
+    return attrs.field(default=Backend(name))
+
+
+@attrs.frozen(kw_only=True)
+class StoreConfig:
+    """One table ``[stores.NAME]``, or the keywords of ``open_store``. Defaults are those of the documentation."""
+
+    path: Path
+    index: Backend = _backend("ets")
+    format: Backend = _backend("v2")
+    record: str = "message"
+    body: Backend = _backend("raw")
+    gc: Backend = _backend("half-empty")
+    on_legacy: OnLegacy = "read"
+    durability: Durability = "os"
+    file_size_limit: Size = Size(16 * 2**20)
+    large_message: Size = Size(4_000_000)
+    sync_interval: Duration = Duration(0.2)
+    where: str = attrs.field(default="", eq=False)
+    """What error messages begin with: file and table, or the call."""
+
+
+@attrs.frozen
+class Config:
+    file: Path
+    stores: Mapping[str, StoreConfig]
+    disabled: tuple[str, ...] = ()
+
+    def store(self, name: str) -> StoreConfig:
+        """Raises ConfigError naming the stores that there are."""
+        if name not in self.stores:
+            raise ConfigError(
+                f"{self.file}: there is no table [stores.{name}]{_nearest(name, self.stores)}; "
+                f"stores: {', '.join(self.stores) or 'none'}"
+            )
+        return self.stores[name]
+
+
+def read_config(path: str | Path) -> Config:
+    """Read and check ``path``. Relative store paths are relative to the file. Raises ConfigError."""
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            table = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    _refuse_unknown(table, ["disabled", "stores"], f"{path}: top level")
+    stores = _tables(table.get("stores", {}), f"{path}: [stores]")
+    return Config(
+        path,
+        {
+            name: store_config(_tables(keys, f"{path}: [stores.{name}]"), f"{path}: [stores.{name}]", path.parent)
+            for name, keys in stores.items()
+        },
+        tuple(_typed(list[str], table.get("disabled", []), f"{path}: disabled")),
+    )
+
+
+def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfig:
+    """Check one store's keys. ``where`` begins each error; ``base`` is what a relative path is relative to."""
+    _refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name != "where"], where)
+    if "path" not in table:
+        raise ConfigError(f'{where}: the key path is missing; write path = "directory of the store"')
+    config = structure(StoreConfig, table, where)
+    return attrs.evolve(config, path=base / config.path.expanduser(), where=where)
+
+
+def structure(options: type[T], table: Mapping[str, Any], where: str) -> T:
+    """``table`` as the attrs class ``options``. Raises ConfigError with ``where`` and the key."""
+    fields = attrs.fields_dict(cast("type[attrs.AttrsInstance]", options))
+    _refuse_unknown(table, fields, where)
+    hints = typing.get_type_hints(options)
+    missing = [name for name, field in fields.items() if field.default is attrs.NOTHING and name not in table]
+    if missing:
+        raise ConfigError(f"{where}: the key {missing[0]} is missing")
+    values = {name: _typed(hints[name], value, f"{where} {name}") for name, value in table.items()}
+    try:
+        return options(**values)
+    except (TypeError, ValueError) as error:  # a validator of the class itself
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _tables(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {value!r} is not a table")
+    return value
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: typing.Iterable[str], where: str) -> None:
+    known = list(known)
+    for key in table:
+        if key not in known:
+            hint = _nearest(key, known) or f"; known keys: {', '.join(known) or 'none'}"
+            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
+
+
+def _nearest(name: str, known: typing.Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _typed(kind: Any, value: object, where: str) -> Any:
+    try:
+        return _converter.structure(value, kind)
+    except cattrs.BaseValidationError as error:
+        raise ConfigError(f"{where}: {'; '.join(_leaves(error))}") from error
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _leaves(error: BaseException) -> list[str]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [str(error)]
+
+
+def _exactly(kind: type, noun: str) -> Any:
+    def check(value: object, _: object) -> object:
+        if type(value) is not kind:
+            raise ValueError(f"{value!r} is not {noun}")
+        return value
+
+    return check
+
+
+def _is_literal(kind: object) -> bool:
+    return typing.get_origin(kind) is Literal
+
+
+def _literal(value: object, kind: Any) -> object:
+    choices = typing.get_args(kind)
+    if value not in choices:
+        near = _nearest(value, choices) if isinstance(value, str) else ""
+        raise ValueError(f"{value!r} is not one of {', '.join(map(repr, choices))}{near}")
+    return value
+
+
+def _structure_backend(value: object, _: object) -> Backend:
+    if isinstance(value, Backend):
+        return value
+    if isinstance(value, str):
+        return Backend(value)
+    if isinstance(value, Mapping) and isinstance(value.get("use"), str):
+        return Backend(value["use"], {key: option for key, option in value.items() if key != "use"})
+    raise ValueError(f'{value!r} is neither a name nor a table with the key use, such as {{ use = "NAME" }}')
+
+
+def _structure_path(value: object, _: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError(f"{value!r} is not a path")
+    return Path(value)
+
+
+_converter = cattrs.Converter()
+_converter.register_structure_hook(Size, lambda value, _: parse_size(value))
+_converter.register_structure_hook(Duration, lambda value, _: parse_duration(value))
+_converter.register_structure_hook(Backend, _structure_backend)
+_converter.register_structure_hook(Path, _structure_path)
+_converter.register_structure_hook(int, _exactly(int, "an integer"))
+_converter.register_structure_hook(bool, _exactly(bool, "true or false"))
+_converter.register_structure_hook(str, _exactly(str, "text"))
+_converter.register_structure_hook_func(_is_literal, _literal)

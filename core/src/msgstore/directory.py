@@ -1,0 +1,92 @@
+"""What a store directory holds: its segments, and the few things that it remembers about itself.
+
+``msgstore.json`` remembers what later openings must not contradict: the type bytes that record types are bound to, and the
+backends of the last opening, which tools take when they are given a bare directory. It is written atomically, with a
+CRC-32 over its other members, and is as readable to a person as it is small.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+
+import attrs
+
+from msgstore.contract import StoreError, StoreMismatch
+from msgstore.files import Files
+
+SETTINGS = "msgstore.json"
+LOCK = "msgstore.lock"
+_LAYOUT = 1
+_SEGMENT = re.compile(r"(\d{1,10})(\.[A-Za-z0-9_]+)")
+
+
+@attrs.frozen
+class SegmentFile:
+    number: int
+    extension: str
+    path: Path
+    size: int
+    mtime_ns: int
+
+
+@attrs.frozen
+class Settings:
+    """What ``msgstore.json`` holds."""
+
+    index: str = "ets"
+    format: str = "v2"
+    record: str = "message"
+    body: str = "raw"
+    records: dict[str, int] = attrs.field(factory=dict)
+    """Record type name to the type byte it is bound to, in this directory, for ever."""
+
+
+def find_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
+    """The segments in ``directory``, in number order. Raises StoreMismatch if two files claim one number."""
+    found: dict[int, SegmentFile] = {}
+    for name, (size, mtime_ns) in files.list(directory).items():
+        match = _SEGMENT.fullmatch(name)
+        if match and match[2] in extensions and str(int(match[1])) == match[1]:
+            segment = SegmentFile(int(match[1]), match[2], directory / name, size, mtime_ns)
+            other = found.setdefault(segment.number, segment)
+            if other is not segment:
+                raise StoreMismatch(
+                    f"{directory}: {other.path.name} and {name} have the same number; a store has one segment a number. "
+                    f"Use 'msgstore salvage' to make a fresh store of both."
+                )
+    return [found[number] for number in sorted(found)]
+
+
+def read_settings(files: Files, directory: Path) -> Settings | None:
+    """What the directory remembers, or None if it was never opened by msgstore. Raises StoreError if it is damaged."""
+    path = directory / SETTINGS
+    try:
+        data = files.read_file(path)
+    except FileNotFoundError:
+        return None
+    try:
+        members = json.loads(data)
+        if members.pop("crc32") != _checksum(members):
+            raise ValueError("its checksum is wrong")
+        if members.pop("layout") != _LAYOUT:
+            raise ValueError("it was written by a newer msgstore")
+        return Settings(**members)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(
+            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; "
+            f"restore it from a backup, or move it away if the store has none."
+        ) from error
+
+
+def write_settings(files: Files, directory: Path, settings: Settings, *, sync: bool) -> None:
+    members = {"layout": _LAYOUT, **attrs.asdict(settings)}
+    text = json.dumps({**members, "crc32": _checksum(members)}, indent=2)
+    files.write_file(directory / SETTINGS, [text.encode() + b"\n"], sync=sync)
+
+
+def _checksum(members: dict[str, object]) -> int:
+    return zlib.crc32(json.dumps(members, sort_keys=True).encode())

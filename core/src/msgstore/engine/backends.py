@@ -1,0 +1,108 @@
+"""From a store's configuration to the objects that the store binds: every name is resolved here, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from msgstore.config import StoreConfig, structure
+from msgstore.contract import (
+    BodyCodec,
+    Capability,
+    ConfigError,
+    GcPolicy,
+    Index,
+    IndexContext,
+    MsgStoreError,
+    StoreMismatch,
+)
+from msgstore.directory import Settings
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan import FormatSet, OpenFormat
+from msgstore.scan.formats import OWN_RECORD, assigned_binding, check_bindings
+
+
+@attrs.frozen
+class Backends:
+    formats: FormatSet
+    write_format: OpenFormat
+    codec: BodyCodec
+    policy: GcPolicy
+    settings: Settings
+    """What the directory will remember."""
+
+
+def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> Backends:
+    """Everything but the index, which needs the directory's lock first."""
+    descriptor = catalogue.format(config.format.name)
+    options = dict(config.format.options)
+    bound: dict[str, int] = dict(remembered.records) if remembered else {}
+    if Capability.TYPED_RECORDS in descriptor.capabilities:
+        given = options.pop("records", {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")
+        asked = check_bindings(catalogue, descriptor.name, given, f"{config.where} format")
+        if config.record != OWN_RECORD and config.record not in asked and config.record not in bound:
+            asked |= assigned_binding(catalogue, descriptor.name, config.record, config.where)
+        bound = _merged(bound, asked, config.path)
+    elif config.record != OWN_RECORD:
+        raise ConfigError(
+            f"{config.where} record: format {descriptor.name!r} has no record types; leave record out, or choose another format"
+        )
+    formats = FormatSet(catalogue, bound, record=config.record, options=options, options_of=descriptor.name, where=config.where)
+    write_format = _with_remembered_records(formats, descriptor.name, bound, config.path)
+    codec = catalogue.body_codec(config.body.name)
+    policy = catalogue.gc_policy(config.gc.name)
+    return Backends(
+        formats,
+        write_format,
+        catalogue.make(codec, structure(codec.options, config.body.options, f"{config.where} body")),
+        catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc")),
+        Settings(config.index.name, config.format.name, config.record, config.body.name, bound),
+    )
+
+
+def make_index(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> tuple[Index, bool]:
+    """The configured index, and whether it is persistent."""
+    descriptor = catalogue.index(config.index.name)
+    options = structure(descriptor.options, config.index.options, f"{config.where} index")
+    context = IndexContext(options, config.path, files, config.durability == "fsync", read_only)
+    return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
+
+
+def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, files: Files) -> Index:
+    """The index that the directory was last opened with, read-only, to take its entries over."""
+    descriptor = catalogue.index(name)
+    index: Index = catalogue.make(
+        descriptor, IndexContext(descriptor.options(), config.path, files, sync=False, read_only=True)
+    )
+    return index
+
+
+def _merged(bound: dict[str, int], asked: dict[str, int], directory: Path) -> dict[str, int]:
+    for name, byte in asked.items():
+        if bound.get(name, byte) != byte:
+            raise StoreMismatch(
+                f"{directory}: the record type {name!r} is bound to byte {bound[name]} here, for ever; the configuration binds "
+                f"it to {byte}. Write {name} = {bound[name]}, or leave it out."
+            )
+        other = next((known for known, taken in bound.items() if taken == byte and known != name), None)
+        if other is not None:
+            raise StoreMismatch(
+                f"{directory}: byte {byte} belongs to the record type {other!r} here, for ever; the configuration binds it to "
+                f"{name!r}. Choose another byte for {name}."
+            )
+    return bound | asked
+
+
+def _with_remembered_records(formats: FormatSet, name: str, bound: dict[str, int], directory: Path) -> OpenFormat:
+    """Make the format; a record type that the directory remembers must be there, or its records could not be read."""
+    try:
+        return formats.by_name(name)
+    except MsgStoreError as error:
+        if not bound:
+            raise
+        listed = ", ".join(f"{record} = {byte}" for record, byte in bound.items())
+        raise type(error)(f"{directory}: the store uses the record types {listed}: {error}") from error

@@ -1,0 +1,68 @@
+"""What the engine keeps in the index beside the entries: a row for each segment, and how the last stop ended.
+
+An index saves this state in one step with the entries. On the next start it is the fingerprint that tells whether the
+segments are still the ones that the entries speak of (:mod:`msgstore.engine.recovery`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+import attrs
+
+from msgstore.engine.segments import Segment
+
+LAYOUT_KEY = b"layout"
+LAYOUT = b"1"
+"""Missing while a rebuild is under way, so that one that was stopped starts again."""
+CLEAN_KEY = b"clean"
+"""The bytes of ``clean.dot`` as the last clean stop wrote it; missing while the store is open, and after a dirty stop."""
+
+_ROW_KEY = b"segment:"
+_ROW = struct.Struct(">BQqQQ")
+_APPENDABLE, _QUARANTINED, _COMPACTING = 1, 2, 4
+
+
+@attrs.frozen
+class Row:
+    """A segment as of the last commit."""
+
+    size: int
+    mtime_ns: int | None
+    """None while the segment was being written or compacted: then its file may be further than the row."""
+    live_count: int
+    live_bytes: int
+    appendable: bool
+    quarantined: bool
+    compacting: bool
+
+
+def row_key(segment: Segment) -> bytes:
+    return _ROW_KEY + segment.path.name.encode()
+
+
+def pack_row(segment: Segment, *, compacting: bool = False) -> bytes:
+    flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | compacting * _COMPACTING
+    mtime_ns = -1 if segment.sealed_mtime_ns is None else segment.sealed_mtime_ns
+    return _ROW.pack(flags, segment.size, mtime_ns, segment.live_count, segment.live_bytes)
+
+
+def rows(state: Mapping[bytes, bytes]) -> dict[str, Row]:
+    """File name to row. Raises ValueError if the state is not one of ours."""
+    found = {}
+    for key, value in state.items():
+        if key.startswith(_ROW_KEY):
+            if len(value) != _ROW.size:
+                raise ValueError(f"the row of {key!r} has {len(value)} bytes")
+            flags, size, mtime_ns, live_count, live_bytes = _ROW.unpack(value)
+            found[key[len(_ROW_KEY) :].decode()] = Row(
+                size,
+                None if mtime_ns < 0 else mtime_ns,
+                live_count,
+                live_bytes,
+                appendable=bool(flags & _APPENDABLE),
+                quarantined=bool(flags & _QUARANTINED),
+                compacting=bool(flags & _COMPACTING),
+            )
+    return found

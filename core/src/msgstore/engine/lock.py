@@ -1,0 +1,74 @@
+"""One writer a directory. The lock is the operating system's, so it ends with its process, however that ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from msgstore.contract import StoreLocked
+from msgstore.directory import LOCK
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+    import msvcrt
+
+
+class WriterLock:
+    """Held from construction to ``release``. Raises StoreLocked with the holder's process id."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd: int | None = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        try:
+            _lock(self._fd)
+        except OSError as error:
+            os.close(self._fd)
+            raise locked(directory) from error
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+
+def check_no_writer(directory: Path) -> None:
+    """Raises StoreLocked while a writer has the directory. Writes nothing, creates nothing."""
+    try:
+        fd = os.open(directory / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        _lock(fd)
+    except OSError as error:
+        raise locked(directory) from error
+    finally:
+        os.close(fd)
+
+
+def locked(directory: Path) -> StoreLocked:
+    try:
+        pid = int((directory / LOCK).read_text())
+    except (OSError, ValueError):
+        pid = None
+    holder = "another process" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
+    return StoreLocked(
+        f"{directory}: {holder} has the store open for writing. Close it there first; 'msgstore scan' and 'msgstore map' "
+        f"read the segments all the same.",
+        pid,
+    )
+
+
+if fcntl is not None:
+
+    def _lock(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+else:
+
+    def _lock(fd: int) -> None:
+        os.lseek(fd, 2**30, os.SEEK_SET)  # behind the process id, which others read
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)

@@ -1,0 +1,78 @@
+"""Migration: rewrite a segment of an older format as fresh segments of the store's own, then delete it.
+
+The new records are on disk (and synced, if the store syncs) before the index is swapped to them, and the index is
+committed before the old file goes. A crash leaves copies; the entries of the index, or the higher number, decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgstore.contract import CorruptRecord
+from msgstore.contract.locations import pack
+from msgstore.engine.compaction import Collected, live_records, quarantine, unsafe
+from msgstore.engine.moves import Live
+from msgstore.engine.reader import Reader
+from msgstore.engine.segments import Segment
+from msgstore.engine.writer import FLUSH_BYTES, Writer
+
+
+def legacy_segments(writer: Writer) -> list[Segment]:
+    """Segments of an older generation than the store writes, oldest first."""
+    generation = writer.backends.write_format.descriptor.generation
+    return [segment for segment in writer.segments if segment.form.descriptor.generation < generation]
+
+
+def migrate(writer: Writer, reader: Reader, segment: Segment) -> Collected:
+    """Under the store's lock, with nothing pending. The segment's live records begin a fresh segment."""
+    before = segment.size
+    with writer.segments.errors(segment), writer.segments.files.view(segment.path) as data:
+        scan = segment.form.format.scan(data)
+    live = live_records(writer.index, segment, scan)
+    reason = unsafe(segment, scan, live)
+    if reason:
+        quarantine(writer, segment, reason)
+        return Collected(segment.path.name, before, before, skipped=reason)
+    written = 0
+    try:
+        if live:
+            writer.roll()
+        for batch in _batches(live):
+            written += _rewrite(writer, reader, segment, batch)
+    except CorruptRecord as error:
+        quarantine(writer, segment, str(error))
+        return Collected(segment.path.name, before, before, skipped=str(error))
+    writer.seal()
+    writer.commit()
+    writer.note_empty(segment)
+    writer.delete_empty()
+    writer.commit()
+    return Collected(segment.path.name, before, 0, len(live), written)
+
+
+def _rewrite(writer: Writer, reader: Reader, segment: Segment, batch: Sequence[Live]) -> int:
+    ids = [record.msg_id for record in batch]
+    old = [pack(segment.number, record.offset, record.size) for record in batch]
+    bodies = [reader.stored(msg_id, location) for msg_id, location in zip(ids, old, strict=True)]
+    appended: list[tuple[Segment, int, int]] = []
+    new = writer.append(ids, bodies, appended)
+    writer.index.relocate(ids, old, new)
+    writer.account(appended)
+    segment.live_count -= len(batch)
+    segment.live_bytes -= sum(record.size for record in batch)
+    writer.touch(segment)
+    writer.commit()
+    return sum(size for _, _, size in appended)
+
+
+def _batches(live: Sequence[Live]) -> Iterator[list[Live]]:
+    batch: list[Live] = []
+    size = 0
+    for record in live:
+        if batch and size + record.size > FLUSH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += record.size
+    if batch:
+        yield batch

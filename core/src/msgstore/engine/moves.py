@@ -1,0 +1,99 @@
+"""Compaction in place, as a plan: which records move into which gaps, and where the file can then be cut. Pure.
+
+Records are taken from the end of the segment and put into the first gap that has room, so that the tail becomes free.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from msgstore.contract import SegmentFormat
+
+
+@attrs.frozen
+class Live:
+    """A live record, where it is."""
+
+    offset: int
+    size: int
+    msg_id: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@attrs.define
+class Gap:
+    """Everything between two live records, and what moves into it, in order."""
+
+    offset: int
+    size: int
+    room: int
+    """Bytes of records that it can still take."""
+    moved: list[Live] = attrs.field(factory=list)
+
+    def targets(self) -> Iterator[tuple[Live, int]]:
+        """Each moved record with its new offset."""
+        at = self.offset
+        for record in self.moved:
+            yield record, at
+            at += record.size
+
+
+@attrs.frozen
+class Plan:
+    gaps: list[Gap]
+    """Those in front of ``end``, in order, with or without moved records."""
+    end: int
+    """The size of the segment afterwards."""
+
+
+def plan(form: SegmentFormat, live: Sequence[Live]) -> Plan:
+    """``live``: every live record of the segment, by offset."""
+    gaps = list(_gaps(form, live))
+    free = _FreeGaps(gaps)
+    staying = len(live)
+    while staying and (gap := free.take(live[staying - 1])):
+        staying -= 1
+        gap.moved.append(live[staying])
+        gap.room -= live[staying].size
+        free.put(gap)
+    end = live[staying - 1].end if staying else len(form.header)
+    end = max([end, *(target + record.size for gap in gaps for record, target in gap.targets())])
+    return Plan([gap for gap in gaps if gap.offset < end], end)
+
+
+def _gaps(form: SegmentFormat, live: Sequence[Live]) -> Iterator[Gap]:
+    at = len(form.header)
+    for record in live:
+        if record.offset > at:
+            size = record.offset - at
+            yield Gap(at, size, form.gap_room(at, size))
+        at = record.end
+
+
+class _FreeGaps:
+    """The first gap with room for a record, in logarithmic time: gaps by the number of bits of their room."""
+
+    def __init__(self, gaps: Sequence[Gap]) -> None:
+        self._by_bits: dict[int, list[tuple[int, Gap]]] = {}
+        for gap in gaps:
+            self.put(gap)
+
+    def put(self, gap: Gap) -> None:
+        if gap.room:
+            heapq.heappush(self._by_bits.setdefault(gap.room.bit_length(), []), (gap.offset, gap))
+
+    def take(self, record: Live) -> Gap | None:
+        """Remove and return the first gap in front of the record that surely has room, or the first of its own size class."""
+        own = record.size.bit_length()
+        best: list[tuple[int, Gap]] | None = None
+        for bits, heap in self._by_bits.items():
+            fits = bits > own or (bits == own and heap and heap[0][1].room >= record.size)
+            if fits and heap and heap[0][0] < record.offset and (best is None or heap[0] < best[0]):
+                best = heap
+        return heapq.heappop(best)[1] if best else None

@@ -1,0 +1,133 @@
+"""The reading side: pending map, else index, else one ``pread``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgstore.contract import CorruptRecord, MessageNotFound, RecordError
+from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
+from msgstore.engine.segments import Segments, io_error
+from msgstore.engine.writer import Writer, check_id
+
+MERGE_GAP = 4096
+"""Records of one segment that are at most this many bytes apart are read together ..."""
+MERGE_LIMIT = 2**20
+"""... up to this many bytes at once."""
+
+
+class Reader:
+    """Reads for one open store, under the writer's lock."""
+
+    def __init__(self, writer: Writer, segments: Segments) -> None:
+        self._writer = writer
+        self._segments = segments
+        self._lock = writer.lock
+        self._pending = writer.pending
+        self._locate = writer.index.get
+        self._open = segments.readers
+        self._pread = segments.files.pread
+        self._decode_body = writer.backends.codec.decode
+
+    def read(self, msg_id: bytes) -> bytes:
+        """The body of a live message. Raises MessageNotFound, CorruptRecord, StoreIOError."""
+        if msg_id.__class__ is not bytes or len(msg_id) != 16:
+            check_id(msg_id)
+        with self._lock:
+            body = self._pending.get(msg_id)
+            if body is not None:
+                return body
+            location = self._locate(msg_id)
+            if location is None:
+                self._writer.check_open()
+                raise MessageNotFound([msg_id], str(self._segments.directory))
+            number = location >> NUMBER_SHIFT
+            try:
+                fd, decode = self._open[number] if number in self._open else self._segments.reader(number)
+                record = self._pread(fd, location & MASK, location >> OFFSET_SHIFT & MASK)
+                return self._decode_body(decode(msg_id, record))
+            except RecordError as error:
+                raise self._corrupt(msg_id, location, error) from error
+            except OSError as error:
+                raise self._io_error(location, error) from error
+
+    def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``."""
+        wanted = list(dict.fromkeys(ids))
+        for msg_id in wanted:
+            check_id(msg_id)
+        with self._lock:
+            self._writer.check_open()
+            found = {msg_id: self._pending[msg_id] for msg_id in wanted if msg_id in self._pending}
+            located = sorted(
+                (location, msg_id)
+                for msg_id in wanted
+                if msg_id not in found and (location := self._locate(msg_id)) is not None
+            )
+            for run in _runs(located):
+                self._read_run(run, found)
+        return found
+
+    def contains(self, msg_id: bytes) -> bool:
+        check_id(msg_id)
+        with self._lock:
+            self._writer.check_open()
+            return msg_id in self._pending or self._locate(msg_id) is not None
+
+    def stored(self, msg_id: bytes, location: int) -> bytes:
+        """The body as it is stored, without the codec. For tools and migration."""
+        number, offset, size = unpack(location)
+        try:
+            fd, decode = self._segments.reader(number)
+            return decode(msg_id, self._pread(fd, size, offset))
+        except RecordError as error:
+            raise self._corrupt(msg_id, location, error) from error
+        except OSError as error:
+            raise self._io_error(location, error) from error
+
+    def _read_run(self, run: list[tuple[int, bytes]], found: dict[bytes, bytes]) -> None:
+        number, start, _ = unpack(run[0][0])
+        _, last, size = unpack(run[-1][0])
+        fd, decode = self._segments.reader(number)
+        try:
+            data = self._pread(fd, last + size - start, start)
+        except OSError as error:
+            raise self._io_error(run[0][0], error) from error
+        for location, msg_id in run:
+            _, offset, size = unpack(location)
+            try:
+                found[msg_id] = self._decode_body(decode(msg_id, data[offset - start : offset - start + size]))
+            except RecordError as error:
+                raise self._corrupt(msg_id, location, error) from error
+
+    def _corrupt(self, msg_id: bytes, location: int, error: RecordError) -> CorruptRecord:
+        number, offset, _ = unpack(location)
+        path = self._segments.by_number[number].path
+        return CorruptRecord(
+            f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
+            f"'msgstore salvage' copies every good record into a fresh store.",
+            reason=error.reason,
+            path=path,
+            offset=offset,
+            msg_id=msg_id,
+        )
+
+    def _io_error(self, location: int, error: OSError) -> Exception:
+        number, offset, _ = unpack(location)
+        return io_error(self._segments.by_number[number].path, offset, error)
+
+
+def _runs(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Group sorted locations into runs that one read serves."""
+    run: list[tuple[int, bytes]] = []
+    run_number = run_start = run_end = 0
+    for location, msg_id in located:
+        number, offset, size = unpack(location)
+        if run and not (number == run_number and offset - run_end <= MERGE_GAP and offset + size - run_start <= MERGE_LIMIT):
+            yield run
+            run = []
+        if not run:
+            run_number, run_start = number, offset
+        run.append((location, msg_id))
+        run_end = offset + size
+    if run:
+        yield run

@@ -1,0 +1,186 @@
+"""The segments of one open store: their files, their statistics, and the descriptors that are open on them.
+
+Called under the store's lock. Errors of the operating system become StoreIOError with store, file and offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+
+from msgstore.contract import SegmentStats, StoreIOError
+from msgstore.directory import SegmentFile
+from msgstore.files import Files
+from msgstore.scan import FormatSet, OpenFormat
+
+MAX_OPEN = 256
+"""Descriptors that one store keeps open; the least recently opened one is closed first."""
+
+
+@attrs.define(eq=False)
+class Segment:
+    """One segment file and what the engine knows of it. Sizes in bytes, of whole records."""
+
+    number: int
+    path: Path
+    form: OpenFormat
+    size: int
+    """Where the next record would begin."""
+    live_count: int = 0
+    live_bytes: int = 0
+    appendable: bool = False
+    """True if its end is clean and it may go on being written."""
+    quarantined: bool = False
+    """True if damage was found: it is read as it is, never collected and never deleted."""
+    sealed_mtime_ns: int | None = None
+    """The file's time when it was last known not to change any more; None while it may."""
+
+    @property
+    def header_bytes(self) -> int:
+        return len(self.form.format.header)
+
+    def stats(self, *, current: bool) -> SegmentStats:
+        return SegmentStats(
+            number=self.number,
+            file=self.path.name,
+            format=self.form.name,
+            size=self.size,
+            live_count=self.live_count,
+            live_bytes=self.live_bytes,
+            header_bytes=self.header_bytes,
+            current=current,
+            quarantined=self.quarantined,
+        )
+
+
+class Segments:
+    """All segments of a store, by number."""
+
+    def __init__(self, directory: Path, files: Files, formats: FormatSet, *, sync: bool) -> None:
+        self.directory = directory
+        self.files = files
+        self.formats = formats
+        self.sync = sync
+        self.by_number: dict[int, Segment] = {}
+        self.current: Segment | None = None
+        self.readers: OrderedDict[int, tuple[int, Callable[[bytes, bytes], bytes]]] = OrderedDict()
+        """Segment number to (descriptor, decode): all that a read needs."""
+        self._writer: int | None = None
+        """The descriptor of the current segment."""
+
+    def __iter__(self) -> Iterator[Segment]:
+        """In number order."""
+        return iter([self.by_number[number] for number in sorted(self.by_number)])
+
+    def add_found(self, found: SegmentFile) -> Segment:
+        form = self.formats.by_extension(found.extension)
+        segment = Segment(found.number, found.path, form, found.size, sealed_mtime_ns=found.mtime_ns)
+        self.by_number[found.number] = segment
+        return segment
+
+    def reader(self, number: int) -> tuple[int, Callable[[bytes, bytes], bytes]]:
+        """(descriptor, decode) of a segment; opens it if need be."""
+        if number in self.readers:
+            return self.readers[number]
+        segment = self.by_number[number]
+        with self.errors(segment):
+            fd = self.files.open_read(segment.path)
+        while len(self.readers) >= MAX_OPEN:
+            self.files.close(self.readers.popitem(last=False)[1][0])
+        self.readers[number] = fd, segment.form.format.decode
+        return self.readers[number]
+
+    def roll(self, form: OpenFormat) -> Segment:
+        """Begin a new current segment: the next number, its header written. The last one is sealed."""
+        self.seal_current()
+        number = max(self.by_number, default=-1) + 1
+        path = self.directory / f"{number}{form.descriptor.extension}"
+        segment = Segment(number, path, form, 0, appendable=True)
+        with self.errors(segment):
+            fd = self.files.create(path)
+            try:
+                self.files.pwrite(fd, form.format.header, 0)
+                if self.sync:
+                    self.files.sync(fd)
+                    self.files.sync_directory(self.directory)
+            except OSError:
+                self.files.close(fd)
+                with contextlib.suppress(OSError):
+                    self.files.unlink(path)
+                raise
+        segment.size = len(form.format.header)
+        self._writer = fd
+        self.by_number[number] = self.current = segment
+        return segment
+
+    def resume(self, segment: Segment) -> None:
+        """Go on writing a segment that was found."""
+        with self.errors(segment):
+            self._writer = self.files.open_write(segment.path)
+        self.current = segment
+        segment.sealed_mtime_ns = None
+
+    def seal_current(self) -> None:
+        """The current segment will not be written any more; there is none until the next ``roll``."""
+        if self.current is not None and self._writer is not None:
+            _, self.current.sealed_mtime_ns = self.files.size_and_mtime(self._writer)
+            self.files.close(self._writer)
+        self.current = self._writer = None
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Write whole records behind the current segment's end. If that fails, the end is where it was.
+
+        What a failed write may have left behind the end is cut off; if that fails too, the segment is given up for writing.
+        """
+        segment, fd = self.current, self._writer
+        assert segment is not None
+        assert fd is not None
+        with self.errors(segment, segment.size):
+            try:
+                self.files.pwrite(fd, data, segment.size)
+                if self.sync:
+                    self.files.sync(fd)
+            except OSError:
+                try:
+                    self.files.truncate(fd, segment.size)
+                except OSError:
+                    segment.appendable = False
+                    self.seal_current()
+                raise
+        segment.size += len(data)
+
+    def delete(self, segment: Segment) -> None:
+        """Unlink a segment. Nothing is read, whatever was in it."""
+        self.close_reader(segment)
+        with self.errors(segment):
+            self.files.unlink(segment.path)
+        del self.by_number[segment.number]
+
+    def close_reader(self, segment: Segment) -> None:
+        if segment.number in self.readers:
+            self.files.close(self.readers.pop(segment.number)[0])
+
+    def close(self) -> None:
+        self.seal_current()
+        while self.readers:
+            self.files.close(self.readers.popitem()[1][0])
+
+    @contextlib.contextmanager
+    def errors(self, segment: Segment, offset: int | None = None) -> Iterator[None]:
+        """Say where an error of the operating system happened, and what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise io_error(segment.path, offset, error) from error
+
+
+def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:
+    where = f"{path}" + (f" at offset {offset}" if offset is not None else "")
+    return StoreIOError(
+        f"{where}: {error.strerror or error}. What was not confirmed is kept in memory: mend the cause (space, limits, "
+        f"permissions, the disk) and call flush() again."
+    )

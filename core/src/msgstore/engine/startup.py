@@ -1,0 +1,187 @@
+"""Opening a directory: who may, what is in it, and whether the index still speaks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+from msgstore.config import StoreConfig
+from msgstore.contract import Index, PluginError, StoreError, StoreMismatch
+from msgstore.directory import Settings, find_segments, read_settings, write_settings
+from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
+from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY
+from msgstore.engine.lock import WriterLock, check_no_writer
+from msgstore.engine.reader import Reader
+from msgstore.engine.recovery import Plan, Recovery, judge, rebuild, scan_tail, take_over, verify
+from msgstore.engine.segments import Segments
+from msgstore.engine.shutdown import Leftovers
+from msgstore.engine.writer import Writer
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue
+
+
+@attrs.frozen
+class Parts:
+    """What an open store is made of."""
+
+    backends: Backends
+    segments: Segments
+    writer: Writer
+    reader: Reader
+    recovery: Recovery
+    client_refs: set[bytes]
+    lock: WriterLock | None
+    """None if the store is read-only."""
+
+
+def open_parts(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    files: Files,
+    *,
+    read_only: bool,
+    refcounts: Iterable[tuple[bytes, int]] | None,
+) -> Parts:
+    """Everything between a configuration and a store that serves."""
+    directory = config.path
+    index: Index | None = None
+    lock: WriterLock | None = None
+    try:
+        lock = _enter(files, directory, read_only=read_only)
+        remembered = read_settings(files, directory)
+        backends = resolve(config, catalogue, remembered)
+        segments = Segments(directory, files, backends.formats, sync=config.durability == "fsync")
+        _find(config, backends, segments, read_only=read_only)
+        leftovers = Leftovers.read(files, directory)
+        if not read_only:
+            leftovers.hide()
+        index, persistent = make_index(config, catalogue, files, read_only=read_only)
+        recovery = _recover(config, catalogue, segments, index, remembered, leftovers, refcounts)
+        writer = Writer(config, backends, segments, index, persistent=persistent, read_only=read_only)
+        if not read_only:
+            _resume(config, backends, segments)
+            for segment in segments:
+                writer.touch(segment)
+            writer.commit({LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            if remembered != backends.settings:
+                write_settings(files, directory, backends.settings, sync=segments.sync)
+            leftovers.remove(sync=segments.sync)
+        return Parts(backends, segments, writer, Reader(writer, segments), recovery, leftovers.client_refs(), lock)
+    except BaseException as error:
+        if index is not None:
+            index.close(None)
+        if lock is not None:
+            lock.release()
+        if isinstance(error, OSError):
+            raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
+        raise
+
+
+def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
+    if read_only:
+        if not directory.is_dir():
+            raise StoreError(f"{directory}: there is no such directory")
+        check_no_writer(directory)
+        return None
+    files.make_directory(directory)
+    return WriterLock(directory)
+
+
+def _find(config: StoreConfig, backends: Backends, segments: Segments, *, read_only: bool) -> None:
+    """List the segments. Refuses newer ones than the store writes, and older ones if the configuration says so."""
+    ours = backends.write_format.descriptor
+    for found in find_segments(segments.files, config.path, backends.formats.extensions):
+        segment = segments.add_found(found)
+        theirs = segment.form.descriptor
+        if theirs.generation > ours.generation and not read_only:
+            raise StoreMismatch(
+                f"{config.path}: {found.path.name} is of format {theirs.name!r}, which is newer than {ours.name!r}: a program "
+                f'that needs {ours.name!r} could not read this store any more. Write format = "{theirs.name}".'
+            )
+        if theirs.generation < ours.generation and config.on_legacy == "refuse" and not read_only:
+            raise StoreMismatch(
+                f'{config.path}: {found.path.name} is of the older format {theirs.name!r}, and on_legacy is "refuse". '
+                f"Run 'msgstore migrate {config.path} --to {ours.name}' first."
+            )
+
+
+def _recover(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    segments: Segments,
+    index: Index,
+    remembered: Settings | None,
+    leftovers: Leftovers,
+    refcounts: Iterable[tuple[bytes, int]] | None,
+) -> Recovery:
+    state = index.load()
+    if not segments.by_number:
+        index.clear()
+        return Recovery()
+    if leftovers.foreign:
+        recovery = Recovery()
+    elif remembered is None or remembered.index == config.index.name:
+        recovery = Recovery("trust")
+        if _follow(judge(state, segments, leftovers), segments, index, index, recovery):
+            return recovery
+    else:
+        recovery = Recovery("taken over")
+        if _take_over(config, catalogue, segments, index, remembered.index, leftovers, recovery, counted=refcounts is not None):
+            return recovery
+    recovery = Recovery("rebuild")
+    rebuild(segments, index, refcounts, recovery)
+    return recovery
+
+
+def _take_over(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    segments: Segments,
+    index: Index,
+    name: str,
+    leftovers: Leftovers,
+    recovery: Recovery,
+    *,
+    counted: bool,
+) -> bool:
+    """Move from the index of the last opening to the configured one, with every reference count."""
+    try:
+        other = make_remembered_index(name, config, catalogue, segments.files)
+    except PluginError as error:
+        if counted:
+            return False
+        raise StoreMismatch(
+            f"{config.path}: was last opened with the index {name!r}, which has the reference counts: {error} "
+            f"Or pass refcounts= to rebuild without it."
+        ) from error
+    try:
+        return _follow(judge(other.load(), segments, leftovers), segments, other, index, recovery)
+    finally:
+        other.close(None)
+
+
+def _follow(plan: Plan | None, segments: Segments, source: Index, index: Index, recovery: Recovery) -> bool:
+    """Carry a plan out: check, take over if ``source`` is another index, scan the tails. False if a check fails."""
+    if plan is None or not all(verify(segments, source, segment, recovery) for segment in plan.verify):
+        return False
+    if source is not index:
+        take_over(segments, index, source)
+    elif plan.tails:
+        recovery.how = "tail"
+    for segment, start in plan.tails:
+        scan_tail(segments, index, segment, start, recovery)
+    return True
+
+
+def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
+    """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room."""
+    newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
+    if (
+        newest is not None
+        and newest.appendable
+        and newest.form.name == backends.write_format.name
+        and newest.header_bytes <= newest.size < config.file_size_limit
+    ):
+        segments.resume(newest)

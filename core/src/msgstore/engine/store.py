@@ -1,0 +1,253 @@
+"""The store: opening, closing, and what is asked of the whole of it. Messages go through its clients."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Literal
+
+import attrs
+
+from msgstore.config import StoreConfig
+from msgstore.contract import SegmentStats, StoreClosed
+from msgstore.contract.locations import unpack
+from msgstore.engine import compaction, migration, shutdown
+from msgstore.engine.client import Client, OnConfirm
+from msgstore.engine.compaction import Collected
+from msgstore.engine.flusher import Flusher
+from msgstore.engine.recovery import Recovery
+from msgstore.engine.startup import Parts
+
+Mode = Literal["rw", "r"]
+Progress = Callable[[int, int], object]
+"""Called with (done, total) of the segments at work."""
+
+
+@attrs.frozen
+class StoreStats:
+    """One moment of a store. Sizes in bytes, of whole records."""
+
+    messages: int
+    """Live messages, pending ones included."""
+    pending: int
+    """Messages that are not on disk yet."""
+    segments: int
+    bytes_on_disk: int
+    live_bytes: int
+    garbage_bytes: int
+    quarantined: int
+    """Segments in which damage was found."""
+    callback_failures: int
+    """Times that an ``on_confirm`` raised."""
+    recovery: Recovery
+    """How the store came up."""
+
+
+@attrs.frozen
+class Entry:
+    """One live message of a store, for tools."""
+
+    msg_id: bytes
+    number: int
+    offset: int
+    size: int
+    references: int
+    location: int
+
+
+class Store:
+    """An open store directory. Made by :func:`msgstore.open_store`. A context manager: leaving it closes the store.
+
+    Every method may be called from any thread; calls on one store take turns.
+    """
+
+    def __init__(self, config: StoreConfig, parts: Parts, mode: Mode) -> None:
+        self.path = config.path
+        self.mode = mode
+        self._config = config
+        self._parts = parts
+        self._writer = parts.writer
+        self._reader = parts.reader
+        self._segments = parts.segments
+        self._closed = False
+        self._closing = threading.Lock()
+        self._flusher = Flusher(parts.writer, config.sync_interval) if mode == "rw" else None
+
+    def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
+        """A new client. ``on_confirm(ids)`` is called once a flush with the ids that it made safe, in the order of writing,
+        on the thread whose call flushed or on the store's flusher thread, without any lock held; it may use the store.
+
+        A named client is remembered in ``clean.dot``, as RabbitMQ remembers its queues; one without a name is not.
+        """
+        self._writer.check_open()
+        client = Client(self, name if name is None or isinstance(name, str) else name.hex(), on_confirm)
+        with self._writer.lock:
+            self._writer.clients.append(client)
+            if name is not None and self.mode == "rw":
+                self._parts.client_refs.add(name.encode() if isinstance(name, str) else name)
+        return client
+
+    def let_go(self, client: Client) -> None:
+        """``client.close()``: confirm what it wrote, and forget it."""
+        if not self._closed and self.mode == "rw":
+            self.flush()
+        with self._writer.lock:
+            if client in self._writer.clients:
+                self._writer.clients.remove(client)
+
+    def flush(self) -> None:
+        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
+        self._writer.flush()
+
+    def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
+        """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
+
+        The current segment is left alone. Segments in which damage is found are left as they are, and say so.
+        """
+        writer, segments = self._writer, self._segments
+        self.flush()
+        with writer.lock:
+            stats = self._segment_stats()
+            if everything:
+                chosen = [s.number for s in stats if s.garbage_bytes]
+            else:
+                chosen = [*self._parts.backends.policy.plan(stats)]
+                chosen += [s.number for s in stats if s.live_count == 0 and s.number not in chosen]
+            eligible = {s.number for s in stats if not s.current and not s.quarantined}
+            todo = [number for number in chosen if number in eligible]
+            done: list[Collected] = []
+            for at, number in enumerate(todo):
+                segment = segments.by_number[number]
+                if segment.live_count == 0:
+                    writer.note_empty(segment)
+                    done.append(Collected(segment.path.name, segment.size, 0))
+                else:
+                    done.append(compaction.compact(writer, segment))
+                if progress:
+                    progress(at + 1, len(todo))
+            writer.commit()
+            writer.delete_empty()
+            writer.commit()
+        return done
+
+    def migrate(self, *, progress: Progress | None = None) -> list[Collected]:
+        """Rewrite every segment of an older format in the store's own, and delete the old ones. Returns what was done."""
+        self.flush()
+        with self._writer.lock:
+            self._writer.seal()
+            legacy = migration.legacy_segments(self._writer)
+            done = []
+            for at, segment in enumerate(legacy):
+                done.append(migration.migrate(self._writer, self._reader, segment))
+                if progress:
+                    progress(at + 1, len(legacy))
+        return done
+
+    def stats(self) -> StoreStats:
+        with self._writer.lock:
+            self._writer.check_open()
+            segments = self._segment_stats()
+            pending = len(self._writer.pending)
+            return StoreStats(
+                messages=len(self._writer.index) + pending,
+                pending=pending,
+                segments=len(segments),
+                bytes_on_disk=sum(s.size for s in segments),
+                live_bytes=sum(s.live_bytes for s in segments),
+                garbage_bytes=sum(s.garbage_bytes for s in segments),
+                quarantined=sum(s.quarantined for s in segments),
+                callback_failures=self._writer.callback_failures,
+                recovery=self._parts.recovery,
+            )
+
+    def segments(self) -> list[SegmentStats]:
+        """Every segment, in number order."""
+        with self._writer.lock:
+            self._writer.check_open()
+            return self._segment_stats()
+
+    def entries(self) -> Iterator[Entry]:
+        """Every live message that is on disk, by segment and offset, as of the call."""
+        with self._writer.lock:
+            self._writer.check_open()
+            found = sorted((location, msg_id, refs) for msg_id, location, refs in self._writer.index.items())
+        return (Entry(msg_id, *unpack(location), refs, location) for location, msg_id, refs in found)
+
+    def stored_body(self, entry: Entry) -> bytes:
+        """The body of an entry as it is stored, without the codec. Raises CorruptRecord, StoreIOError."""
+        with self._writer.lock:
+            self._writer.check_open()
+            return self._reader.stored(entry.msg_id, entry.location)
+
+    def references(self, msg_id: bytes) -> int:
+        """The number of references of a message; 0 if there is none."""
+        with self._writer.lock:
+            self._writer.check_open()
+            return self._writer.references(msg_id)
+
+    def close(self) -> None:
+        """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
+
+        If the last flush fails the store stays open, with what was not written, and the error is raised.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            if self.mode == "rw":
+                self.flush()
+            self._closed = True
+            if self._flusher:
+                self._flusher.stop()
+            with self._writer.lock:
+                self._writer.refuse(StoreClosed(f"{self.path}: the store is closed"))
+                try:
+                    if self.mode == "rw":
+                        self._save()
+                    else:
+                        self._writer.index.close(None)
+                finally:
+                    self._let_go()
+
+    def abandon(self) -> None:
+        """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                if self._flusher:
+                    self._flusher.stop()
+                with self._writer.lock:
+                    self._writer.refuse(StoreClosed(f"{self.path}: the store was abandoned"))
+                    self._writer.index.close(None)
+                    self._let_go()
+
+    def _save(self) -> None:
+        """``clean.dot`` appears last, under its own name only when the index is saved."""
+        files, directory = self._segments.files, self.path
+        self._segments.seal_current()
+        numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
+        clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
+        files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.sync)
+        self._writer.index.close(self._writer.state(clean))
+        files.replace(directory / shutdown.PENDING_CLEAN, directory / shutdown.CLEAN)
+        if self._segments.sync:
+            files.sync_directory(directory)
+
+    def _let_go(self) -> None:
+        self._writer.pending.clear()  # or a read would still find what was never written
+        self._segments.close()
+        if self._parts.lock:
+            self._parts.lock.release()
+
+    def _segment_stats(self) -> list[SegmentStats]:
+        current = self._segments.current
+        return [segment.stats(current=segment is current) for segment in self._segments]
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<msgstore.Store {str(self.path)!r}{' closed' if self._closed else ''}>"

@@ -1,0 +1,141 @@
+"""Every file operation of core, in one small class: the place where tests count operations and inject faults.
+
+Methods raise OSError as the operating system does; who calls them adds store, file and offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+READ_WHOLE = 64 * 2**20
+"""Files up to this size are read into memory; larger ones are mapped. A mapped file that another process shortens kills the
+process that reads past its new end, so only files that hold one huge record, which nobody compacts, are mapped."""
+
+
+class Files:
+    """File operations by the real file system. Stateless; one object may serve many stores."""
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+
+    def open_write(self, path: Path) -> int:
+        """Of a file that exists, for reading and writing."""
+        return os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+
+    def create(self, path: Path) -> int:
+        """A new, empty file for reading and writing; FileExistsError if the name is taken."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        return os.open(path, flags, 0o644)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    if hasattr(os, "pread"):
+        pread = staticmethod(os.pread)  # a bare built-in: one call less for each read
+
+        def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+            """All of ``data`` at ``offset``; a short write is continued."""
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+
+    else:  # Windows: the store's lock keeps seek and transfer together
+
+        @staticmethod
+        def pread(fd: int, size: int, offset: int, /) -> bytes:  # type: ignore[misc]
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, size)
+
+        def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+            view = memoryview(data)
+            os.lseek(fd, offset, os.SEEK_SET)
+            while view:
+                view = view[os.write(fd, view) :]
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make names durable; nothing to do where directories cannot be opened."""
+        if os.name == "posix":
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def size_and_mtime(self, fd: int) -> tuple[int, int]:
+        """(bytes, modification time in nanoseconds)."""
+        status = os.fstat(fd)
+        return status.st_size, status.st_mtime_ns
+
+    def list(self, directory: Path) -> dict[str, tuple[int, int]]:
+        """Name to (bytes, modification time in nanoseconds) of every plain file."""
+        with os.scandir(directory) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+        return {name: (status.st_size, status.st_mtime_ns) for name, status in found}
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def unlink(self, path: Path) -> None:
+        """No error if there is no such file."""
+        path.unlink(missing_ok=True)
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def read_file(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
+        """Atomically: under a temporary name, synced if asked, then renamed. The temporary file goes if anything fails."""
+        temporary = path.with_name(path.name + ".tmp")
+        self.unlink(temporary)
+        fd = self.create(temporary)
+        try:
+            try:
+                offset = 0
+                for chunk in chunks:
+                    self.pwrite(fd, chunk, offset)
+                    offset += len(chunk)
+                if sync:
+                    self.sync(fd)
+            finally:
+                self.close(fd)
+            self.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(temporary)
+            raise
+        if sync:
+            self.sync_directory(path.parent)
+
+    @contextlib.contextmanager
+    def view(self, path: Path) -> Iterator[bytes | mmap.mmap]:
+        """The whole file, to scan it."""
+        fd = self.open_read(path)
+        try:
+            size = os.fstat(fd).st_size
+            if size <= READ_WHOLE:
+                yield self._read_all(fd, size)
+            else:
+                with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as mapped:
+                    yield mapped
+        finally:
+            self.close(fd)
+
+    def _read_all(self, fd: int, size: int) -> bytes:
+        parts, offset = [], 0
+        while offset < size and (part := self.pread(fd, size - offset, offset)):
+            parts.append(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

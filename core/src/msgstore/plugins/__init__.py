@@ -1,0 +1,1 @@
+"""Finding plugins (loader) and choosing among what they registered (catalogue)."""

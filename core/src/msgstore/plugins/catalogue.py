@@ -1,0 +1,196 @@
+"""Which backend a name means. A catalogue is a value: built once, passed along, never a module global.
+
+Nothing is settled silently. Every way in which a selected name cannot be had is an error that names the distributions,
+their versions and entry points, what is installed instead, and the ``pip install`` line that helps.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import attrs
+
+from msgstore.contract import (
+    CONTRACT_VERSION,
+    BodyCodecDescriptor,
+    BrokenPlugin,
+    ConfigError,
+    Descriptor,
+    DuplicatePlugin,
+    GcPolicyDescriptor,
+    IncompatiblePlugin,
+    IndexDescriptor,
+    PluginError,
+    RecordTypeDescriptor,
+    SegmentFormatDescriptor,
+    UnknownPlugin,
+    is_compatible,
+)
+from msgstore.plugins.loader import Failure, Loaded, Provider, Registration, find_entry_points, load
+
+D = TypeVar("D", bound=Descriptor)
+
+NOUNS = {"format": "segment format", "record": "record type", "index": "index", "gc": "GC policy", "body": "body codec"}
+
+# Only for the hint in an error message: what is chosen is decided by what is installed.
+_KNOWN_DISTRIBUTIONS = {
+    ("format", "v1"): "msgstore-format-v1",
+    ("format", "v2"): "msgstore-format-v2",
+    ("record", "message"): "msgstore-format-v2",
+    ("record", "checksum"): "msgstore-checksum-record",
+    ("index", "ets"): "msgstore-ets-index",
+    ("index", "lmdb"): "msgstore-lmdb-index",
+    ("body", "erlang"): "msgstore-erlang-body",
+}
+
+
+@attrs.frozen
+class Catalogue:
+    """What is installed, and what went wrong while finding out."""
+
+    registrations: tuple[Registration, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    providers: tuple[Provider, ...] = ()
+    disabled: tuple[str, ...] = ()
+
+    def format(self, name: str) -> SegmentFormatDescriptor:
+        return self._resolve(SegmentFormatDescriptor, "format", name)
+
+    def record(self, format_name: str, name: str) -> RecordTypeDescriptor:
+        return self._resolve(RecordTypeDescriptor, "record", name, of_format=format_name)
+
+    def index(self, name: str) -> IndexDescriptor:
+        return self._resolve(IndexDescriptor, "index", name)
+
+    def gc_policy(self, name: str) -> GcPolicyDescriptor:
+        return self._resolve(GcPolicyDescriptor, "gc", name)
+
+    def body_codec(self, name: str) -> BodyCodecDescriptor:
+        return self._resolve(BodyCodecDescriptor, "body", name)
+
+    def formats_by_extension(self) -> dict[str, str]:
+        """Extension to format name, for every format that is installed."""
+        return {
+            cast("SegmentFormatDescriptor", found.descriptor).extension: found.descriptor.name
+            for found in self.registrations
+            if found.kind == "format"
+        }
+
+    def names(self, kind: str) -> list[str]:
+        return sorted({found.descriptor.name for found in self.registrations if found.kind == kind})
+
+    def problems(self) -> Iterator[str]:
+        """Everything that would be an error if it were selected, one line each."""
+        for failure in self.failures:
+            yield f"{failure.provider} {failure.what}"
+        for kind, key in dict.fromkeys(_key(found) for found in self.registrations):
+            same = [found for found in self.registrations if _key(found) == (kind, key)]
+            try:
+                self._choose(kind, key[0], same)
+            except PluginError as error:
+                yield str(error)
+        by_extension: dict[str, str] = {}
+        for found in self.registrations:
+            if isinstance(found.descriptor, SegmentFormatDescriptor):
+                other = by_extension.setdefault(found.descriptor.extension, found.descriptor.name)
+                if other != found.descriptor.name:
+                    yield f"the formats {other!r} and {found.descriptor.name!r} both claim files *{found.descriptor.extension}"
+
+    def make(self, descriptor: Descriptor, argument: object) -> Any:
+        """Call the factory of ``descriptor``; an error of the plugin's own becomes BrokenPlugin."""
+        try:
+            return descriptor.load_factory()(argument)
+        except PluginError:
+            raise
+        except (OSError, ConfigError):
+            raise  # about the store, not about the plugin
+        except Exception as error:
+            provider = next((str(r.provider) for r in self.registrations if r.descriptor is descriptor), descriptor.factory)
+            raise BrokenPlugin(
+                f"{descriptor.name!r} of {provider} cannot be made: {type(error).__name__}: {error}. "
+                f"Reinstall or upgrade the distribution, or select another."
+            ) from error
+
+    def _resolve(self, kind_class: type[D], kind: str, name: str, of_format: str | None = None) -> D:
+        same = [
+            found
+            for found in self.registrations
+            if found.kind == kind
+            and found.descriptor.name == name
+            and (of_format is None or cast("RecordTypeDescriptor", found.descriptor).format == of_format)
+        ]
+        if not same:
+            raise self._missing(kind, name, of_format)
+        chosen = self._choose(kind, name, same)
+        assert isinstance(chosen, kind_class)
+        return chosen
+
+    def _choose(self, kind: str, name: str, same: list[Registration]) -> Descriptor:
+        if len(same) > 1:
+            listed = "; ".join(str(found.provider) for found in same)
+            raise DuplicatePlugin(
+                f"the {NOUNS[kind]} {name!r} is provided {len(same)} times: {listed}. "
+                f"Uninstall all but one, or name an entry point in the configuration's 'disabled' list."
+            )
+        found = same[0]
+        if not is_compatible(found.descriptor.contract):
+            declared, ours = (".".join(map(str, version)) for version in (found.descriptor.contract, CONTRACT_VERSION))
+            raise IncompatiblePlugin(
+                f"the {NOUNS[kind]} {name!r} of {found.provider} was written against contract {declared}; "
+                f"this msgstore serves {ours}. "
+                f"Try: pip install --upgrade msgstore {found.provider.distribution}"
+            )
+        return found.descriptor
+
+    def _missing(self, kind: str, name: str, of_format: str | None) -> PluginError:
+        noun = NOUNS[kind] + (f" of format {of_format!r}" if of_format else "")
+        distribution = _KNOWN_DISTRIBUTIONS.get((kind, name))
+        suspects = [f for f in self.failures if f.provider.distribution == distribution or f.provider.entry_point == name]
+        if suspects:
+            listed = "; ".join(f"{failure.provider} {failure.what}" for failure in suspects)
+            return BrokenPlugin(
+                f"the {noun} {name!r} cannot be used: {listed}. "
+                f"Try: pip install --force-reinstall {suspects[0].provider.distribution}"
+            )
+        installed = self.names(kind)
+        message = f"no installed plugin provides the {noun} {name!r}; installed: {', '.join(installed) or 'none'}."
+        near = difflib.get_close_matches(name, installed, n=1)
+        if near:
+            message += f" Did you mean {near[0]!r}?"
+        elif distribution:
+            message += f" Try: pip install {distribution}"
+        else:
+            message += " Install the distribution that provides it (pip install ...); 'msgstore plugins' lists what is there."
+        if self.disabled:
+            message += f" Disabled by the configuration: {', '.join(self.disabled)}."
+        if self.failures:
+            message += " Failed to load: " + "; ".join(f"{failure.provider} {failure.what}" for failure in self.failures) + "."
+        return UnknownPlugin(message)
+
+
+def _key(found: Registration) -> tuple[str, tuple[str, str]]:
+    of_format = found.descriptor.format if isinstance(found.descriptor, RecordTypeDescriptor) else ""
+    return found.kind, (found.descriptor.name, of_format)
+
+
+def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
+    """Load every installed plugin but the entry points named in ``disabled`` (``name`` or ``distribution:name``).
+
+    Raises ConfigError if ``disabled`` names an entry point that is not installed: a misspelt one would be loaded after all.
+    """
+    disabled = tuple(disabled)
+    found = find_entry_points()
+    names = {name for provider, _ in found for name in _names(provider)}
+    for name in disabled:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'{hint}")
+    loaded: Loaded = load([item for item in found if not _names(item[0]) & set(disabled)])
+    return Catalogue(loaded.registrations, loaded.failures, loaded.providers, disabled)
+
+
+def _names(provider: Provider) -> set[str]:
+    return {provider.entry_point, f"{provider.distribution}:{provider.entry_point}"}

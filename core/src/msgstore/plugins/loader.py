@@ -1,0 +1,139 @@
+"""Load the plugins of the entry-point group ``msgstore`` one by one, and keep every failure.
+
+Nothing here decides that a failure matters: a store that does not select a broken plugin does not notice it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+
+import attrs
+import pluggy
+
+from msgstore import hookspecs
+from msgstore.contract import (
+    BodyCodecDescriptor,
+    Descriptor,
+    GcPolicyDescriptor,
+    IndexDescriptor,
+    RecordTypeDescriptor,
+    SegmentFormatDescriptor,
+)
+
+HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
+    "format": ("msgstore_segment_formats", SegmentFormatDescriptor),
+    "record": ("msgstore_record_types", RecordTypeDescriptor),
+    "index": ("msgstore_indexes", IndexDescriptor),
+    "gc": ("msgstore_gc_policies", GcPolicyDescriptor),
+    "body": ("msgstore_body_codecs", BodyCodecDescriptor),
+}
+"""Kinds of backend, by the configuration key that selects one: (hook, class of its descriptors)."""
+
+
+@attrs.frozen
+class Provider:
+    """Where a plugin comes from."""
+
+    distribution: str
+    version: str
+    entry_point: str
+    """Its name in the group ``msgstore``."""
+    value: str
+    """The module that it names."""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} (entry point '{self.entry_point} = {self.value}')"
+
+
+@attrs.frozen
+class Failure:
+    """A plugin, or one of its registrations, that cannot be used."""
+
+    provider: Provider
+    what: str
+    """One line: what it did wrong, with the error's own text."""
+
+
+@attrs.frozen
+class Registration:
+    kind: str
+    descriptor: Descriptor
+    provider: Provider
+
+
+@attrs.frozen
+class Loaded:
+    registrations: tuple[Registration, ...]
+    failures: tuple[Failure, ...]
+    providers: tuple[Provider, ...]
+    """Every plugin that was loaded without a failure, in the order of loading."""
+
+
+def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
+    """Every entry point of the group, ordered by distribution and name, each distribution once."""
+    found: dict[tuple[str, str, str], tuple[Provider, metadata.EntryPoint]] = {}
+    for entry_point in metadata.entry_points(group=hookspecs.GROUP):
+        distribution = entry_point.dist
+        name = distribution.metadata["Name"] if distribution else "?"
+        version = distribution.version if distribution else "?"
+        provider = Provider(name, version, entry_point.name, entry_point.value)
+        found.setdefault((name, entry_point.name, entry_point.value), (provider, entry_point))
+    return [found[key] for key in sorted(found)]
+
+
+def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
+    """Import and register each plugin, and call its registration hooks."""
+    manager = pluggy.PluginManager(hookspecs.GROUP)
+    manager.add_hookspecs(hookspecs)
+    failures: list[Failure] = []
+    providers: dict[str, Provider] = {}
+    for provider, entry_point in entry_points:
+        key = f"{provider.distribution}:{provider.entry_point}"
+        try:
+            plugin = entry_point.load()
+            if manager.register(plugin, name=key) is None:
+                raise ValueError("registered twice")
+            manager.check_pending()
+        except Exception as error:
+            if manager.has_plugin(key):
+                manager.unregister(name=key)
+            failures.append(Failure(provider, f"cannot be loaded: {_describe(error)}"))
+        else:
+            providers[key] = provider
+    registrations = [
+        Registration(kind, descriptor, provider)
+        for kind, (hook, expected) in HOOKS.items()
+        for provider, descriptor in _call(manager, hook, expected, providers, failures)
+    ]
+    broken = {failure.provider for failure in failures}
+    return Loaded(tuple(registrations), tuple(failures), tuple(p for p in providers.values() if p not in broken))
+
+
+def _call(
+    manager: pluggy.PluginManager,
+    hook: str,
+    expected: type[Descriptor],
+    providers: dict[str, Provider],
+    failures: list[Failure],
+) -> Iterator[tuple[Provider, Descriptor]]:
+    """Call one hook plugin by plugin, so that a failure has a name."""
+    for implementation in getattr(manager.hook, hook).get_hookimpls():
+        provider = providers[implementation.plugin_name]
+        try:
+            descriptors = list(_checked(implementation.function(), expected))
+        except Exception as error:
+            failures.append(Failure(provider, f"{hook} failed: {_describe(error)}"))
+        else:
+            yield from ((provider, descriptor) for descriptor in descriptors)
+
+
+def _checked(descriptors: Iterable[object], expected: type[Descriptor]) -> Iterator[Descriptor]:
+    for descriptor in descriptors:
+        if not isinstance(descriptor, expected):
+            raise TypeError(f"returned {descriptor!r}, not a {expected.__name__}")
+        yield descriptor
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
