@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -70,6 +70,10 @@ def _check_options(_: object, __: object, value: type) -> None:
         raise ValueError(f"the options {value!r} are not an attrs class")
 
 
+def _as_set(values: Iterable[Capability]) -> frozenset[Capability]:
+    return frozenset(values)
+
+
 @attrs.frozen(kw_only=True)
 class Descriptor:
     """Names one backend of some kind. Kinds are the subclasses.
@@ -85,7 +89,7 @@ class Descriptor:
     """``"package.module:attribute"``; what it is called with is said by the kind's descriptor."""
     options: type[Any] = attrs.field(default=NoOptions, validator=_check_options)
     """The attrs class of the backend's own keys in the configuration; annotate sizes as ``Size``, times as ``Duration``."""
-    capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=frozenset)
+    capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_as_set)
     summary: str = ""
     """One line for ``msgstore plugins``."""
 

@@ -40,8 +40,9 @@ class Collected:
     size_after: int
     """0 if the segment was deleted."""
     moved_records: int = 0
+    moved_bytes: int = 0
     written: int = 0
-    """Bytes written, moved records included."""
+    """Bytes written: the moved records, and what holes cost."""
     skipped: str | None = None
     """Why it was left as it is."""
 
@@ -117,7 +118,8 @@ def compact(writer: Writer, segment: Segment) -> Collected:
     writer.touch(segment)
     writer.commit()
     written = sum(len(chunk) for writes in steps for _, chunk in writes)
-    return Collected(segment.path.name, before, segment.size, len(moves), written)
+    moved = sum(record.size for record, _ in moves)
+    return Collected(segment.path.name, before, segment.size, len(moves), moved, written)
 
 
 def _steps(fills: Iterable[GapFill]) -> list[list[Write]]:

@@ -34,6 +34,7 @@ def migrate(writer: Writer, reader: Reader, segment: Segment) -> Collected:
         quarantine(writer, segment, reason)
         return Collected(segment.path.name, before, before, skipped=reason)
     written = 0
+    moved = sum(record.size for record in live)
     try:
         if live:
             writer.roll()
@@ -47,7 +48,7 @@ def migrate(writer: Writer, reader: Reader, segment: Segment) -> Collected:
     writer.note_empty(segment)
     writer.delete_empty()
     writer.commit()
-    return Collected(segment.path.name, before, 0, len(live), written)
+    return Collected(segment.path.name, before, 0, len(live), moved, written)
 
 
 def _rewrite(writer: Writer, reader: Reader, segment: Segment, batch: Sequence[Live]) -> int:

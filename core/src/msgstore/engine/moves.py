@@ -77,23 +77,35 @@ def _gaps(form: SegmentFormat, live: Sequence[Live]) -> Iterator[Gap]:
 
 
 class _FreeGaps:
-    """The first gap with room for a record, in logarithmic time: gaps by the number of bits of their room."""
+    """First fit: the first gap that has room. Best fit would fill gaps near the end, where the cut is wanted.
+
+    Gaps are heaps of offsets by the class of their room, eight classes a power of two: a gap of a higher class than the
+    record's surely has room, and there are few classes to look at.
+    """
 
     def __init__(self, gaps: Sequence[Gap]) -> None:
-        self._by_bits: dict[int, list[tuple[int, Gap]]] = {}
+        self._heaps: dict[int, list[tuple[int, Gap]]] = {}
         for gap in gaps:
             self.put(gap)
 
     def put(self, gap: Gap) -> None:
         if gap.room:
-            heapq.heappush(self._by_bits.setdefault(gap.room.bit_length(), []), (gap.offset, gap))
+            heapq.heappush(self._heaps.setdefault(_class(gap.room), []), (gap.offset, gap))
 
     def take(self, record: Live) -> Gap | None:
-        """Remove and return the first gap in front of the record that surely has room, or the first of its own size class."""
-        own = record.size.bit_length()
-        best: list[tuple[int, Gap]] | None = None
-        for bits, heap in self._by_bits.items():
-            fits = bits > own or (bits == own and heap and heap[0][1].room >= record.size)
-            if fits and heap and heap[0][0] < record.offset and (best is None or heap[0] < best[0]):
-                best = heap
-        return heapq.heappop(best)[1] if best else None
+        """Remove and return a gap in front of ``record`` that has room for it. Records come from the end of the segment."""
+        own, size = _class(record.size), record.size
+        heap = self._heaps.get(own)
+        while heap and heap[0][1].room < size:  # of the same class, yet too small: one class lower it serves all there
+            heapq.heappush(self._heaps.setdefault(own - 1, []), heapq.heappop(heap))
+        first: list[tuple[int, Gap]] | None = None
+        for room_class, heap in self._heaps.items():
+            if room_class >= own and heap and (first is None or heap[0][0] < first[0][0]):
+                first = heap
+        return heapq.heappop(first)[1] if first and first[0][0] < record.offset else None
+
+
+def _class(size: int) -> int:
+    """Bit length, and the three bits behind the highest."""
+    bits = size.bit_length()
+    return bits << 3 | size >> max(bits - 4, 0) & 7

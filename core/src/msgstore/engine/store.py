@@ -100,6 +100,13 @@ class Store:
         """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
         self._writer.flush()
 
+    def roll(self) -> None:
+        """Seal the current segment; the next message begins a new one. Sealed segments do not change until they are collected."""
+        self.flush()
+        with self._writer.lock:
+            self._writer.seal()
+            self._writer.commit()
+
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
 

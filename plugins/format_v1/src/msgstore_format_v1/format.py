@@ -1,0 +1,62 @@
+"""The format object that a store binds; what its methods promise is said by ``msgstore.contract.SegmentFormat``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
+
+from msgstore.contract import Buffer, FormatContext, GapFill, RecordError, SegmentScan
+from msgstore.contract.locations import LIMIT
+
+from msgstore_format_v1 import gaps
+from msgstore_format_v1.grammar import BODY_AT, END_MARK, HEAD, LEAST_SIZE, OVERHEAD, UNCOUNTED
+from msgstore_format_v1.scan import scan_segment
+
+_read_head = HEAD.unpack_from
+
+
+class SegmentFormatV1:
+    """``.rdq``: size, id, body, 255. There are no types, so a context's records are of no use to it."""
+
+    header = b""
+    max_body = LIMIT - 1 - OVERHEAD
+    """The format's own limit, 2**64, is far above what a location can say."""
+
+    def __init__(self, context: FormatContext) -> None:
+        pass
+
+    def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        lengths = list(map(len, bodies))
+        heads = map(HEAD.pack, map(LEAST_SIZE.__add__, lengths), ids)
+        records = b"".join(chain.from_iterable(zip(heads, bodies, repeat(END_MARK, len(lengths)), strict=True)))
+        return records, list(map(OVERHEAD.__add__, lengths))
+
+    def decode(self, msg_id: bytes, record: bytes) -> bytes:
+        try:
+            size, found = _read_head(record)
+        except struct.error:
+            raise RecordError("size_mismatch", f"{len(record)} bytes, fewer than any record has") from None
+        if found == msg_id and size + UNCOUNTED == len(record) and record[-1] == 255:
+            return record[BODY_AT:-1]
+        if size + UNCOUNTED != len(record):
+            raise RecordError("size_mismatch", f"the record says {size + UNCOUNTED} bytes, the index {len(record)}")
+        if found != msg_id:
+            raise RecordError("id_mismatch", f"the record is of {found.hex()}")
+        raise RecordError("end_mark_missing", f"the last byte is {record[-1]}, not 255")
+
+    def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
+        return offset + BODY_AT, offset + size - 1
+
+    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+        return scan_segment(data, start, check_body)
+
+    def find_chain(self, data: Buffer, start: int) -> int | None:
+        """None: a scan finds its own way."""
+        return None
+
+    def gap_room(self, offset: int, size: int) -> int:
+        return gaps.gap_room(size)
+
+    def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
+        return gaps.fill_gap(offset, size, records)

@@ -1,0 +1,22 @@
+"""What this distribution registers. Light: the modules that do the work are imported when a store selects them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgstore import hookimpl
+from msgstore.contract import SegmentFormatDescriptor
+
+
+@hookimpl
+def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
+    return [
+        SegmentFormatDescriptor(
+            name="v1",
+            contract=(1, 0),
+            factory="msgstore_format_v1.format:SegmentFormatV1",
+            extension=".rdq",
+            generation=1,
+            summary="RabbitMQ's shared message store, as it was before typed records (.rdq)",
+        )
+    ]

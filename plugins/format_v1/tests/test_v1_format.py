@@ -1,0 +1,238 @@
+"""Encoding, decoding, and scans of bytes that nobody wrote."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgstore.contract import End, FormatContext, NoOptions, RecordError, SegmentFormat, SegmentScan
+from msgstore_format_v1 import plugin
+from msgstore_format_v1.format import SegmentFormatV1
+
+V1: SegmentFormat = SegmentFormatV1(FormatContext(NoOptions()))
+A, B = b"a" * 16, b"b" * 16
+
+Spans = list[tuple[int, int]]
+"""Offsets and sizes."""
+
+ids = st.binary(min_size=16, max_size=16)
+quick = settings(deadline=None, database=None, max_examples=200)
+
+
+def record(msg_id: bytes, body: bytes) -> bytes:
+    return struct.pack(">Q", 16 + len(body)) + msg_id + body + b"\xff"
+
+
+def seems(data: bytes, at: int) -> int:
+    """Size of the record that seems to be at ``at``; 0 if none."""
+    size = int.from_bytes(data[at : at + 8], "big") + 9
+    return size if size >= 25 and at + size <= len(data) and data[at + size - 1] == 255 else 0
+
+
+def stands(data: bytes, at: int) -> bool:
+    """A record seems to be at ``at``, and behind it the file ends or the next size begins."""
+    size = seems(data, at)
+    return size > 0 and not any(data[at + size : at + size + 4])
+
+
+def by_the_book(data: bytes) -> tuple[Spans, Spans, End]:
+    """The rules of the format once more, byte by byte: records (copies too), holes, end."""
+    records: Spans = []
+    holes: Spans = []
+    end = at = 0
+    while at < len(data):
+        if not seems(data, at):
+            at += 1
+            continue
+        if not stands(data, at):
+            at = next((later for later in range(at + 1, at + 8) if stands(data, later)), at)
+        if at > end:
+            holes.append((end, at - end))
+        records.append((at, seems(data, at)))
+        at = end = at + seems(data, at)
+    if any(data[end:]):
+        return records, holes, End("torn", end)
+    if end < len(data):
+        holes.append((end, len(data) - end))
+    return records, holes, End("clean", len(data))
+
+
+def check_against_the_book(data: bytes) -> SegmentScan:
+    scan = V1.scan(data)
+    records, holes, end = by_the_book(data)
+    found = sorted((at, size) for columns in (scan.records, scan.duplicates) for _, at, size, _ in columns.rows())
+    assert found == records
+    assert list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)) == holes
+    assert scan.end == end
+    assert len(set(scan.records.id_list())) == len(scan.records)
+    assert set(scan.duplicates.id_list()) <= set(scan.records.id_list())
+    return scan
+
+
+pieces = st.one_of(
+    st.builds(record, st.sampled_from([A, B]) | ids, st.binary(max_size=400)),
+    st.builds(record, ids, st.integers(200, 5000).map(lambda size: b"\x01\xff" * (size // 2))),
+    st.integers(1, 40).map(bytes),
+    st.integers(1, 40).map(lambda size: b"\xff" * size),
+    st.integers(0, 3000).map(lambda size: size.to_bytes(8, "big")),
+    st.binary(max_size=8),
+)
+
+
+@quick
+@given(st.lists(pieces, max_size=25).map(b"".join), st.integers(0, 40))
+def test_scan_keeps_the_rules_on_any_sequence_of_records(data: bytes, cut: int) -> None:
+    check_against_the_book(data)
+    check_against_the_book(data[: max(0, len(data) - cut)])
+
+
+@quick
+@given(st.lists(st.tuples(ids, st.binary(max_size=60)), max_size=15), st.data())
+def test_no_mutation_escapes(pairs: list[tuple[bytes, bytes]], draw: st.DataObject) -> None:
+    data = bytearray(V1.encode([i for i, _ in pairs], [b for _, b in pairs])[0])
+    for at in draw.draw(st.lists(st.integers(0, max(0, len(data) - 1)), max_size=4)):
+        if at < len(data):
+            data[at] = draw.draw(st.integers(0, 255))
+    check_against_the_book(bytes(data))
+
+
+@quick
+@given(
+    st.binary(max_size=200) | st.lists(st.sampled_from([0, 0, 0, 16, 17, 255]), max_size=200).map(bytes), st.integers(0, 210)
+)
+def test_arbitrary_bytes_never_raise(data: bytes, start: int) -> None:
+    check_against_the_book(data)
+    scan = V1.scan(data, start=start, check_body=lambda body: len(body) % 2 == 0)
+    assert scan.end.state in ("clean", "torn")
+    assert V1.find_chain(data, start) is None
+
+
+@quick
+@given(st.lists(st.tuples(ids, st.binary(max_size=80)), max_size=30, unique_by=lambda pair: pair[0]))
+def test_scan_of_encode_is_what_was_encoded(pairs: list[tuple[bytes, bytes]]) -> None:
+    data, sizes = V1.encode([i for i, _ in pairs], [b for _, b in pairs])
+    assert data == b"".join(record(i, b) for i, b in pairs)
+    scan = V1.scan(data)
+    assert scan.end == End("clean", len(data))
+    assert list(scan.records.sizes) == sizes
+    assert not scan.duplicates.ids
+    assert not scan.hole_sizes
+    for (msg_id, body), (found, offset, size, _) in zip(pairs, scan.records.rows(), strict=True):
+        begin, end = V1.body_span(data, offset, size)
+        assert (found, data[begin:end]) == (msg_id, body)
+        assert V1.decode(msg_id, data[offset : offset + size]) == body
+
+
+def test_random_bodies_behind_zero_filled_holes_are_all_found() -> None:
+    """What the phantom rule is for: without it some of these records are read up to 7 bytes early, and lost."""
+    rng = random.Random(20)
+    count, lost = 0, 0
+    for _ in range(8):
+        parts: list[bytes] = []
+        expected: list[bytes] = []
+        for _ in range(500):
+            parts.append(bytes(rng.randrange(1, 2000)))
+            for _ in range(rng.randrange(1, 3)):
+                expected.append(rng.randbytes(16))
+                parts.append(record(expected[-1], rng.randbytes(rng.randrange(4 << 10, 64 << 10))))
+        scan = V1.scan(b"".join(parts))
+        assert scan.end.state == "clean"
+        count += len(expected)
+        lost += len(set(expected) ^ set(scan.records.id_list()))
+    assert count > 5000
+    assert lost == 0
+
+
+def test_a_phantom_two_bytes_early_gives_way() -> None:
+    """Bodies of 1 MiB and more: the first byte of the size, read as the whole of it, ends at the first of the body."""
+    data = bytes(50) + record(A, b"\xff" + b"x" * (0x123456 - 17))
+    scan = V1.scan(data)
+    assert list(scan.records.rows()) == [(A, 50, len(data) - 50, 0)]
+    assert check_against_the_book(data) == scan
+
+
+def test_many_batches_copies_and_holes() -> None:
+    count = 30_000
+    names = [struct.pack(">QQ", 7, at) for at in range(count)]
+    data = bytearray(V1.encode(names, [b"x" * 75] * count)[0])
+    size = 100
+    for at in range(0, count, 3):
+        data[size * at : size * at + size] = bytes(size)
+    alive = [name for at, name in enumerate(names) if at % 3]
+    data += record(alive[5], b"again") + bytes(3)
+    scan = V1.scan(bytes(data))
+    assert scan.records.id_list() == alive
+    assert list(scan.duplicates.rows()) == [(alive[5], size * count, 30, 0)]
+    assert list(scan.hole_offsets) == [*range(0, size * count, 3 * size), len(data) - 3]
+    assert scan.end == End("clean", len(data))
+    start = 20_001 * size
+    behind = [name for at, name in enumerate(names) if at % 3 and at > 20_000]
+    assert V1.scan(bytes(data), start=start).records.id_list() == [*behind, alive[5]]
+
+
+def test_ends() -> None:
+    one = record(A, b"body")
+    assert V1.scan(b"") == SegmentScan()
+    assert V1.scan(bytes(30)).end == End("clean", 30)
+    assert V1.scan(one + bytes(10)).end == End("clean", len(one) + 10)
+    assert list(V1.scan(one + bytes(10)).hole_sizes) == [10]
+    torn = V1.scan(one + bytes(10) + record(B, b"body")[:-1])
+    assert torn.end == End("torn", len(one))
+    assert not torn.hole_sizes
+    assert V1.scan(one, start=100).end == End("torn", 100)
+
+
+def test_a_body_that_is_none_is_damage_and_reading_goes_on() -> None:
+    data = record(A, b"bad") + record(B, b"good") + record(A, b"good")
+    scan = V1.scan(data, check_body=lambda body: body == b"good")
+    assert [(d.offset, d.size, d.reason) for d in scan.damage] == [(0, 28, "invalid_message_body")]
+    assert scan.records.id_list() == [B, A]
+    assert not scan.duplicates.ids
+    assert scan.end.state == "clean"
+
+
+def test_decode_refuses_what_is_not_the_record() -> None:
+    good = record(A, b"body")
+    for reason, bad in [
+        ("size_mismatch", b""),
+        ("size_mismatch", good[:-1]),
+        ("size_mismatch", good + b"\xff"),
+        ("id_mismatch", record(B, b"body")),
+        ("end_mark_missing", good[:-1] + b"\0"),
+    ]:
+        with pytest.raises(RecordError) as raised:
+            V1.decode(A, bad)
+        assert raised.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"\xff",
+        b"\0",
+        b"\0\xff",
+        b"\0\0\0\0\0\x01",
+        b"\0\0\0\0\0\0\0\x20",
+        b"\0\0\0\0\0\x3f\0\0\xff\0\0\0\0\xff",
+        b"\0\0\0\0\0\0\x10\xff",
+    ],
+)
+def test_hostile_bytes_take_linear_time(unit: bytes) -> None:
+    def seconds(size: int) -> float:
+        data = (unit * (size // len(unit) + 1))[:size]
+        begin = time.process_time()
+        V1.scan(data, check_body=lambda _: False)
+        V1.scan(data)
+        return time.process_time() - begin
+
+    assert seconds(1 << 20) < 30 * seconds(1 << 17) + 0.1
+
+
+def test_descriptor_and_factory_fit() -> None:
+    (descriptor,) = plugin.msgstore_segment_formats()
+    assert (descriptor.name, descriptor.extension, descriptor.generation) == ("v1", ".rdq", 1)
+    assert isinstance(descriptor.load_factory()(FormatContext(NoOptions())), SegmentFormatV1)

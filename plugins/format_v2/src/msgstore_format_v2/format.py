@@ -1,0 +1,99 @@
+"""The format object that a store binds; what its methods promise is said by ``msgstore.contract.SegmentFormat``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+
+from msgstore.contract import (
+    BoundRecord,
+    Buffer,
+    FormatContext,
+    GapFill,
+    NoOptions,
+    RecordContext,
+    RecordError,
+    RecordType,
+    SegmentScan,
+)
+
+from msgstore_format_v2 import chains, gaps
+from msgstore_format_v2.grammar import HEADER, HOLE, HOLE_SIZE, MAX_RECORD, MESSAGE, RECORD_HEAD, RECORD_SIZE
+from msgstore_format_v2.message import MessageRecord
+from msgstore_format_v2.scan import scan_segment
+
+_ASSIGNED = {MESSAGE, 4}
+"""The type bytes of messages that the format's specification gives away; 0-127 are its own."""
+_THIRD_PARTIES = range(128, 256)
+
+_read_head = RECORD_HEAD.unpack_from
+
+
+class SegmentFormatV2:
+    """``.sqs``: typed records behind a 64-byte header. Whatever else a store binds, MESSAGE is known.
+
+    Raises ValueError for bindings that the format cannot keep.
+    """
+
+    header = HEADER
+
+    def __init__(self, context: FormatContext) -> None:
+        bound = list(context.records)
+        if all(record.name != "message" for record in bound):
+            bound.append(BoundRecord("message", MESSAGE, MessageRecord(RecordContext(NoOptions(), MESSAGE))))
+        self._types = _types_by_byte(bound)
+        self._smallest = {HOLE: HOLE_SIZE} | {byte: record.overhead for byte, record in self._types.items()}
+        writers = {record.name: record.record for record in bound}
+        if context.record not in writers:
+            raise ValueError(f"record type {context.record!r} is not bound to a type byte; bound are {', '.join(writers)}")
+        self._writer = writers[context.record]
+        self.max_body = MAX_RECORD - self._writer.overhead
+
+    def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        return self._writer.encode(ids, bodies)
+
+    def decode(self, msg_id: bytes, record: bytes) -> bytes:
+        try:
+            kind, size, found = _read_head(record)
+        except struct.error:
+            raise RecordError("size_mismatch", f"{len(record)} bytes, fewer than any record of a message has") from None
+        if kind == MESSAGE and found == msg_id and size == len(record):
+            return record[RECORD_SIZE:]
+        if kind not in self._types:
+            raise RecordError("unrecognised_record_type", f"the type byte is {kind}")
+        if size != len(record) or size < self._smallest[kind]:
+            raise RecordError("size_mismatch", f"the record says {size} bytes, the index {len(record)}")
+        if found != msg_id:
+            raise RecordError("id_mismatch", f"the record is of {found.hex()}")
+        return self._types[kind].decode(record)
+
+    def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
+        return self._types[data[offset]].body_span(offset, size)
+
+    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+        return scan_segment(data, start, self._types, self._smallest, check_body)
+
+    def find_chain(self, data: Buffer, start: int) -> int | None:
+        return chains.find_chain(data, start, self._types, self._smallest)
+
+    def gap_room(self, offset: int, size: int) -> int:
+        return gaps.gap_room(offset, size)
+
+    def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
+        return gaps.fill_gap(offset, size, records)
+
+
+def _types_by_byte(bound: Iterable[BoundRecord]) -> dict[int, RecordType]:
+    types: dict[int, RecordType] = {}
+    for binding in bound:
+        name, byte = binding.name, binding.byte
+        if byte not in _ASSIGNED and byte not in _THIRD_PARTIES:
+            raise ValueError(f"record type {name!r} cannot have type byte {byte}: format v2 leaves 128-255 to third parties")
+        if (byte == MESSAGE) != (name == "message"):
+            raise ValueError(f"record type {name!r} cannot have type byte {byte}: {MESSAGE} is 'message', and only that")
+        if byte in types:
+            raise ValueError(f"record type {name!r} cannot have type byte {byte}: another one is bound to it")
+        if binding.record.overhead < RECORD_SIZE:
+            raise ValueError(f"record type {name!r} has an overhead below {RECORD_SIZE}: no room for type, size and id")
+        types[byte] = binding.record
+    return types

@@ -1,0 +1,243 @@
+"""Encoding, decoding, bindings, and scans of bytes that nobody wrote."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgstore.contract import (
+    BoundRecord,
+    Buffer,
+    End,
+    FormatContext,
+    NoOptions,
+    RecordContext,
+    RecordError,
+    SegmentFormat,
+    SegmentScan,
+)
+from msgstore_format_v2 import plugin
+from msgstore_format_v2.format import SegmentFormatV2
+from msgstore_format_v2.message import MessageRecord
+
+V2: SegmentFormat = SegmentFormatV2(FormatContext(NoOptions()))
+HEADER = b"RSQS\x02" + bytes(59)
+
+ids = st.binary(min_size=16, max_size=16)
+bodies = st.binary(max_size=60)
+quick = settings(deadline=None, database=None, max_examples=150)
+
+
+class Fragile(MessageRecord):
+    """A third party's record: the bytes of a MESSAGE, damaged if the body begins with ``!``."""
+
+    def check(self, data: Buffer, offset: int, size: int) -> str | None:
+        return "exclaimed" if size > 21 and data[offset + 21] == ord("!") else None
+
+    def decode(self, record: bytes) -> bytes:
+        if self.check(record, 0, len(record)):
+            raise RecordError("exclaimed")
+        return super().decode(record)
+
+
+def bound(name: str, byte: int, kind: type[MessageRecord] = Fragile) -> BoundRecord:
+    return BoundRecord(name, byte, kind(RecordContext(NoOptions(), byte)))
+
+
+FRAGILE = SegmentFormatV2(FormatContext(NoOptions(), (bound("fragile", 200),), "fragile"))
+
+
+def message(msg_id: bytes, body: bytes, kind: int = 3) -> bytes:
+    return struct.pack(">BI16s", kind, 21 + len(body), msg_id) + body
+
+
+def by_the_book(data: bytes) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]], End]:
+    """The rules of the format once more, one after the other: (type, offset, size) of messages, holes, end."""
+    messages: list[tuple[int, int, int]] = []
+    holes: list[tuple[int, int]] = []
+    offset, after_hole = 64, False
+    while offset < len(data):
+        kind, left = data[offset], len(data) - offset
+        if kind not in (1, 2, 3):
+            return messages, holes, End("corrupt", offset, "unrecognised_record_type")
+        if kind in (1, 2) and after_hole:
+            return messages, holes, End("corrupt", offset, "hole_after_hole")
+        if kind == 1:
+            size = 0
+            while size < left and data[offset + size] == 1:
+                size += 1
+            if size >= 5:
+                return messages, holes, End("corrupt", offset, "small_hole_run_too_long")
+        else:
+            if left < 5:
+                return messages, holes, End("torn", offset)
+            size = int.from_bytes(data[offset + 1 : offset + 5], "big")
+            if kind == 2 and size < 5:
+                return messages, holes, End("corrupt", offset, "invalid_hole_size")
+            if kind == 3 and size < 21:
+                return messages, holes, End("corrupt", offset, "invalid_message_size")
+            if size > left:
+                return messages, holes, End("torn", offset)
+        if kind == 3:
+            messages.append((3, offset, size))
+        else:
+            holes.append((offset, size))
+        after_hole = kind != 3
+        offset += size
+    return messages, holes, End("clean", offset)
+
+
+def check_against_the_book(data: bytes) -> SegmentScan:
+    scan = V2.scan(data)
+    messages, holes, end = by_the_book(data)
+    found = sorted((kind, at, size) for columns in (scan.records, scan.duplicates) for _, at, size, kind in columns.rows())
+    assert found == messages
+    assert list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)) == holes
+    assert scan.end == end
+    assert len(set(scan.records.id_list())) == len(scan.records)
+    assert set(scan.duplicates.id_list()) <= set(scan.records.id_list())
+    return scan
+
+
+pieces = st.one_of(
+    st.builds(message, st.sampled_from([b"a" * 16, b"b" * 16, b"\x03" * 16]) | ids, bodies),
+    st.integers(5, 40).map(lambda size: struct.pack(">BI", 2, size) + b"\x03" * (size - 5)),
+    st.integers(1, 6).map(lambda size: b"\x01" * size),
+    st.builds(struct.pack, st.just(">BI"), st.integers(0, 5), st.integers(0, 30)),
+    st.binary(max_size=8),
+)
+
+
+@quick
+@given(st.lists(pieces, max_size=30).map(b"".join), st.integers(0, 30))
+def test_scan_keeps_the_rules_on_any_sequence_of_records(records: bytes, cut: int) -> None:
+    data = HEADER + records
+    check_against_the_book(data)
+    check_against_the_book(data[: max(64, len(data) - cut)])
+
+
+@quick
+@given(st.lists(st.tuples(ids, bodies), max_size=20, unique_by=lambda pair: pair[0]), st.data())
+def test_no_mutation_escapes(pairs: list[tuple[bytes, bytes]], draw: st.DataObject) -> None:
+    data = bytearray(HEADER + V2.encode([i for i, _ in pairs], [b for _, b in pairs])[0])
+    for at in draw.draw(st.lists(st.integers(64, max(64, len(data) - 1)), max_size=4)):
+        if at < len(data):
+            data[at] = draw.draw(st.integers(0, 255))
+    check_against_the_book(bytes(data))
+    chain = V2.find_chain(bytes(data), 64)
+    assert chain is None or chain >= 64
+
+
+@quick
+@given(st.binary(max_size=300), st.integers(0, 320))
+def test_arbitrary_bytes_never_raise(data: bytes, start: int) -> None:
+    for scan in (V2.scan(data, start=start), FRAGILE.scan(data, start=start, check_body=lambda body: len(body) % 2 == 0)):
+        assert scan.end.state in ("clean", "torn", "corrupt")
+    V2.find_chain(data, start)
+
+
+@quick
+@given(st.lists(st.tuples(ids, bodies), max_size=30, unique_by=lambda pair: pair[0]))
+def test_scan_of_encode_is_what_was_encoded(pairs: list[tuple[bytes, bytes]]) -> None:
+    for form, kind in ((V2, 3), (FRAGILE, 200)):
+        data, sizes = form.encode([i for i, _ in pairs], [b.replace(b"!", b".") for _, b in pairs])
+        scan = form.scan(HEADER + data)
+        assert scan.end == End("clean", 64 + len(data))
+        assert not scan.duplicates.ids
+        assert list(scan.records.sizes) == sizes
+        assert scan.records.types == bytes([kind]) * len(pairs)
+        for (msg_id, body), (found, offset, size, _) in zip(pairs, scan.records.rows(), strict=True):
+            begin, end = form.body_span(HEADER + data, offset, size)
+            assert found == msg_id
+            assert (HEADER + data)[begin:end] == body.replace(b"!", b".")
+            assert form.decode(msg_id, (HEADER + data)[offset : offset + size]) == body.replace(b"!", b".")
+
+
+def test_many_batches_and_copies_across_them() -> None:
+    count = 40_000
+    names = [struct.pack(">QQ", 7, at) for at in range(count)]
+    data = HEADER + V2.encode(names, [b"x" * 43] * count)[0]
+    assert len(data) > 2 << 20
+    again = V2.encode(names[5:7], [b"y", b"z"])[0]
+    scan = V2.scan(data + again)
+    assert scan.records.id_list() == names
+    assert all(after - before == 64 for before, after in pairwise(scan.records.offsets))
+    assert list(scan.duplicates.rows()) == [(names[5], len(data), 22, 3), (names[6], len(data) + 22, 22, 3)]
+    later = V2.scan(data, start=64 + 64 * 30_000)
+    assert later.records.id_list() == names[30_000:]
+
+
+def test_header_is_judged_and_records_are_read_all_the_same() -> None:
+    record = message(b"i" * 16, b"body")
+    for header, state in ((HEADER, "ok"), (b"RSQT" + HEADER[4:], "bad_magic"), (b"RSQS\x03" + HEADER[5:], "bad_version")):
+        scan = V2.scan(header + record)
+        assert (scan.header, len(scan.records), scan.end.state) == (state, 1, "clean")
+    assert V2.header == HEADER
+
+
+def test_damage_is_stepped_over_and_its_id_is_not_seen() -> None:
+    data, sizes = FRAGILE.encode([b"a" * 16, b"b" * 16, b"a" * 16], [b"!bad", b"good", b"good"])
+    scan = FRAGILE.scan(HEADER + data)
+    assert [(d.offset, d.size, d.reason) for d in scan.damage] == [(64, sizes[0], "exclaimed")]
+    assert scan.records.id_list() == [b"b" * 16, b"a" * 16]
+    assert not scan.duplicates.ids
+    assert scan.end.state == "clean"
+
+
+def test_decode_refuses_what_is_not_the_record() -> None:
+    record = message(b"i" * 16, b"body")
+    wrong = {
+        "size_mismatch": [b"", record[:20], record[:-1], record + b"x", b"\x03" + bytes(20)],
+        "unrecognised_record_type": [b"\x00" + record[1:], b"\x02" + record[1:], b"\xc8" + record[1:]],
+        "id_mismatch": [message(b"j" * 16, b"body")],
+    }
+    for reason, records in wrong.items():
+        for bad in records:
+            with pytest.raises(RecordError) as raised:
+                V2.decode(b"i" * 16, bad)
+            assert raised.value.reason == reason
+    with pytest.raises(RecordError, match="exclaimed"):
+        FRAGILE.decode(b"i" * 16, message(b"i" * 16, b"!", 200))
+    assert FRAGILE.decode(b"i" * 16, record) == b"body"
+
+
+@pytest.mark.parametrize(
+    ("records", "record"),
+    [
+        ((), "checksum"),
+        ((bound("other", 3),), "message"),
+        ((bound("message", 200),), "message"),
+        ((bound("other", 0),), "message"),
+        ((bound("other", 127),), "message"),
+        ((bound("one", 200), bound("two", 200)), "message"),
+    ],
+)
+def test_bindings_that_cannot_be_kept(records: tuple[BoundRecord, ...], record: str) -> None:
+    with pytest.raises(ValueError, match="type byte"):
+        SegmentFormatV2(FormatContext(NoOptions(), records, record))
+
+
+def test_chain_begins_at_a_record_and_holds_eight_or_to_the_end() -> None:
+    records = [message(bytes([at]) * 16, b"body") for at in range(100, 110)]
+    size = len(records[0])
+    garbage = HEADER + b"\x01\x02\x00\x00\x00"
+    assert V2.find_chain(garbage + b"".join(records[:2]), 64) == 69
+    assert V2.find_chain(garbage + b"".join(records[:8]) + b"\0\0", 64) == 69
+    assert V2.find_chain(garbage + b"".join(records[:7]) + b"\0\0", 64) is None
+    assert V2.find_chain(garbage + b"".join(records[:6]) + b"\x01" + records[7] + b"\0", 64) == 69
+    assert V2.find_chain(garbage + b"".join(records[:2]), 70) == 69 + size
+    assert V2.find_chain(garbage + b"".join(records[:2]), 70 + size) is None
+    assert V2.find_chain(b"", 0) is None
+
+
+def test_descriptors_and_factories_fit() -> None:
+    (form,) = plugin.msgstore_segment_formats()
+    (record,) = plugin.msgstore_record_types()
+    made = form.load_factory()(FormatContext(NoOptions()))
+    assert isinstance(made, SegmentFormatV2)
+    assert isinstance(record.load_factory()(RecordContext(NoOptions(), 3)), MessageRecord)
+    assert (form.name, form.extension, record.name, record.format, record.assigned_byte) == ("v2", ".sqs", "message", "v2", 3)
+    assert made.max_body == 2**32 - 22

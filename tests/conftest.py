@@ -1,0 +1,29 @@
+"""Cells of the matrix: which index, format and record type a test runs with.
+
+``--cells ets-v2`` restricts a run to one cell, as tox does in an environment where nothing else is installed; without it
+every combination runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support import CELLS, Cell
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cells", default=",".join(CELLS), help=f"comma-separated, of {', '.join(CELLS)}")
+    parser.addoption("--examples", type=int, default=60, help="random histories for each cell of the model test")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = metafunc.config.getoption("--cells").split(",")
+    cells = [CELLS[name] for name in names]
+    if "cell" in metafunc.fixturenames:
+        metafunc.parametrize("cell", cells, ids=str)
+    if "index" in metafunc.fixturenames:
+        metafunc.parametrize("index", sorted({cell.index for cell in cells}))
+
+
+@pytest.fixture
+def cells(request: pytest.FixtureRequest) -> list[Cell]:
+    return [CELLS[name] for name in request.config.getoption("--cells").split(",")]

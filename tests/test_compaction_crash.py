@@ -1,0 +1,95 @@
+"""Compaction, stopped before, inside and after every file operation, leaves every live record readable."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support import CHANGES, SECTOR, Cell, Crash, RealDirectory, RecordingFiles, StoppingFiles, hashes, open_with
+
+from msgstore.engine import compaction
+from msgstore.files import Files
+
+
+def ours(path: Path, cell: Cell) -> dict[bytes, int]:
+    """A store of our own with two thirds removed, whatever its record type. Returns the counts of what is left."""
+    with open_with(path, **cell.keys, file_size_limit=12_000) as store, store.client() as client:
+        ids = [n.to_bytes(2, "big") * 8 for n in range(1, 90)]
+        for n, msg_id in enumerate(ids):
+            client.write(msg_id, msg_id * (1 + n * 7 % 60) if n % 11 else b"")
+        store.flush()
+        client.remove([msg_id for n, msg_id in enumerate(ids) if n % 3])
+    return {msg_id: 1 for n, msg_id in enumerate(ids) if n % 3 == 0}
+
+
+def real(path: Path, cell: Cell) -> dict[bytes, int]:
+    """A directory that RabbitMQ wrote, with two thirds removed."""
+    directory = RealDirectory.load("v1_clean" if cell.format == "v1" else "v2_clean")
+    directory.copy(path.parent).rename(path)
+    keep = sorted(directory.refcounts)[::3]
+    return {msg_id: directory.refcounts[msg_id] for msg_id in keep}
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("source", [ours, real])
+def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_path):
+    counts = source(tmp_path / "start", cell)
+    assert stop_everywhere(tmp_path, cell, counts, durability) > 20
+
+
+def test_a_wrong_order_of_steps_is_noticed(cell, tmp_path, monkeypatch):
+    """The test above can fail: when the records appear before they are written, it does."""
+    steps = compaction._steps
+    monkeypatch.setattr(compaction, "_steps", lambda fills: [[], steps(fills)[2], steps(fills)[1] + steps(fills)[0]])
+    counts = ours(tmp_path / "start", cell)
+    with pytest.raises(AssertionError):
+        stop_everywhere(tmp_path, cell, counts, "os")
+
+
+def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str) -> int:
+    """Stop before each change, and inside each write at every sector. Returns the number of crash points."""
+    start, path = tmp_path / "start", tmp_path / "stopped"
+    whole = RecordingFiles()
+    expected = _after(start, path, cell, counts, durability, whole)
+    assert set(expected) == set(counts)
+    changes = [operation for operation in whole.operations if operation[0] in CHANGES]
+    assert any(name == "truncate" for name, _, _ in changes)
+    points = [
+        (stop, torn)
+        for stop, (name, _, size) in enumerate(changes)
+        for torn in (0, *(range(SECTOR, size, SECTOR) if name == "pwrite" else ()))
+    ]
+    for stop, torn in points:
+        files = StoppingFiles(stop, torn)
+        try:
+            _after(start, path, cell, counts, durability, files)
+        except Crash:
+            assert _reopened(path, cell, counts) == expected, f"stopped at {changes[stop]}, {torn} bytes of it written"
+        assert files.stopped
+    return len(points)
+
+
+def _after(start: Path, path: Path, cell: Cell, counts: dict[bytes, int], durability: str, files: Files) -> dict[bytes, str]:
+    """Open a copy, compact everything, stop as a killed process would, and open it again."""
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(start, path)
+    store = None
+    try:
+        store = open_with(path, files, refcounts=counts.items(), durability=durability, **cell.keys)
+        store.compact(everything=True)
+    finally:
+        if store is not None:
+            store.abandon()
+    return _reopened(path, cell, counts)
+
+
+def _reopened(path: Path, cell: Cell, counts: dict[bytes, int]) -> dict[bytes, str]:
+    store = open_with(path, refcounts=counts.items(), **cell.keys)
+    try:
+        found = hashes(store)
+        with store.client() as client:
+            assert set(client.read_many(found)) == set(found)
+        return found
+    finally:
+        store.abandon()

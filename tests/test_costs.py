@@ -1,0 +1,65 @@
+"""What collection costs, counted in file operations and bytes instead of seconds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support import RealDirectory, RecordingFiles, open_with
+
+pytestmark = pytest.mark.usefixtures("cells")
+
+
+def test_deleting_an_empty_segment_reads_nothing(cell, tmp_path):
+    """One unlink a segment, whatever was in it."""
+    files = RecordingFiles()
+    ids = [n.to_bytes(2, "big") * 8 for n in range(400)]
+    with open_with(tmp_path, files, **cell.keys, file_size_limit="8KiB") as store, store.client() as client:
+        client.write_many((msg_id, msg_id * 10) for msg_id in ids)
+        store.roll()
+        segments = len(store.segments())
+        assert segments > 5
+        files.operations.clear()
+        client.remove(ids)
+        store.flush()
+        assert store.segments() == []
+        changed = [name for name, path, _ in files.operations if not path.endswith(".snapshot")]
+        assert changed == ["unlink"] * segments
+        assert files.count("pread", "open_read", "read_file") == 0
+
+
+def test_emptied_segments_of_a_real_store_go_without_a_read(index, tmp_path):
+    real = RealDirectory.load("v2_clean")
+    files = RecordingFiles()
+    path = real.copy(tmp_path)
+    with open_with(path, files, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+        files.operations.clear()
+        with store.client() as client:
+            client.remove([msg_id for msg_id, count in real.refcounts.items() for _ in range(count)])
+        store.roll()
+        store.flush()
+        assert not list(path.glob("*.sqs"))
+        assert files.count("pread", "open_read", "read_file") == 0
+
+
+@pytest.mark.parametrize("size", [64, 1000, 5000])
+def test_compaction_writes_the_moved_records_and_fifteen_bytes_a_gap(size, cell, tmp_path):
+    """With three of five removed. v1 has to fill its holes with zeros besides."""
+    files = RecordingFiles()
+    ids = [n.to_bytes(2, "big") * 8 for n in range(300_000 // size)]
+    with open_with(tmp_path, files, **cell.keys, file_size_limit="1GiB") as store, store.client() as client:
+        client.write_many((msg_id, bytes([n % 250]) * (size - n % 50)) for n, msg_id in enumerate(ids))
+        store.roll()
+        client.remove(random.Random(60).sample(ids, len(ids) * 3 // 5))
+        store.flush()
+        before = store.segments()[0]
+        assert 0.55 < before.garbage_bytes / before.size < 0.65
+        files.operations.clear()
+        (done,) = store.compact()
+        written = sum(size for name, path, size in files.operations if name == "pwrite" and path.startswith("0."))
+        assert done.moved_bytes > 0
+        assert done.written == written
+        assert done.size_after < 0.55 * before.size
+        if cell.format == "v2":
+            gaps = sum(1 for name, _, size in files.operations if name == "pwrite" and size == 5) // 2  # prepared and sealed
+            assert written <= done.moved_bytes + 15 * gaps

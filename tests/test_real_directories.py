@@ -1,0 +1,112 @@
+"""Directories that RabbitMQ wrote: nothing of what they hold is lost, whatever is done to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support import DATA, DIRECTORIES, RealDirectory, hashes
+
+import msgstore
+
+pytestmark = pytest.mark.usefixtures("cells")
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_with_counts_exactly_the_live_messages_survive_everything(name, index, tmp_path):
+    real = RealDirectory.load(name)
+    path = real.copy(tmp_path)
+    live, counts = real.live, real.refcounts
+    if real.torn_id:
+        counts.pop(real.torn_id, None)
+
+    with msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+        assert hashes(store) == live
+        assert {entry.msg_id: entry.references for entry in store.entries()} == {i: counts[i] for i in live}
+        store.compact()
+        assert hashes(store) == live
+        store.compact(everything=True)
+        assert hashes(store) == live
+        migrated = store.migrate()
+        assert not any(done.skipped for done in migrated)
+        assert not list(path.glob("*.rdq"))
+        assert hashes(store) == live
+        with store.client() as client:
+            assert len(client.read_many(live)) == len(live)
+    with msgstore.open_store(path, index=index, format="v2") as store:
+        assert store.stats().recovery.how == "trust"
+        assert hashes(store) == live
+        assert {entry.msg_id: entry.references for entry in store.entries()} == {i: counts[i] for i in live}
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_without_counts_all_of_them_and_possibly_more(name, index, tmp_path):
+    real = RealDirectory.load(name)
+    path = real.copy(tmp_path)
+    with msgstore.open_store(path, index=index, format="v2", on_legacy="migrate") as store:
+        assert not list(path.glob("*.rdq"))
+        assert real.live.items() <= hashes(store).items()
+        assert {entry.references for entry in store.entries()} == {1}
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_a_dirty_stop_after_the_first_opening_loses_nothing(name, index, tmp_path):
+    real = RealDirectory.load(name)
+    path = real.copy(tmp_path)
+    store = msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items())
+    store.compact(everything=True)
+    store.abandon()
+    with msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+        assert store.stats().recovery.how == ("tail" if index == "lmdb" else "rebuild")
+        assert hashes(store) == real.live
+
+
+def test_opening_never_shortens_and_the_torn_segment_is_sealed(index, tmp_path):
+    real = RealDirectory.load("v2_dirty_torn")
+    path = real.copy(tmp_path)
+    size = (path / "1.sqs").stat().st_size
+    with msgstore.open_store(path, index=index, format="v2") as store, store.client() as client:
+        client.write(bytes(16), b"new")
+        store.flush()
+        assert (path / "1.sqs").stat().st_size == size
+        assert (path / "2.sqs").exists()
+    torn = real.manifest["torn"]
+    assert size - torn["record_offset"] == torn["kept_bytes"]
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_rabbitmq_never_trusts_its_saved_index_beside_what_we_write(name, index, tmp_path):
+    path = RealDirectory.load(name).copy(tmp_path)
+    store = msgstore.open_store(path, index=index, format="v2")
+    assert not {"clean.dot", "msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
+    store.close()
+    assert not {"msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
+
+
+SHARED_STORES = [
+    (fixture, vhost, kind)
+    for fixture in ("clean", "priority_lazy")
+    for vhost in json.loads((DATA / "rabbitmq-3.10" / fixture / "erlang_dump.json").read_text())
+    for kind in ("persistent", "transient")
+]
+
+
+@pytest.mark.parametrize(("fixture", "vhost", "kind"), SHARED_STORES)
+def test_the_shared_stores_of_a_whole_broker(fixture, vhost, kind, index, tmp_path):
+    """Every id with a count reads, from the file, offset and size that the broker's own index names."""
+    dump = json.loads((DATA / "rabbitmq-3.10" / fixture / "erlang_dump.json").read_text())[vhost]
+    source = DATA / "rabbitmq-3.10" / fixture / "msg_stores" / "vhosts" / vhost / f"msg_store_{kind}"
+    path = Path(shutil.copytree(source, tmp_path / "store"))
+    rows = [row for row in dump[f"msg_store_index_{kind}"] if row["ref_count"] > 0]
+    counts = [(bytes.fromhex(row["id"]), row["ref_count"]) for row in rows]
+    with msgstore.open_store(path, index=index, format="v2", refcounts=counts) as store, store.client() as client:
+        found = {entry.msg_id.hex(): (entry.number, entry.offset, entry.size, entry.references) for entry in store.entries()}
+        assert found == {row["id"]: (row["file"], row["offset"], row["total_size"], row["ref_count"]) for row in rows}
+        assert set(client.read_many(msg_id for msg_id, _ in counts)) == {msg_id for msg_id, _ in counts}
+
+
+def test_the_corpus_is_there():
+    assert sorted(entry.name for entry in (DATA / "msg-store").iterdir()) == sorted([*DIRECTORIES, "v2_corrupt"])
+    assert len(SHARED_STORES) == 6
