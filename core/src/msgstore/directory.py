@@ -7,6 +7,7 @@ CRC-32 over its other members, and is as readable to a person as it is small.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import zlib
@@ -45,20 +46,26 @@ class Settings:
     """Record type name to the type byte it is bound to, in this directory, for ever."""
 
 
-def find_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
-    """The segments in ``directory``, in number order. Raises StoreMismatch if two files claim one number."""
-    found: dict[int, SegmentFile] = {}
+def list_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
+    """The segments in ``directory``, in number order; several of one number in the order of their extensions."""
+    found = []
     for name, (size, mtime_ns) in files.list(directory).items():
         match = _SEGMENT.fullmatch(name)
         if match and match[2] in extensions and str(int(match[1])) == match[1]:
-            segment = SegmentFile(int(match[1]), match[2], directory / name, size, mtime_ns)
-            other = found.setdefault(segment.number, segment)
-            if other is not segment:
-                raise StoreMismatch(
-                    f"{directory}: {other.path.name} and {name} have the same number; a store has one segment a number. "
-                    f"Use 'msgstore salvage' to make a fresh store of both."
-                )
-    return [found[number] for number in sorted(found)]
+            found.append(SegmentFile(int(match[1]), match[2], directory / name, size, mtime_ns))
+    return sorted(found, key=lambda segment: (segment.number, segment.extension))
+
+
+def find_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
+    """The segments of a store in ``directory``, in number order. Raises StoreMismatch if two files claim one number."""
+    found = list_segments(files, directory, extensions)
+    for one, other in itertools.pairwise(found):
+        if one.number == other.number:
+            raise StoreMismatch(
+                f"{directory}: {one.path.name} and {other.path.name} have the same number; a store has one segment a number. "
+                f"Use 'msgstore salvage' to make a fresh store of both."
+            )
+    return found
 
 
 def read_settings(files: Files, directory: Path) -> Settings | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgstore.contract import BodyCodecDescriptor, GcPolicyDescriptor
+from msgstore.contract import BodyCodecDescriptor, Capability, GcPolicyDescriptor
 from msgstore.hookspecs import hookimpl
 
 
@@ -25,6 +25,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
             name="raw",
             contract=(1, 0),
             factory="msgstore.builtin.codecs:Raw",
+            capabilities=[Capability.PLAIN],
             summary="stores bodies as they are",
         ),
     ]

@@ -44,6 +44,9 @@ class Capability(enum.Enum):
     TYPED_RECORDS = "typed-records"
     """Segment format: records carry a type byte, and record types of third parties can be bound to bytes."""
 
+    PLAIN = "plain"
+    """Body codec: what is stored is what clients read and write. The engine then does not call it for each read."""
+
 
 @attrs.frozen
 class NoOptions:

@@ -1,7 +1,7 @@
 """Indexes: from a message id to the location of its record and its number of references.
 
-The engine is an index's only caller and calls it under the store's lock, one thread at a time; each method is atomic to a
-reader that calls ``get`` without it. An entry has at least one reference: when the last one goes, the entry goes.
+The engine is an index's only caller and calls it under the store's lock, one thread at a time, but for ``get``: reads call that
+at any time from any thread, and see an entry as it was before or after what another method does at that moment. An entry has at least one reference: when the last one goes, the entry goes.
 
 A complete one, without persistence::
 
@@ -114,7 +114,10 @@ class Index(Protocol):
         ...
 
     def get(self, msg_id: bytes) -> int | None:
-        """The location, or None. Absent ids are asked for as often as present ones: both must be cheap."""
+        """The location, or None. Absent ids are asked for as often as present ones: both must be cheap.
+
+        The only method that is called without the store's lock. TypeError for what cannot be a key.
+        """
         ...
 
     def references(self, msg_id: bytes) -> int:

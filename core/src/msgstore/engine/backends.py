@@ -29,6 +29,8 @@ class Backends:
     formats: FormatSet
     write_format: OpenFormat
     codec: BodyCodec
+    plain_bodies: bool
+    """True if the codec changes nothing."""
     policy: GcPolicy
     settings: Settings
     """What the directory will remember."""
@@ -59,6 +61,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         formats,
         write_format,
         catalogue.make(codec, structure(codec.options, config.body.options, f"{config.where} body")),
+        Capability.PLAIN in codec.capabilities,
         catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc")),
         Settings(config.index.name, config.format.name, config.record, config.body.name, bound),
     )

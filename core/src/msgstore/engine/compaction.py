@@ -101,6 +101,7 @@ def compact(writer: Writer, segment: Segment) -> Collected:
     writer.commit({row_key(segment): pack_row(segment, compacting=True)})
     with writer.segments.errors(segment):
         fd = files.open_write(segment.path)
+        writer.segments.epoch += 1
         try:
             for writes in steps:
                 for offset, chunk in writes:
@@ -109,6 +110,7 @@ def compact(writer: Writer, segment: Segment) -> Collected:
                     files.sync(fd)
             moves = [move for gap in todo.gaps for move in gap.targets()]
             _swap(writer, segment, moves)
+            writer.segments.epoch += 1
             files.truncate(fd, todo.end)
             if sync:
                 files.sync(fd)

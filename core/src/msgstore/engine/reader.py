@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
@@ -16,39 +16,61 @@ MERGE_LIMIT = 2**20
 
 
 class Reader:
-    """Reads for one open store, under the writer's lock."""
+    """Reads for one open store.
 
-    def __init__(self, writer: Writer, segments: Segments) -> None:
+    ``read`` takes no lock. It looks the location up, reads, and makes sure that nothing which an older lookup may point to
+    was overwritten, cut or closed meanwhile (``Segments.epoch``). Whatever goes wrong on that way, an unknown id included,
+    is done again under the lock, which gives the answer or the error.
+    """
+
+    read: Callable[[bytes], bytes]
+
+    def __init__(self, writer: Writer, segments: Segments, *, plain: bool) -> None:
+        """``plain``: the codec's stored bodies are what clients read, so it need not be called."""
         self._writer = writer
         self._segments = segments
         self._lock = writer.lock
         self._pending = writer.pending
         self._locate = writer.index.get
-        self._open = segments.readers
-        self._pread = segments.files.pread
         self._decode_body = writer.backends.codec.decode
+        self.read = self._make_read(plain=plain)
 
-    def read(self, msg_id: bytes) -> bytes:
-        """The body of a live message. Raises MessageNotFound, CorruptRecord, StoreIOError."""
-        if msg_id.__class__ is not bytes or len(msg_id) != 16:
-            check_id(msg_id)
+    def _make_read(self, *, plain: bool) -> Callable[[bytes], bytes]:
+        """A function whose names are all its own: for small messages attribute look-ups would cost as much as the disk."""
+        segments, pending, locate, slowly = self._segments, self._pending, self._locate, self._read_slowly
+        opened, pread, decode_body = segments.readers, segments.files.pread, self._decode_body
+
+        def read(msg_id: bytes) -> bytes:
+            try:
+                if pending and msg_id in pending:
+                    return pending[msg_id]
+                epoch = segments.epoch
+                location: int = locate(msg_id)  # type: ignore[assignment]
+                fd, decode = opened[location >> NUMBER_SHIFT]
+                record = pread(fd, location & MASK, location >> OFFSET_SHIFT & MASK)
+                if segments.epoch == epoch:
+                    return decode(msg_id, record) if plain else decode_body(decode(msg_id, record))
+            except (TypeError, KeyError, OSError, RecordError):
+                pass
+            return slowly(msg_id)
+
+        return read
+
+    def _read_slowly(self, msg_id: bytes) -> bytes:
+        """The body of a live message. Raises MessageNotFound, CorruptRecord, StoreIOError, ValueError (id)."""
+        check_id(msg_id)
         with self._lock:
-            body = self._pending.get(msg_id)
-            if body is not None:
-                return body
+            self._writer.check_open()
+            if msg_id in self._pending:
+                return self._pending[msg_id]
             location = self._locate(msg_id)
             if location is None:
-                self._writer.check_open()
                 raise MessageNotFound([msg_id], str(self._segments.directory))
-            number = location >> NUMBER_SHIFT
+            stored = self.stored(msg_id, location)
             try:
-                fd, decode = self._open[number] if number in self._open else self._segments.reader(number)
-                record = self._pread(fd, location & MASK, location >> OFFSET_SHIFT & MASK)
-                return self._decode_body(decode(msg_id, record))
+                return self._decode_body(stored)
             except RecordError as error:
                 raise self._corrupt(msg_id, location, error) from error
-            except OSError as error:
-                raise self._io_error(location, error) from error
 
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``."""
@@ -78,7 +100,7 @@ class Reader:
         number, offset, size = unpack(location)
         try:
             fd, decode = self._segments.reader(number)
-            return decode(msg_id, self._pread(fd, size, offset))
+            return decode(msg_id, self._segments.files.pread(fd, size, offset))
         except RecordError as error:
             raise self._corrupt(msg_id, location, error) from error
         except OSError as error:
@@ -89,7 +111,7 @@ class Reader:
         _, last, size = unpack(run[-1][0])
         fd, decode = self._segments.reader(number)
         try:
-            data = self._pread(fd, last + size - start, start)
+            data = self._segments.files.pread(fd, last + size - start, start)
         except OSError as error:
             raise self._io_error(run[0][0], error) from error
         for location, msg_id in run:

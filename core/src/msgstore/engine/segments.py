@@ -6,7 +6,6 @@ Called under the store's lock. Errors of the operating system become StoreIOErro
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -67,8 +66,10 @@ class Segments:
         self.sync = sync
         self.by_number: dict[int, Segment] = {}
         self.current: Segment | None = None
-        self.readers: OrderedDict[int, tuple[int, Callable[[bytes, bytes], bytes]]] = OrderedDict()
-        """Segment number to (descriptor, decode): all that a read needs."""
+        self.readers: dict[int, tuple[int, Callable[[bytes, bytes], bytes]]] = {}
+        """Segment number to (descriptor, decode): all that a read needs. Read without the lock."""
+        self.epoch = 0
+        """Goes up before anything that an older look-up may point to is overwritten, cut or closed."""
         self._writer: int | None = None
         """The descriptor of the current segment."""
 
@@ -90,7 +91,7 @@ class Segments:
         with self.errors(segment):
             fd = self.files.open_read(segment.path)
         while len(self.readers) >= MAX_OPEN:
-            self.files.close(self.readers.popitem(last=False)[1][0])
+            self._close_reader(next(iter(self.readers)))
         self.readers[number] = fd, segment.form.format.decode
         return self.readers[number]
 
@@ -155,19 +156,20 @@ class Segments:
 
     def delete(self, segment: Segment) -> None:
         """Unlink a segment. Nothing is read, whatever was in it."""
-        self.close_reader(segment)
+        if segment.number in self.readers:
+            self._close_reader(segment.number)
         with self.errors(segment):
             self.files.unlink(segment.path)
         del self.by_number[segment.number]
 
-    def close_reader(self, segment: Segment) -> None:
-        if segment.number in self.readers:
-            self.files.close(self.readers.pop(segment.number)[0])
+    def _close_reader(self, number: int) -> None:
+        self.epoch += 1
+        self.files.close(self.readers.pop(number)[0])
 
     def close(self) -> None:
         self.seal_current()
-        while self.readers:
-            self.files.close(self.readers.popitem()[1][0])
+        for number in list(self.readers):
+            self._close_reader(number)
 
     @contextlib.contextmanager
     def errors(self, segment: Segment, offset: int | None = None) -> Iterator[None]:

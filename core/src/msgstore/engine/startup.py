@@ -68,7 +68,8 @@ def open_parts(
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)
             leftovers.remove(sync=segments.sync)
-        return Parts(backends, segments, writer, Reader(writer, segments), recovery, leftovers.client_refs(), lock)
+        reader = Reader(writer, segments, plain=backends.plain_bodies)
+        return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
     except BaseException as error:
         if index is not None:
             index.close(None)

@@ -1,0 +1,151 @@
+"""The checks of ``verify``: each index entry against a scan of its segment, and against what a client would read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.cli.stores import Target
+from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
+from msgstore.directory import read_settings
+from msgstore.engine.backends import resolve
+from msgstore.engine.client import Client
+from msgstore.engine.store import Entry, Store
+from msgstore.files import Files
+from msgstore.scan import FormatSet, SegmentReport, scan_file
+
+
+@attrs.frozen
+class Unreachable:
+    """A live message that cannot be read, or that is not where its segment has it."""
+
+    msg_id: bytes
+    offset: int
+    size: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class SegmentCheck:
+    path: Path
+    format: str
+    size: int
+    report: SegmentReport | None
+    """None if the index speaks of a segment that is not there."""
+    live_count: int
+    live_bytes: int
+    entries: int
+    entry_bytes: int
+    verified: int
+    unreachable: list[Unreachable]
+
+    @property
+    def counts_agree(self) -> bool:
+        return self.live_count == self.entries and self.live_bytes == self.entry_bytes
+
+    @property
+    def ok(self) -> bool:
+        return self.report is not None and not self.report.is_damaged and not self.unreachable and self.counts_agree
+
+    def without_records(self) -> SegmentCheck:
+        """The same without the records of the scan, to be kept until the end."""
+        if self.report is None:
+            return self
+        scan = self.report.scan
+        slim = SegmentScan(header=scan.header, damage=scan.damage, end=scan.end)
+        return attrs.evolve(self, report=attrs.evolve(self.report, scan=slim))
+
+    def as_json(self) -> dict[str, Any]:
+        scan = self.report.scan if self.report else SegmentScan()
+        return {
+            "kind": "segment",
+            "path": str(self.path),
+            "format": self.format,
+            "size": self.size,
+            "found": self.report is not None,
+            "header": scan.header,
+            "records": len(scan.records),
+            "holes": len(scan.hole_offsets),
+            "duplicates": len(scan.duplicates),
+            "damage": [attrs.asdict(damage) for damage in scan.damage],
+            "end": attrs.asdict(scan.end),
+            "live_count": self.live_count,
+            "live_bytes": self.live_bytes,
+            "counts_agree": self.counts_agree,
+            "verified": self.verified,
+            "unreachable": [
+                {"id": entry.msg_id.hex(), "offset": entry.offset, "size": entry.size, "reason": entry.reason}
+                for entry in self.unreachable
+            ],
+            "ok": self.ok,
+        }
+
+
+def check_segments(target: Target, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:
+    """One check a segment, in number order; one segment's records in memory at a time."""
+    formats = resolve(target.config, target.catalogue, read_settings(Files(), target.path)).formats
+    by_number = groupby(store.entries(), key=lambda entry: entry.number)
+    segments = store.segments()
+    waiting = next(by_number, None)
+    with store.client() as client:
+        for at, segment in enumerate(segments):
+            while waiting is not None and waiting[0] < segment.number:
+                yield _check_lost(target, waiting[0], list(waiting[1]))
+                waiting = next(by_number, None)
+            entries: list[Entry] = []
+            if waiting is not None and waiting[0] == segment.number:
+                entries = list(waiting[1])
+                waiting = next(by_number, None)
+            yield _check(target.path / segment.file, formats, client, segment, entries)
+            if progress:
+                progress(at + 1, len(segments))
+        while waiting is not None:
+            yield _check_lost(target, waiting[0], list(waiting[1]))
+            waiting = next(by_number, None)
+
+
+def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats, entries: list[Entry]) -> SegmentCheck:
+    report = scan_file(Files(), path, formats.by_name(segment.format))
+    found = {row[:3] for columns in (report.scan.records, report.scan.duplicates) for row in columns.rows()}
+    unreachable = []
+    for entry in entries:
+        try:
+            client.read(entry.msg_id)
+            reason = None if (entry.msg_id, entry.offset, entry.size) in found else "not_in_scan"
+        except CorruptRecord as error:
+            reason = error.reason
+        except StoreIOError as error:
+            reason = str(error)
+        if reason is not None:
+            unreachable.append(Unreachable(entry.msg_id, entry.offset, entry.size, reason))
+    return SegmentCheck(
+        path=path,
+        format=segment.format,
+        size=report.size,
+        report=report,
+        live_count=segment.live_count,
+        live_bytes=segment.live_bytes,
+        entries=len(entries),
+        entry_bytes=sum(entry.size for entry in entries),
+        verified=len(entries) - len(unreachable),
+        unreachable=unreachable,
+    )
+
+
+def _check_lost(target: Target, number: int, entries: list[Entry]) -> SegmentCheck:
+    return SegmentCheck(
+        path=target.path / str(number),
+        format="?",
+        size=0,
+        report=None,
+        live_count=0,
+        live_bytes=0,
+        entries=len(entries),
+        entry_bytes=sum(entry.size for entry in entries),
+        verified=0,
+        unreachable=[Unreachable(entry.msg_id, entry.offset, entry.size, "segment_missing") for entry in entries],
+    )

@@ -1,0 +1,142 @@
+"""``config check``: a configuration file, with every backend that it names, without opening a store."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from msgstore.cli import options, output
+from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
+from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError
+from msgstore.directory import read_settings
+from msgstore.engine.backends import resolve
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+
+@click.group()
+def config() -> None:
+    """Work with configuration files."""
+
+
+@config.command()
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    default=Path("msgstore.toml"),
+    show_default=True,
+    help="The file to check.",
+)
+@options.as_json
+def check(config_file: Path, as_json: bool) -> None:
+    """Check every key, and that every backend that is named is installed and takes its options. Opens no store.
+
+    \b
+    Examples:
+      msgstore config check
+      msgstore config check --config msgstore.toml --json
+    """
+    failed = False
+    for store, path, errors in _check_file(config_file):
+        failed |= bool(errors)
+        if as_json:
+            output.emit({"store": store, "path": path, "ok": not errors, "errors": errors})
+        elif errors:
+            for error in errors:
+                output.note(error)
+        elif store is not None:
+            click.echo(f"{store}: ok ({path})")
+    if failed:
+        click.get_current_context().exit(2)
+
+
+def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]]:
+    """(store, path, errors) of every store; the store is None for what is wrong with the file as a whole."""
+    table, whole = _load(file)
+    catalogue = None
+    try:
+        catalogue = load_catalogue(read_config(file).disabled if whole is None else ())
+    except ConfigError as error:
+        whole = f"{file}: {error}"
+    stores = table.get("stores", {})
+    checked = []
+    for name, keys in stores.items() if isinstance(stores, dict) else ():
+        if isinstance(keys, dict):
+            where = f"{file}: [stores.{name}]"
+            errors = _errors(_key_checks(keys, where, file.parent), where)
+            if not errors and catalogue:
+                errors = _errors(_backend_checks(store_config(keys, where, file.parent), catalogue), where)
+            checked.append((name, str(file.parent / str(keys.get("path", ""))), errors))
+    if whole is not None and not any(whole in errors for _, _, errors in checked):
+        yield None, None, [whole]
+    elif not checked:
+        yield None, None, [f"{file}: there is no table [stores.NAME]"]
+    yield from checked
+
+
+def _load(file: Path) -> tuple[dict[str, Any], str | None]:
+    """The tables of a file, as far as it is TOML, and the first thing that is wrong with it."""
+    try:
+        read_config(file)
+        whole = None
+    except ConfigError as error:
+        whole = str(error)
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8")), whole
+    except (OSError, ValueError):
+        return {}, whole
+
+
+def _key_checks(table: dict[str, Any], where: str, base: Path) -> list[Callable[[], object]]:
+    def whole() -> object:
+        return store_config(table, where, base)
+
+    def one(key: str) -> Callable[[], object]:
+        return lambda: store_config({"path": ".", key: table[key]}, where, base)
+
+    return [*([] if "path" in table else [whole]), *(one(key) for key in table)]
+
+
+def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[], object]]:
+    """One check a backend, so that an error in one does not hide the others."""
+
+    def formats() -> object:
+        remembered = read_settings(Files(), store.path) if store.path.is_dir() else None
+        return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
+
+    def index() -> object:
+        descriptor = catalogue.index(store.index.name)
+        structure(descriptor.options, store.index.options, f"{store.where} index")
+        try:
+            return descriptor.load_factory()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise BrokenPlugin(f"{store.where} index: {descriptor.name!r} cannot be imported: {what}") from error
+
+    def body() -> object:
+        descriptor = catalogue.body_codec(store.body.name)
+        return catalogue.make(descriptor, structure(descriptor.options, store.body.options, f"{store.where} body"))
+
+    def policy() -> object:
+        descriptor = catalogue.gc_policy(store.gc.name)
+        return catalogue.make(descriptor, structure(descriptor.options, store.gc.options, f"{store.where} gc"))
+
+    return [formats, index, body, policy]
+
+
+def _errors(checks: list[Callable[[], object]], where: str) -> list[str]:
+    errors = []
+    for run in checks:
+        try:
+            run()
+        except MsgStoreError as error:
+            message = str(error)
+            errors.append(message if message.startswith(where) else f"{where}: {message}")
+    return list(dict.fromkeys(errors))

@@ -1,0 +1,209 @@
+"""``demo``: the main job on a directory that RabbitMQ really wrote; it ships with the program."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+import msgstore
+from msgstore.cli import map as drawing
+from msgstore.cli import options, output
+from msgstore.cli import scan as scanning
+from msgstore.cli.inputs import Inputs
+from msgstore.contract import MsgStoreError, StoreError
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+_DATA = "msgstore.demo"
+
+
+@attrs.frozen
+class Expected:
+    references: int
+    body_sha256: str
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Work in DIR and leave the store there; it must not exist, or be empty.",
+)
+@options.as_json
+def demo(directory: Path | None, as_json: bool) -> None:
+    """Take a directory that RabbitMQ wrote: look at it, check it, serve it, migrate it, compact it, and lose nothing.
+
+    \b
+    Examples:
+      msgstore demo
+      msgstore demo --dir /tmp/tour
+    """
+    with _working_copy(directory) as store:
+        tour = _Tour(store, load_catalogue(), None if as_json else output.Terminal())
+        intact = tour.run()
+    if not intact:
+        click.get_current_context().exit(1)
+
+
+@contextlib.contextmanager
+def _working_copy(directory: Path | None) -> Iterator[Path]:
+    """The shipped store in a place where it can be changed; a temporary one goes at the end."""
+    if directory is not None and directory.exists() and any(directory.iterdir()):
+        raise StoreError(f"{directory}: is not empty; choose a new directory")
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="msgstore-demo-"))) / "store"
+        directory.mkdir(parents=True, exist_ok=True)
+        with resources.as_file(resources.files(_DATA) / "mixed_upgrade") as shipped:
+            for file in sorted(shipped.iterdir()):
+                shutil.copyfile(file, directory / file.name)
+        yield directory
+
+
+def expected_messages() -> dict[bytes, Expected]:
+    """The live messages of the shipped store, from the broker's own books."""
+    lines = (resources.files(_DATA) / "refcounts.csv").read_text(encoding="ascii").split()[1:]
+    fields = [line.split(",") for line in lines]
+    return {bytes.fromhex(msg_id): Expected(int(references), body_sha256) for msg_id, references, body_sha256 in fields}
+
+
+class _Tour:
+    """The steps, each with what a user would type, and a check that every live message is still what it was."""
+
+    def __init__(self, store: Path, catalogue: Catalogue, console: output.Terminal | None) -> None:
+        self.path = store
+        self.catalogue = catalogue
+        self.console = console
+        self.expected = expected_messages()
+        self.counts = [(msg_id, message.references) for msg_id, message in self.expected.items()]
+        self.intact = True
+        self._number = 0
+
+    def run(self) -> bool:
+        self._scan()
+        self._open()
+        self._migrate()
+        self._compact()
+        self._restart()
+        total = len(self.expected)
+        if self.console:
+            verdict = f"all {total} live messages intact" if self.intact else "messages are missing or differ: this is a bug"
+            self.console.print(f"\n{verdict}", style="bold green" if self.intact else "bold red")
+        else:
+            output.emit({"kind": "summary", "messages": total, "intact": self.intact})
+        return self.intact
+
+    def _scan(self) -> None:
+        reports = list(scanning.scan_inputs(Inputs(self.catalogue).find([self.path])))
+        records = sum(len(report.scan.records) for report in reports)
+        self._step(
+            "Look at what the broker left: two segments of format v1, two of v2. No index is needed.",
+            "msgstore scan DIR",
+            {"segments": len(reports), "records": records, "damaged": sum(report.is_damaged for report in reports)},
+        )
+        if self.console:
+            scanning.show(self.console, [scanning.Summary.of(report) for report in reports])
+        self._step("Draw them. Which records are live is known to the queues: 'id,count' lines say it.", *self._map())
+
+    def _map(self, *, refcounts: bool = True) -> tuple[str, dict[str, Any]]:
+        live = drawing.live_offsets(self.path, self.catalogue, self.counts if refcounts else None)
+        drawings = [drawing.draw(report, live) for report in scanning.scan_inputs(Inputs(self.catalogue).find([self.path]))]
+        self._drawn = drawings
+        command = "msgstore map DIR" + (" --refcounts refcounts.csv" if refcounts else "")
+        return command, {"live_percent": {found.path.name: found.live_percent for found in drawings}}
+
+    def _open(self) -> None:
+        with msgstore.open_store(self.path, refcounts=self.counts) as store:
+            good = self._verify(store)
+            stats = store.stats()
+        self._step(
+            "Open it and read every live message; each is compared with the hash from the broker's books.",
+            "store = msgstore.open_store(DIR, refcounts=counts)",
+            {"messages": stats.messages, "garbage_bytes": stats.garbage_bytes, "good": good},
+        )
+
+    def _migrate(self) -> None:
+        with msgstore.open_store(self.path) as store:
+            done = store.migrate()
+            good = self._verify(store)
+        left = sorted(path.name for path in self.path.glob("*.rdq"))
+        self.intact &= not left
+        self._step(
+            "Migrate: every v1 segment becomes a fresh v2 one, and goes.",
+            "msgstore migrate DIR --to v2",
+            {"migrated": [found.file for found in done], "v1_left": left, "good": good},
+        )
+
+    def _compact(self) -> None:
+        with msgstore.open_store(self.path) as store:
+            before = store.stats().bytes_on_disk
+            store.compact(everything=True)
+            after = store.stats().bytes_on_disk
+            good = self._verify(store)
+        self._step(
+            "Compact: the space of dead messages is given back, in place.",
+            "msgstore compact DIR --all",
+            {"bytes_before": before, "bytes_after": after, "good": good},
+        )
+
+    def _restart(self) -> None:
+        with msgstore.open_store(self.path) as store:
+            how = store.stats().recovery.how
+            good = self._verify(store)
+        self._step(
+            "Restart: after a clean stop the saved index is trusted, and nothing is scanned.",
+            "store = msgstore.open_store(DIR)",
+            {"came_up": how, "good": good},
+        )
+        self._step("What is left.", *self._map(refcounts=False))
+
+    def _verify(self, store: msgstore.Store) -> int:
+        """The number of expected messages that read back with their hash and count."""
+        good = 0
+        with store.client() as client:
+            for msg_id, message in self.expected.items():
+                try:
+                    body = client.read(msg_id)
+                except MsgStoreError:
+                    continue
+                same = hashlib.sha256(body).hexdigest() == message.body_sha256
+                good += same and store.references(msg_id) == message.references
+        self.intact &= good == len(self.expected) and store.stats().messages == good
+        return good
+
+    def _step(self, title: str, command: str, result: dict[str, Any]) -> None:
+        self._number += 1
+        if not self.console:
+            output.emit({"kind": "step", "step": self._number, "title": title, "command": command, **result})
+            return
+        self.console.print(f"\n{self._number}. {title}", style="bold", soft_wrap=True)
+        self.console.print(f"   $ {command}" if command.startswith("msgstore ") else f"   >>> {command}", style="cyan")
+        self.console.print()
+        if "live_percent" in result:
+            drawing.show(self.console, self._drawn)
+        elif "records" not in result:
+            self._show(result)
+
+    def _show(self, result: dict[str, Any]) -> None:
+        assert self.console is not None
+        rows = output.table(None, "", "")
+        rows.show_header = False
+        for key, value in result.items():
+            if key == "good":
+                shown = f"{value} of {len(self.expected)} live messages read back with their hash and count"
+            elif isinstance(value, list):
+                shown = ", ".join(value) or "none"
+            else:
+                shown = output.size(value) if key.split("_")[0] in ("bytes", "garbage") else f"{value}"
+            rows.add_row("  ", key.replace("_", " "), shown)
+        self.console.print(rows)

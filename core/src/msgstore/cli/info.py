@@ -1,0 +1,189 @@
+"""``info`` and ``verify``: the state of a store, and whether its segments, index and counts agree. Nothing is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from msgstore.cli import options, output
+from msgstore.cli.checking import SegmentCheck, check_segments
+from msgstore.cli.scan import damaged_spans, show_spots
+from msgstore.cli.stores import Target, find_store
+from msgstore.directory import read_settings
+from msgstore.engine.shutdown import Leftovers, last_v1_file
+from msgstore.engine.store import Store
+from msgstore.files import Files
+
+_HOW = {
+    "new": "empty",
+    "trust": "as it was saved at the last clean stop",
+    "tail": "from its index, and what was appended after the last commit",
+    "rebuild": "by scanning every segment",
+    "taken over": "from the index of the last opening",
+}
+
+
+@click.command()
+@options.store
+@options.config_file
+@options.refcounts
+@options.as_json
+def info(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """Show what a store holds, and how it would come up. Writes nothing.
+
+    \b
+    Examples:
+      msgstore info data/orders
+      msgstore info orders --config msgstore.toml --json
+    """
+    target = find_store(store, config_file)
+    with target.open("r", options.read_refcounts(refcounts_file)) as opened:
+        facts = _facts(target, opened)
+        damaged = bool(facts["quarantined"] or facts["damage"])
+    if as_json:
+        output.emit(facts)
+    else:
+        output.Terminal().print(_as_table(facts))
+    if damaged:
+        click.get_current_context().exit(1)
+
+
+def _facts(target: Target, store: Store) -> dict[str, Any]:
+    stats, segments, files = store.stats(), store.segments(), Files()
+    settings = read_settings(files, target.path)
+    recovery = stats.recovery
+    return {
+        "path": str(target.path),
+        "index": target.config.index.name,
+        "format": target.config.format.name,
+        "record": target.config.record,
+        "body": target.config.body.name,
+        "records": settings.records if settings else {},
+        "known": settings is not None,
+        "messages": stats.messages,
+        "bytes_on_disk": stats.bytes_on_disk,
+        "live_bytes": stats.live_bytes,
+        "garbage_bytes": stats.garbage_bytes,
+        "segments": stats.segments,
+        "formats": dict(Counter(segment.format for segment in segments)),
+        "last_v1_file": last_v1_file((segment.number, Path(segment.file).suffix) for segment in segments),
+        "client_refs": len(Leftovers.read(files, target.path).client_refs()),
+        "recovery": {
+            "how": recovery.how,
+            "scanned": len(recovery.scanned),
+            "entered": recovery.entered,
+            "garbage": recovery.garbage,
+            "missing": recovery.missing,
+        },
+        "quarantined": stats.quarantined,
+        "damage": list(recovery.damaged),
+    }
+
+
+def _as_table(facts: dict[str, Any]) -> Table:
+    rows = output.table(facts["path"], "", "")
+    rows.show_header = False
+    recovery = facts["recovery"]
+    bindings = ", ".join(f"{name} = {byte}" for name, byte in facts["records"].items())
+    formats = ", ".join(f"{number} of {name}" for name, number in facts["formats"].items())
+    rows.add_row("written by", "msgstore" if facts["known"] else "another program: never opened by msgstore")
+    rows.add_row("backends", ", ".join(f"{key} {facts[key]}" for key in ("index", "format", "record", "body")))
+    rows.add_row("record types", bindings or "the format's own")
+    rows.add_row("messages", f"{facts['messages']:,}")
+    rows.add_row("on disk", output.size(facts["bytes_on_disk"]))
+    rows.add_row("live", output.size(facts["live_bytes"]))
+    rows.add_row("garbage", output.size(facts["garbage_bytes"]))
+    rows.add_row("segments", f"{facts['segments']:,}" + (f" ({formats})" if formats else ""))
+    rows.add_row("last v1 file", "none" if facts["last_v1_file"] is None else str(facts["last_v1_file"]))
+    rows.add_row("clients", f"{facts['client_refs']:,}")
+    rows.add_row("would come up", f"{_HOW[recovery['how']]} ({recovery['how']})")
+    if recovery["scanned"]:
+        rows.add_row("", f"{output.plural(recovery['entered'], 'live record')}, {recovery['garbage']:,} dead or copies")
+    if recovery["missing"]:
+        rows.add_row("", f"{recovery['missing']:,} ids with references have no record", style="red")
+    for line in facts["damage"]:
+        rows.add_row("damage", line, style="red")
+    if facts["quarantined"] and not facts["damage"]:
+        rows.add_row("damage", f"in {output.plural(facts['quarantined'], 'segment')}; 'msgstore verify' lists it", style="red")
+    return rows
+
+
+@click.command()
+@options.store
+@options.config_file
+@options.refcounts
+@options.as_json
+def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """Check segments, index and counts against one another, and read every live message. Writes nothing.
+
+    \b
+    Examples:
+      msgstore verify data/orders
+      msgstore verify msg_store_persistent --refcounts counts.csv
+    """
+    target = find_store(store, config_file)
+    checks: list[SegmentCheck] = []
+    with target.open("r", options.read_refcounts(refcounts_file)) as opened:
+        recovery = opened.stats().recovery
+        with output.progress("verifying", quiet=as_json) as progress:
+            for check in check_segments(target, opened, progress):
+                if as_json:
+                    output.emit(check.as_json())
+                checks.append(check.without_records())
+    missing = recovery.missing
+    ok = not missing and all(check.ok for check in checks)
+    summary = {
+        "kind": "summary",
+        "path": str(target.path),
+        "segments": len(checks),
+        "messages": sum(check.entries for check in checks),
+        "verified": sum(check.verified for check in checks),
+        "unreachable": sum(len(check.unreachable) for check in checks),
+        "missing": missing,
+        "damaged_segments": sum(not check.ok for check in checks),
+        "recovery": recovery.how,
+        "ok": ok,
+    }
+    if as_json:
+        output.emit(summary)
+    else:
+        _show(summary, checks)
+    if not ok:
+        click.get_current_context().exit(1)
+
+
+def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
+    console = output.Terminal()
+    columns = ("file", "format", "size", "live", "verified", "unreachable", "damage", "counts", "end")
+    rows = output.table(summary["path"], *columns, right="size live verified unreachable damage")
+    spots = []
+    for check in checks:
+        found = damaged_spans(check.report) if check.report else []
+        spots += [(check.path, spot) for spot in found]
+        rows.add_row(
+            check.path.name,
+            check.format,
+            output.size(check.size),
+            output.count(check.entries),
+            output.count(check.verified),
+            output.count(len(check.unreachable), "bold red"),
+            output.count(len(found), "bold red"),
+            "agree" if check.counts_agree else f"{check.live_count:,} expected",
+            output.state(check.report.scan.end.state) if check.report else "missing",
+        )
+    console.print(rows)
+    console.print()
+    show_spots(console, spots)
+    for check in checks:
+        for entry in check.unreachable[:20]:
+            console.print(f"{check.path.name} at offset {entry.offset}: {entry.msg_id.hex()}: {entry.reason}", style="red")
+    if summary["missing"]:
+        console.print(f"{output.plural(summary['missing'], 'id')} with references without a record", style="red")
+    verdict = (
+        f"{summary['verified']:,} of {output.plural(summary['messages'], 'live message')} verified ({summary['recovery']})"
+    )
+    console.print(verdict, style="green" if summary["ok"] else "bold red")

@@ -1,0 +1,90 @@
+"""The program ``msgstore``: its verbs, and what becomes of errors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+import msgstore
+from msgstore.cli.config import config
+from msgstore.cli.demo import demo
+from msgstore.cli.info import info, verify
+from msgstore.cli.maintain import compact, migrate
+from msgstore.cli.map import map_
+from msgstore.cli.messages import get, ls, put, rm
+from msgstore.cli.plugins import plugins
+from msgstore.cli.salvage import salvage
+from msgstore.cli.scan import scan
+from msgstore.contract import CorruptRecord, MsgStoreError
+
+DAMAGE = 1
+MISUSE = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+_REPORTS_DAMAGE_ITSELF = {"demo", "info", "map", "salvage", "scan", "verify"}
+
+
+class Program(click.Group):
+    """Errors of ours and of the operating system become one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read our output has seen enough
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(BROKEN_PIPE)
+        except KeyboardInterrupt:
+            click.echo("msgstore: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except (MsgStoreError, OSError) as error:
+            click.echo(f"msgstore: {_one_line(error)}", err=True)
+            ctx.exit(DAMAGE if isinstance(error, CorruptRecord) else MISUSE)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+class _Echo(logging.Handler):
+    """What the engine warns of, one line each on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"msgstore: {record.getMessage()}", err=True)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(msgstore.__version__, prog_name="msgstore")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Look at, check, serve, convert and rescue message stores: those of msgstore, and those that RabbitMQ left on disk.
+
+    STORE is a directory, or with --config FILE the name of a store in it. Every verb takes --json: one object a line.
+
+    \b
+    Exit codes: 0 fine, 1 damage found, 2 misuse or another error.
+
+    \b
+    Examples:
+      msgstore demo
+      msgstore scan /var/lib/rabbitmq/.../msg_store_persistent
+      msgstore salvage old-directory rescued
+    """
+    handler = logging.NullHandler() if ctx.invoked_subcommand in _REPORTS_DAMAGE_ITSELF else _Echo(logging.WARNING)
+    logger = logging.getLogger("msgstore")
+    logger.addHandler(handler)
+    ctx.call_on_close(lambda: logger.removeHandler(handler))
+
+
+for command in (scan, map_, info, verify, ls, get, put, rm, compact, migrate, salvage, plugins, config, demo):
+    main.add_command(command)

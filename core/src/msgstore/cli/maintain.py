@@ -1,0 +1,103 @@
+"""``compact`` and ``migrate``: the segments of a store, rewritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import click
+
+from msgstore.cli import options, output
+from msgstore.cli.stores import find_store
+from msgstore.config import Backend
+from msgstore.engine.compaction import Collected
+
+
+@click.command()
+@options.store
+@click.option("--all", "everything", is_flag=True, help="Every segment with garbage, not only those that the GC policy names.")
+@options.config_file
+@options.refcounts
+@options.as_json
+def compact(store: str, everything: bool, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """Give the space of dead messages back. Damaged segments are left alone, and without --all the newest one, too.
+
+    \b
+    Examples:
+      msgstore compact data/orders
+      msgstore compact data/orders --all --json
+    """
+    target = find_store(store, config_file)
+    with (
+        target.open("rw", options.read_refcounts(refcounts_file)) as opened,
+        output.progress("compacting", quiet=as_json) as progress,
+    ):
+        if everything:
+            opened.roll()
+        done = opened.compact(everything=everything, progress=progress)
+        quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
+    _report(done, quarantined, "compacted", "nothing to compact", as_json=as_json)
+
+
+@click.command()
+@options.store
+@click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
+@options.config_file
+@options.refcounts
+@options.as_json
+def migrate(store: str, to_format: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """Rewrite every segment of an older format, and delete the old ones. New messages are written in FORMAT from then on.
+
+    \b
+    Examples:
+      msgstore migrate data/orders --to v2
+      msgstore migrate msg_store_persistent --to v2 --refcounts counts.csv
+    """
+    target = find_store(store, config_file)
+    form = target.config.format if target.config.format.name == to_format else Backend(to_format)
+    # Opening must neither refuse what is about to be migrated, nor do it unseen.
+    target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
+    with (
+        target.open("rw", options.read_refcounts(refcounts_file)) as opened,
+        output.progress("migrating", quiet=as_json) as progress,
+    ):
+        done = opened.migrate(progress=progress)
+    _report(done, [], "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
+
+
+def _report(done: list[Collected], quarantined: list[str], verb: str, nothing: str, *, as_json: bool) -> None:
+    skipped = {found.file: found.skipped for found in done if found.skipped}
+    skipped |= {file: "damage was found in it before" for file in quarantined if file not in skipped}
+    if as_json:
+        for found in done:
+            output.emit({"kind": "segment", **attrs.asdict(found)})
+        output.emit(
+            {
+                "kind": "summary",
+                "segments": len(done),
+                "size_before": sum(found.size_before for found in done),
+                "size_after": sum(found.size_after for found in done),
+                "written": sum(found.written for found in done),
+                "skipped": sorted(skipped),
+            }
+        )
+    else:
+        _show(done, skipped, verb, nothing)
+    if skipped:
+        click.get_current_context().exit(1)
+
+
+def _show(done: list[Collected], skipped: dict[str, str], verb: str, nothing: str) -> None:
+    console = output.Terminal()
+    rows = output.table(None, "file", "before", "after", "moved", "written", "", right="before after moved written")
+    for found in done:
+        after = "deleted" if not found.size_after else output.size(found.size_after)
+        what = "left as it is" if found.skipped else verb
+        moved, written = output.count(found.moved_records), output.size(found.written)
+        rows.add_row(found.file, output.size(found.size_before), after, moved, written, what)
+    if done:
+        console.print(rows)
+    else:
+        console.print(nothing)
+    for file, reason in skipped.items():
+        output.note(f"{file}: left as it is: {reason}")

@@ -1,0 +1,169 @@
+"""``ls``, ``get``, ``put`` and ``rm``: the messages of a store, one by one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from msgstore.cli import options, output
+from msgstore.cli.stores import find_store
+from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
+from msgstore.engine.store import Entry, Store
+
+_ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"
+_HASH_AT = len(_ROW.format("", "", "", "", "", ""))
+
+
+@click.command()
+@options.store
+@options.config_file
+@options.refcounts
+@options.as_json
+def ls(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """List the live messages, by segment and offset. Writes nothing.
+
+    The hash is the SHA-256 of the body as it is stored.
+
+    \b
+    Examples:
+      msgstore ls data/orders
+      msgstore ls orders --config msgstore.toml --json | jq -r .id
+    """
+    digits = max(shutil.get_terminal_size().columns - _HASH_AT - 1, 8) if sys.stdout.isatty() else 64
+    damaged = False
+    target = find_store(store, config_file)
+    with target.open("r", options.read_refcounts(refcounts_file)) as opened, output.lines() as line:
+        if not as_json:
+            line(_ROW.format("id", "file", "offset", "size", "refs", "sha256 of the body"))
+        for entry in opened.entries():
+            body_sha256 = _body_sha256(opened, entry)
+            damaged |= body_sha256 is None
+            if as_json:
+                line(output.as_line(_as_json(entry, body_sha256)))
+            else:
+                shown = "damaged" if body_sha256 is None else body_sha256[:digits]
+                line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, shown))
+    if damaged:
+        click.get_current_context().exit(1)
+
+
+def _as_json(entry: Entry, body_sha256: str | None) -> dict[str, object]:
+    return {
+        "id": entry.msg_id.hex(),
+        "file": entry.number,
+        "offset": entry.offset,
+        "size": entry.size,
+        "refs": entry.references,
+        "body_sha256": body_sha256,
+    }
+
+
+def _body_sha256(store: Store, entry: Entry) -> str | None:
+    try:
+        return hashlib.sha256(store.stored_body(entry)).hexdigest()
+    except CorruptRecord as error:
+        output.note(str(error))
+        return None
+
+
+@click.command()
+@options.store
+@click.argument("msg_id", metavar="ID", type=options.message_id)
+@options.config_file
+@options.refcounts
+@options.as_json
+def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """Write the body of one message to standard output, byte for byte. Writes nothing into the store.
+
+    \b
+    Examples:
+      msgstore get data/orders 00112233445566778899aabbccddeeff > body
+    """
+    target = find_store(store, config_file)
+    with target.open("r", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+        body = client.read(msg_id)
+        references = opened.references(msg_id)
+    if as_json:
+        output.emit(
+            {
+                "id": msg_id.hex(),
+                "size": len(body),
+                "refs": references,
+                "as_stored": isinstance(body, StoredBody) or target.config.body.name == "raw",
+                "body_sha256": hashlib.sha256(body).hexdigest(),
+                "body_base64": base64.b64encode(body).decode(),
+            }
+        )
+    else:
+        sys.stdout.buffer.write(body)
+        sys.stdout.buffer.flush()
+
+
+@click.command()
+@options.store
+@click.argument("msg_id", metavar="ID", type=options.message_id)
+@options.config_file
+@options.refcounts
+@options.as_json
+def put(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """Write one message; its body is read from standard input. It is on disk when the program ends.
+
+    An id names one body for ever: to a message that is there already this adds a reference, and its body stays what it is.
+
+    \b
+    Examples:
+      msgstore put data/orders 00112233445566778899aabbccddeeff < body
+    """
+    target = find_store(store, config_file)
+    body = sys.stdin.buffer.read()
+    with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+        client.write(msg_id, body)
+        references = opened.references(msg_id)
+    if as_json:
+        output.emit({"id": msg_id.hex(), "size": len(body), "refs": references})
+    else:
+        click.echo(msg_id.hex())
+    if references > 1:
+        output.note(f"{msg_id.hex()} was there already: it has {references} references now, and keeps its body")
+
+
+@click.command()
+@options.store
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=options.message_id)
+@options.config_file
+@options.refcounts
+@options.as_json
+def rm(store: str, ids: tuple[bytes, ...], config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+    """Take one reference from each message; one without references is gone.
+
+    Absent ids are named, and the others removed all the same; the exit code is then 2.
+
+    \b
+    Examples:
+      msgstore rm data/orders 00112233445566778899aabbccddeeff
+    """
+    target = find_store(store, config_file)
+    absent: Counter[bytes] = Counter()
+    failure: MessageNotFound | None = None
+    with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+        try:
+            client.remove(ids)
+        except MessageNotFound as error:
+            absent.update(error.ids)
+            failure = error
+        left = {msg_id: opened.references(msg_id) for msg_id in ids}
+    given = Counter(ids)
+    for msg_id in dict.fromkeys(ids):
+        removed = given[msg_id] - absent[msg_id]
+        if as_json:
+            output.emit({"id": msg_id.hex(), "removed": removed, "absent": absent[msg_id] > 0, "refs": left[msg_id]})
+        elif removed:
+            click.echo(f"{msg_id.hex()}" + (f" ({output.plural(left[msg_id], 'reference')} left)" if left[msg_id] else ""))
+    if failure is not None:
+        raise failure

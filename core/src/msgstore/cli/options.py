@@ -1,0 +1,62 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msgstore.contract import ConfigError
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines: one compact object a line.")
+config_file = click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Configuration in which STORE is a name."
+)
+store = click.argument("store", metavar="STORE")
+refcounts = click.option(
+    "--refcounts",
+    "refcounts_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Lines 'id,count', used where counts must be rebuilt (a directory of RabbitMQ's, a crash); other ids are garbage.",
+)
+paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
+def message_id(value: str) -> bytes:
+    """32 hexadecimal digits."""
+    try:
+        msg_id = bytes.fromhex(value) if len(value) == 32 else b""
+    except ValueError:
+        msg_id = b""
+    if len(msg_id) != 16:
+        raise click.BadParameter(f"{value!r} is not a message id: 32 hexadecimal digits")
+    return msg_id
+
+
+def binding(value: str) -> tuple[str, int]:
+    """NAME=BYTE."""
+    name, _, byte = value.partition("=")
+    if not name or not (byte.isascii() and byte.isdigit()):
+        raise click.BadParameter(f"{value!r} is not of the form NAME=BYTE, such as checksum=4")
+    return name, int(byte)
+
+
+def read_refcounts(path: Path | None) -> list[tuple[bytes, int]] | None:
+    """(id, count) of each line ``id,count``; further fields, empty lines and a first line of names are ignored."""
+    if path is None:
+        return None
+    found = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            fields = [field.strip() for field in line.split(",")]
+            if fields == [""] or (number == 1 and fields[0] == "id"):
+                continue
+            try:
+                msg_id, references = bytes.fromhex(fields[0]), int(fields[1])
+            except (ValueError, IndexError):
+                msg_id, references = b"", 0
+            if len(msg_id) != 16:
+                raise ConfigError(f"{path}: line {number} is not 'id,count' with an id of 32 hexadecimal digits")
+            found.append((msg_id, references))
+    return found

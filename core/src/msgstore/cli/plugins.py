@@ -1,0 +1,80 @@
+"""``plugins``: what is installed, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from msgstore.cli import options, output
+from msgstore.config import read_config
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+WIDE = 130
+"""Columns that the whole table needs; with fewer, contract and capabilities stand below the summary."""
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Exit with 2 if any plugin has a problem.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Leave out what FILE disables.")
+@options.as_json
+def plugins(check: bool, config_file: Path | None, as_json: bool) -> None:
+    """List the formats, record types, indexes, GC policies and body codecs that are installed.
+
+    \b
+    Examples:
+      msgstore plugins
+      msgstore plugins --check --json
+    """
+    catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
+    problems = list(catalogue.problems())
+    if as_json:
+        _emit(catalogue, problems)
+    else:
+        _show(catalogue, problems)
+    if check and problems:
+        click.get_current_context().exit(2)
+
+
+def _emit(catalogue: Catalogue, problems: list[str]) -> None:
+    for found in catalogue.registrations:
+        descriptor, provider = found.descriptor, found.provider
+        output.emit(
+            {
+                "kind": found.kind,
+                "name": descriptor.name,
+                "distribution": provider.distribution,
+                "version": provider.version,
+                "entry_point": provider.entry_point,
+                "contract": list(descriptor.contract),
+                "capabilities": sorted(capability.value for capability in descriptor.capabilities),
+                "summary": descriptor.summary,
+            }
+        )
+    for problem in problems:
+        output.emit({"kind": "problem", "message": problem})
+
+
+def _show(catalogue: Catalogue, problems: list[str]) -> None:
+    console = output.Terminal()
+    wide = console.width >= WIDE
+    columns = ("kind", "name", "distribution", *(("contract", "capabilities") if wide else ()), "summary")
+    rows = output.table(None, *columns)
+    for found in sorted(catalogue.registrations, key=lambda found: (found.kind, found.descriptor.name)):
+        descriptor, provider = found.descriptor, found.provider
+        contract = ".".join(map(str, descriptor.contract))
+        capabilities = ", ".join(sorted(capability.value for capability in descriptor.capabilities))
+        start = found.kind, descriptor.name, Text(f"{provider.distribution} {provider.version}", no_wrap=True)
+        if wide:
+            rows.add_row(*start, contract, capabilities or "-", descriptor.summary)
+        else:
+            powers = f"; {capabilities}" if capabilities else ""
+            rows.add_row(*start, Text.assemble(descriptor.summary, (f"\ncontract {contract}{powers}", "dim")))
+    console.print(rows)
+    if catalogue.disabled:
+        console.print(f"disabled: {', '.join(catalogue.disabled)}")
+    for problem in problems:
+        console.print(f"problem: {problem}", style="red")
+    if not problems:
+        console.print("no problems", style="green")

@@ -1,0 +1,60 @@
+"""From STORE and --config to a store: a name in a configuration, or a directory with what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from msgstore.config import StoreConfig, read_config, store_config
+from msgstore.contract import StoreError
+from msgstore.directory import Settings, read_settings
+from msgstore.engine.opening import open_configured
+from msgstore.engine.store import Store
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+
+@attrs.frozen
+class Target:
+    """A store that is not open yet."""
+
+    config: StoreConfig
+    catalogue: Catalogue
+
+    @property
+    def path(self) -> Path:
+        return self.config.path
+
+    def open(self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None) -> Store:
+        return open_configured(self.config, self.catalogue, mode=mode, refcounts=refcounts)
+
+
+def find_store(store: str, config_file: Path | None) -> Target:
+    """Raises ConfigError, PluginError, and StoreError for a directory that is not there."""
+    if config_file is not None:
+        config = read_config(config_file)
+        return Target(config.store(store), load_catalogue(config.disabled))
+    return bare_store(Path(store), load_catalogue())
+
+
+def bare_store(directory: Path, catalogue: Catalogue) -> Target:
+    """A directory, with the backends of its last opening, else the defaults."""
+    check_directory(directory)
+    settings = read_settings(Files(), directory) or Settings()
+    keys = {
+        "path": directory,
+        "index": settings.index,
+        "format": settings.format,
+        "record": settings.record,
+        "body": settings.body,
+    }
+    return Target(store_config(keys, str(directory), Path()), catalogue)
+
+
+def check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "there is no such directory"
+        raise StoreError(f"{directory}: {what}; STORE is a directory, or with --config FILE the name of a store in it")

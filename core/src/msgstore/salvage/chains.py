@@ -1,0 +1,119 @@
+"""Reading a damaged segment to its end: chains of records, and the damaged spans between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from msgstore.contract import Buffer, Columns, Damage, SegmentFormat, SegmentScan
+
+SIZE_MISMATCH = "size_mismatch"
+"""The reason of a span whose size field hid records that go on behind it."""
+
+
+@attrs.frozen
+class Chain:
+    scan: SegmentScan
+    recovered: bool
+    """True if it was found behind a damaged spot: it may begin in the middle of nothing, but it holds."""
+
+
+@attrs.frozen
+class Chains:
+    """All of a segment. Chains and damaged spans do not overlap; with the header they cover it."""
+
+    found: list[Chain]
+    damage: list[Damage]
+    header: int
+    """Bytes of an undamaged header."""
+
+    def rows(self) -> list[tuple[int, int, bytes, bool]]:
+        """(offset, size, id, whether it was found again) of every record and every copy, by offset."""
+        rows = []
+        for chain in self.found:
+            both = (chain.scan.records, chain.scan.duplicates)
+            part = [(offset, size, msg_id, chain.recovered) for columns in both for msg_id, offset, size, _ in columns.rows()]
+            rows += sorted(part) if len(chain.scan.duplicates) else part
+        return rows
+
+    @property
+    def holes(self) -> int:
+        return sum(sum(chain.scan.hole_sizes) for chain in self.found)
+
+
+def read_chains(form: SegmentFormat, data: Buffer) -> Chains:
+    """Scan, and behind each spot where that stops look for the next chain of records. Linear in the bytes, as a rule."""
+    total = len(data)
+    scan = form.scan(data)
+    found: list[Chain] = []
+    damage: list[Damage] = []
+    header = min(len(form.header), total) if scan.end.offset else 0
+    if scan.header not in (None, "ok") and header:
+        damage.append(Damage(0, header, str(scan.header)))
+        header = 0
+    while scan.end.state != "clean":
+        end = scan.end
+        following = _behind(form, data, scan)
+        if following is None:
+            damage.append(Damage(end.offset, total - end.offset, end.reason or end.state))
+            break
+        begin, next_scan = following
+        if begin < end.offset:
+            last = _drop_last(scan)
+            damage.append(Damage(last, begin - last, SIZE_MISMATCH))
+        else:
+            damage.append(Damage(end.offset, begin - end.offset, end.reason or end.state))
+        found.append(Chain(scan, bool(found)))
+        scan = next_scan
+    found.append(Chain(scan, bool(found)))
+    damage += [spot for chain in found for spot in chain.scan.damage]
+    return Chains(found, sorted(damage, key=lambda spot: spot.offset), header)
+
+
+def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan) -> tuple[int, SegmentScan] | None:
+    """(offset, scan) of the next chain, or None.
+
+    A flipped bit in the size of a record or a hole makes it end in the middle of a later one, and hides those between. So the
+    search begins inside what ends at the corrupt spot; a chain there is the real one if it passes that spot.
+    """
+    end = scan.end.offset
+    last = _last(scan)
+    if last is not None:
+        inside = form.find_chain(data, last[0] + 1)
+        if inside is None:
+            return None
+        found = form.scan(data, start=inside)
+        if inside > end or found.end.offset > end:
+            return inside, found
+    behind = form.find_chain(data, end + 1)
+    return None if behind is None else (behind, form.scan(data, start=behind))
+
+
+def _drop_last(scan: SegmentScan) -> int:
+    """Take what ends where the scan ended out of it; returns its offset."""
+    last = _last(scan)
+    assert last is not None
+    offset, drop = last
+    drop()
+    return offset
+
+
+def _last(scan: SegmentScan) -> tuple[int, Callable[[], object]] | None:
+    """What ends where the scan ended: its offset, and how to take it out of the scan."""
+    end = scan.end.offset
+    for columns in (scan.records, scan.duplicates):
+        if len(columns) and columns.offsets[-1] + columns.sizes[-1] == end:
+            return columns.offsets[-1], lambda columns=columns: _pop(columns)
+    if len(scan.hole_offsets) and scan.hole_offsets[-1] + scan.hole_sizes[-1] == end:
+        return scan.hole_offsets[-1], lambda: (scan.hole_offsets.pop(), scan.hole_sizes.pop())
+    if scan.damage and scan.damage[-1].offset + scan.damage[-1].size == end:
+        return scan.damage[-1].offset, scan.damage.pop
+    return None
+
+
+def _pop(columns: Columns) -> None:
+    del columns.ids[-16:]
+    columns.offsets.pop()
+    columns.sizes.pop()
+    columns.types.pop()

@@ -1,0 +1,202 @@
+"""The program as a process, ``plugins``, ``config check`` and ``demo``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgstore
+import pytest
+from click.testing import CliRunner, Result
+from msgstore.cli.main import main
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
+PROGRAM = [sys.executable, "-c", "from msgstore.cli.main import main; main()"]
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_version_and_help() -> None:
+    assert msgstore.__version__ in run("--version").stdout
+    for verb in main.commands:
+        text = run(verb, "--help").stdout
+        assert "Usage:" in text
+        if verb != "config":
+            assert "--json" in text
+            assert "Examples:" in text
+
+
+def test_as_a_process() -> None:
+    done = subprocess.run([*PROGRAM, "scan", "--json", DATA / "v2_dirty_torn" / "store"], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert len(objects(done.stdout.decode())) == 2
+    assert done.stderr == b""
+    done = subprocess.run([*PROGRAM, "scan", "nowhere"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().splitlines() == ["msgstore: nowhere: there is no such file or directory"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes")
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = [*PROGRAM, "scan", "--json", *[str(DATA / "v2_clean" / "store")] * 20]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("msgstore.cli.scan.load_catalogue", interrupt)
+    result = run("scan", DATA)
+    assert (result.exit_code, result.stderr) == (130, "msgstore: interrupted\n")
+
+
+def test_an_error_of_the_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "some/file")
+
+    monkeypatch.setattr("msgstore.files.Files.view", refuse)
+    result = run("scan", DATA / "v2_clean" / "store")
+    assert (result.exit_code, result.stderr) == (2, "msgstore: some/file: Permission denied\n")
+
+
+def test_plugins() -> None:
+    result = run("plugins", "--check", "--json")
+    assert result.exit_code == 0
+    found = {(entry["kind"], entry["name"]): entry for entry in objects(result.stdout)}
+    assert {("format", "v1"), ("format", "v2"), ("index", "ets"), ("gc", "half-empty"), ("body", "raw")} <= set(found)
+    v2 = found["format", "v2"]
+    assert (v2["distribution"], v2["contract"]) == ("msgstore-format-v2", [1, 0])
+    assert v2["capabilities"] == ["self-describing", "typed-records"]
+    for width in ("80", "150"):
+        text = CliRunner(env={"COLUMNS": width}).invoke(main, ["plugins"]).stdout
+        assert "msgstore-format-v2" in text
+        assert "no problems" in text
+        assert max(map(len, text.splitlines())) <= int(width)
+
+
+def test_plugins_with_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msgstore.plugins.catalogue.Catalogue.problems", lambda _: iter(["it does not load"]))
+    assert run("plugins").exit_code == 0
+    result = run("plugins", "--check", "--json")
+    assert result.exit_code == 2
+    assert objects(result.stdout)[-1] == {"kind": "problem", "message": "it does not load"}
+    assert "problem: it does not load" in run("plugins", "--check").stdout
+
+
+def test_config_check(tmp_path: Path) -> None:
+    file = tmp_path / "msgstore.toml"
+    file.write_text('[stores.a]\npath = "a"\nindex = { use = "lmdb", map_size = "1GiB" }\n[stores.b]\npath = "b"\n')
+    result = run("config", "check", "--config", file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [f"a: ok ({tmp_path / 'a'})", f"b: ok ({tmp_path / 'b'})"]
+    assert not (tmp_path / "a").exists()
+    assert [entry["ok"] for entry in objects(run("config", "check", "--json", "--config", file).stdout)] == [True, True]
+
+
+def test_config_check_tells_every_error(tmp_path: Path) -> None:
+    file = tmp_path / "msgstore.toml"
+    file.write_text(
+        """
+        disabld = []
+        [stores.a]
+        path = "a"
+        indx = "ets"
+        durability = "never"
+        [stores.b]
+        path = "b"
+        index = { use = "lmdb", map_sze = 1 }
+        format = { use = "v2", records = { checksum = 5 } }
+        body = "erlan"
+        gc = "none"
+        [stores.c]
+        format = "v2"
+        [stores.d]
+        path = "d"
+        """
+    )
+    result = run("config", "check", "--config", file)
+    assert result.exit_code == 2
+    errors = result.stderr
+    for part in (
+        "'disabled'",
+        "'index'",
+        "'os', 'fsync'",
+        "map_size",
+        "checksum = 5",
+        "'erlang'",
+        "half-empty",
+        "path is missing",
+    ):
+        assert part in errors
+    assert all(line.startswith(f"msgstore: {file}") for line in errors.splitlines())
+    assert result.stdout == f"d: ok ({tmp_path / 'd'})\n"
+    by_store = {entry["store"]: entry for entry in objects(run("config", "check", "--json", "--config", file).stdout)}
+    assert len(by_store["b"]["errors"]) == 4
+    assert by_store[None]["ok"] is False
+
+
+def test_config_check_of_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("config", "check")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "msgstore.toml: cannot be read" in result.stderr
+    (tmp_path / "msgstore.toml").write_text("[stores")
+    assert "is not TOML" in run("config", "check").stderr
+    (tmp_path / "msgstore.toml").write_text("disabled = ['nothing']\n[stores.a]\npath = 'a'\n")
+    assert "no installed distribution has an entry point 'nothing'" in run("config", "check").stderr
+    (tmp_path / "msgstore.toml").write_text("")
+    assert "there is no table [stores.NAME]" in run("config", "check").stderr
+
+
+def test_demo(tmp_path: Path) -> None:
+    result = run("demo", "--dir", tmp_path / "tour")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "all 468 live messages intact"
+    assert result.stdout.count("468 of 468 live messages") == 4
+    assert run("verify", tmp_path / "tour").exit_code == 0
+    again = run("demo", "--dir", tmp_path / "tour")
+    assert again.exit_code == 2
+    assert "is not empty" in again.stderr
+
+
+def test_demo_for_programs() -> None:
+    result = run("demo", "--json")
+    assert result.exit_code == 0
+    *steps, summary = objects(result.stdout)
+    assert summary == {"kind": "summary", "messages": 468, "intact": True}
+    assert [step["good"] for step in steps if "good" in step] == [468] * 4
+
+
+def test_demo_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    from msgstore.cli import demo
+
+    expected = demo.expected_messages()
+    expected[next(iter(expected))] = demo.Expected(1, "0" * 64)
+    monkeypatch.setattr(demo, "expected_messages", lambda: expected)
+    assert run("demo").exit_code == 1
+
+
+def test_the_demo_ships_what_the_broker_wrote() -> None:
+    shipped = Path(msgstore.__file__).parent / "demo" / "mixed_upgrade"
+    original = DATA / "mixed_upgrade" / "store"
+    assert {p.name: p.read_bytes() for p in shipped.iterdir()} == {p.name: p.read_bytes() for p in original.iterdir()}

@@ -1,0 +1,332 @@
+"""Salvage: every good record, every damaged span, every byte accounted for, and nothing written into the source."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgstore
+import pytest
+from click.testing import CliRunner, Result
+from msgstore.cli.main import main
+from msgstore.contract import StoreError
+from msgstore.files import Files
+from msgstore.salvage import SETTINGS_DAMAGED, SalvageReport, salvage
+from msgstore.scan import FormatSet
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+STORES = sorted((DATA / "msg-store").glob("*/store"))
+CORRUPT = sorted(path.parent for path in (DATA / "msg-store" / "v2_corrupt").glob("*/0.sqs"))
+
+
+@functools.cache
+def catalogue() -> msgstore.Catalogue:
+    return msgstore.load_catalogue()
+
+
+def rescue(source: Path, destination: Path, **options: Any) -> SalvageReport:
+    before = snapshot(source)
+    report = salvage(source, destination, catalogue=catalogue(), **options)
+    assert snapshot(source) == before
+    for found in report.inputs:
+        assert found.header + found.good + found.duplicates + found.holes + found.damaged == found.size
+        assert found.size == found.path.stat().st_size
+    assert sorted(path.name for path in destination.parent.iterdir() if path.name.startswith(".")) == []
+    return report
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in [directory, *directory.rglob("*")]}
+
+
+def bodies(store: Path) -> dict[bytes, bytes]:
+    with msgstore.open_store(store, mode="r") as opened:
+        return {entry.msg_id: opened.stored_body(entry) for entry in opened.entries()}
+
+
+def make_segment(count: int, path: Path, *, record: str = "message", first: int = 0) -> list[tuple[int, int]]:
+    """Records of messages ``first`` to ``first + count``; returns their (offset, size)."""
+    form = (
+        FormatSet(catalogue(), {} if record == "message" else {record: 4}, record=record, options_of="v2").by_name("v2").format
+    )
+    ids = [bytes([0xA0, n >> 8, n & 255]).rjust(16, b"i") for n in range(first, first + count)]
+    data, sizes = form.encode(ids, [body_of(n) for n in range(first, first + count)])
+    path.write_bytes(form.header + data)
+    offsets = [len(form.header) + sum(sizes[:n]) for n in range(count)]
+    return list(zip(offsets, sizes, strict=True))
+
+
+def id_of(n: int) -> bytes:
+    return bytes([0xA0, n >> 8, n & 255]).rjust(16, b"i")
+
+
+def body_of(n: int) -> bytes:
+    return b"message %d " % n * (5 + n % 7)
+
+
+def flip(path: Path, offset: int, value: int | None = None) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] = data[offset] ^ 0x10 if value is None else value
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("directory", STORES, ids=lambda path: path.parent.name)
+def test_every_record_of_a_real_directory(directory: Path, tmp_path: Path) -> None:
+    manifest = json.loads((directory.parent / "manifest.json").read_text())
+    report = rescue(directory, tmp_path / "out")
+    found = {msg_id.hex(): hashlib.sha256(body).hexdigest() for msg_id, body in bodies(tmp_path / "out").items()}
+    expected = {r["id"]: r["body_sha256"] for segment in manifest["segments"] for r in segment["records"]}
+    assert found == expected
+    assert report.messages == len(expected)
+    assert [(spot.offset, spot.reason) for spot in report.damage] == (
+        [(manifest["torn"]["record_offset"], "torn")] if "torn" in manifest else []
+    )
+    with msgstore.open_store(tmp_path / "out", mode="r") as store:
+        assert store.stats().recovery.how == "trust"
+
+
+def test_the_shared_stores_of_a_real_broker(tmp_path: Path) -> None:
+    found = 0
+    for number, directory in enumerate(sorted((DATA / "rabbitmq-3.10").rglob("msg_store_*"))):
+        if list(directory.glob("*.rdq")):
+            report = rescue(directory, tmp_path / str(number))
+            assert report.damage == []
+            found += 1
+    assert found
+
+
+@pytest.mark.parametrize("directory", CORRUPT, ids=lambda path: path.name)
+def test_every_corrupt_case(directory: Path, tmp_path: Path) -> None:
+    case = next(
+        c
+        for c in json.loads((directory.parent / "manifest.json").read_text())["cases"]
+        if c["path"] == f"{directory.name}/0.sqs"
+    )
+    report = rescue(directory, tmp_path / "out")
+    found = {msg_id.hex(): hashlib.sha256(body).hexdigest() for msg_id, body in bodies(tmp_path / "out").items()}
+    known = case["dirty_recovery_as_current_file"]["recovered"]
+    assert {r["id"]: r["body_sha256"] for r in known}.items() <= found.items()
+    damaged = bool(case["scan"].get("scan_error", {}).get("reason") not in (None, "invalid_message_body"))
+    torn = "stopped_with_bytes_left" in case["scan"]["layout"] or "short_header" in case["scan"]["layout"]
+    assert bool(report.damage) == (damaged or torn)
+
+
+def test_records_behind_a_corrupt_spot_are_found_again(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    spans = make_segment(100, source / "0.sqs")
+    for n in (20, 21, 60):
+        flip(source / "0.sqs", spans[n][0], 0)
+    report = rescue(source, tmp_path / "out")
+    assert bodies(tmp_path / "out") == {id_of(n): body_of(n) for n in range(100) if n not in (20, 21, 60)}
+    assert [(spot.offset, spot.size, spot.reason) for spot in report.damage] == [
+        (spans[20][0], spans[20][1] + spans[21][1], "unrecognised_record_type"),
+        (*spans[60], "unrecognised_record_type"),
+    ]
+    recovered = [(offset, size) for _, offset, size, _ in report.inputs[0].recovered.rows()]
+    assert recovered == [spans[n] for n in range(22, 100) if n != 60]
+
+
+@pytest.mark.parametrize("byte", [1, 2, 3, 4])
+def test_a_flipped_size_hides_no_other_record(tmp_path: Path, byte: int) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    spans = make_segment(300, source / "0.sqs")
+    flip(source / "0.sqs", spans[50][0] + byte, [0x10, 0x10, 0x10, 0xFF][byte - 1])
+    report = rescue(source, tmp_path / "out")
+    found = bodies(tmp_path / "out")
+    assert found == {id_of(n): body_of(n) for n in range(300) if n != 50}
+    [spot] = report.damage
+    assert (spot.offset, spot.size) == spans[50]
+
+
+def test_random_flips_lose_only_what_they_hit(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    spans = make_segment(400, source / "0.sqs", record="checksum")
+    original = (source / "0.sqs").read_bytes()
+    seed = random.Random(7)
+    for trial in range(40):
+        data = bytearray(original)
+        hit = set()
+        for _ in range(seed.randrange(1, 6)):
+            at = seed.randrange(64, len(data))
+            data[at] ^= 1 << seed.randrange(8)
+            hit.add(next(n for n, (offset, size) in enumerate(spans) if offset <= at < offset + size))
+        (source / "0.sqs").write_bytes(data)
+        report = rescue(source, tmp_path / f"out{trial}", records={"checksum": 4}, record="checksum")
+        found = bodies(tmp_path / f"out{trial}")
+        wrong = {msg_id for msg_id, body in found.items() if msg_id not in map(id_of, range(400)) or body_of_id(msg_id) != body}
+        assert wrong == set()
+        missing = {n for n in range(400) if id_of(n) not in found}
+        assert missing <= hit | {n + 1 for n in hit if n + 1 < 400 and n + 1 >= 392}, (trial, missing, hit)
+        assert report.damage
+
+
+def body_of_id(msg_id: bytes) -> bytes:
+    return body_of(msg_id[-2] << 8 | msg_id[-1])
+
+
+def test_the_highest_file_wins_and_a_bad_copy_gives_way(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    form = FormatSet(catalogue(), {"checksum": 4}, record="checksum", options_of="v2").by_name("v2").format
+    plain = FormatSet(catalogue()).by_name("v1").format
+    one, two, three = id_of(1), id_of(2), id_of(3)
+    (source / "1.rdq").write_bytes(plain.encode([one, two, three], [b"old 1", b"old 2", b"old 3"])[0])
+    data, sizes = form.encode([one, two, two, one], [b"new 1", b"bad 2", b"good 2", b"late 1"])
+    (source / "7.sqs").write_bytes(form.header + data)
+    flip(source / "7.sqs", 64 + sizes[0] + sizes[1] - 1)
+    report = rescue(source, tmp_path / "out", records={"checksum": 4})
+    assert bodies(tmp_path / "out") == {one: b"new 1", two: b"good 2", three: b"old 3"}
+    assert [(spot.offset, spot.reason) for spot in report.damage] == [(64 + sizes[0], "checksum_mismatch")]
+    flip(source / "7.sqs", 64 + sum(sizes[:3]) - 1)
+    rescue(source, tmp_path / "again", records={"checksum": 4})
+    assert bodies(tmp_path / "again")[two] == b"old 2"
+
+
+def test_several_formats_and_clashing_numbers(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    shutil.copy(DATA / "msg-store/v1_clean/store/0.rdq", source / "0.rdq")
+    shutil.copy(DATA / "msg-store/v2_clean/store/0.sqs", source / "0.sqs")
+    shutil.copy(DATA / "msg-store/v2_clean/store/1.sqs", source / "backup of 1.sqs")
+    (source / "notes.txt").write_text("no segment")
+    report = rescue(source, tmp_path / "out")
+    assert report.messages == 212 + 212 + 213
+    assert report.ignored == ["notes.txt"]
+    assert report.inputs[-1].path.name == "backup of 1.sqs"
+
+
+def test_what_the_new_store_is(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    with msgstore.open_store(source, body="erlang") as store, store.client() as client:
+        client.write(id_of(1), b"hello")
+    rescue(source, tmp_path / "out", index="lmdb", record="checksum")
+    settings = json.loads((tmp_path / "out" / "msgstore.json").read_text())
+    assert {key: settings[key] for key in ("index", "format", "record", "body", "records")} == {
+        "index": "lmdb",
+        "format": "v2",
+        "record": "checksum",
+        "body": "erlang",
+        "records": {"checksum": 4},
+    }
+    assert CliRunner().invoke(main, ["get", str(tmp_path / "out"), id_of(1).hex()]).stdout_bytes == b"hello"
+    rescue(source, tmp_path / "old", format="v1")
+    assert [path.name for path in (tmp_path / "old").glob("*.*q*")] == ["0.rdq"]
+    assert bodies(tmp_path / "old") == {id_of(1): b"\x83m\0\0\0\5hello"}
+
+
+def test_bodies_must_be_valid_if_a_codec_is_given(tmp_path: Path) -> None:
+    result, out = cli("salvage", "--json", "--body", "erlang", CORRUPT_CASE / "message_body_bad_tag", tmp_path / "out")
+    assert result.exit_code == 1
+    assert [entry["reason"] for entry in out if entry["kind"] == "damage"] == ["invalid_message_body"]
+    assert out[-1]["messages"] == 5
+    result, out = cli("salvage", "--json", CORRUPT_CASE / "message_body_bad_tag", tmp_path / "all")
+    assert (result.exit_code, out[-1]["messages"]) == (0, 6)
+
+
+CORRUPT_CASE = DATA / "msg-store" / "v2_corrupt"
+
+
+def cli(*arguments: object) -> tuple[Result, list[dict[str, Any]]]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    lines = result.stdout.splitlines() if "--json" in arguments else []
+    return result, [json.loads(line) for line in lines]
+
+
+def test_the_settings_of_the_source_are_damaged(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    with msgstore.open_store(source, record="checksum") as store, store.client() as client:
+        client.write(id_of(1), b"hello")
+    (source / "msgstore.json").write_text("{}")
+    report = rescue(source, tmp_path / "out")
+    assert bodies(tmp_path / "out") == {id_of(1): b"hello"}
+    assert [spot.reason for spot in report.damage] == [SETTINGS_DAMAGED]
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(DATA / "msg-store/v2_clean/store", source)
+    real = Files._read_all
+
+    def fail(self: Files, fd: int, size: int) -> bytes:
+        if size == (source / "1.sqs").stat().st_size:
+            raise OSError(5, "Input/output error")
+        return real(self, fd, size)
+
+    monkeypatch.setattr(Files, "_read_all", fail)
+    report = salvage(source, tmp_path / "out", catalogue=catalogue())
+    assert report.messages == 212 + 75
+    assert [(spot.path.name, spot.size, spot.reason) for spot in report.damage] == [
+        ("1.sqs", (source / "1.sqs").stat().st_size, "unreadable: Input/output error")
+    ]
+
+
+def test_no_partial_store_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for method, error in (("pwrite", StoreError), ("replace", StoreError), ("sync", OSError)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Files, method, full)
+            with pytest.raises(error, match="No space left"):
+                salvage(DATA / "msg-store/v2_clean/store", tmp_path / "out", catalogue=catalogue())
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_salvage_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        salvage(DATA / "msg-store/v2_clean/store", tmp_path / "out", catalogue=catalogue(), progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_destinations_that_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(DATA / "msg-store/v2_clean/store", source)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for destination in ("full", "full/file", "in", "in/out", "no/such/place"):
+        with pytest.raises(StoreError):
+            salvage(source, tmp_path / destination, catalogue=catalogue())
+    (tmp_path / "empty").mkdir()
+    assert rescue(source, tmp_path / "empty").messages == 500
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "in"]
+
+
+def test_a_directory_without_segments_names_those_beneath(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="directories beneath it that have some: store"):
+        salvage(DATA / "msg-store" / "v1_clean", tmp_path / "out", catalogue=catalogue())
+    with pytest.raises(StoreError, match="no such directory"):
+        salvage(tmp_path / "nowhere", tmp_path / "out", catalogue=catalogue())
+
+
+def test_what_the_command_prints(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    spans = make_segment(30, source / "0.sqs")
+    flip(source / "0.sqs", spans[10][0], 0)
+    result, out = cli("salvage", "--json", source, tmp_path / "out")
+    assert result.exit_code == 1
+    kinds = [entry["kind"] for entry in out]
+    assert kinds == ["input", *["recovered"] * 19, "damage", "summary"]
+    assert out[1] == {"kind": "recovered", "path": str(source / "0.sqs"), **entry_of(spans[11]), "id": id_of(11).hex()}
+    reason = "unrecognised_record_type"
+    assert out[-2] == {"kind": "damage", "path": str(source / "0.sqs"), **entry_of(spans[10]), "reason": reason}
+    assert (out[-1]["messages"], out[-1]["recovered"], out[-1]["damaged_spans"]) == (29, 19, 1)
+    text, _ = cli("salvage", source, tmp_path / "second")
+    assert "29 messages copied, 19 of them found again behind damage" in text.stdout
+    assert "unrecognised_record_type" in text.stdout
+
+
+def entry_of(span: tuple[int, int]) -> dict[str, int]:
+    return {"offset": span[0], "size": span[1]}

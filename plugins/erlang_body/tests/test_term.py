@@ -1,0 +1,265 @@
+"""The validator: every kind of term is accepted whole, refused cut off, and nothing makes it raise, hang or allocate."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgstore_erlang_body.term import is_term
+
+
+def u8(value: int) -> bytes:
+    return value.to_bytes(1)
+
+
+def u16(value: int) -> bytes:
+    return value.to_bytes(2)
+
+
+def u32(value: int) -> bytes:
+    return value.to_bytes(4)
+
+
+def sized(length: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(length) + payload
+
+
+# Terms without the leading 131, written from the chapter "External Term Format", one strategy a tag.
+
+latin1 = st.text(st.characters(max_codepoint=255), max_size=12).map(lambda text: text.encode("latin-1"))
+utf8 = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).map(str.encode)
+atoms = st.one_of(
+    latin1.map(lambda text: b"d" + sized(2, text)),
+    latin1.map(lambda text: b"s" + sized(1, text)),
+    utf8.map(lambda text: b"v" + sized(2, text)),
+    utf8.map(lambda text: b"w" + sized(1, text)),
+)
+small_integers = st.one_of(
+    st.binary(min_size=1, max_size=1).map(lambda n: b"a" + n), st.binary(min_size=4, max_size=4).map(lambda n: b"b" + n)
+)
+payloads = st.binary(max_size=20)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+pids = st.one_of(
+    st.tuples(st.just(b"g"), atoms, st.binary(min_size=9, max_size=9)),
+    st.tuples(st.just(b"X"), atoms, st.binary(min_size=12, max_size=12)),
+).map(b"".join)
+
+
+def on_node(tag: bytes, size: int) -> st.SearchStrategy[bytes]:
+    return st.tuples(st.just(tag), atoms, st.binary(min_size=size, max_size=size)).map(b"".join)
+
+
+def references(tag: bytes, creation: int) -> st.SearchStrategy[bytes]:
+    return st.tuples(st.integers(1, 5), atoms).map(
+        lambda drawn: tag + u16(drawn[0]) + drawn[1] + bytes(creation + 4 * drawn[0])
+    )
+
+
+flat = st.one_of(
+    atoms,
+    small_integers,
+    floats.map(lambda number: b"F" + struct.pack(">d", number)),
+    floats.map(lambda number: b"c" + (b"%.20e" % number).ljust(31, b"\0")),
+    st.just(b"j"),
+    payloads.map(lambda text: b"k" + sized(2, text)),
+    payloads.map(lambda text: b"m" + sized(4, text)),
+    st.tuples(payloads.filter(len), st.integers(1, 8)).map(lambda drawn: b"M" + u32(len(drawn[0])) + u8(drawn[1]) + drawn[0]),
+    st.just(b"M" + u32(0) + u8(0)),
+    payloads.map(lambda digits: b"n" + u8(len(digits)) + b"\1" + digits),
+    payloads.map(lambda digits: b"o" + u32(len(digits)) + b"\0" + digits),
+    pids,
+    on_node(b"e", 5),
+    on_node(b"f", 5),
+    on_node(b"Y", 8),
+    on_node(b"x", 12),
+    references(b"r", 1),
+    references(b"Z", 4),
+    st.tuples(st.just(b"q"), atoms, atoms, st.just(b"a\2")).map(b"".join),
+)
+
+
+def fun(parts: tuple[bytes, bytes, bytes, bytes, list[bytes]]) -> bytes:
+    module, index, unique, pid, variables = parts
+    rest = b"\2" + bytes(16) + u32(7) + u32(len(variables)) + module + index + unique + pid + b"".join(variables)
+    return b"p" + u32(len(rest) + 4) + rest
+
+
+def old_fun(parts: tuple[bytes, bytes, bytes, bytes, list[bytes]]) -> bytes:
+    module, index, unique, pid, variables = parts
+    return b"u" + u32(len(variables)) + pid + module + index + unique + b"".join(variables)
+
+
+def nested(inner: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    many = st.lists(inner, max_size=4)
+    funs = st.tuples(atoms, small_integers, small_integers, pids, many)
+    return st.one_of(
+        many.map(lambda terms: b"h" + u8(len(terms)) + b"".join(terms)),
+        many.map(lambda terms: b"i" + u32(len(terms)) + b"".join(terms)),
+        st.tuples(many, inner).map(lambda drawn: b"l" + u32(len(drawn[0])) + b"".join(drawn[0]) + drawn[1]),
+        st.lists(st.tuples(inner, inner), max_size=3).map(
+            lambda pairs: b"t" + u32(len(pairs)) + b"".join(k + v for k, v in pairs)
+        ),
+        funs.map(fun),
+        funs.map(old_fun),
+    )
+
+
+terms = st.recursive(flat, nested, max_leaves=12)
+
+
+def compressed(term: bytes, level: int = 6) -> bytes:
+    return b"\x83P" + u32(len(term)) + zlib.compress(term, level)
+
+
+@settings(max_examples=400)
+@given(terms, st.binary(max_size=5))
+def test_a_term_is_accepted_whole_and_no_shorter(term: bytes, trailing: bytes) -> None:
+    assert is_term(b"\x83" + term + trailing)
+    assert not any(is_term(b"\x83" + term[:size]) for size in range(len(term)))
+
+
+@given(terms, payloads)
+def test_compressed(term: bytes, trailing: bytes) -> None:
+    packed = compressed(term)
+    assert is_term(packed + trailing)
+    assert not any(is_term(packed[:size]) for size in range(len(packed)))
+    for declared in (len(term) - 1, len(term) + 1, 2**32 - 1):
+        assert not is_term(b"\x83P" + u32(declared) + packed[6:])
+    assert not is_term(compressed(term[:-1]))
+    assert not is_term(compressed(b"\x83" + term))
+
+
+@settings(max_examples=1000)
+@given(
+    st.one_of(
+        st.binary(), st.binary().map(lambda data: b"\x83" + data), st.binary().map(lambda data: b"\x83P\0\0\0\x09" + data)
+    )
+)
+@example(b"")
+@example(b"\x83")
+@example(b"\x83P")
+def test_nothing_makes_it_raise(data: bytes) -> None:
+    assert is_term(data) in (True, False)
+
+
+@settings(max_examples=300)
+@given(terms, st.data())
+def test_changed_terms_never_make_it_raise(term: bytes, data: st.DataObject) -> None:
+    changed = bytearray(b"\x83" + term)
+    for _ in range(3):
+        changed[data.draw(st.integers(1, len(term)))] = data.draw(st.integers(0, 255))
+    assert is_term(bytes(changed)) in (True, False)
+
+
+KNOWN_TAGS = {70, 77, 88, 89, 90, *range(97, 121)}
+
+
+def test_unknown_tags_are_refused_at_any_depth() -> None:
+    for tag in set(range(256)) - KNOWN_TAGS:
+        for before in (b"", b"h\1", b"l\0\0\0\1", b"h\2j"):
+            assert not is_term(b"\x83" + before + u8(tag) + bytes(64)), (tag, before)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        b"m\0\0\0\5abcd",
+        b"w\1\xff",  # not UTF-8
+        b"w\3\xed\xa0\x80",  # a surrogate
+        b"d" + sized(2, b"a" * 256),
+        b"v" + sized(2, b"a" * 256),
+        b"F" + struct.pack(">d", math.inf),
+        b"F" + struct.pack(">d", math.nan),
+        b"c" + b"1.0e999".ljust(31, b"\0"),
+        b"c" + b"1e5".ljust(31, b"\0"),
+        b"c" + b"1.5".ljust(31, b"x"),
+        b"c" + bytes(31),
+        b"M\0\0\0\1\0a",
+        b"M\0\0\0\1\x09a",
+        b"M\0\0\0\0\1",
+        b"r\0\0w\1n" + bytes(40),
+        b"r\0\6w\1n" + bytes(40),
+        b"gm\0\0\0\1n" + bytes(9),  # the node is no atom
+        b"qw\1mw\1fb\0\0\0\2",
+        b"yj",  # LOCAL_EXT
+        b"R\0",  # ATOM_CACHE_REF
+        b"\x83j",  # the version twice
+        b"P\0\0\0\1" + zlib.compress(b"j")[:-1],
+    ],
+    ids=lambda term: term[:8].hex(),
+)
+def test_refused(term: bytes) -> None:
+    assert not is_term(b"\x83" + term)
+
+
+def test_an_atom_of_255_characters_may_have_more_bytes() -> None:
+    assert is_term(b"\x83v" + sized(2, "ä".encode() * 255))
+    assert not is_term(b"\x83v" + sized(2, "ä".encode() * 256))
+
+
+CONTENT = bytes.fromhex(
+    "8368047702" + b"mc".hex() + "7708" + b"mc_amqpl".hex() + "68067707" + b"content".hex() + "613c7704" + b"none".hex()
+    + "6d00000014900010" + b"application/json".hex() + "027719" + b"rabbit_framing_amqp_0_9_1".hex()
+    + "6c000000026d00000005" + b"world".hex() + "6d00000006" + b"hello ".hex() + "6a7400000004"
+    + "77026964" + "6d00000010" + bytes(range(16)).hex() + "7702726b" + "6c000000016d000000016b6a"
+    + "7703727473" + "6e0600402ee34b9301" + "770178" + "6d00000003" + b"fan".hex()
+)  # fmt: skip
+"""A message container of RabbitMQ 4.x."""
+
+
+def test_a_message_container() -> None:
+    assert is_term(CONTENT)
+    assert not any(is_term(CONTENT[:size]) for size in range(len(CONTENT)))
+
+
+@pytest.mark.parametrize("tag", [b"i", b"l", b"t", b"m", b"o", b"M", b"u", b"k", b"Z"], ids=bytes.decode)
+def test_hostile_counts_cost_nothing(tag: bytes) -> None:
+    data = b"\x83" + tag + b"\xff" * 4 + b"j" * 10_000
+    tracemalloc.start()
+    assert not is_term(data)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+def test_a_zip_bomb_is_refused_without_being_unpacked() -> None:
+    bomb = zlib.compress(bytes(2**24), 9)
+    tracemalloc.start()
+    for declared in (10, 2**31, 2**32 - 1):
+        assert not is_term(b"\x83P" + u32(declared) + bomb)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+    assert is_term(compressed(b"m" + sized(4, bytes(2**20)), 9))
+
+
+def test_deep_and_wide_terms_are_linear() -> None:
+    makers: list[Callable[[int], bytes]] = [
+        lambda n: b"\x83" + b"h\1" * n + b"j",
+        lambda n: b"\x83i" + u32(n) + b"j" * n,
+        lambda n: b"\x83" + b"l\0\0\0\1j" * n + b"j",
+    ]
+
+    def seconds(data: bytes) -> float:
+        begin = time.process_time()
+        assert is_term(data)
+        return time.process_time() - begin
+
+    for make in makers:
+        small, large = min(seconds(make(20_000)) for _ in range(3)), seconds(make(200_000))
+        assert large < 40 * small + 0.1
+
+
+def test_a_long_random_walk_over_changed_messages() -> None:
+    source = random.Random(7)
+    for _ in range(3000):
+        data = bytearray(CONTENT)
+        for _ in range(source.randrange(1, 4)):
+            data[source.randrange(len(data))] = source.randrange(256)
+        assert is_term(bytes(data[: source.randrange(len(data) + 1)])) in (True, False)

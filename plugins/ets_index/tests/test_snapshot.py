@@ -1,0 +1,163 @@
+"""The snapshot file: what is written is read back; what is damaged is never believed."""
+
+from __future__ import annotations
+
+import logging
+import random
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgstore.contract import IndexContext, NoOptions
+from msgstore.contract.locations import pack
+from msgstore_ets_index import snapshot
+from msgstore_ets_index.index import FILE, EtsIndex
+
+IDS = st.binary(min_size=16, max_size=16)
+LOCATIONS = st.one_of(st.just(0), st.builds(pack, st.integers(0, 2**70), st.integers(0, 2**40 - 1), st.integers(0, 2**40 - 1)))
+ENTRIES = {bytes([i]) * 16: pack(i, 64 + i, 100) for i in range(5)}
+COUNTS = {bytes([3]) * 16: 7}
+STATE = {b"clean": b"yes", b"": b"", b"fingerprint": bytes(range(20))}
+
+
+class Files:
+    """The file operations of a store, without the syncs."""
+
+    def read_file(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(b"".join(chunks))
+        temporary.replace(path)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+
+def open_index(directory: Path, *, read_only: bool = False) -> EtsIndex:
+    return EtsIndex(IndexContext(NoOptions(), directory, Files(), read_only=read_only))
+
+
+def image(state: dict[bytes, bytes] = STATE) -> bytes:
+    return b"".join(snapshot.write(ENTRIES, COUNTS, state))
+
+
+def is_refused(data: bytes) -> bool:
+    entries: dict[bytes, int] = {}
+    counts: dict[bytes, int] = {}
+    try:
+        snapshot.read(data, entries, counts)
+    except snapshot.BadSnapshot:
+        return not entries and not counts
+    return False
+
+
+def sealed(data: bytes) -> bytes:
+    """``data`` with its last four bytes replaced by the checksum of the rest: what a hostile writer would do."""
+    return data[:-4] + struct.pack(">I", zlib.crc32(data[:-4]))
+
+
+@given(
+    st.dictionaries(IDS, LOCATIONS), st.dictionaries(IDS, st.integers(2, 2**64 - 1)), st.dictionaries(st.binary(), st.binary())
+)
+def test_what_is_written_is_read(entries: dict[bytes, int], counts: dict[bytes, int], state: dict[bytes, bytes]) -> None:
+    read_entries: dict[bytes, int] = {}
+    read_counts: dict[bytes, int] = {}
+    assert snapshot.read(b"".join(snapshot.write(entries, counts, state)), read_entries, read_counts) == state
+    assert (read_entries, read_counts) == (entries, counts)
+
+
+def test_more_entries_than_one_chunk() -> None:
+    source = random.Random(1)
+    entries = {
+        source.randbytes(16): pack(source.randrange(2**20), source.randrange(2**40), source.randrange(2**40))
+        for _ in range(20_000)
+    }
+    counts = dict.fromkeys(list(entries)[:10000], 2)
+    chunks = list(snapshot.write(entries, counts, {}))
+    assert max(map(len, chunks)) < 256 * 1024
+    read_entries: dict[bytes, int] = {}
+    read_counts: dict[bytes, int] = {}
+    snapshot.read(b"".join(chunks), read_entries, read_counts)
+    assert (read_entries, read_counts) == (entries, counts)
+
+
+def test_every_truncation_and_every_changed_byte_is_refused() -> None:
+    data = image()
+    assert not is_refused(data)
+    assert [size for size in range(len(data)) if not is_refused(data[:size])] == []
+    for at in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            assert is_refused(bytes(changed)), (at, bit)
+    assert is_refused(data + b"\0")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_hostile_headers_with_a_right_checksum_are_refused(data: st.DataObject) -> None:
+    whole = bytearray(image())
+    at, size = data.draw(st.sampled_from([(8, 4), (12, 4), (16, 8), (24, 8), (32, 8)]))
+    value = data.draw(st.integers(0, 2 ** (8 * size) - 1).filter(lambda value: value != int.from_bytes(whole[at : at + size])))
+    whole[at : at + size] = value.to_bytes(size)
+    assert is_refused(sealed(bytes(whole)))
+
+
+def test_a_state_that_does_not_fill_its_part_is_refused() -> None:
+    whole = bytearray(image({b"k": b"v"}))
+    whole[-4 - 10 : -4 - 6] = struct.pack(">I", 2**32 - 1)  # the key's length
+    assert is_refused(sealed(bytes(whole)))
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" * 10, bytes(1000), image()[:-1]])
+def test_a_bad_snapshot_is_logged_and_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    index = open_index(tmp_path)
+    with caplog.at_level(logging.WARNING, "msgstore.index"):
+        assert index.load() is None
+    assert (len(index), list(index.items())) == (0, [])
+    assert str(tmp_path / FILE) in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_that_cannot_be_read_is_no_snapshot(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    assert open_index(tmp_path, read_only=True).load() is None
+    with pytest.raises(OSError):  # it must not stay
+        open_index(tmp_path).load()
+
+
+def test_loading_removes_the_snapshot_unless_read_only(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(image())
+    reader = open_index(tmp_path, read_only=True)
+    assert reader.load() == STATE
+    reader.release(list(ENTRIES))
+    reader.close({b"other": b"state"})
+    assert (tmp_path / FILE).read_bytes() == image()
+    assert open_index(tmp_path).load() == STATE
+    assert list(tmp_path.iterdir()) == []
+    assert open_index(tmp_path).load() is None
+
+
+def test_a_failed_write_keeps_the_entries(tmp_path: Path) -> None:
+    class FullDisk(Files):
+        def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
+            raise OSError(28, "No space left on device")
+
+    index = EtsIndex(IndexContext(NoOptions(), tmp_path, FullDisk()))
+    index.enter(list(ENTRIES), ENTRIES.values())
+    with pytest.raises(OSError):
+        index.close({})
+    assert len(index) == len(ENTRIES)
+    index.close(None)
+    index.close({})
+    assert list(tmp_path.iterdir()) == []

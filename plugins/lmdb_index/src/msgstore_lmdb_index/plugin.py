@@ -1,0 +1,27 @@
+"""Registers the index ``lmdb``."""
+
+from __future__ import annotations
+
+import attrs
+from msgstore import hookimpl
+from msgstore.contract import Capability, IndexDescriptor, Size
+
+
+@attrs.frozen
+class LmdbOptions:
+    map_size: Size = Size(64 * 2**20)
+    """How large the LMDB map is at first, in bytes; at least 1 MiB. It doubles when it is full."""
+
+
+@hookimpl
+def msgstore_indexes() -> list[IndexDescriptor]:
+    return [
+        IndexDescriptor(
+            name="lmdb",
+            contract=(1, 0),
+            factory="msgstore_lmdb_index.index:LmdbIndex",
+            options=LmdbOptions,
+            capabilities=frozenset({Capability.PERSISTENT}),
+            summary="persistent, one LMDB transaction a flush; reference counts survive a crash",
+        )
+    ]

@@ -1,0 +1,261 @@
+"""The contract of a persistent index, against a plain dictionary, with commits, crashes and restarts in between."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgstore.contract import Capability, Index, IndexContext
+from msgstore.contract.locations import pack
+from msgstore_lmdb_index import plugin
+
+IDS = st.integers(0, 7).map(lambda number: bytes([number]) * 16)
+BATCHES = st.lists(IDS, max_size=6)
+LOCATIONS = st.builds(pack, st.integers(0, 2**20), st.integers(0, 2**40 - 1), st.integers(1, 2**40 - 1))
+KEYS = st.sampled_from([b"a", b"b", b"c"])
+STATES = st.dictionaries(KEYS, st.binary(max_size=4))
+
+
+class Files:
+    def read_file(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
+        path.write_bytes(b"".join(chunks))
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+
+def make(directory: Path, *, read_only: bool = False) -> Index:
+    (descriptor,) = plugin.msgstore_indexes()
+    context = IndexContext(descriptor.options(), directory, Files(), read_only=read_only)
+    index: Index = descriptor.load_factory()(context)
+    return index
+
+
+class Model(RuleBasedStateMachine):
+    """``entries`` is what the index must hold, id -> (location, references); ``saved`` what it held at the last commit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch = tempfile.TemporaryDirectory()
+        self.directory = Path(self.scratch.name)
+        self.entries: dict[bytes, tuple[int, int]] = {}
+        self.state: dict[bytes, bytes] | None = None
+        self.saved = self.entries.copy()
+        self.index = make(self.directory)
+        assert self.index.load() is None
+
+    def teardown(self) -> None:
+        self.index.close(None)
+        self.scratch.cleanup()
+
+    @initialize(batch=st.dictionaries(IDS, st.tuples(LOCATIONS, st.integers(1, 3))))
+    def begin(self, batch: dict[bytes, tuple[int, int]]) -> None:
+        self.enter_with_references(batch)
+        self.commit({b"begun": b""})
+
+    @rule(batch=st.dictionaries(IDS, LOCATIONS, max_size=6))
+    def enter(self, batch: dict[bytes, int]) -> None:
+        self.index.enter(list(batch), iter(batch.values()))
+        self.entries.update({msg_id: (at, 1) for msg_id, at in batch.items()})
+
+    @rule(batch=st.dictionaries(IDS, st.tuples(LOCATIONS, st.integers(1, 4)), max_size=6))
+    def enter_with_references(self, batch: dict[bytes, tuple[int, int]]) -> None:
+        self.index.enter(list(batch), (at for at, _ in batch.values()), (count for _, count in batch.values()))
+        self.entries.update(batch)
+
+    @rule(msg_id=IDS)
+    def add_reference(self, msg_id: bytes) -> None:
+        assert self.index.add_reference(msg_id) is (msg_id in self.entries)
+        if msg_id in self.entries:
+            at, count = self.entries[msg_id]
+            self.entries[msg_id] = (at, count + 1)
+
+    @rule(ids=BATCHES)
+    def release(self, ids: list[bytes]) -> None:
+        freed, missing = [], []
+        for msg_id in ids:
+            at, count = self.entries.pop(msg_id, (0, 0))
+            if count > 1:
+                self.entries[msg_id] = (at, count - 1)
+            elif count == 1:
+                freed.append((msg_id, at))
+            else:
+                missing.append(msg_id)
+        released = self.index.release(ids)
+        assert (released.freed, released.missing) == (freed, missing)
+
+    @rule(moves=st.dictionaries(IDS, st.tuples(LOCATIONS, LOCATIONS, st.booleans()), max_size=6))
+    def relocate(self, moves: dict[bytes, tuple[int, int, bool]]) -> None:
+        old = [self.entries[i][0] if right and i in self.entries else at for i, (at, _, right) in moves.items()]
+        expected = 0
+        for (msg_id, (_, to, _)), was in zip(moves.items(), old, strict=True):
+            at, count = self.entries.get(msg_id, (None, 0))
+            if at == was:
+                self.entries[msg_id] = (to, count)
+                expected += 1
+        assert self.index.relocate(list(moves), old, [to for _, to, _ in moves.values()]) == expected
+
+    @rule()
+    def clear(self) -> None:
+        self.index.clear()
+        self.entries.clear()
+        self.cleared = True
+
+    cleared = False
+
+    @rule(state=st.dictionaries(KEYS, st.one_of(st.none(), st.binary(max_size=4))))
+    def commit(self, state: dict[bytes, bytes | None]) -> None:
+        self.index.commit(state)
+        kept = {} if self.cleared or self.state is None else self.state
+        self.state = {key: value for key, value in {**kept, **state}.items() if value is not None}
+        self.saved, self.cleared = self.entries.copy(), False
+
+    @rule(state=STATES)
+    def restart(self, state: dict[bytes, bytes]) -> None:
+        self.index.close(state)
+        self.index.close(None)
+        self.state, self.saved = state, self.entries.copy()
+        self.reopen()
+
+    @rule()
+    def crash(self) -> None:
+        self.index.close(None)
+        self.entries = self.saved.copy()
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.index = make(self.directory)
+        self.cleared = False
+        assert self.index.load() == self.state
+
+    @rule(more=st.dictionaries(IDS, LOCATIONS))
+    def items_are_as_of_the_call(self, more: dict[bytes, int]) -> None:
+        items = self.index.items()
+        expected = sorted((msg_id, at, count) for msg_id, (at, count) in self.entries.items())
+        self.enter(more)
+        self.release(list(more)[::2])
+        self.commit({})
+        self.crash()
+        assert sorted(items) == expected
+
+    @rule()
+    def length(self) -> None:  # not in the invariant: asking resolves what the index does not know yet
+        assert len(self.index) == len(self.entries)
+
+    @invariant()
+    def agrees(self) -> None:
+        for number in range(8):
+            msg_id = bytes([number]) * 16
+            at, count = self.entries.get(msg_id, (None, 0))
+            assert (self.index.get(msg_id), self.index.references(msg_id)) == (at, count)
+        assert sorted(self.index.items()) == sorted((i, at, count) for i, (at, count) in self.entries.items())
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+def listing(directory: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in [directory, *directory.rglob("*")])
+
+
+def test_the_descriptor() -> None:
+    (descriptor,) = plugin.msgstore_indexes()
+    assert descriptor.name == "lmdb"
+    assert descriptor.capabilities == {Capability.PERSISTENT}
+
+
+def test_read_only_writes_nothing(tmp_path: Path) -> None:
+    writer = make(tmp_path)
+    writer.load()
+    writer.enter([b"a" * 16, b"b" * 16], [1, 2])
+    writer.close({b"key": b"value"})
+    before = listing(tmp_path)
+
+    reader = make(tmp_path, read_only=True)
+    assert reader.load() == {b"key": b"value"}
+    assert len(reader.release([b"a" * 16]).freed) == 1
+    reader.enter([b"c" * 16], [3])
+    reader.commit({b"key": b"other"})
+    assert sorted(reader.items()) == [(b"b" * 16, 2, 1), (b"c" * 16, 3, 1)]
+    reader.clear()
+    assert (len(reader), reader.get(b"b" * 16)) == (0, None)
+    reader.commit({})
+    reader.close({b"key": b"third"})
+    assert listing(tmp_path) == before
+
+    again = make(tmp_path, read_only=True)
+    assert again.load() == {b"key": b"value"}
+    assert len(again) == 2
+    again.close(None)
+
+
+@pytest.mark.parametrize("found", ["nothing", "an empty directory", "an empty file", "an environment without content"])
+def test_read_only_without_an_environment(tmp_path: Path, found: str) -> None:
+    environment = tmp_path / "msgstore-lmdb"
+    if found != "nothing":
+        environment.mkdir()
+    if found == "an empty file":
+        (environment / "data.mdb").touch()
+    if found == "an environment without content":
+        lmdb = pytest.importorskip("lmdb")
+        lmdb.open(str(environment)).close()
+    before = listing(tmp_path)
+    index = make(tmp_path, read_only=True)
+    assert index.load() is None
+    index.enter([bytes(16)], [7])
+    index.commit({b"key": b"value"})
+    assert (index.get(bytes(16)), len(index)) == (7, 1)
+    index.close({})
+    assert listing(tmp_path) == before
+
+
+def test_clear_reaches_disk_with_the_next_commit(tmp_path: Path) -> None:
+    index = make(tmp_path)
+    index.load()
+    index.enter([bytes(16)], [7])
+    index.commit({b"key": b"value"})
+    index.clear()
+    index.close(None)
+
+    index = make(tmp_path)
+    assert index.load() == {b"key": b"value"}
+    assert index.get(bytes(16)) == 7
+    index.clear()
+    index.commit({})
+    index.close(None)
+
+    index = make(tmp_path)
+    assert index.load() == {}
+    assert len(index) == 0
+    index.close(None)
+
+
+def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    index = make(tmp_path)
+    with pytest.raises(ValueError):
+        index.enter([bytes(16)], [1, 2])
+    with pytest.raises(ValueError):
+        index.enter([bytes(16)], [1], [1, 2])
+    assert len(index) == 0
+
+
+def test_a_key_that_lmdb_cannot_store_is_refused(tmp_path: Path) -> None:
+    index = make(tmp_path)
+    index.load()
+    for key in (b"", bytes(512)):
+        with pytest.raises(ValueError):
+            index.commit({key: b"value"})
+    index.commit({bytes(511): b"value"})
+    index.close(None)
