@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-
 import msgstore
 from msgstore.config import store_config
 from msgstore.engine.opening import open_configured

@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import CHANGES, SECTOR, Cell, Crash, RealDirectory, RecordingFiles, StoppingFiles, hashes, open_with
-
 from msgstore.engine import compaction
 from msgstore.files import Files
+from support import CHANGES, SECTOR, Cell, Crash, RealDirectory, RecordingFiles, StoppingFiles, hashes, open_with
 
 
 def ours(path: Path, cell: Cell) -> dict[bytes, int]:

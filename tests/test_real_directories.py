@@ -6,10 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+import msgstore
 import pytest
 from support import DATA, DIRECTORIES, RealDirectory, hashes
-
-import msgstore
 
 pytestmark = pytest.mark.usefixtures("cells")
 

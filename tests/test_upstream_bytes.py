@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from support import DATA, RealDirectory
-
 import msgstore
+import pytest
 from msgstore.files import Files
 from msgstore.scan import FormatSet, scan_file
+from support import DATA, RealDirectory
 
 
 @pytest.mark.parametrize(("name", "form"), [("v2_clean", "v2"), ("v1_clean", "v1")])

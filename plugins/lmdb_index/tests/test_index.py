@@ -242,6 +242,21 @@ def test_clear_reaches_disk_with_the_next_commit(tmp_path: Path) -> None:
     index.close(None)
 
 
+def test_the_length_of_what_was_removed_and_entered_again(tmp_path: Path) -> None:
+    index = make(tmp_path)
+    index.load()
+    for _ in range(2):  # the second time they are stored
+        index.enter([b"a" * 16, b"b" * 16], [1, 2])
+        assert len(index) == 2
+        index.release([b"a" * 16])
+        assert len(index) == 1
+        index.enter([b"a" * 16], [3])
+        assert len(index) == 2
+        index.commit({})
+    assert len(index) == 2
+    index.close(None)
+
+
 def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
     index = make(tmp_path)
     with pytest.raises(ValueError):

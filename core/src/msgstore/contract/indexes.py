@@ -1,7 +1,8 @@
 """Indexes: from a message id to the location of its record and its number of references.
 
-The engine is an index's only caller and calls it under the store's lock, one thread at a time, but for ``get``: reads call that
-at any time from any thread, and see an entry as it was before or after what another method does at that moment. An entry has at least one reference: when the last one goes, the entry goes.
+The engine is an index's only caller, and calls it under the store's lock, one thread at a time. ``get`` is the exception:
+reads call it at any time, from any thread, and see an entry as it was before or after what another method is doing. An
+entry has at least one reference: when the last one goes, the entry goes.
 
 A complete one, without persistence::
 
@@ -84,7 +85,7 @@ class IndexContext:
     """True if nothing may be written, lock files included; changes then live in memory and end with ``close``."""
 
 
-@attrs.frozen
+@attrs.define  # not frozen: made once a removal, and freezing would cost a third of it
 class Released:
     """What :meth:`Index.release` did."""
 
@@ -113,7 +114,7 @@ class Index(Protocol):
         """The number of entries."""
         ...
 
-    def get(self, msg_id: bytes) -> int | None:
+    def get(self, msg_id: bytes, /) -> int | None:
         """The location, or None. Absent ids are asked for as often as present ones: both must be cheap.
 
         The only method that is called without the store's lock. TypeError for what cannot be a key.
@@ -146,9 +147,9 @@ class Index(Protocol):
 
     def commit(self, state: Mapping[bytes, bytes | None]) -> None:
         """End of a flush. PERSISTENT: everything since the last commit becomes durable in one step, together with ``state``
-        (None removes a key); otherwise nothing happens."""
+        (None removes a key; keys are 1-511 bytes); otherwise nothing happens. A commit that raised OSError can be repeated."""
         ...
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
-        """Save entries and the whole ``state`` if it is not None (a clean stop), then let go of everything."""
+        """Save entries and the whole ``state`` if it is not None (a clean stop), then let go of everything. Twice is fine."""
         ...

@@ -1,7 +1,7 @@
 """Where a record is, in one integer: segment number, offset and size of the whole record.
 
 No object an entry: at five million entries a tuple costs half as much memory again, an object a garbage-collection pause
-of half a second. The integer is ``number << 80 | offset << 40 | size``: offsets and sizes below 1 TiB.
+of half a second. The integer is ``number << 80 | offset << 40 | size``: offsets and sizes below 1 TiB, numbers below 2**64.
 """
 
 from __future__ import annotations

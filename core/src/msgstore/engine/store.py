@@ -101,7 +101,7 @@ class Store:
         self._writer.flush()
 
     def roll(self) -> None:
-        """Seal the current segment; the next message begins a new one. Sealed segments do not change until they are collected."""
+        """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected."""
         self.flush()
         with self._writer.lock:
             self._writer.seal()

@@ -63,6 +63,7 @@ class Environment:
         try:
             with self._translated():
                 self._check_size()
+                self._extend()
                 self._open_databases()
                 self._renew()
                 self.state = self._read_state()
