@@ -7,11 +7,13 @@ every combination runs.
 from __future__ import annotations
 
 import pytest
+
 from support import CELLS, Cell
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cells", default=",".join(CELLS), help=f"comma-separated, of {', '.join(CELLS)}")
+    parser.addoption("--everything-installed", action="store_true", help="every plugin of this repository is installed")
     parser.addoption("--examples", type=int, default=60, help="random histories for each cell of the model test")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 import msgstore
 from msgstore.config import store_config
 from msgstore.engine.opening import open_configured

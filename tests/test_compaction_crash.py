@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from msgstore.engine import compaction
+
 from msgstore.files import Files
 from support import CHANGES, SECTOR, Cell, Crash, RealDirectory, RecordingFiles, StoppingFiles, hashes, open_with
 
@@ -35,15 +35,6 @@ def real(path: Path, cell: Cell) -> dict[bytes, int]:
 def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_path):
     counts = source(tmp_path / "start", cell)
     assert stop_everywhere(tmp_path, cell, counts, durability) > 20
-
-
-def test_a_wrong_order_of_steps_is_noticed(cell, tmp_path, monkeypatch):
-    """The test above can fail: when the records appear before they are written, it does."""
-    steps = compaction._steps
-    monkeypatch.setattr(compaction, "_steps", lambda fills: [[], steps(fills)[2], steps(fills)[1] + steps(fills)[0]])
-    counts = ours(tmp_path / "start", cell)
-    with pytest.raises(AssertionError):
-        stop_everywhere(tmp_path, cell, counts, "os")
 
 
 def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from support import RealDirectory, RecordingFiles, open_with
 
-pytestmark = pytest.mark.usefixtures("cells")
+from support import RecordingFiles, open_with
 
 
 def test_deleting_an_empty_segment_reads_nothing(cell, tmp_path):
@@ -25,20 +24,6 @@ def test_deleting_an_empty_segment_reads_nothing(cell, tmp_path):
         assert store.segments() == []
         changed = [name for name, path, _ in files.operations if not path.endswith(".snapshot")]
         assert changed == ["unlink"] * segments
-        assert files.count("pread", "open_read", "read_file") == 0
-
-
-def test_emptied_segments_of_a_real_store_go_without_a_read(index, tmp_path):
-    real = RealDirectory.load("v2_clean")
-    files = RecordingFiles()
-    path = real.copy(tmp_path)
-    with open_with(path, files, index=index, format="v2", refcounts=real.refcounts.items()) as store:
-        files.operations.clear()
-        with store.client() as client:
-            client.remove([msg_id for msg_id, count in real.refcounts.items() for _ in range(count)])
-        store.roll()
-        store.flush()
-        assert not list(path.glob("*.sqs"))
         assert files.count("pread", "open_read", "read_file") == 0
 
 

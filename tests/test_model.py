@@ -7,11 +7,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import msgstore
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+import msgstore
 from msgstore.scan import FormatSet
 from support import Cell, UnsyncedFiles, catalogue, open_with
 

@@ -6,11 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-import msgstore
 import pytest
-from support import DATA, DIRECTORIES, RealDirectory, hashes
 
-pytestmark = pytest.mark.usefixtures("cells")
+import msgstore
+from support import DATA, DIRECTORIES, RealDirectory, RecordingFiles, hashes, open_with
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
@@ -82,6 +81,20 @@ def test_rabbitmq_never_trusts_its_saved_index_beside_what_we_write(name, index,
     assert not {"clean.dot", "msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
     store.close()
     assert not {"msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
+
+
+def test_emptied_segments_of_a_real_store_go_without_a_read(index, tmp_path):
+    real = RealDirectory.load("v2_clean")
+    files = RecordingFiles()
+    path = real.copy(tmp_path)
+    with open_with(path, files, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+        files.operations.clear()
+        with store.client() as client:
+            client.remove([msg_id for msg_id, count in real.refcounts.items() for _ in range(count)])
+        store.roll()
+        store.flush()
+        assert not list(path.glob("*.sqs"))
+        assert files.count("pread", "open_read", "read_file") == 0
 
 
 SHARED_STORES = [

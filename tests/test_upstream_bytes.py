@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgstore
 import pytest
+
+import msgstore
 from msgstore.files import Files
 from msgstore.scan import FormatSet, scan_file
 from support import DATA, RealDirectory

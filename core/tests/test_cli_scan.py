@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+
 from msgstore.cli.main import main
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"

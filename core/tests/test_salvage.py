@@ -10,9 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import msgstore
 import pytest
 from click.testing import CliRunner, Result
+
+import msgstore
 from msgstore.cli.main import main
 from msgstore.contract import StoreError
 from msgstore.files import Files

@@ -7,6 +7,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext, RecordError, RecordType
 from msgstore_checksum_record import plugin
 from msgstore_checksum_record.record import ChecksumRecord

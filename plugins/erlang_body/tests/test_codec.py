@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from msgstore.contract import BodyCodec, MessageTooLarge, NoOptions, StoredBody
 from msgstore_erlang_body import plugin
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from msgstore_erlang_body.term import is_term
 
 

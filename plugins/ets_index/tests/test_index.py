@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from msgstore.contract import Index, IndexContext, NoOptions
 from msgstore.contract.locations import pack
 from msgstore_ets_index import plugin

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from msgstore.contract import IndexContext, NoOptions
 from msgstore.contract.locations import pack
 from msgstore_ets_index import snapshot

@@ -9,6 +9,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from msgstore.contract import End, FormatContext, NoOptions, RecordError, SegmentFormat, SegmentScan
 from msgstore_format_v1 import plugin
 from msgstore_format_v1.format import SegmentFormatV1

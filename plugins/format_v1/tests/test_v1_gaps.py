@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+
 from msgstore.contract import FormatContext, GapFill, NoOptions
 from msgstore_format_v1.format import SegmentFormatV1
 

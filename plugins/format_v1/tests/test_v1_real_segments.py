@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from msgstore.contract import FormatContext, NoOptions
 from msgstore_format_v1.format import SegmentFormatV1
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from msgstore.contract import FormatContext, GapFill, NoOptions
 from msgstore_format_v2.format import SegmentFormatV2
 

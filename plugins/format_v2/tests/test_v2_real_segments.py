@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from msgstore.contract import FormatContext, NoOptions, SegmentScan
 from msgstore_format_v2.format import SegmentFormatV2
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+
 from msgstore.contract import IndexContext, Size
 from msgstore.contract.locations import pack
 from msgstore_lmdb_index.environment import DamagedError

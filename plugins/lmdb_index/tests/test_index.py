@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from msgstore.contract import Capability, Index, IndexContext
 from msgstore.contract.locations import pack
 from msgstore_lmdb_index import plugin

@@ -12,6 +12,7 @@ from itertools import chain, repeat
 from struct import Struct
 
 from crc32c import crc32c
+
 from msgstore.contract import Buffer, RecordContext, RecordError
 
 _HEAD = Struct(">BI16s")

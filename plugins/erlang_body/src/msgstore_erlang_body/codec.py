@@ -6,7 +6,6 @@ import struct
 from collections.abc import Sequence
 
 from msgstore.contract import MessageTooLarge, NoOptions, StoredBody
-
 from msgstore_erlang_body.term import is_term
 
 _HEAD = struct.Struct(">2sI")

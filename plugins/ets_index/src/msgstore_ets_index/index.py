@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
 from msgstore.contract import IndexContext, Released
-
 from msgstore_ets_index import snapshot
 
 _log = logging.getLogger("msgstore.index")

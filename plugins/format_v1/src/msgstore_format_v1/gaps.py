@@ -21,7 +21,6 @@ from collections.abc import Sequence
 
 from msgstore.contract import GapFill
 from msgstore.contract.formats import Write
-
 from msgstore_format_v1.grammar import OVERHEAD
 
 _SECTOR = 512

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from msgstore.contract import Buffer, Damage, SegmentScan
-
 from msgstore_format_v1.collector import Collector
 from msgstore_format_v1.grammar import (
     BODY_AT,

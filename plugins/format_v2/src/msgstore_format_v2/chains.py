@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 
 from msgstore.contract import Buffer
-
 from msgstore_format_v2.grammar import HEADER_SIZE, HOLE, HOLE_SIZE, SMALL_HOLE, measure
 
 CHAIN_LENGTH = 8

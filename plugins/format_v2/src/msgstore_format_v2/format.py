@@ -15,7 +15,6 @@ from msgstore.contract import (
     RecordType,
     SegmentScan,
 )
-
 from msgstore_format_v2 import chains, gaps
 from msgstore_format_v2.grammar import HEADER, HOLE, HOLE_SIZE, MAX_RECORD, MESSAGE, RECORD_HEAD, RECORD_SIZE
 from msgstore_format_v2.message import MessageRecord

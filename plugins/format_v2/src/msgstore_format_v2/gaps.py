@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgstore.contract import GapFill
-
 from msgstore_format_v2.grammar import HOLE_SIZE, RECORD_SIZE, hole_head
 
 _SECTOR = 512

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 
 from msgstore.contract import Buffer, RecordContext
-
 from msgstore_format_v2.grammar import RECORD_HEAD, RECORD_SIZE
 
 

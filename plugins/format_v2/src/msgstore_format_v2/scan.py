@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from msgstore.contract import Buffer, Damage, RecordType, SegmentScan
-
 from msgstore_format_v2.collector import Collector
 from msgstore_format_v2.grammar import (
     HEADER_SIZE,

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgstore.contract import IndexContext, Released
-
 from msgstore_lmdb_index.environment import DamagedError, Environment
 
 _log = logging.getLogger("msgstore.index")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+
 from msgstore import hookimpl
 from msgstore.contract import Capability, IndexDescriptor, Size
 

@@ -1,0 +1,251 @@
+"""The wrong-configuration table: every row of it is provoked with the very text that the page shows, and compared.
+
+A section of docs/reference/wrong-configuration.md is a row: what is written (``toml``, ``python`` or ``console``), then what the
+program prints (``text``). Before it, a row's function here puts the machine into the state that the section describes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+import msgstore
+from msgstore.plugins import loader
+from support import DATA
+
+PAGE = Path(__file__).parents[1] / "docs/reference/wrong-configuration.md"
+NEEDED = ["msgstore_ets_index", "msgstore_lmdb_index", "msgstore_format_v1", "msgstore_format_v2", "msgstore_checksum_record"]
+
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, NEEDED)), reason="the messages name what is installed: all plugins of the repository"
+)
+
+
+@attrs.frozen
+class Section:
+    title: str
+    language: str
+    cause: str
+    message: str
+
+
+def read_page(text: str) -> dict[str, Section]:
+    sections = {}
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", body, flags=re.MULTILINE | re.DOTALL)
+        if len(blocks) != 2 or blocks[1][0] != "text":
+            raise ValueError(f"section {title!r} is not a cause and a message: {[language for language, _ in blocks]}")
+        sections[title] = Section(title, blocks[0][0], blocks[0][1], blocks[1][1].strip())
+    return sections
+
+
+SECTIONS = read_page(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+
+
+class Machine:
+    """A directory to work in, and distributions that come and go."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self.store = path / "orders"
+        self.file = path / "msgstore.toml"
+        self.site = path / "site-packages"
+        self._monkeypatch = monkeypatch
+        self._stack = contextlib.ExitStack()
+
+    def install(self, name: str, version: str, entry_point: str, hook: str, descriptor: str, *, head: str = "") -> None:
+        """A distribution with one module, ``NAME_plugin``, that registers one descriptor."""
+        module = name.replace("-", "_") + "_plugin"
+        self.site.mkdir(exist_ok=True)
+        (self.site / f"{module}.py").write_text(
+            f"{head}\nfrom msgstore import hookimpl\nfrom msgstore.contract import *\n\n"
+            f"@hookimpl\ndef {hook}():\n    return [{descriptor}]\n"
+        )
+        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[msgstore]\n{entry_point} = {module}\n")
+        self._monkeypatch.syspath_prepend(str(self.site))
+        self._monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.invalidate_caches()
+        self._stack.callback(sys.modules.pop, module, None)
+
+    def uninstall(self, distribution: str) -> None:
+        """Its entry points are gone, as after ``pip uninstall``."""
+
+        def rest(**selection: Any) -> metadata.EntryPoints:
+            found = metadata.entry_points(**selection)
+            return metadata.EntryPoints(e for e in found if e.dist is None or e.dist.metadata["Name"] != distribution)
+
+        self._monkeypatch.setattr(loader, "metadata", SimpleNamespace(entry_points=rest))
+
+    def write_store(self, **keys: Any) -> None:
+        with msgstore.open_store(self.store, **keys) as store, store.client() as client:
+            client.write(bytes(16), b"hello")
+
+    def keep_open(self, **keys: Any) -> None:
+        self._stack.enter_context(msgstore.open_store(self.store, **keys))
+
+    def copy_store(self, name: str) -> None:
+        self.store.mkdir()
+        for file in (DATA / "msg-store" / name / "store").iterdir():
+            (self.store / file.name).write_bytes(file.read_bytes())
+
+    def run(self, section: Section) -> str:
+        """What the program prints, with placeholders for what differs from machine to machine."""
+        if section.language == "console":
+            printed = self._shell(section.cause)
+        else:
+            with pytest.raises(msgstore.MsgStoreError) as caught:
+                self._toml(section.cause) if section.language == "toml" else self._python(section.cause)
+            printed = str(caught.value)
+        for value, placeholder in ((self.store, "DIR"), (self.file, "FILE"), (self.path, "PARENT")):
+            printed = printed.replace(str(value), placeholder)
+        return re.sub(r"\bprocess \d+\b", "process PID", printed).strip()
+
+    def _toml(self, text: str) -> None:
+        self.file.write_text(text)
+        with msgstore.load_config(self.file).open("orders"):
+            pass
+
+    def _python(self, text: str) -> None:
+        with contextlib.chdir(self.path):
+            exec(compile(text, str(PAGE), "exec"), {"msgstore": msgstore, "DIR": str(self.store), "FILE": str(self.file)})
+
+    def _shell(self, text: str) -> str:
+        command, _, code = text.strip().partition("  # exit ")
+        arguments = shlex.split(command.removeprefix("$ ").replace("DIR", str(self.store)).replace("FILE", str(self.file)))
+        assert arguments[0] == "msgstore"
+        environment = {**os.environ, "PYTHONPATH": str(self.site), "COLUMNS": "1000"}
+        done = subprocess.run(
+            [sys.executable, "-c", "from msgstore.cli.main import main; main()", *arguments[1:]],
+            input="", capture_output=True, text=True, env=environment, cwd=self.path,
+        )  # fmt: skip
+        assert done.returncode == int(code), done.stderr
+        return done.stderr
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def nothing(machine: Machine) -> None:
+    """A machine with everything of this repository installed, and no store."""
+
+
+def rocks(machine: Machine, contract: str = "(1, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
+    descriptor = f"IndexDescriptor(name='rocks', contract={contract}, factory={factory!r})"
+    machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indexes", descriptor, head=head)
+
+
+def stamped(machine: Machine) -> None:
+    descriptor = "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='acme_stamped:Stamped', format='v2')"
+    machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor)
+
+
+def two_ets(machine: Machine) -> None:
+    descriptor = "IndexDescriptor(name='ets', contract=(1, 0), factory='acme_ets.index:Ets')"
+    machine.install("acme-ets", "2.0.1", "fast-ets", "msgstore_indexes", descriptor)
+
+
+def without_lmdb(machine: Machine) -> None:
+    machine.uninstall("msgstore-lmdb-index")
+
+
+def wrong_hook(machine: Machine) -> None:
+    machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indices", "")
+
+
+def written_with_checksum_then_uninstalled(machine: Machine) -> None:
+    machine.write_store(record="checksum")
+    machine.uninstall("msgstore-checksum-record")
+
+
+def written_with_lmdb_then_uninstalled(machine: Machine) -> None:
+    machine.write_store(index="lmdb")
+    without_lmdb(machine)
+
+
+def bound_to_four(machine: Machine) -> None:
+    machine.write_store(format={"use": "v2", "records": {"checksum": 4}})
+
+
+def bound_to_128(machine: Machine) -> None:
+    stamped(machine)
+    machine.write_store(format={"use": "v2", "records": {"checksum": 128}})
+
+
+def configured(machine: Machine) -> None:
+    machine.file.write_text('[stores.orders]\npath = "orders"\n')
+
+
+def misspelt(machine: Machine) -> None:
+    machine.file.write_text('[stores.orders]\npath = "orders"\nindx = "lmdb"\nfile_size_limit = "16 megs"\n')
+
+
+ROWS: dict[str, Callable[[Machine], None]] = {
+    "Missing plugin": without_lmdb,
+    "Misspelt name": nothing,
+    "Name that nobody provides": nothing,
+    "Two plugins of one name": two_ets,
+    "Wrong contract version": lambda m: rocks(m, contract="(2, 0)"),
+    "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
+    "Misspelt hook": wrong_hook,
+    "Plugin whose own code is missing": rocks,
+    "Disabled plugin": nothing,
+    "Misspelt in disabled": nothing,
+    "Not TOML": nothing,
+    "Missing path": nothing,
+    "Unknown key": nothing,
+    "Unknown option of a backend": nothing,
+    "Bad size": nothing,
+    "Bad time": nothing,
+    "Bad choice": nothing,
+    "Backend without a name": nothing,
+    "Several mistakes at once": misspelt,
+    "Unknown store": configured,
+    "Record-type byte bound twice": stamped,
+    "Record-type byte out of range": nothing,
+    "Unbound record type": stamped,
+    "Record type in a format without types": nothing,
+    "Other binding than the directory remembers": bound_to_four,
+    "Byte of another record type": bound_to_128,
+    "Store opened without its record type": written_with_checksum_then_uninstalled,
+    "Store opened without its last index": written_with_lmdb_then_uninstalled,
+    "Older format over newer segments": lambda m: m.copy_store("mixed_upgrade"),
+    "Older segments, and on_legacy refuses them": lambda m: m.copy_store("mixed_upgrade"),
+    "Second writer": lambda m: m.keep_open(),
+    "Second writer in one process": lambda m: m.keep_open(),
+    "Change of a store that was opened for reading": lambda m: m.write_store(),
+}
+
+
+def test_the_page_has_exactly_these_rows():
+    assert list(SECTIONS) == list(ROWS)
+
+
+@pytest.mark.parametrize("title", ROWS)
+def test_the_program_prints_what_the_page_shows(title, machine):
+    ROWS[title](machine)
+    assert machine.run(SECTIONS[title]) == SECTIONS[title].message
