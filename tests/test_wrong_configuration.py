@@ -28,7 +28,14 @@ from msgstore.plugins import loader
 from support import DATA
 
 PAGE = Path(__file__).parents[1] / "docs/reference/wrong-configuration.md"
-NEEDED = ["msgstore_ets_index", "msgstore_lmdb_index", "msgstore_format_v1", "msgstore_format_v2", "msgstore_checksum_record"]
+NEEDED = [
+    "msgstore",
+    "msgstore_ets_index",
+    "msgstore_lmdb_index",
+    "msgstore_format_v1",
+    "msgstore_format_v2",
+    "msgstore_checksum_record",
+]
 
 pytestmark = pytest.mark.skipif(
     not all(map(find_spec, NEEDED)), reason="the messages name what is installed: all plugins of the repository"
@@ -116,6 +123,9 @@ class Machine:
             printed = str(caught.value)
         for value, placeholder in ((self.store, "DIR"), (self.file, "FILE"), (self.path, "PARENT")):
             printed = printed.replace(str(value), placeholder)
+        for name in NEEDED:
+            distribution = name.replace("_", "-")
+            printed = printed.replace(f"{distribution} {metadata.version(distribution)}", f"{distribution} VERSION")
         return re.sub(r"\bprocess \d+\b", "process PID", printed).strip()
 
     def _toml(self, text: str) -> None:

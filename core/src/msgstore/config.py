@@ -66,8 +66,8 @@ class Config:
         """Raises ConfigError naming the stores that there are."""
         if name not in self.stores:
             raise ConfigError(
-                f"{self.file}: there is no table [stores.{name}]{_nearest(name, self.stores)}; "
-                f"stores: {', '.join(self.stores) or 'none'}"
+                f"{self.file}: there is no table [stores.{name}]; "
+                f"stores: {', '.join(self.stores) or 'none'}{_nearest(name, self.stores)}"
             )
         return self.stores[name]
 

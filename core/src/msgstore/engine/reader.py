@@ -74,9 +74,10 @@ class Reader:
 
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``."""
-        wanted = list(dict.fromkeys(ids))
+        wanted = list(ids)
         for msg_id in wanted:
             check_id(msg_id)
+        wanted = list(dict.fromkeys(wanted))
         with self._lock:
             self._writer.check_open()
             found = {msg_id: self._pending[msg_id] for msg_id in wanted if msg_id in self._pending}

@@ -16,7 +16,7 @@ from typing import Literal
 
 import attrs
 
-from msgstore.contract import Index, SegmentScan
+from msgstore.contract import Index, SegmentScan, StoreError
 from msgstore.contract.locations import LIMIT, pack
 from msgstore.engine import checkpoint
 from msgstore.engine.checkpoint import Row
@@ -177,7 +177,7 @@ def _scan(segments: Segments, segment: Segment, start: int, recovery: Recovery) 
         segment.size = len(data)
     recovery.scanned.append(segment.path.name)
     if segment.size >= LIMIT:
-        raise ValueError(f"{segment.path}: {segment.size} bytes; segments of 1 TiB and more are not supported")
+        raise StoreError(f"{segment.path}: has {segment.size} bytes; segments of 1 TiB and more are not supported")
     segment.quarantined |= end.state == "corrupt" or bool(scan.damage) or behind is not None
     segment.appendable = end.state == "clean" and not segment.quarantined and scan.header in (None, "ok")
     spots = [(damage.offset, damage.reason) for damage in scan.damage]

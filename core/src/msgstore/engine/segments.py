@@ -183,6 +183,6 @@ class Segments:
 def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:
     where = f"{path}" + (f" at offset {offset}" if offset is not None else "")
     return StoreIOError(
-        f"{where}: {error.strerror or error}. What was not confirmed is kept in memory: mend the cause (space, limits, "
-        f"permissions, the disk) and call flush() again."
+        f"{where}: {error.strerror or error}. Mend the cause (space, limits, permissions, the disk) and try again: what is "
+        f"on disk stays, and what was not confirmed is kept in memory until the next flush()."
     )

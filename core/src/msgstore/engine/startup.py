@@ -55,8 +55,6 @@ def open_parts(
         segments = Segments(directory, files, backends.formats, sync=config.durability == "fsync")
         _find(config, backends, segments, read_only=read_only)
         leftovers = Leftovers.read(files, directory)
-        if not read_only:
-            leftovers.hide()
         index, persistent = make_index(config, catalogue, files, read_only=read_only)
         recovery = _recover(config, catalogue, segments, index, remembered, leftovers, refcounts)
         writer = Writer(config, backends, segments, index, persistent=persistent, read_only=read_only)
@@ -64,6 +62,7 @@ def open_parts(
             _resume(config, backends, segments)
             for segment in segments:
                 writer.touch(segment)
+            leftovers.hide()  # before the index says that the store is open, or a crash in between would look like RabbitMQ's
             writer.commit({LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)

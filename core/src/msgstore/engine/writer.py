@@ -64,7 +64,9 @@ class Writer:
         self._touched: set[Segment] = set()
         self._deleted: list[Segment] = []
         self._empty: set[Segment] = set()
-        self._flush_bytes = FLUSH_BYTES if config.sync_interval else 1
+        at_once = not config.sync_interval
+        self._flush_bytes = 0 if at_once else FLUSH_BYTES
+        self._flush_removals = 0 if at_once else FLUSH_REMOVALS
         self._large = config.large_message
         self._refusal: MsgStoreError | None = None
         if read_only:
@@ -121,7 +123,7 @@ class Writer:
                 self._removals += len(on_disk)
             if not self.changed.is_set():
                 self.changed.set()
-            if self._removals >= FLUSH_REMOVALS:
+            if self._removals >= self._flush_removals:
                 confirmed = self._flush()
         self._tell(confirmed)
         if missing:

@@ -107,10 +107,11 @@ class Catalogue:
         except (OSError, ConfigError):
             raise  # about the store, not about the plugin
         except Exception as error:
-            provider = next((str(r.provider) for r in self.registrations if r.descriptor is descriptor), descriptor.factory)
+            found = next(found for found in self.registrations if found.descriptor is descriptor)
             raise BrokenPlugin(
-                f"{descriptor.name!r} of {provider} cannot be made: {type(error).__name__}: {error}. "
-                f"Reinstall or upgrade the distribution, or select another."
+                f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} cannot be made: "
+                f"{type(error).__name__}: {error}. Installed: {self._installed(found.kind, but=found)}. "
+                f"Try: pip install --upgrade --force-reinstall {found.provider.distribution}"
             ) from error
 
     def _resolve(self, kind_class: type[D], kind: str, name: str, of_format: str | None = None) -> D:
@@ -132,42 +133,51 @@ class Catalogue:
             listed = "; ".join(str(found.provider) for found in same)
             raise DuplicatePlugin(
                 f"the {NOUNS[kind]} {name!r} is provided {len(same)} times: {listed}. "
-                f"Uninstall all but one, or name an entry point in the configuration's 'disabled' list."
+                f"Keep one: 'pip uninstall' the others' distributions, or leave their entry points out, as in "
+                f'disabled = ["{same[0].provider.distribution}:{same[0].provider.entry_point}"].'
             )
         found = same[0]
         if not is_compatible(found.descriptor.contract):
             declared, ours = (".".join(map(str, version)) for version in (found.descriptor.contract, CONTRACT_VERSION))
             raise IncompatiblePlugin(
                 f"the {NOUNS[kind]} {name!r} of {found.provider} was written against contract {declared}; "
-                f"this msgstore serves {ours}. "
+                f"this msgstore serves {ours}. Installed: {self._installed(kind, but=found)}. "
                 f"Try: pip install --upgrade msgstore {found.provider.distribution}"
             )
         return found.descriptor
 
     def _missing(self, kind: str, name: str, of_format: str | None) -> PluginError:
-        noun = NOUNS[kind] + (f" of format {of_format!r}" if of_format else "")
+        what = f"{NOUNS[kind]} {name!r}" + (f" of format {of_format!r}" if of_format else "")
         distribution = _KNOWN_DISTRIBUTIONS.get((kind, name))
         suspects = [f for f in self.failures if f.provider.distribution == distribution or f.provider.entry_point == name]
         if suspects:
             listed = "; ".join(f"{failure.provider} {failure.what}" for failure in suspects)
             return BrokenPlugin(
-                f"the {noun} {name!r} cannot be used: {listed}. "
+                f"the {what} cannot be used: {listed}. Installed: {self._installed(kind)}. "
                 f"Try: pip install --force-reinstall {suspects[0].provider.distribution}"
             )
-        installed = self.names(kind)
-        message = f"no installed plugin provides the {noun} {name!r}; installed: {', '.join(installed) or 'none'}."
-        near = difflib.get_close_matches(name, installed, n=1)
+        message = f"no installed plugin provides the {what}. Installed: {self._installed(kind)}."
+        if self.failures:
+            message += " Failed to load: " + "; ".join(f"{failure.provider} {failure.what}" for failure in self.failures) + "."
+        if self.disabled:
+            message += f" Disabled by the configuration: {', '.join(self.disabled)}; take it off that list if it is there."
+        near = difflib.get_close_matches(name, self.names(kind), n=1)
         if near:
             message += f" Did you mean {near[0]!r}?"
         elif distribution:
             message += f" Try: pip install {distribution}"
         else:
-            message += " Install the distribution that provides it (pip install ...); 'msgstore plugins' lists what is there."
-        if self.disabled:
-            message += f" Disabled by the configuration: {', '.join(self.disabled)}."
-        if self.failures:
-            message += " Failed to load: " + "; ".join(f"{failure.provider} {failure.what}" for failure in self.failures) + "."
+            message += " Try: pip install the distribution that provides it; 'msgstore plugins' lists what is there."
         return UnknownPlugin(message)
+
+    def _installed(self, kind: str, but: Registration | None = None) -> str:
+        """Names of a kind, with the distributions that provide them."""
+        found = [
+            f"{other.descriptor.name} ({other.provider.distribution} {other.provider.version})"
+            for other in self.registrations
+            if other.kind == kind and other is not but
+        ]
+        return ", ".join(sorted(found)) or "none"
 
 
 def _key(found: Registration) -> tuple[str, tuple[str, str]]:
@@ -186,7 +196,8 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
     for name in disabled:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(sorted(provider.entry_point for provider, _ in found))
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {known}"
             raise ConfigError(f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'{hint}")
     loaded: Loaded = load([item for item in found if not _names(item[0]) & set(disabled)])
     return Catalogue(loaded.registrations, loaded.failures, loaded.providers, disabled)
