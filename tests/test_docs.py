@@ -52,6 +52,10 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return _BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
+def _checked(line: re.Match[str]) -> str:
+    return f"{line[1]}_gives({line[2]}, {line[3]!r})"
+
+
 def _gives(value: object, expected: str) -> None:
     assert repr(value) == expected
 
@@ -71,7 +75,7 @@ class Reader:
             target.write_text(text)
         elif language == "python":
             with contextlib.chdir(self.directory):
-                exec(compile(_GIVES.sub(r"\1_gives(\2, r'''\3''')", text), "example", "exec"), self.names)
+                exec(compile(_GIVES.sub(_checked, text), "example", "exec"), self.names)
         elif language == "console":
             for command, code, output in commands(text):
                 self.command(command, code, output)
@@ -141,7 +145,9 @@ def _verbs(group: click.Group, prefix: str) -> list[tuple[str, click.Command]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "command"), _verbs(main, "msgstore"), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "command"), _verbs(main, "msgstore"), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_every_verb_and_option_is_explained(name, command):
     page = (DOCS / "reference/command-line.md").read_text(encoding="utf-8")
     section = re.search(rf"^## `{re.escape(name)}[ `].*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)

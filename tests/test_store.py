@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from support import DATA, RecordingFiles, UnsyncedFiles, hashes, open_with
 
 import msgstore
+from support import DATA, RecordingFiles, UnsyncedFiles, hashes, open_with
 
 ID, OTHER, THIRD = (bytes([n]) * 16 for n in (1, 2, 3))
 
@@ -359,7 +359,7 @@ def test_threads_read_while_others_write_remove_and_compact(opened):
             while not stop.is_set():
                 for msg_id in keep:
                     assert client.read(msg_id) == msg_id * 9
-        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
+        except BaseException as error:
             errors.append(error)
 
     readers = [threading.Thread(target=read) for _ in range(3)]

@@ -27,7 +27,7 @@ A complete format, four-byte big-endian size, id, body, no holes inside (so noth
             scan, offset, total = SegmentScan(), start, len(data)
             while offset + 20 <= total and offset + (size := int.from_bytes(data[offset:offset + 4], "big")) <= total:
                 if size < 20: return scan.ended("corrupt", offset, "invalid_message_size")
-                scan.add(data[offset + 4:offset + 20], offset, size)
+                scan.records.add(data[offset + 4:offset + 20], offset, size)
                 offset += size
             return scan.ended("clean" if offset == total else "torn", offset)
 
@@ -105,6 +105,13 @@ class Columns:
         self.sizes.append(size)
         self.types.append(type_byte)
 
+    def extend(self, ids: list[bytes], offsets: list[int], sizes: list[int], types: bytes | bytearray) -> None:
+        """Add records side by side. A scan that adds some thousand at a time holds few Python objects, and is fast."""
+        self.ids += b"".join(ids)
+        self.offsets.fromlist(offsets)
+        self.sizes.fromlist(sizes)
+        self.types += types
+
 
 @attrs.frozen
 class Damage:
@@ -143,9 +150,16 @@ class SegmentScan:
     damage: list[Damage] = attrs.field(factory=list)
     end: End = End("clean", 0)
 
-    def add(self, msg_id: bytes, offset: int, size: int, type_byte: int = 0) -> None:
-        """Append a record. For formats that are not in a hurry; ids seen before are the caller's to sort out."""
-        self.records.add(msg_id, offset, size, type_byte)
+    def separate_copies(self) -> None:
+        """Move every later copy of an id from ``records`` to ``duplicates``. Called once, when all records are in."""
+        everything = self.records
+        if len(set(everything.id_list())) == len(everything):
+            return
+        self.records = Columns()
+        seen: set[bytes] = set()
+        for row in everything.rows():
+            (self.duplicates if row[0] in seen else self.records).add(*row)
+            seen.add(row[0])
 
     def ended(self, state: EndState, offset: int, reason: str | None = None) -> SegmentScan:
         self.end = End(state, offset, reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from msgstore.contract import Buffer, Damage, SegmentScan
-from msgstore_format_v1.collector import Collector
 from msgstore_format_v1.grammar import (
     BODY_AT,
     HEAD,
@@ -32,7 +31,6 @@ def scan_segment(data: Buffer, start: int, check_body: Callable[[bytes], bool] |
     scan = SegmentScan()
     total = len(data)
     offset = start
-    collector = Collector(scan)
     unpack = HEAD.unpack_from
     fast_end = total - OVERHEAD if check_body is None else -1
     found: tuple[int, int] | None = (start, 0)
@@ -65,8 +63,8 @@ def scan_segment(data: Buffer, start: int, check_body: Callable[[bytes], bool] |
             ids.append(data[at + SIZE_FIELD : at + BODY_AT])
             offsets.append(at)
             sizes.append(size)
-        collector.take(ids, offsets, sizes)
-    collector.finish()
+        scan.records.extend(ids, offsets, sizes, bytes(len(ids)))
+    scan.separate_copies()
     return _end(scan, data, offset)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
 
 from msgstore.contract import (
@@ -51,15 +52,12 @@ class SegmentFormatV2:
         return self._writer.encode(ids, bodies)
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
-        if record[5:RECORD_SIZE] == msg_id and record[0] == MESSAGE:  # the size is the index's, whatever the record says
+        try:
+            kind, size, found = _read_head(record)
+        except struct.error:
+            raise RecordError("size_mismatch", f"{len(record)} bytes, fewer than any record of a message has") from None
+        if kind == MESSAGE and found == msg_id and size == len(record):
             return record[RECORD_SIZE:]
-        return self._decode_other(msg_id, record)
-
-    def _decode_other(self, msg_id: bytes, record: bytes) -> bytes:
-        """Another record type, or an error."""
-        if len(record) < RECORD_SIZE:
-            raise RecordError("size_mismatch", f"{len(record)} bytes, fewer than any record of a message has")
-        kind, size, found = _read_head(record)
         if kind not in self._types:
             raise RecordError("unrecognised_record_type", f"the type byte is {kind}")
         if size != len(record) or size < self._smallest[kind]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from msgstore.contract import Buffer, Damage, RecordType, SegmentScan
-from msgstore_format_v2.collector import Collector
 from msgstore_format_v2.grammar import (
     HEADER_SIZE,
     HOLE,
@@ -42,7 +41,6 @@ def scan_segment(
     if offset > total:
         return scan.ended("torn", offset)
 
-    collector = Collector(scan)
     hole_offsets: list[int] = []
     hole_sizes: list[int] = []
     hole_end = -1  # where the last hole ended: a hole that begins there follows a hole
@@ -97,8 +95,8 @@ def scan_segment(
                 sizes.append(measured)
                 kinds.append(kind)
             offset = end
-        collector.take(ids, offsets, sizes, kinds)
-    collector.finish()
+        scan.records.extend(ids, offsets, sizes, kinds)
+    scan.separate_copies()
 
     scan.hole_offsets.fromlist(hole_offsets)
     scan.hole_sizes.fromlist(hole_sizes)

@@ -1,0 +1,42 @@
+"""``clean.dot``: read as RabbitMQ writes it, written as RabbitMQ reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgstore.engine.shutdown import format_clean, last_v1_file, parse_client_refs
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+
+
+@pytest.mark.parametrize("path", sorted(DATA.rglob("clean.dot")), ids=lambda path: str(path.relative_to(DATA)))
+def test_every_real_one_is_read(path):
+    text = path.read_bytes()
+    refs = parse_client_refs(text)
+    assert len(refs) == text.count(b"<<")
+    ours = format_clean(refs, None).splitlines()[0]
+    assert ours == text.splitlines()[0]
+
+
+@given(st.sets(st.binary(max_size=20)), st.none() | st.integers(0, 10**6))
+def test_what_is_written_is_read(refs, boundary):
+    assert parse_client_refs(format_clean(refs, boundary)) == refs
+
+
+def test_erlang_may_print_a_string():
+    assert parse_client_refs(b'{client_refs,[<<"h1">>, << 1 , 2 >>]}.\n') == {b"h1", b"\x01\x02"}
+
+
+@given(st.binary(max_size=200))
+def test_garbage_has_no_clients_and_raises_nothing(data):
+    parse_client_refs(data)
+    parse_client_refs(b"{client_refs,[" + data + b"]}.")
+
+
+def test_the_boundary_is_the_highest_old_file():
+    assert last_v1_file([(0, ".rdq"), (3, ".rdq"), (7, ".sqs")]) == 3
+    assert last_v1_file([(7, ".sqs")]) is None
