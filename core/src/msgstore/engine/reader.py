@@ -47,8 +47,9 @@ class Reader:
                 epoch = segments.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 fd, decode = opened[location >> NUMBER_SHIFT]
-                record = pread(fd, location & MASK, location >> OFFSET_SHIFT & MASK)
-                if segments.epoch == epoch:
+                size = location & MASK
+                record = pread(fd, size, location >> OFFSET_SHIFT & MASK)
+                if segments.epoch == epoch and len(record) == size:
                     return decode(msg_id, record) if plain else decode_body(decode(msg_id, record))
             except (TypeError, KeyError, OSError, RecordError):
                 pass
@@ -101,7 +102,7 @@ class Reader:
         number, offset, size = unpack(location)
         try:
             fd, decode = self._segments.reader(number)
-            return decode(msg_id, self._segments.files.pread(fd, size, offset))
+            return decode(msg_id, _whole(self._segments.files.pread(fd, size, offset), size))
         except RecordError as error:
             raise self._corrupt(msg_id, location, error) from error
         except OSError as error:
@@ -118,7 +119,8 @@ class Reader:
         for location, msg_id in run:
             _, offset, size = unpack(location)
             try:
-                found[msg_id] = self._decode_body(decode(msg_id, data[offset - start : offset - start + size]))
+                record = _whole(data[offset - start : offset - start + size], size)
+                found[msg_id] = self._decode_body(decode(msg_id, record))
             except RecordError as error:
                 raise self._corrupt(msg_id, location, error) from error
 
@@ -137,6 +139,12 @@ class Reader:
     def _io_error(self, location: int, error: OSError) -> Exception:
         number, offset, _ = unpack(location)
         return io_error(self._segments.by_number[number].path, offset, error)
+
+
+def _whole(record: bytes, size: int) -> bytes:
+    if len(record) != size:
+        raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
+    return record
 
 
 def _runs(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
