@@ -1,8 +1,9 @@
 """What the documentation shows is run, and what it lists is complete.
 
-In the pages of RUN every block is an example, in the order of the page, in one directory: ``python`` is executed, ``console`` is
-run and its output compared (``...`` stands for what is left out), a block of any language that begins with ``# NAME.EXTENSION``
-is that file. ``expression  # -> value`` says what an expression gives, ``$ command  # exit N`` how a command ends.
+In the pages of RUN every block is an example, in the order of the page, in one directory: ``python`` is executed, ``console``
+is run and its output compared (``...`` stands for what is left out), a block of any language that begins with
+``# NAME.EXTENSION`` is that file. ``expression  # -> value`` says what an expression gives, ``$ command  # exit N`` how a
+command ends.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from msgstore.config import StoreConfig
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/README.md")])
-RUN = ["README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md", "docs/reference/command-line.md"]
+RUN = ["README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md", "docs/reference/command-line.md"]
 PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body"]
 
 needs_all_plugins = pytest.mark.skipif(
@@ -165,8 +166,8 @@ def test_every_member_of_the_json_objects_is_explained(reader):
     message = "915fc214106f14391b488a84b9247ca5"
     verbs = [
         "plugins", "scan one", "info one", "verify one", "ls two", f"get two {message}", f"rm two {message}",
-        f"put two {message}", "migrate one --to v2", "compact one --all", "salvage tests/data/msg-store/v2_dirty_torn/store new",
-        "map one", "demo",
+        f"put two {message}", "migrate one --to v2", "compact one --all", "map one",
+        "salvage tests/data/msg-store/v2_dirty_torn/store new", "demo",
     ]  # fmt: skip
     missing = set()
     for verb in verbs:
@@ -219,7 +220,7 @@ def test_links_lead_somewhere(page):
             assert anchor in map(_slug, headings), link
 
 
-# -- a plugin as the page writes it -------------------------------------------------------------------------------------------
+# -- a plugin as the page writes it ---------------------------------------------------------------------------------------
 
 
 @needs_all_plugins
@@ -259,7 +260,7 @@ def test_the_plugin_of_the_page_works(reader, monkeypatch):
             del sys.modules[name]
 
 
-# -- bytes ------------------------------------------------------------------------------------------------------------------------
+# -- bytes ---------------------------------------------------------------------------------------------------------------
 
 
 def dump(page: str) -> dict[int, bytes]:
@@ -268,7 +269,7 @@ def dump(page: str) -> dict[int, bytes]:
     for language, text in blocks(DOCS / "spec" / page):
         if language == "hex":
             for line in text.splitlines():
-                offset, digits = line.split("  ")[:2]
+                offset, digits = line.strip().split("  ")[:2]
                 found[int(offset)] = bytes.fromhex(digits)
     return found
 

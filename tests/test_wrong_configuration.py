@@ -1,7 +1,7 @@
 """The wrong-configuration table: every row of it is provoked with the very text that the page shows, and compared.
 
-A section of docs/reference/wrong-configuration.md is a row: what is written (``toml``, ``python`` or ``console``), then what the
-program prints (``text``). Before it, a row's function here puts the machine into the state that the section describes.
+A section of docs/reference/wrong-configuration.md is a row: what is written (``toml``, ``python`` or ``console``), then what
+the program prints (``text``). Before it, a row's function here puts the machine into the state that the section describes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,203 @@
+"""Running the rounds: every store once a round, in an order that is shuffled anew each time with a fixed seed.
+
+Times are nanoseconds a message. Wall time is ``time.perf_counter``; processor time is ``time.process_time``, user and system,
+of all threads of the process, those of RocksDB included. Garbage is collected before each measurement; the collector stays on.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from peers import LAG, Pair, Peer
+
+SEED = 20
+WORKING_SET = 10_000
+"""Messages of the smaller set of random gets: the first ones written."""
+GET_PASSES = 3
+"""Times that the smaller set is gone through, each in an order of its own, in one measurement."""
+WARM_UP_BYTES = 256 * 2**20
+"""Written and deleted before anything is timed: fresh pages of the host cost many times what used ones do."""
+CHECKED = 50
+"""Messages of each round that are compared with what was put."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. Sizes in bytes of the body."""
+
+    peers: Sequence[type[Peer]]
+    operations: Sequence[str]
+    messages: dict[int, int]
+    """Body size to number of messages."""
+    rounds: int
+    directory: Path
+
+
+@dataclass
+class Result:
+    """One store, operation, size and working set; one value a round."""
+
+    store: str
+    operation: str
+    size: int
+    messages: int
+    """Of the working set."""
+    working_set: str
+    """``10k`` (at most WORKING_SET messages) or ``full`` for gets; ``full`` for all else."""
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    @property
+    def wall_ns(self) -> float:
+        return statistics.median(self.wall)
+
+    @property
+    def cpu_ns(self) -> float:
+        return statistics.median(self.cpu)
+
+
+class Results:
+    """By (store, operation, size, working set), in the order of first appearance."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[tuple[str, str, int, str], Result] = {}
+
+    def add(self, store: str, operation: str, size: int, messages: int, working_set: str, cost: tuple[float, float]) -> None:
+        key = store, operation, size, working_set
+        result = self.by_key.setdefault(key, Result(store, operation, size, messages, working_set))
+        result.wall.append(cost[0])
+        result.cpu.append(cost[1])
+
+    def get(self, store: str, operation: str, size: int, working_set: str = "full") -> Result | None:
+        return self.by_key.get((store, operation, size, working_set))
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.by_key.values())
+
+
+def timed(action: Callable[[], object], messages: int) -> tuple[float, float]:
+    """(wall, processor) nanoseconds a message."""
+    gc.collect()
+    cpu, wall = time.process_time_ns(), time.perf_counter_ns()
+    action()
+    wall, cpu = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
+    return wall / messages, cpu / messages
+
+
+def make_messages(size: int, count: int, rng: random.Random) -> list[Pair]:
+    """Random bodies, so that no store gains by compressing, each an object of its own."""
+    return [(rng.randbytes(16), rng.randbytes(size)) for _ in range(count)]
+
+
+def warm_up(directory: Path) -> None:
+    """Write and delete WARM_UP_BYTES on the file system under test."""
+    block = random.Random(SEED).randbytes(2**20)
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as stream:
+        for _ in range(WARM_UP_BYTES // len(block)):
+            stream.write(block)
+
+
+def run(plan: Plan, progress: Callable[[str], object]) -> Results:
+    """All rounds of all sizes, after the warm-up."""
+    progress("warming up")
+    warm_up(plan.directory)
+    order = random.Random(SEED)
+    results = Results()
+    for size, count in plan.messages.items():
+        pairs = make_messages(size, count, random.Random(SEED + size))
+        for peer in plan.peers:  # imports and first calls are nobody's cost
+            run_peer(peer, plan, pairs[: 4 * LAG], Results(), order)
+        for number in range(plan.rounds):
+            peers = list(plan.peers)
+            order.shuffle(peers)
+            for peer in peers:
+                progress(f"{size} B, round {number + 1} of {plan.rounds}: {peer.name}")
+                run_peer(peer, plan, pairs, results, order)
+    return results
+
+
+def run_peer(kind: type[Peer], plan: Plan, pairs: Sequence[Pair], results: Results, rng: random.Random) -> None:
+    """One store, once through all its operations, in fresh directories that are deleted afterwards."""
+    wanted = [name for name in plan.operations if name in kind.operations]
+    if set(wanted) & {"put", "get", "read_many", "remove"}:
+        with fresh_directory(plan.directory) as directory:
+            peer = kind(directory)
+            try:
+                _whole_set(peer, wanted, pairs, results, rng)
+            finally:
+                peer.close()
+    if "lifecycle" in wanted:
+        pairs = pairs[: max(len(pairs) // 4, 2 * LAG)]
+        with fresh_directory(plan.directory) as directory:
+            peer = kind(directory)
+            try:
+                cost = timed(lambda: peer.lifecycles(pairs), len(pairs))
+                results.add(kind.name, "lifecycle", len(pairs[0][1]), len(pairs), "full", cost)
+            finally:
+                peer.close()
+
+
+def _whole_set(peer: Peer, wanted: Sequence[str], pairs: Sequence[Pair], results: Results, rng: random.Random) -> None:
+    size, count, ids = len(pairs[0][1]), len(pairs), [msg_id for msg_id, _ in pairs]
+
+    def note(operation: str, cost: tuple[float, float], messages: int = count, working_set: str = "full") -> None:
+        if operation in wanted:
+            results.add(peer.name, operation, size, messages, working_set, cost)
+
+    note("put", timed(partial(peer.put_all, peer.prepare_puts(pairs)), count))
+    peer.settle()
+    check(peer, rng.sample(pairs, min(CHECKED, count)))
+
+    if "get" in wanted:
+        small = ids[:WORKING_SET]
+        targets = [target for _ in range(GET_PASSES) for target in peer.prepare_gets(rng.sample(small, len(small)))]
+        note("get", timed(partial(peer.get_all, targets), len(targets)), len(small), "10k")
+        if count > len(small):
+            targets = list(peer.prepare_gets(rng.sample(ids, count)))
+            note("get", timed(partial(peer.get_all, targets), count))
+    if "read_many" in wanted:
+        note("read_many", timed(partial(peer.get_many_all, ids), count))
+    if "remove" in wanted:
+        note("remove", timed(partial(peer.remove_all, ids), count))
+        if any(peer.look(msg_id) is not None for msg_id in rng.sample(ids, min(CHECKED, count))):
+            raise RuntimeError(f"{peer.name}: a removed message is still there")
+
+
+def check(peer: Peer, pairs: Sequence[Pair]) -> None:
+    """RuntimeError unless the store has these very bodies."""
+    for msg_id, body in pairs:
+        if peer.look(msg_id) != body:
+            raise RuntimeError(f"{peer.name}: another body than was put")
+
+
+class fresh_directory:  # noqa: N801 - reads as the function that it is used as
+    """A new directory under ``parent``, deleted with everything in it."""
+
+    def __init__(self, parent: Path) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="msgstore-bench-", dir=parent))
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def file_system(directory: Path) -> str:
+    """The kind of file system that ``directory`` is on, as far as the system tells."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    here = directory.resolve()
+    kinds = {point: kind for _, point, kind, *_ in mounts}  # the last one mounted at a point counts
+    return next((kinds[str(point)] for point in [here, *here.parents] if str(point) in kinds), "unknown")

@@ -1,0 +1,136 @@
+"""The results as tables, or as JSON Lines: one object a line, told apart by ``kind``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from measure import Plan, Result, Results, file_system
+from ratios import Ratio, ratios
+from rich.console import Console
+from rich.table import Table
+
+_LABELS = {
+    ("get", "10k"): "get, first 10,000",
+    ("get", "full"): "get, full set",
+    ("lifecycle", "full"): "put, get, remove, lag 500",
+}
+
+
+def machine(plan: Plan) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "kind": "machine",
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "file_system": file_system(plan.directory),
+        "rounds": plan.rounds,
+        "versions": {name: version(name) for name in ("msgstore", "rocksdict", "lmdb")} | {"sqlite": sqlite3.sqlite_version},
+    }
+
+
+def result_object(result: Result) -> dict[str, Any]:
+    """Nanoseconds and operations are a message; lists have one value a round."""
+    return {
+        "kind": "result",
+        "store": result.store,
+        "operation": result.operation,
+        "size": result.size,
+        "working_set": result.working_set,
+        "messages": result.messages,
+        "wall_ns": round(result.wall_ns, 1),
+        "cpu_ns": round(result.cpu_ns, 1),
+        "ops_per_s": round(1e9 / result.wall_ns),
+        "wall_ns_rounds": [round(value, 1) for value in result.wall],
+        "cpu_ns_rounds": [round(value, 1) for value in result.cpu],
+    }
+
+
+def ratio_object(ratio: Ratio) -> dict[str, Any]:
+    """``required`` and ``met`` are null in ratios for information."""
+    kind = "information" if ratio.required is None else "requirement"
+    return {"kind": kind} | asdict(ratio) | {"measured": round(ratio.measured, 3), "met": ratio.met}
+
+
+def json_lines(plan: Plan, results: Results) -> Iterator[str]:
+    rows = [machine(plan), *map(result_object, results), *map(ratio_object, ratios(results))]
+    return (json.dumps(row, separators=(",", ":")) for row in rows)
+
+
+def print_tables(plan: Plan, results: Results, console: Console) -> None:
+    about = machine(plan)
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    console.print(f"Python {about['python']}, {about['system']}, {about['cores']} cores, {about['file_system']}; {versions}")
+    console.print(_costs(plan, results))
+    for peer in plan.peers:
+        console.print(f"  [bold]{peer.name}[/bold]: {peer.how}", highlight=False, soft_wrap=True)
+    found = ratios(results)
+    if any(ratio.required is not None for ratio in found):
+        console.print(_required([ratio for ratio in found if ratio.required is not None]))
+    if any(ratio.required is None for ratio in found):
+        console.print(_information([ratio for ratio in found if ratio.required is None]))
+
+
+def _costs(plan: Plan, results: Results) -> Table:
+    table = Table(
+        title=f"Nanoseconds a message, wall / processor time of all threads; medians of {plan.rounds} rounds",
+        title_justify="left",
+    )
+    table.add_column("operation")
+    table.add_column("store")
+    for size, count in plan.messages.items():
+        table.add_column(f"{size} B x {count:,}", justify="right", no_wrap=True)
+        table.add_column("ops/s", justify="right", no_wrap=True)
+    for operation in plan.operations:
+        for working_set in ("10k", "full"):
+            rows = [
+                (peer.name, [results.get(peer.name, operation, size, working_set) for size in plan.messages])
+                for peer in plan.peers
+            ]
+            for name, cells in rows:
+                if any(cells):
+                    label = _LABELS.get((operation, working_set), operation)
+                    table.add_row(label, name, *[text for cell in cells for text in _cell(cell)])
+            if any(any(cells) for _, cells in rows):
+                table.add_section()
+    return table
+
+
+def _cell(result: Result | None) -> tuple[str, str]:
+    if result is None:
+        return "-", "-"
+    return f"{result.wall_ns:,.0f} / {result.cpu_ns:,.0f}", f"{1e9 / result.wall_ns:,.0f}"
+
+
+def _ratio_table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in ("operation", "size", "of the speed of", "clock", *columns):
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _ratio_cells(ratio: Ratio) -> list[str]:
+    label = _LABELS.get((ratio.operation, ratio.working_set), ratio.operation)
+    return [label, f"{ratio.size} B", ratio.other, "processor" if ratio.clock == "cpu" else "wall"]
+
+
+def _required(found: Sequence[Ratio]) -> Table:
+    table = _ratio_table("msgstore, required", "required", "measured", "met")
+    for ratio in found:
+        met = "[green]met[/green]" if ratio.met else "[bold red]MISSED[/bold red]"
+        table.add_row(*_ratio_cells(ratio), f"{ratio.required:g}", f"{ratio.measured:.2f}", met)
+    return table
+
+
+def _information(found: Sequence[Ratio]) -> Table:
+    table = _ratio_table("msgstore, for information: nothing is required of these", "measured")
+    for ratio in found:
+        table.add_row(*_ratio_cells(ratio), f"{ratio.measured:.2f}")
+    return table

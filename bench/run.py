@@ -1,0 +1,82 @@
+"""Benchmarks of msgstore against its peers in the same run: ``python bench/run.py --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from measure import Plan, run
+from peers import OPERATIONS, PEERS
+from report import json_lines, print_tables
+from rich.console import Console
+
+MESSAGES = {64: 200_000, 1024: 100_000, 16384: 10_000}
+"""Body size to messages of a default run."""
+SET_BYTES = 160 * 2**20
+"""Of another size, so many bytes of bodies."""
+QUICK = 4
+"""--quick divides messages by this."""
+
+
+def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        chosen = [name.strip() for name in text.split(",")]
+        if unknown := [name for name in chosen if name not in allowed]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(allowed)}")
+        return [name for name in allowed if name in chosen]
+
+    return parse
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _sizes(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Compare msgstore with RocksDB, LMDB, SQLite and the raw floor in one run.")
+    parser.add_argument("--json", action="store_true", help="JSON Lines on standard output instead of tables")
+    parser.add_argument("--quick", action="store_true", help="3 rounds, a quarter of the messages: a look, no verdict")
+    parser.add_argument("--only", type=_names(OPERATIONS), default=list(OPERATIONS), help=f"of {','.join(OPERATIONS)}")
+    parser.add_argument("--sizes", type=_sizes, default=list(MESSAGES), help="body sizes in bytes, such as 64,1024,16384")
+    parser.add_argument("--messages", type=_positive, help="messages of each size (lifecycles: a quarter, at least 1000)")
+    parser.add_argument("--rounds", type=_positive, help="default 5, with --quick 3")
+    stores = tuple(peer.name for peer in PEERS)
+    parser.add_argument("--stores", type=_names(stores), default=list(stores), help=f"of {','.join(stores)}")
+    parser.add_argument("--dir", type=Path, help="where stores are made and deleted; default: the temporary directory")
+    return parser
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    counts = {}
+    for size in arguments.sizes:
+        default = MESSAGES.get(size, max(SET_BYTES // size, 1000)) // (QUICK if arguments.quick else 1)
+        counts[size] = arguments.messages or min(default, max(MESSAGES.values()))
+    progress = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="msgstore-bench-", dir=arguments.dir) as directory, progress.status("") as status:
+        plan = Plan(
+            peers=[peer for peer in PEERS if peer.name in arguments.stores],
+            operations=arguments.only,
+            messages=counts,
+            rounds=arguments.rounds or (3 if arguments.quick else 5),
+            directory=Path(directory),
+        )
+        results = run(plan, status.update)
+        status.stop()
+        if arguments.json:
+            sys.stdout.writelines(line + "\n" for line in json_lines(plan, results))
+        else:
+            print_tables(plan, results, Console(width=None if sys.stdout.isatty() else 140))
+
+
+if __name__ == "__main__":
+    main()
