@@ -320,7 +320,7 @@ class Floor(Peer):
         "put: os.write of 1 MiB, joined beforehand; get: os.pread at known places; "
         "read_many: os.pread of 1 MiB, cut into bodies; lifecycle: a dict in memory"
     )
-    operations = ("put", "get", "read_many", "lifecycle")
+    operations: ClassVar[Sequence[str]] = ("put", "get", "read_many", "lifecycle")
 
     def __init__(self, directory: Path) -> None:
         self.fd = os.open(directory / "bodies", os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0))
@@ -376,7 +376,7 @@ class LookupFloor(Floor):
 
     name = "look-up + pread"
     how = "dict from id to (descriptor, size, offset), then os.pread"
-    operations = ("get",)
+    operations: ClassVar[Sequence[str]] = ("get",)
 
     def prepare_gets(self, ids: Sequence[bytes]) -> Sequence[Any]:
         return ids

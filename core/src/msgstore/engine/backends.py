@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -14,7 +17,8 @@ from msgstore.contract import (
     GcPolicy,
     Index,
     IndexContext,
-    MsgStoreError,
+    IndexDescriptor,
+    PluginError,
     StoreMismatch,
 )
 from msgstore.directory import Settings
@@ -37,42 +41,34 @@ class Backends:
 
 
 def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> Backends:
-    """Everything but the index, which needs the directory's lock first."""
-    descriptor = catalogue.format(config.format.name)
-    options = dict(config.format.options)
-    bound: dict[str, int] = dict(remembered.records) if remembered else {}
-    if Capability.TYPED_RECORDS in descriptor.capabilities:
-        given = options.pop("records", {})
-        if not isinstance(given, dict):
-            raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")
-        asked = check_bindings(catalogue, descriptor.name, given, f"{config.where} format")
-        if config.record != OWN_RECORD and config.record not in asked and config.record not in bound:
-            asked |= assigned_binding(catalogue, descriptor.name, config.record, config.where)
-        bound = _merged(bound, asked, config.path)
-    elif config.record != OWN_RECORD:
-        raise ConfigError(
-            f"{config.where} record: format {descriptor.name!r} has no record types; leave record out, or choose another format"
-        )
-    formats = FormatSet(catalogue, bound, record=config.record, options=options, options_of=descriptor.name, where=config.where)
-    write_format = _with_remembered_records(formats, descriptor.name, bound, config.path)
-    codec = catalogue.body_codec(config.body.name)
-    policy = catalogue.gc_policy(config.gc.name)
+    """Everything that a configuration selects, but the index itself: that needs the directory's lock first.
+
+    Touches no file. Raises ConfigError, PluginError and StoreMismatch, naming the table and the key.
+    """
+    formats, bound = _formats(config, catalogue, remembered)
+    with _selected(config, "body"):
+        codec = catalogue.body_codec(config.body.name)
+        made_codec = catalogue.make(codec, structure(codec.options, config.body.options, f"{config.where} body"))
+    with _selected(config, "gc"):
+        policy = catalogue.gc_policy(config.gc.name)
+        made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc"))
+    _index_options(config, catalogue)
     return Backends(
         formats,
-        write_format,
-        catalogue.make(codec, structure(codec.options, config.body.options, f"{config.where} body")),
+        _with_remembered_records(config, formats, bound),
+        made_codec,
         Capability.PLAIN in codec.capabilities,
-        catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc")),
+        made_policy,
         Settings(config.index.name, config.format.name, config.record, config.body.name, bound),
     )
 
 
 def make_index(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> tuple[Index, bool]:
     """The configured index, and whether it is persistent."""
-    descriptor = catalogue.index(config.index.name)
-    options = structure(descriptor.options, config.index.options, f"{config.where} index")
+    descriptor, options = _index_options(config, catalogue)
     context = IndexContext(options, config.path, files, config.durability == "fsync", read_only)
-    return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
+    with _selected(config, "index"):
+        return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
 
 
 def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, files: Files) -> Index:
@@ -82,6 +78,45 @@ def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, 
         descriptor, IndexContext(descriptor.options(), config.path, files, sync=False, read_only=True)
     )
     return index
+
+
+@contextmanager
+def _selected(config: StoreConfig, key: str) -> Iterator[None]:
+    """Say which key of which table selected what cannot be had."""
+    try:
+        yield
+    except PluginError as error:
+        raise type(error)(f"{config.where} {key}: {error}") from error
+
+
+def _index_options(config: StoreConfig, catalogue: Catalogue) -> tuple[IndexDescriptor, Any]:
+    with _selected(config, "index"):
+        descriptor = catalogue.index(config.index.name)
+    return descriptor, structure(descriptor.options, config.index.options, f"{config.where} index")
+
+
+def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> tuple[FormatSet, dict[str, int]]:
+    """The formats of the store, and its record types with their type bytes, those that the directory remembers included."""
+    with _selected(config, "format"):
+        descriptor = catalogue.format(config.format.name)
+    options = dict(config.format.options)
+    bound: dict[str, int] = dict(remembered.records) if remembered else {}
+    if Capability.TYPED_RECORDS in descriptor.capabilities:
+        given = options.pop("records", {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")
+        with _selected(config, "format"):
+            asked = check_bindings(catalogue, descriptor.name, given, f"{config.where} format")
+        if config.record != OWN_RECORD and config.record not in asked and config.record not in bound:
+            with _selected(config, "record"):
+                asked |= assigned_binding(catalogue, descriptor.name, config.record, config.where)
+        bound = _merged(bound, asked, config.path)
+    elif config.record != OWN_RECORD:
+        raise ConfigError(
+            f"{config.where} record: format {descriptor.name!r} has no record types; leave record out, or choose another format"
+        )
+    formats = FormatSet(catalogue, bound, record=config.record, options=options, options_of=descriptor.name, where=config.where)
+    return formats, bound
 
 
 def _merged(bound: dict[str, int], asked: dict[str, int], directory: Path) -> dict[str, int]:
@@ -100,12 +135,13 @@ def _merged(bound: dict[str, int], asked: dict[str, int], directory: Path) -> di
     return bound | asked
 
 
-def _with_remembered_records(formats: FormatSet, name: str, bound: dict[str, int], directory: Path) -> OpenFormat:
+def _with_remembered_records(config: StoreConfig, formats: FormatSet, bound: dict[str, int]) -> OpenFormat:
     """Make the format; a record type that the directory remembers must be there, or its records could not be read."""
     try:
-        return formats.by_name(name)
-    except MsgStoreError as error:
+        with _selected(config, "format"):
+            return formats.by_name(config.format.name)
+    except PluginError as error:
         if not bound:
             raise
         listed = ", ".join(f"{record} = {byte}" for record, byte in bound.items())
-        raise type(error)(f"{directory}: the store uses the record types {listed}: {error}") from error
+        raise type(error)(f"{config.path}: the store uses the record types {listed}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from msgstore.config import Config, StoreConfig, read_config, store_config
+from msgstore.contract import ConfigError
 from msgstore.engine.startup import open_parts
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
@@ -72,4 +73,7 @@ class Stores:
 def load_config(path: str | Path) -> Stores:
     """Read and check a configuration file, and load the plugins that it does not disable. Raises ConfigError."""
     config = read_config(path)
-    return Stores(config, load_catalogue(config.disabled))
+    try:
+        return Stores(config, load_catalogue(config.disabled))
+    except ConfigError as error:
+        raise ConfigError(f"{config.file}: {error}") from error

@@ -162,6 +162,13 @@ class Segments:
             self.files.unlink(segment.path)
         del self.by_number[segment.number]
 
+    def sync_directory(self) -> None:
+        """Make new and deleted names durable."""
+        try:
+            self.files.sync_directory(self.directory)
+        except OSError as error:
+            raise io_error(self.directory, None, error) from error
+
     def _close_reader(self, number: int) -> None:
         self.epoch += 1
         self.files.close(self.readers.pop(number)[0])

@@ -49,6 +49,7 @@ def open_parts(
     index: Index | None = None
     lock: WriterLock | None = None
     try:
+        resolve(config, catalogue, read_settings(files, directory))  # a mistake in the configuration must touch nothing
         lock = _enter(files, directory, read_only=read_only)
         remembered = read_settings(files, directory)
         backends = resolve(config, catalogue, remembered)
@@ -62,6 +63,8 @@ def open_parts(
             _resume(config, backends, segments)
             for segment in segments:
                 writer.touch(segment)
+                if segment.live_count == 0 and recovery.how != "rebuild":
+                    writer.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
             leftovers.hide()  # before the index says that the store is open, or a crash in between would look like RabbitMQ's
             writer.commit({LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
@@ -153,8 +156,8 @@ def _take_over(
         if counted:
             return False
         raise StoreMismatch(
-            f"{config.path}: was last opened with the index {name!r}, which has the reference counts: {error} "
-            f"Or pass refcounts= to rebuild without it."
+            f"{config.path}: was last opened with the index {name!r}, which has the reference counts. To rebuild without it "
+            f"pass them yourself (refcounts=, --refcounts); to use it: {error}"
         ) from error
     try:
         return _follow(judge(other.load(), segments, leftovers), segments, other, index, recovery)

@@ -70,7 +70,9 @@ class Writer:
         self._large = config.large_message
         self._refusal: MsgStoreError | None = None
         if read_only:
-            self.refuse(StoreReadOnly(f"{config.path}: the store was opened with mode='r'; open it without for changes"))
+            self.refuse(
+                StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
+            )
         self._index_add_reference = index.add_reference
 
     # -- messages ---------------------------------------------------------------------------------------------------------
@@ -269,13 +271,17 @@ class Writer:
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
+        deleted = False
         for segment in list(self._empty):
             if segment.live_count == 0 and segment is not self.segments.current and not segment.quarantined:
                 self.segments.delete(segment)
                 self.forget_lingering(segment)
                 self._touched.discard(segment)
                 self._deleted.append(segment)
+                deleted = True
             self._empty.discard(segment)
+        if deleted and self.segments.sync:  # before the next commit forgets them, or a power loss brings back strangers
+            self.segments.sync_directory()
 
     def note_empty(self, segment: Segment) -> None:
         """Delete the segment at the next flush if it has no live record by then."""
