@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +18,14 @@ OnConfirm = Callable[[list[bytes]], object]
 class Client:
     """Made by :meth:`Store.client`. A context manager: leaving it closes the client, not the store."""
 
+    write: Callable[[bytes, bytes], None]
+    """``write(msg_id, body)``: write a message, or add a reference to one: an id names one body for ever, a second write's body
+    is ignored.
+
+    Returns before the message is on disk; it is readable at once. ``on_confirm`` is called with its id after the flush that
+    made it safe, within ``sync_interval``, or after ``store.flush()``. Raises ValueError (id), TypeError (body),
+    MessageTooLarge, StoreClosed, and StoreIOError if a flush that was due failed: the message then stays pending.
+    """
     read: Callable[[bytes], bytes]
     """``read(msg_id)``: the body. Raises MessageNotFound (a KeyError), CorruptRecord, StoreIOError, ValueError (id)."""
     read_many: Callable[[Iterable[bytes]], dict[bytes, bytes]]
@@ -32,23 +41,16 @@ class Client:
         self._unconfirmed: list[bytes] | None = None if on_confirm is None else []
         self._closed = False
         # Bound once: a method that only passes on would cost a tenth of a read.
+        self.write = partial(store._writer.write, self._unconfirmed)
         self.read = store._reader.read
         self.read_many = store._reader.read_many
         self.contains = store._reader.contains
 
-    def write(self, msg_id: bytes, body: bytes) -> None:
-        """Write a message, or add a reference to one: an id names one body for ever, a second write's body is ignored.
-
-        Returns before the message is on disk; it is readable at once. ``on_confirm`` is called with its id after the flush that
-        made it safe, within ``sync_interval``, or after ``store.flush()``. Raises ValueError (id), TypeError (body),
-        MessageTooLarge, StoreClosed, and StoreIOError if a flush that was due failed: the message then stays pending.
-        """
-        self._writer.write(self._unconfirmed, msg_id, body)
-
     def write_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """``write`` for each (id, body)."""
+        write = self.write
         for msg_id, body in pairs:
-            self._writer.write(self._unconfirmed, msg_id, body)
+            write(msg_id, body)
 
     def remove(self, ids: Iterable[bytes]) -> None:
         """Take one reference from each; a message without references is gone.
@@ -77,9 +79,10 @@ class Client:
 
     def take_unconfirmed(self) -> list[bytes]:
         """Under the store's lock: the ids to confirm, in the order of writing."""
-        taken = self._unconfirmed or []
-        if taken:
-            self._unconfirmed = []
+        if not self._unconfirmed:
+            return []
+        taken = self._unconfirmed.copy()
+        self._unconfirmed.clear()  # the same list for ever: ``write`` is bound to it
         return taken
 
     def confirm(self, ids: list[bytes]) -> None:

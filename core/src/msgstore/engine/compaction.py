@@ -9,7 +9,8 @@ Order, so that a crash at any instant leaves every live record readable and the 
 5. the index is swapped to the copies and committed;
 6. the tail is cut.
 
-With ``durability = "fsync"`` there is a sync after 2, 3, 4 and 6. A segment in which anything is damaged, or in which a live
+There is a sync after 2, 3, 4 and 6, whatever the store's durability: a power loss may cost what was written last, but not
+what was confirmed long ago and happens to be moved. A segment in which anything is damaged, or in which a live
 record is not found, is left exactly as it is and quarantined.
 """
 
@@ -79,7 +80,7 @@ def quarantine(writer: Writer, segment: Segment, reason: str) -> None:
 
 def compact(writer: Writer, segment: Segment) -> Collected:
     """Compact one segment that is not the current one. Under the store's lock, with nothing pending."""
-    files, form, sync = writer.segments.files, segment.form.format, writer.segments.sync
+    files, form = writer.segments.files, segment.form.format
     before = segment.size
     with writer.segments.errors(segment), files.view(segment.path) as data:
         scan = form.scan(data)
@@ -106,14 +107,13 @@ def compact(writer: Writer, segment: Segment) -> Collected:
             for writes in steps:
                 for offset, chunk in writes:
                     files.pwrite(fd, chunk, offset)
-                if sync and writes:
+                if writes:
                     files.sync(fd)
             moves = [move for gap in todo.gaps for move in gap.targets()]
             _swap(writer, segment, moves)
             writer.segments.epoch += 1
             files.truncate(fd, todo.end)
-            if sync:
-                files.sync(fd)
+            files.sync(fd)
         finally:
             segment.size, segment.sealed_mtime_ns = files.size_and_mtime(fd)
             files.close(fd)

@@ -1,7 +1,7 @@
 """Migration: rewrite a segment of an older format as fresh segments of the store's own, then delete it.
 
-The new records are on disk (and synced, if the store syncs) before the index is swapped to them, and the index is
-committed before the old file goes. A crash leaves copies; the entries of the index, or the higher number, decide.
+The new records are on disk, and synced, before the index is swapped to them, and the index is committed before the old
+file goes. A crash leaves copies; the entries of the index, or the higher number, decide.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def migrate(writer: Writer, reader: Reader, segment: Segment) -> Collected:
     written = 0
     moved = sum(record.size for record in live)
     try:
-        if live:
-            writer.roll()
-        for batch in _batches(live):
-            written += _rewrite(writer, reader, segment, batch)
+        with writer.segments.synced():  # what is copied was confirmed long ago: a power loss must not cost it
+            if live:
+                writer.roll()
+            for batch in _batches(live):
+                written += _rewrite(writer, reader, segment, batch)
     except CorruptRecord as error:
         quarantine(writer, segment, str(error))
         return Collected(segment.path.name, before, before, skipped=str(error))

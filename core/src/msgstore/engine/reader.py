@@ -39,6 +39,7 @@ class Reader:
         """A function whose names are all its own: for small messages attribute look-ups would cost as much as the disk."""
         segments, pending, locate, slowly = self._segments, self._pending, self._locate, self._read_slowly
         opened, pread, decode_body = segments.readers, segments.files.pread, self._decode_body
+        number_shift, offset_shift, mask = NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
         def read(msg_id: bytes) -> bytes:
             try:
@@ -46,9 +47,9 @@ class Reader:
                     return pending[msg_id]
                 epoch = segments.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
-                fd, decode = opened[location >> NUMBER_SHIFT]
-                size = location & MASK
-                record = pread(fd, size, location >> OFFSET_SHIFT & MASK)
+                fd, decode = opened[location >> number_shift]
+                size = location & mask
+                record = pread(fd, size, location >> offset_shift & mask)
                 if segments.epoch == epoch and len(record) == size:
                     return decode(msg_id, record) if plain else decode_body(decode(msg_id, record))
             except (TypeError, KeyError, OSError, RecordError):

@@ -162,6 +162,15 @@ class Segments:
             self.files.unlink(segment.path)
         del self.by_number[segment.number]
 
+    @contextlib.contextmanager
+    def synced(self) -> Iterator[None]:
+        """Inside, what is appended is on disk before ``append`` returns, whatever the store's durability."""
+        usual, self.sync = self.sync, True
+        try:
+            yield
+        finally:
+            self.sync = usual
+
     def sync_directory(self) -> None:
         """Make new and deleted names durable."""
         try:

@@ -56,6 +56,7 @@ class Writer:
         self.callback_failures = 0
         self.changed = threading.Event()
         """Set by the first change after a flush: the flusher's wake-up."""
+        self._idle = True  # nothing has changed since the last flush
         self._pending_references: dict[bytes, int] = {}  # only of ids with more than one
         self._pending_bytes = 0
         self._has_large = False
@@ -70,9 +71,7 @@ class Writer:
         self._large = config.large_message
         self._refusal: MsgStoreError | None = None
         if read_only:
-            self.refuse(
-                StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
-            )
+            self.refuse(StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it"))
         self._index_add_reference = index.add_reference
 
     # -- messages ---------------------------------------------------------------------------------------------------------
@@ -101,8 +100,8 @@ class Writer:
             if unconfirmed is not None:
                 unconfirmed.append(msg_id)
             if self._pending_bytes < self._flush_bytes and (unconfirmed is None or len(unconfirmed) < FLUSH_BYTES):
-                if not self.changed.is_set():
-                    self.changed.set()
+                if self._idle:
+                    self._wake_flusher()
                 return
             confirmed = self._flush()
         self._tell(confirmed)
@@ -123,8 +122,8 @@ class Writer:
                 missing = released.missing
                 self._bury(released.freed)
                 self._removals += len(on_disk)
-            if not self.changed.is_set():
-                self.changed.set()
+            if self._idle:
+                self._wake_flusher()
             if self._removals >= self._flush_removals:
                 confirmed = self._flush()
         self._tell(confirmed)
@@ -162,7 +161,12 @@ class Writer:
         self.delete_empty()
         self._removals = 0
         self.changed.clear()
+        self._idle = True
         return [(client, client.take_unconfirmed()) for client in self.clients if client.has_unconfirmed]
+
+    def _wake_flusher(self) -> None:
+        self._idle = False
+        self.changed.set()
 
     def _write_pending(self) -> None:
         ids = list(self.pending)
