@@ -7,6 +7,7 @@ it is opened (or by ``msgstore config check``), with the same errors: file, tabl
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -80,8 +81,10 @@ def read_config(path: str | Path) -> Config:
             table = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is not TOML that can be read: it is nested too deeply") from error
     _refuse_unknown(table, ["disabled", "stores"], f"{path}: top level")
     stores = _tables(table.get("stores", {}), f"{path}: [stores]")
     return Config(
@@ -100,7 +103,11 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
     if "path" not in table:
         raise ConfigError(f'{where}: the key path is missing; write path = "directory of the store"')
     config = structure(StoreConfig, table, where)
-    return attrs.evolve(config, path=base / config.path.expanduser(), where=where)
+    try:
+        path = base / config.path.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{where} path: {str(config.path)!r}: there is no such user; write the directory in full") from error
+    return attrs.evolve(config, path=path, where=where)
 
 
 def structure(options: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -138,11 +145,13 @@ def _nearest(name: str, known: typing.Iterable[str]) -> str:
 
 
 def _typed(kind: Any, value: object, where: str) -> Any:
+    if typing.get_origin(kind) is list and not isinstance(value, list | tuple):  # text would be taken apart into letters
+        raise ConfigError(f"{where}: {value!r} is not a list; write [{json.dumps(value, default=str)}]")
     try:
         return _converter.structure(value, kind)
     except cattrs.BaseValidationError as error:
         raise ConfigError(f"{where}: {'; '.join(_leaves(error))}") from error
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
@@ -186,6 +195,8 @@ def _structure_backend(value: object, _: object) -> Backend:
 def _structure_path(value: object, _: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError(f"{value!r} is not a path")
+    if "\0" in str(value):
+        raise ValueError(f"{value!r} is not a path: no name has a NUL character in it")
     return Path(value)
 
 

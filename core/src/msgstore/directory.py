@@ -16,12 +16,14 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import StoreError, StoreMismatch
+from msgstore.contract import Buffer, StoreError, StoreMismatch
 from msgstore.files import Files
 
 SETTINGS = "msgstore.json"
 LOCK = "msgstore.lock"
 _LAYOUT = 1
+_MAX_SETTINGS = 2**20
+"""Bytes of a ``msgstore.json`` that is read."""
 _SEGMENT = re.compile(r"(\d{1,10})(\.[A-Za-z0-9_]+)")
 
 
@@ -34,15 +36,25 @@ class SegmentFile:
     mtime_ns: int
 
 
+def _check_name(_: object, field: attrs.Attribute[str], value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"its {field.name} is not a name")
+
+
+def _check_records(_: object, __: object, value: object) -> None:
+    if not isinstance(value, dict) or not all(type(byte) is int and 0 <= byte <= 255 for byte in value.values()):
+        raise ValueError("its records are not names with type bytes from 0 to 255")
+
+
 @attrs.frozen
 class Settings:
-    """What ``msgstore.json`` holds."""
+    """What ``msgstore.json`` holds. Raises ValueError, TypeError if it is made of anything else."""
 
-    index: str = "ets"
-    format: str = "v2"
-    record: str = "message"
-    body: str = "raw"
-    records: dict[str, int] = attrs.field(factory=dict)
+    index: str = attrs.field(default="ets", validator=_check_name)
+    format: str = attrs.field(default="v2", validator=_check_name)
+    record: str = attrs.field(default="message", validator=_check_name)
+    body: str = attrs.field(default="raw", validator=_check_name)
+    records: dict[str, int] = attrs.field(factory=dict, validator=_check_records)
     """Record type name to the type byte it is bound to, in this directory, for ever."""
 
 
@@ -72,21 +84,32 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
     """What the directory remembers, or None if it was never opened by msgstore. Raises StoreError if it is damaged."""
     path = directory / SETTINGS
     try:
-        data = files.read_file(path)
+        with files.view(path) as data:
+            return _settings(data)
     except FileNotFoundError:
         return None
-    try:
-        members = json.loads(data)
-        if members.pop("crc32") != _checksum(members):
-            raise ValueError("its checksum is wrong")
-        if members.pop("layout") != _LAYOUT:
-            raise ValueError("it was written by a newer msgstore")
-        return Settings(**members)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise StoreError(
             f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; "
             f"restore it from a backup, or move it away if the store has none."
         ) from error
+
+
+def _settings(data: Buffer) -> Settings:
+    """Raises ValueError, TypeError."""
+    if len(data) > _MAX_SETTINGS:
+        raise ValueError(f"it is larger than {_MAX_SETTINGS} bytes")
+    try:
+        members = json.loads(data[:])
+        if not isinstance(members, dict):
+            raise TypeError("it is not an object")
+        if members.pop("crc32", None) != _checksum(members):
+            raise ValueError("its checksum is wrong")
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if members.pop("layout", None) != _LAYOUT:
+        raise ValueError("it was written by a newer msgstore")
+    return Settings(**members)
 
 
 def write_settings(files: Files, directory: Path, settings: Settings, *, sync: bool) -> None:

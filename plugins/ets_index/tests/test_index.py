@@ -116,6 +116,7 @@ class Model(RuleBasedStateMachine):
         self.index.close(None)
         self.index = make(self.directory)
         assert self.index.load() == state
+        self.index.commit({})
 
     @rule()
     def crash(self) -> None:

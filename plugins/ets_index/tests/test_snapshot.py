@@ -120,31 +120,38 @@ def test_a_state_that_does_not_fill_its_part_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" * 10, bytes(1000), image()[:-1]])
-def test_a_bad_snapshot_is_logged_and_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
+def test_a_bad_snapshot_is_logged_and_removed_by_the_first_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
     (tmp_path / FILE).write_bytes(content)
     index = open_index(tmp_path)
     with caplog.at_level(logging.WARNING, "msgstore.index"):
         assert index.load() is None
     assert (len(index), list(index.items())) == (0, [])
     assert str(tmp_path / FILE) in caplog.text
+    index.commit({})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_snapshot_that_cannot_be_read_is_no_snapshot(tmp_path: Path) -> None:
+def test_a_snapshot_that_cannot_be_read_is_an_error_not_a_loss(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
-    assert open_index(tmp_path, read_only=True).load() is None
-    with pytest.raises(OSError):  # it must not stay
-        open_index(tmp_path).load()
+    for read_only in (True, False):
+        with pytest.raises(OSError):
+            open_index(tmp_path, read_only=read_only).load()
 
 
-def test_loading_removes_the_snapshot_unless_read_only(tmp_path: Path) -> None:
+def test_the_first_commit_removes_the_snapshot_unless_read_only(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(image())
     reader = open_index(tmp_path, read_only=True)
     assert reader.load() == STATE
     reader.release(list(ENTRIES))
+    reader.commit({})
     reader.close({b"other": b"state"})
     assert (tmp_path / FILE).read_bytes() == image()
-    assert open_index(tmp_path).load() == STATE
+    index = open_index(tmp_path)
+    assert index.load() == STATE
+    assert (tmp_path / FILE).exists()  # an opening that fails after this has lost nothing
+    index.commit({})
     assert list(tmp_path.iterdir()) == []
     assert open_index(tmp_path).load() is None
 

@@ -61,7 +61,7 @@ def fill(directory: Path, count: int = 3000) -> None:
 def run(script: str, directory: Path) -> subprocess.Popen[str]:
     """``script`` in a process of its own, with the names of this module and ``directory``."""
     names = f"import runpy; globals().update(runpy.run_path({__file__!r})); directory = Path({str(directory)!r})\n"
-    return subprocess.Popen([sys.executable, "-c", names + script], text=True, stdout=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-u", "-c", names + script], text=True, stdout=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("sync", [False, True])

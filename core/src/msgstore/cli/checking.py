@@ -1,4 +1,7 @@
-"""The checks of ``verify``: each index entry against a scan of its segment, and against what a client would read."""
+"""The checks of ``verify``: each index entry against a scan of its segment, and against what a client would read.
+
+And the damage that other verbs meet: what an opening found, span by span.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from msgstore.cli.scan import damaged_spans
 from msgstore.cli.stores import Target
 from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
 from msgstore.directory import read_settings
@@ -16,6 +20,7 @@ from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
 from msgstore.engine.store import Entry, Store
 from msgstore.files import Files
+from msgstore.salvage import SpanReport
 from msgstore.scan import FormatSet, SegmentReport, scan_file
 
 
@@ -83,6 +88,17 @@ class SegmentCheck:
             ],
             "ok": self.ok,
         }
+
+
+def found_damage(target: Target, store: Store) -> list[SpanReport]:
+    """The damaged spans of the segments in which this opening found any, before they are collected."""
+    formats = resolve(target.config, target.catalogue, read_settings(Files(), target.path)).formats
+    names = dict.fromkeys(line.partition(" at offset ")[0] for line in store.stats().recovery.damaged)
+    found = []
+    for path in (target.path / name for name in names):
+        report = scan_file(Files(), path, formats.by_extension(path.suffix))
+        found += [SpanReport(path, spot.offset, spot.size, spot.reason) for spot in damaged_spans(report)]
+    return found
 
 
 def check_segments(target: Target, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:

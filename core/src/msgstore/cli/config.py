@@ -90,7 +90,7 @@ def _load(file: Path) -> tuple[dict[str, Any], str | None]:
         whole = str(error)
     try:
         return tomllib.loads(file.read_text(encoding="utf-8")), whole
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}, whole
 
 

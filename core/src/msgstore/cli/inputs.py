@@ -43,6 +43,8 @@ class Inputs:
     def _file(self, path: Path) -> Input:
         if not path.exists():
             raise StoreError(f"{path}: there is no such file or directory")
+        if not path.is_file():
+            raise StoreError(f"{path}: is neither a regular file nor a directory; copy what it holds into a file")
         formats = self.formats(path.parent)
         if path.suffix not in formats.extensions:
             known = ", ".join(f"*{extension} ({name})" for extension, name in sorted(formats.extensions.items()))

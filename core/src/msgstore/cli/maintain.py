@@ -8,9 +8,13 @@ import attrs
 import click
 
 from msgstore.cli import options, output
+from msgstore.cli.checking import found_damage
+from msgstore.cli.scan import show_spots
 from msgstore.cli.stores import find_store
 from msgstore.config import Backend
+from msgstore.contract import Damage
 from msgstore.engine.compaction import Collected
+from msgstore.salvage import SpanReport
 
 
 @click.command()
@@ -32,11 +36,12 @@ def compact(store: str, everything: bool, config_file: Path | None, refcounts_fi
         target.open("rw", options.read_refcounts(refcounts_file)) as opened,
         output.progress("compacting", quiet=as_json) as progress,
     ):
+        spots = found_damage(target, opened)
         if everything:
             opened.roll()
         done = opened.compact(everything=everything, progress=progress)
         quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
-    _report(done, quarantined, "compacted", "nothing to compact", as_json=as_json)
+    _report(done, quarantined, spots, "compacted", "nothing to compact", as_json=as_json)
 
 
 @click.command()
@@ -61,16 +66,21 @@ def migrate(store: str, to_format: str, config_file: Path | None, refcounts_file
         target.open("rw", options.read_refcounts(refcounts_file)) as opened,
         output.progress("migrating", quiet=as_json) as progress,
     ):
+        spots = found_damage(target, opened)
         done = opened.migrate(progress=progress)
-    _report(done, [], "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
+    _report(done, [], spots, "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
 
 
-def _report(done: list[Collected], quarantined: list[str], verb: str, nothing: str, *, as_json: bool) -> None:
+def _report(
+    done: list[Collected], quarantined: list[str], spots: list[SpanReport], verb: str, nothing: str, *, as_json: bool
+) -> None:
     skipped = {found.file: found.skipped for found in done if found.skipped}
     skipped |= {file: "damage was found in it before" for file in quarantined if file not in skipped}
     if as_json:
         for found in done:
             output.emit({"kind": "segment", **attrs.asdict(found)})
+        for spot in spots:
+            output.emit(spot.as_json())
         output.emit(
             {
                 "kind": "summary",
@@ -79,25 +89,30 @@ def _report(done: list[Collected], quarantined: list[str], verb: str, nothing: s
                 "size_after": sum(found.size_after for found in done),
                 "written": sum(found.written for found in done),
                 "skipped": sorted(skipped),
+                "damaged_spans": len(spots),
             }
         )
     else:
-        _show(done, skipped, verb, nothing)
-    if skipped:
+        _show(done, skipped, spots, verb, nothing)
+    if skipped or spots:
         click.get_current_context().exit(1)
 
 
-def _show(done: list[Collected], skipped: dict[str, str], verb: str, nothing: str) -> None:
+def _show(done: list[Collected], skipped: dict[str, str], spots: list[SpanReport], verb: str, nothing: str) -> None:
     console = output.Terminal()
     rows = output.table(None, "file", "before", "after", "moved", "written", "", right="before after moved written")
     for found in done:
         after = "deleted" if not found.size_after else output.size(found.size_after)
-        what = "left as it is" if found.skipped else verb
+        idle = found.size_after == found.size_before and not found.written
+        what = "left as it is" if found.skipped else "nothing to gain" if idle else verb
         moved, written = output.count(found.moved_records), output.size(found.written)
         rows.add_row(found.file, output.size(found.size_before), after, moved, written, what)
     if done:
         console.print(rows)
     else:
         console.print(nothing)
+    if spots:
+        console.print()
+        show_spots(console, [(spot.path, Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
     for file, reason in skipped.items():
         output.note(f"{file}: left as it is: {reason}")

@@ -28,7 +28,7 @@ _HASH_AT = len(_ROW.format("", "", "", "", "", ""))
 def ls(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
     """List the live messages, by segment and offset. Writes nothing.
 
-    The hash is the SHA-256 of the body as it is stored.
+    The hash is the SHA-256 of the body as it is stored. The exit code is 1 if any segment is damaged: messages may be missing.
 
     \b
     Examples:
@@ -36,11 +36,12 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, as_jso
       msgstore ls orders --config msgstore.toml --json | jq -r .id
     """
     digits = max(shutil.get_terminal_size().columns - _HASH_AT - 1, 8) if sys.stdout.isatty() else 64
-    damaged = False
     target = find_store(store, config_file)
     with target.open("r", options.read_refcounts(refcounts_file)) as opened, output.lines() as line:
         if not as_json:
             line(_ROW.format("id", "file", "offset", "size", "refs", "sha256 of the body"))
+        stats = opened.stats()
+        damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
             body_sha256 = _body_sha256(opened, entry)
             damaged |= body_sha256 is None
@@ -49,6 +50,8 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, as_jso
             else:
                 shown = "damaged" if body_sha256 is None else body_sha256[:digits]
                 line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, shown))
+    if stats.quarantined and not stats.recovery.damaged:
+        output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} before; 'msgstore verify' lists it")
     if damaged:
         click.get_current_context().exit(1)
 

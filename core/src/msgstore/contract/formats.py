@@ -31,7 +31,7 @@ A complete format, four-byte big-endian size, id, body, no holes inside (so noth
                 offset += size
             return scan.ended("clean" if offset == total else "torn", offset)
 
-        def find_chain(self, data, start): return None
+        def find_chain(self, data, start, length=8): return None
         def gap_room(self, offset, size): return 0
         def fill_gap(self, offset, size, records): return GapFill()
 """
@@ -217,10 +217,11 @@ class SegmentFormat(Protocol):
         """
         ...
 
-    def find_chain(self, data: Buffer, start: int) -> int | None:
-        """The first offset at or after ``start`` where records begin that hold to the end of the file or for 8 records.
+    def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
+        """The first offset at or after ``start`` where records begin that hold to the end of the file or for ``length`` of them.
 
-        For salvage, behind a corrupt spot. None if there is none, or if ``scan`` already finds its own way.
+        For salvage, behind a corrupt spot; and for recovery, to tell a write that was cut off from damage. None if there is
+        none, or if ``scan`` already finds its own way.
         """
         ...
 

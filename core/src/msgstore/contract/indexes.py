@@ -101,8 +101,8 @@ class Index(Protocol):
     def load(self) -> dict[bytes, bytes] | None:
         """Called once, first. The state of the last ``commit`` (PERSISTENT) or ``close``, with the entries of that moment.
 
-        None if there is nothing, or if it is damaged: what is damaged is set aside or removed, and the index is empty. Unless
-        read-only, an index that is not PERSISTENT removes its snapshot here, so that a crash leaves none.
+        None if there is nothing, or if it is damaged: what is damaged is set aside, and the index is empty. Raises OSError if
+        it cannot be read: then the store does not open, and nothing is lost.
         """
         ...
 
@@ -146,7 +146,8 @@ class Index(Protocol):
         ...
 
     def commit(self, state: Mapping[bytes, bytes | None]) -> None:
-        """End of a flush. PERSISTENT: everything since the last commit becomes durable in one step, together with ``state``
+        """End of a flush, and of an opening. An index that is not PERSISTENT removes its snapshot at the first one, so that a
+        crash leaves none. PERSISTENT: everything since the last commit becomes durable in one step, together with ``state``
         (None removes a key; keys are 1-511 bytes); otherwise nothing happens. A commit that raised OSError can be repeated."""
         ...
 

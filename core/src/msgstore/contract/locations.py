@@ -13,6 +13,10 @@ LIMIT = 1 << 40
 """Offsets and sizes are below this."""
 
 
+MAX_REFERENCES = (1 << 48) - 1
+"""An index need not count higher."""
+
+
 def pack(number: int, offset: int, size: int) -> int:
     return number << NUMBER_SHIFT | offset << OFFSET_SHIFT | size
 

@@ -7,7 +7,7 @@ segments are still the ones that the entries speak of (:mod:`msgstore.engine.rec
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -46,6 +46,12 @@ def pack_row(segment: Segment, *, compacting: bool = False) -> bytes:
     flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | compacting * _COMPACTING
     mtime_ns = -1 if segment.sealed_mtime_ns is None else segment.sealed_mtime_ns
     return _ROW.pack(flags, segment.size, mtime_ns, segment.live_count, segment.live_bytes)
+
+
+def gone_rows(state: Mapping[bytes, bytes], segments: Iterable[Segment]) -> dict[bytes, None]:
+    """The rows of segments that are not there any more, to be removed."""
+    there = {row_key(segment) for segment in segments}
+    return {key: None for key in state if key.startswith(_ROW_KEY) and key not in there}
 
 
 def rows(state: Mapping[bytes, bytes]) -> dict[str, Row]:

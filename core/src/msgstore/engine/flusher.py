@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from msgstore.contract import MsgStoreError
+from msgstore.contract import StoreClosed
 from msgstore.engine.writer import Writer
 
 log = logging.getLogger("msgstore.flusher")
@@ -29,7 +29,9 @@ class Flusher:
                 return
             try:
                 self._writer.flush()
-            except MsgStoreError as error:  # what failed stays pending; the next write or flush meets the error as well
+            except StoreClosed:
+                return
+            except Exception as error:  # what failed stays pending; the next write or flush meets the error as well
                 log.warning("a flush in the background failed and is tried again: %s", error)
 
     def stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from msgstore.contract import StoreLocked
@@ -15,16 +16,26 @@ except ImportError:  # Windows
     import msvcrt
 
 
+_ATTEMPTS, _PAUSE = 50, 0.02
+"""A reader holds the lock for an instant to see whether there is a writer; a writer waits that out, a second at most."""
+
+
 class WriterLock:
     """Held from construction to ``release``. Raises StoreLocked with the holder's process id."""
 
     def __init__(self, directory: Path) -> None:
         self._fd: int | None = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-        try:
-            _lock(self._fd)
-        except OSError as error:
-            os.close(self._fd)
-            raise locked(directory) from error
+        for attempt in range(_ATTEMPTS):
+            try:
+                _lock(self._fd)
+                break
+            except OSError as error:
+                holder = locked(directory)
+                if holder.pid is None and attempt + 1 < _ATTEMPTS:  # somebody only looks whether there is a writer
+                    time.sleep(_PAUSE)
+                    continue
+                os.close(self._fd)
+                raise holder from error
         os.ftruncate(self._fd, 0)
         os.write(self._fd, f"{os.getpid()}\n".encode())
 
@@ -42,7 +53,7 @@ def check_no_writer(directory: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        _lock(fd)
+        _lock(fd, shared=True)
     except OSError as error:
         raise locked(directory) from error
     finally:
@@ -64,11 +75,11 @@ def locked(directory: Path) -> StoreLocked:
 
 if fcntl is not None:
 
-    def _lock(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _lock(fd: int, *, shared: bool = False) -> None:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 else:
 
-    def _lock(fd: int) -> None:
+    def _lock(fd: int, *, shared: bool = False) -> None:  # noqa: ARG001 - there is none here; who looks may meet who looks
         os.lseek(fd, 2**30, os.SEEK_SET)  # behind the process id, which others read
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)

@@ -57,13 +57,15 @@ def plan(form: SegmentFormat, live: Sequence[Live]) -> Plan:
     gaps = list(_gaps(form, live))
     free = _FreeGaps(gaps)
     staying = len(live)
-    while staying and (gap := free.take(live[staying - 1])):
+    end = len(form.header)  # of what has moved: the file cannot be cut below, so what stands below need not move
+    while staying and live[staying - 1].offset >= end and (gap := free.take(live[staying - 1])):
         staying -= 1
         gap.moved.append(live[staying])
         gap.room -= live[staying].size
+        end = max(end, gap.offset + sum(record.size for record in gap.moved))
         free.put(gap)
-    end = live[staying - 1].end if staying else len(form.header)
-    end = max([end, *(target + record.size for gap in gaps for record, target in gap.targets())])
+    if staying:
+        end = max(end, live[staying - 1].end)
     return Plan([gap for gap in gaps if gap.offset < end], end)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from msgstore.config import Config, StoreConfig, read_config, store_config
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, MsgStoreError
 from msgstore.engine.startup import open_parts
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
@@ -53,6 +54,8 @@ def open_configured(
         try:
             store.migrate()
         except BaseException:
+            with suppress(MsgStoreError):
+                store.close()  # what was migrated so far is kept, and the counts with it
             store.abandon()
             raise
     return store

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from msgstore.contract import CorruptRecord, MessageNotFound, RecordError
+from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
 from msgstore.engine.segments import Segments, io_error
 from msgstore.engine.writer import Writer, check_id
@@ -43,8 +44,8 @@ class Reader:
 
         def read(msg_id: bytes) -> bytes:
             try:
-                if pending and msg_id in pending:
-                    return pending[msg_id]
+                if pending and msg_id in pending and (body := pending[msg_id]).__class__ is bytes:
+                    return body
                 epoch = segments.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 fd, decode = opened[location >> number_shift]
@@ -64,8 +65,9 @@ class Reader:
         with self._lock:
             self._writer.check_open()
             if msg_id in self._pending:
-                return self._pending[msg_id]
-            location = self._locate(msg_id)
+                return self._pending_body(msg_id)
+            with self._index_errors():
+                location = self._locate(msg_id)
             if location is None:
                 raise MessageNotFound([msg_id], str(self._segments.directory))
             stored = self.stored(msg_id, location)
@@ -73,6 +75,18 @@ class Reader:
                 return self._decode_body(stored)
             except RecordError as error:
                 raise self._corrupt(msg_id, location, error) from error
+
+    def _pending_body(self, msg_id: bytes) -> bytes:
+        """As it will be read after the flush: a StoredBody goes through the codec once, here or there."""
+        body = self._pending[msg_id]
+        return self._decode_body(body) if isinstance(body, StoredBody) else body
+
+    @contextmanager
+    def _index_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise io_error(self._segments.directory, None, error) from error
 
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``."""
@@ -82,12 +96,13 @@ class Reader:
         wanted = list(dict.fromkeys(wanted))
         with self._lock:
             self._writer.check_open()
-            found = {msg_id: self._pending[msg_id] for msg_id in wanted if msg_id in self._pending}
-            located = sorted(
-                (location, msg_id)
-                for msg_id in wanted
-                if msg_id not in found and (location := self._locate(msg_id)) is not None
-            )
+            found = {msg_id: self._pending_body(msg_id) for msg_id in wanted if msg_id in self._pending}
+            with self._index_errors():
+                located = sorted(
+                    (location, msg_id)
+                    for msg_id in wanted
+                    if msg_id not in found and (location := self._locate(msg_id)) is not None
+                )
             for run in _runs(located):
                 self._read_run(run, found)
         return found
@@ -96,7 +111,8 @@ class Reader:
         check_id(msg_id)
         with self._lock:
             self._writer.check_open()
-            return msg_id in self._pending or self._locate(msg_id) is not None
+            with self._index_errors():
+                return msg_id in self._pending or self._locate(msg_id) is not None
 
     def stored(self, msg_id: bytes, location: int) -> bytes:
         """The body as it is stored, without the codec. For tools and migration."""

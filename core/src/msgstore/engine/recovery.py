@@ -17,7 +17,7 @@ from typing import Literal
 import attrs
 
 from msgstore.contract import Index, SegmentScan, StoreError
-from msgstore.contract.locations import LIMIT, pack
+from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack
 from msgstore.engine import checkpoint
 from msgstore.engine.checkpoint import Row
 from msgstore.engine.segments import Segment, Segments
@@ -25,6 +25,8 @@ from msgstore.engine.shutdown import Leftovers
 
 log = logging.getLogger("msgstore.recovery")
 
+CHAIN = 2
+"""Records in a row behind a torn end that make it damage instead of a write that was cut off."""
 BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
 
@@ -56,12 +58,12 @@ class Plan:
     """Segments whose time, but not size, has changed: trusted if every entry is found where it says."""
 
 
-def judge(state: Mapping[bytes, bytes] | None, segments: Segments, leftovers: Leftovers) -> Plan | None:
+def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers) -> Plan | None:
     """Whether the index's ``state`` speaks of the segments that are there; None if it must be rebuilt.
 
     Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none.
     """
-    if state is None or state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
+    if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
         return None
     saved = state.get(checkpoint.CLEAN_KEY)
     if leftovers.clean not in (None, saved) or saved not in (None, leftovers.clean, leftovers.pending):
@@ -106,7 +108,10 @@ def _apply(segment: Segment, row: Row) -> None:
 
 
 def verify(segments: Segments, index: Index, segment: Segment, recovery: Recovery) -> bool:
-    """True if as many records as the segment's row counts are where the index says; a copy counts as well."""
+    """True if as many records as the segment's row counts are where the index says; a copy counts as well.
+
+    Damage is no reason to distrust the whole index: then the segment is quarantined, and each read checks its record.
+    """
     scan = _scan(segments, segment, 0, recovery)
     number = segment.number
     found = sum(
@@ -114,7 +119,7 @@ def verify(segments: Segments, index: Index, segment: Segment, recovery: Recover
         for columns in (scan.records, scan.duplicates)
         for msg_id, offset, size, _ in columns.rows()
     )
-    return found == segment.live_count
+    return found == segment.live_count or segment.quarantined
 
 
 def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, recovery: Recovery) -> None:
@@ -125,9 +130,8 @@ def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, re
     _enter(index, segment, new, None, recovery)
 
 
-def rebuild(segments: Segments, index: Index, refcounts: Iterable[tuple[bytes, int]] | None, recovery: Recovery) -> None:
+def rebuild(segments: Segments, index: Index, counts: Mapping[bytes, int] | None, recovery: Recovery) -> None:
     """Scan everything. Of copies in several files the highest-numbered file's wins, in one file the first."""
-    counts = None if refcounts is None else sum_counts(refcounts)
     index.clear()
     recovery.how = "rebuild"
     for segment in reversed(list(segments)):
@@ -143,6 +147,8 @@ def rebuild(segments: Segments, index: Index, refcounts: Iterable[tuple[bytes, i
         recovery.missing = sum(1 for i, count in counts.items() if count > 0 and index.get(i) is None)
         if recovery.missing:
             log.warning("%s: %d ids with references have no record", segments.directory, recovery.missing)
+            for segment in segments:  # they may stand behind what looks like a write that was cut off
+                segment.quarantined |= segment.torn
 
 
 def take_over(segments: Segments, index: Index, other: Index) -> None:
@@ -166,6 +172,8 @@ def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
         if not isinstance(msg_id, bytes) or len(msg_id) != 16 or not isinstance(count, int):
             raise ValueError(f"refcounts: ({msg_id!r}, {count!r}) is not a 16-byte id and an integer")
         counts[msg_id] = counts.get(msg_id, 0) + count
+        if counts[msg_id] > MAX_REFERENCES:
+            raise ValueError(f"refcounts: {msg_id.hex()} has {counts[msg_id]} references; at most {MAX_REFERENCES} are counted")
     return counts
 
 
@@ -173,19 +181,21 @@ def _scan(segments: Segments, segment: Segment, start: int, recovery: Recovery) 
     with segments.errors(segment), segments.files.view(segment.path) as data:
         scan = segment.form.format.scan(data, start=start)
         end = scan.end
-        behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1)
+        behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
         segment.size = len(data)
     recovery.scanned.append(segment.path.name)
     if segment.size >= LIMIT:
         raise StoreError(f"{segment.path}: has {segment.size} bytes; segments of 1 TiB and more are not supported")
     segment.quarantined |= end.state == "corrupt" or bool(scan.damage) or behind is not None
+    segment.torn = end.state == "torn"
     segment.appendable = end.state == "clean" and not segment.quarantined and scan.header in (None, "ok")
     spots = [(damage.offset, damage.reason) for damage in scan.damage]
     if end.state != "clean":
         spots.append((end.offset, end.reason or end.state))
+    becomes = "the segment is kept as it is" if segment.quarantined else "a write was cut off; what stands before it is whole"
     for offset, reason in spots:
         recovery.damaged.append(f"{segment.path.name} at offset {offset}: {reason}")
-        log.warning("%s at offset %d: %s; the segment is kept as it is", segment.path, offset, reason)
+        log.warning("%s at offset %d: %s: %s", segment.path, offset, reason, becomes)
     return scan
 
 

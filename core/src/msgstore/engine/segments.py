@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import SegmentStats, StoreIOError
+from msgstore.contract import SegmentStats, StoreError, StoreIOError
 from msgstore.directory import SegmentFile
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
@@ -35,6 +35,8 @@ class Segment:
     """True if its end is clean and it may go on being written."""
     quarantined: bool = False
     """True if damage was found: it is read as it is, never collected and never deleted."""
+    torn: bool = False
+    """True if recovery found a write at its end that was cut off."""
     sealed_mtime_ns: int | None = None
     """The file's time when it was last known not to change any more; None while it may."""
 
@@ -65,6 +67,8 @@ class Segments:
         self.formats = formats
         self.sync = sync
         self.by_number: dict[int, Segment] = {}
+        self._next_number = 0
+        """Never one that was in use since the store was opened: what is known of a deleted segment must not meet another."""
         self.current: Segment | None = None
         self.readers: dict[int, tuple[int, Callable[[bytes, bytes], bytes]]] = {}
         """Segment number to (descriptor, decode): all that a read needs. Read without the lock."""
@@ -81,13 +85,24 @@ class Segments:
         form = self.formats.by_extension(found.extension)
         segment = Segment(found.number, found.path, form, found.size, sealed_mtime_ns=found.mtime_ns)
         self.by_number[found.number] = segment
+        self._next_number = max(self._next_number, found.number + 1)
         return segment
+
+    def get(self, number: int) -> Segment:
+        """Raises StoreError if there is none: then the index speaks of a segment that is not there."""
+        try:
+            return self.by_number[number]
+        except KeyError:
+            raise StoreError(
+                f"{self.directory}: the index is damaged: it speaks of segment {number}, which is not there. Close the store, "
+                f"move the index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+            ) from None
 
     def reader(self, number: int) -> tuple[int, Callable[[bytes, bytes], bytes]]:
         """(descriptor, decode) of a segment; opens it if need be."""
         if number in self.readers:
             return self.readers[number]
-        segment = self.by_number[number]
+        segment = self.get(number)
         with self.errors(segment):
             fd = self.files.open_read(segment.path)
         while len(self.readers) >= MAX_OPEN:
@@ -98,7 +113,7 @@ class Segments:
     def roll(self, form: OpenFormat) -> Segment:
         """Begin a new current segment: the next number, its header written. The last one is sealed."""
         self.seal_current()
-        number = max(self.by_number, default=-1) + 1
+        number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
         segment = Segment(number, path, form, 0, appendable=True)
         with self.errors(segment):
@@ -114,6 +129,7 @@ class Segments:
                     self.files.unlink(path)
                 raise
         segment.size = len(form.format.header)
+        self._next_number = number + 1
         self._writer = fd
         self.by_number[number] = self.current = segment
         return segment
@@ -127,10 +143,14 @@ class Segments:
 
     def seal_current(self) -> None:
         """The current segment will not be written any more; there is none until the next ``roll``."""
-        if self.current is not None and self._writer is not None:
-            _, self.current.sealed_mtime_ns = self.files.size_and_mtime(self._writer)
-            self.files.close(self._writer)
-        self.current = self._writer = None
+        segment, fd = self.current, self._writer
+        self.current = self._writer = None  # first: a descriptor whose close failed is gone all the same
+        if segment is not None and fd is not None:
+            with self.errors(segment):
+                try:
+                    segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
+                finally:
+                    self.files.close(fd)
 
     def append(self, data: bytes | memoryview) -> None:
         """Write whole records behind the current segment's end. If that fails, the end is where it was.
@@ -148,9 +168,10 @@ class Segments:
             except OSError:
                 try:
                     self.files.truncate(fd, segment.size)
-                except OSError:
+                except OSError:  # what was torn off stays behind the end: the segment is given up for writing
                     segment.appendable = False
-                    self.seal_current()
+                    with contextlib.suppress(StoreIOError):
+                        self.seal_current()
                 raise
         segment.size += len(data)
 
@@ -180,12 +201,16 @@ class Segments:
 
     def _close_reader(self, number: int) -> None:
         self.epoch += 1
-        self.files.close(self.readers.pop(number)[0])
+        fd, _ = self.readers.pop(number)
+        with self.errors(self.by_number[number]):
+            self.files.close(fd)
 
     def close(self) -> None:
-        self.seal_current()
-        for number in list(self.readers):
-            self._close_reader(number)
+        """Let go of every descriptor, also of those behind one whose close fails."""
+        with contextlib.ExitStack() as stack:
+            for number in list(self.readers):
+                stack.callback(self._close_reader, number)
+            stack.callback(self.seal_current)
 
     @contextlib.contextmanager
     def errors(self, segment: Segment, offset: int | None = None) -> Iterator[None]:

@@ -20,8 +20,15 @@ PENDING_CLEAN = "msgstore-clean.dot"
 SAVED_INDEXES = ("msg_store_index.ets", "file_summary.ets")
 _LEGACY_EXTENSION = ".rdq"
 
-_REFS = re.compile(r"\{\s*client_refs\s*,\s*\[(.*?)\]\s*\}\s*\.", re.DOTALL)
-_BINARY = re.compile(r"<<\s*(?:\"((?:[^\"\\]|\\.)*)\"|([\d\s,]*))\s*>>")
+_MAX_CLEAN = 16 * 2**20
+"""Bytes of a ``clean.dot`` that is read: some 200,000 clients."""
+
+# Possessive throughout: no byte is looked at twice, whatever the text is.
+_REFS = re.compile(rb"\{\s*+client_refs\s*+,\s*+\[\s*+")
+_REF = re.compile(
+    rb"<<\s*+(?:\"(?P<text>[^\"\\]*+)\"|(?P<numbers>(?:\d{1,3}+\s*+,\s*+)*+\d{1,3}+)?+)\s*+>>\s*+(?P<comma>,\s*+)?+"
+)
+_END = re.compile(rb"\]\s*+\}\s*+\.")
 
 
 def format_clean(client_refs: Iterable[bytes], last_v1_file: int | None) -> bytes:
@@ -31,14 +38,21 @@ def format_clean(client_refs: Iterable[bytes], last_v1_file: int | None) -> byte
 
 
 def parse_client_refs(text: bytes) -> set[bytes]:
-    """The client references in the text of a ``clean.dot``; empty if there are none to be found."""
-    listed = _REFS.search(text.decode("latin-1"))
-    refs = set()
-    for quoted, numbers in _BINARY.findall(listed[1]) if listed else ():
-        values = [int(number) for number in numbers.split(",") if number.strip()]
-        if all(value < 256 for value in values):
-            refs.add(quoted.encode("latin-1") if quoted else bytes(values))
-    return refs
+    """The client references in the text of a ``clean.dot``; empty if there are none, or if the list is irregular."""
+    begin = _REFS.search(text) if len(text) <= _MAX_CLEAN else None
+    if begin is None:
+        return set()
+    refs: set[bytes] = set()
+    at = begin.end()
+    more = _END.match(text, at) is None
+    while more:
+        ref = _REF.match(text, at)
+        numbers = [int(number) for number in (ref["numbers"] or b"").split(b",") if number] if ref else []
+        if ref is None or any(number > 255 for number in numbers):
+            return set()
+        refs.add(ref["text"] or bytes(numbers))
+        at, more = ref.end(), ref["comma"] is not None
+    return refs if _END.match(text, at) else set()
 
 
 def last_v1_file(segments: Iterable[tuple[int, str]]) -> int | None:
@@ -65,9 +79,14 @@ class Leftovers:
         texts = [files.read_file(directory / name) if name in names else None for name in (CLEAN, PENDING_CLEAN)]
         return cls(files, directory, texts[0], texts[1], foreign=any(name in names for name in SAVED_INDEXES))
 
+    @property
+    def text(self) -> bytes | None:
+        """Of the last clean stop; None if it was dirty."""
+        return self.clean if self.clean is not None else self.pending
+
     def client_refs(self) -> set[bytes]:
         """The clients of the last stop; empty if it was dirty, or if the text is damaged: it only serves RabbitMQ."""
-        return parse_client_refs(self.clean or self.pending or b"")
+        return parse_client_refs(self.text or b"")
 
     def hide(self) -> None:
         """From here on the stop counts as dirty for RabbitMQ; for us until our index says that the store is open."""
@@ -76,7 +95,7 @@ class Leftovers:
 
     def remove(self, *, sync: bool) -> None:
         """RabbitMQ must not trust what it saved beside what we write."""
-        for name in (PENDING_CLEAN, *SAVED_INDEXES):
+        for name in (*SAVED_INDEXES, PENDING_CLEAN):
             self.files.unlink(self.directory / name)
         if sync:
             self.files.sync_directory(self.directory)

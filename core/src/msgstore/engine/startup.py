@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
@@ -11,10 +12,10 @@ from msgstore.config import StoreConfig
 from msgstore.contract import Index, PluginError, StoreError, StoreMismatch
 from msgstore.directory import Settings, find_segments, read_settings, write_settings
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
-from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY
+from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.reader import Reader
-from msgstore.engine.recovery import Plan, Recovery, judge, rebuild, scan_tail, take_over, verify
+from msgstore.engine.recovery import Plan, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segments
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.writer import Writer
@@ -46,40 +47,57 @@ def open_parts(
 ) -> Parts:
     """Everything between a configuration and a store that serves."""
     directory = config.path
+    counts = None if refcounts is None else sum_counts(refcounts)
     index: Index | None = None
     lock: WriterLock | None = None
+    saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
     try:
-        resolve(config, catalogue, read_settings(files, directory))  # a mistake in the configuration must touch nothing
+        _look(config, catalogue, files, read_only=read_only)
         lock = _enter(files, directory, read_only=read_only)
         remembered = read_settings(files, directory)
         backends = resolve(config, catalogue, remembered)
-        segments = Segments(directory, files, backends.formats, sync=config.durability == "fsync")
-        _find(config, backends, segments, read_only=read_only)
+        segments = _find(config, backends, files, read_only=read_only)
         leftovers = Leftovers.read(files, directory)
         index, persistent = make_index(config, catalogue, files, read_only=read_only)
-        recovery = _recover(config, catalogue, segments, index, remembered, leftovers, refcounts)
+        state = index.load() or {}
+        recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts)
         writer = Writer(config, backends, segments, index, persistent=persistent, read_only=read_only)
         if not read_only:
+            saved = writer.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
             _resume(config, backends, segments)
-            for segment in segments:
-                writer.touch(segment)
-                if segment.live_count == 0 and recovery.how != "rebuild":
-                    writer.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
+            _note_segments(segments, writer, recovery)
             leftovers.hide()  # before the index says that the store is open, or a crash in between would look like RabbitMQ's
-            writer.commit({LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            writer.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)
             leftovers.remove(sync=segments.sync)
         reader = Reader(writer, segments, plain=backends.plain_bodies)
         return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
     except BaseException as error:
-        if index is not None:
-            index.close(None)
-        if lock is not None:
-            lock.release()
+        with ExitStack() as stack:
+            if lock is not None:
+                stack.callback(lock.release)
+            if index is not None:
+                stack.callback(index.close, None)
+                with suppress(OSError):
+                    index.close(saved)
         if isinstance(error, OSError):
             raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
         raise
+
+
+def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
+    """Everything that can be refused without a lock is refused first, so that a mistake touches nothing."""
+    backends = resolve(config, catalogue, read_settings(files, config.path))
+    if config.path.is_dir():
+        _find(config, backends, files, read_only=read_only)
+
+
+def _note_segments(segments: Segments, writer: Writer, recovery: Recovery) -> None:
+    for segment in segments:
+        writer.touch(segment)
+        if segment.live_count == 0 and recovery.how != "rebuild":
+            writer.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
 
 
 def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
@@ -92,12 +110,12 @@ def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | No
     return WriterLock(directory)
 
 
-def _find(config: StoreConfig, backends: Backends, segments: Segments, *, read_only: bool) -> None:
-    """List the segments. Refuses newer ones than the store writes, and older ones if the configuration says so."""
+def _find(config: StoreConfig, backends: Backends, files: Files, *, read_only: bool) -> Segments:
+    """The segments. Refuses newer ones than the store writes, and older ones if the configuration says so."""
+    segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     ours = backends.write_format.descriptor
-    for found in find_segments(segments.files, config.path, backends.formats.extensions):
-        segment = segments.add_found(found)
-        theirs = segment.form.descriptor
+    for found in find_segments(files, config.path, backends.formats.extensions):
+        theirs = segments.add_found(found).form.descriptor
         if theirs.generation > ours.generation and not read_only:
             raise StoreMismatch(
                 f"{config.path}: {found.path.name} is of format {theirs.name!r}, which is newer than {ours.name!r}: a program "
@@ -108,6 +126,7 @@ def _find(config: StoreConfig, backends: Backends, segments: Segments, *, read_o
                 f'{config.path}: {found.path.name} is of the older format {theirs.name!r}, and on_legacy is "refuse". '
                 f"Run 'msgstore migrate {config.path} --to {ours.name}' first."
             )
+    return segments
 
 
 def _recover(
@@ -115,11 +134,11 @@ def _recover(
     catalogue: Catalogue,
     segments: Segments,
     index: Index,
+    state: Mapping[bytes, bytes],
     remembered: Settings | None,
     leftovers: Leftovers,
-    refcounts: Iterable[tuple[bytes, int]] | None,
+    counts: Mapping[bytes, int] | None,
 ) -> Recovery:
-    state = index.load()
     if not segments.by_number:
         index.clear()
         return Recovery()
@@ -131,10 +150,10 @@ def _recover(
             return recovery
     else:
         recovery = Recovery("taken over")
-        if _take_over(config, catalogue, segments, index, remembered.index, leftovers, recovery, counted=refcounts is not None):
+        if _take_over(config, catalogue, segments, index, remembered.index, leftovers, recovery, counted=counts is not None):
             return recovery
     recovery = Recovery("rebuild")
-    rebuild(segments, index, refcounts, recovery)
+    rebuild(segments, index, counts, recovery)
     return recovery
 
 
@@ -160,7 +179,7 @@ def _take_over(
             f"pass them yourself (refcounts=, --refcounts); to use it: {error}"
         ) from error
     try:
-        return _follow(judge(other.load(), segments, leftovers), segments, other, index, recovery)
+        return _follow(judge(other.load() or {}, segments, leftovers), segments, other, index, recovery)
     finally:
         other.close(None)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
@@ -17,6 +17,7 @@ from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compaction import Collected
 from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
+from msgstore.engine.segments import io_error
 from msgstore.engine.startup import Parts
 
 Mode = Literal["rw", "r"]
@@ -71,7 +72,6 @@ class Store:
         self._reader = parts.reader
         self._segments = parts.segments
         self._closed = False
-        self._closing = threading.Lock()
         self._flusher = Flusher(parts.writer, config.sync_interval) if mode == "rw" else None
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
@@ -80,12 +80,15 @@ class Store:
 
         A named client is remembered in ``clean.dot``, as RabbitMQ remembers its queues; one without a name is not.
         """
+        if not isinstance(name, str | bytes | None):
+            raise TypeError(f"a client's name is text or bytes, not {type(name).__name__}")
         self._writer.check_open()
+        ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
         client = Client(self, name if name is None or isinstance(name, str) else name.hex(), on_confirm)
         with self._writer.lock:
             self._writer.clients.append(client)
-            if name is not None and self.mode == "rw":
-                self._parts.client_refs.add(name.encode() if isinstance(name, str) else name)
+            if ref is not None and self.mode == "rw":
+                self._parts.client_refs.add(ref)
         return client
 
     def let_go(self, client: Client) -> None:
@@ -196,55 +199,69 @@ class Store:
     def close(self) -> None:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
 
-        If the last flush fails the store stays open, with what was not written, and the error is raised.
+        If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
+        again when there is room, or ``abandon``.
         """
-        with self._closing:
-            if self._closed:
-                return
-            if self.mode == "rw":
+        with self._writer.telling:
+            if self.mode == "rw" and not self._closed:
                 self.flush()
-            self._closed = True
-            if self._flusher:
-                self._flusher.stop()
+            if self._closed:  # before, or by a client that was just told
+                return
             with self._writer.lock:
-                self._writer.refuse(StoreClosed(f"{self.path}: the store is closed"))
+                if self.mode == "rw":
+                    self._save_index()
                 try:
                     if self.mode == "rw":
-                        self._save()
-                    else:
-                        self._writer.index.close(None)
+                        self._publish_clean()
                 finally:
-                    self._let_go()
+                    self._let_go("closed")
+        self._stop_flusher()
 
     def abandon(self) -> None:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
-        with self._closing:
-            if not self._closed:
-                self._closed = True
-                if self._flusher:
-                    self._flusher.stop()
-                with self._writer.lock:
-                    self._writer.refuse(StoreClosed(f"{self.path}: the store was abandoned"))
-                    self._writer.index.close(None)
-                    self._let_go()
+        with self._writer.telling:
+            if self._closed:
+                return
+            with self._writer.lock:
+                self._let_go("abandoned")
+        self._stop_flusher()
 
-    def _save(self) -> None:
-        """``clean.dot`` appears last, under its own name only when the index is saved."""
+    def _save_index(self) -> None:
+        """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""
         files, directory = self._segments.files, self.path
         self._segments.seal_current()
         numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
         clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
-        files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.sync)
-        self._writer.index.close(self._writer.state(clean))
-        files.replace(directory / shutdown.PENDING_CLEAN, directory / shutdown.CLEAN)
-        if self._segments.sync:
-            files.sync_directory(directory)
+        try:
+            files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.sync)
+            self._writer.index.close(self._writer.state(clean))
+        except OSError as error:
+            raise io_error(directory, None, error) from error
 
-    def _let_go(self) -> None:
+    def _publish_clean(self) -> None:
+        """``clean.dot`` appears under its own name last: RabbitMQ reads it, and must not before the rest is there."""
+        files, directory = self._segments.files, self.path
+        try:
+            files.replace(directory / shutdown.PENDING_CLEAN, directory / shutdown.CLEAN)
+            if self._segments.sync:
+                files.sync_directory(directory)
+        except OSError as error:
+            raise io_error(directory, None, error) from error
+
+    def _let_go(self, how: str) -> None:
+        self._closed = True
+        self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
         self._writer.pending.clear()  # or a read would still find what was never written
-        self._segments.close()
-        if self._parts.lock:
-            self._parts.lock.release()
+        with ExitStack() as stack:  # every one of them, even if one fails
+            if self._parts.lock:
+                stack.callback(self._parts.lock.release)
+            stack.callback(self._segments.close)
+            stack.callback(self._writer.index.close, None)  # nothing to do if it was saved
+
+    def _stop_flusher(self) -> None:
+        """Without any lock: the thread may be waiting for one."""
+        if self._flusher:
+            self._flusher.stop()
 
     def _segment_stats(self) -> list[SegmentStats]:
         current = self._segments.current

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, repeat
 from operator import add
 from typing import TYPE_CHECKING
@@ -47,6 +48,9 @@ class Writer:
         self.segments = segments
         self.index = index
         self.lock = threading.Lock()
+        self.telling = threading.RLock()
+        """Held from before a flush until its clients were told, so that whoever flushes after it finds everything confirmed.
+        Taken before ``lock``; re-entrant, because a client that is told may flush."""
         self.pending: dict[bytes, bytes] = {}
         """Bodies that are not on disk yet, as the clients gave them; also the read cache of what was just written."""
         self.clients: list[Client] = []
@@ -69,6 +73,8 @@ class Writer:
         self._flush_bytes = 0 if at_once else FLUSH_BYTES
         self._flush_removals = 0 if at_once else FLUSH_REMOVALS
         self._large = config.large_message
+        # From here on a body is looked at before it is taken: half of what fits leaves room for what a codec adds.
+        self._big = min(self._large, backends.write_format.format.max_body // 2)
         self._refusal: MsgStoreError | None = None
         if read_only:
             self.refuse(StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it"))
@@ -82,61 +88,64 @@ class Writer:
             check_id(msg_id)
         if body.__class__ is not bytes:
             body = _as_bytes(body)
-        with self.lock:
-            if self._refusal is not None:
-                raise self._refusal
-            pending = self.pending
-            if msg_id in pending:
-                self._pending_references[msg_id] = self._pending_references.get(msg_id, 1) + 1
-            elif self._index_add_reference(msg_id):
-                pass
-            elif msg_id in self.lingering:
-                self._revive(msg_id)
-            else:
-                if len(body) >= self._large:
-                    self._check_large(body)
-                pending[msg_id] = body
-                self._pending_bytes += len(body)
-            if unconfirmed is not None:
-                unconfirmed.append(msg_id)
-            if self._pending_bytes < self._flush_bytes and (unconfirmed is None or len(unconfirmed) < FLUSH_BYTES):
-                if self._idle:
-                    self._wake_flusher()
-                return
-            confirmed = self._flush()
-        self._tell(confirmed)
+        try:
+            with self.lock:
+                if self._refusal is not None:
+                    raise self._refusal
+                pending = self.pending
+                if msg_id in pending:
+                    self._pending_references[msg_id] = self._pending_references.get(msg_id, 1) + 1
+                elif self._index_add_reference(msg_id):
+                    pass
+                elif msg_id in self.lingering:
+                    self._revive(msg_id)
+                else:
+                    if len(body) >= self._big:
+                        self._check_big(body)
+                    pending[msg_id] = body
+                    self._pending_bytes += len(body)
+                if unconfirmed is not None:
+                    unconfirmed.append(msg_id)
+                if self._pending_bytes < self._flush_bytes and (unconfirmed is None or len(unconfirmed) < FLUSH_BYTES):
+                    if self._idle:
+                        self._wake_flusher()
+                    return
+        except OSError as error:
+            raise io_error(self.config.path, None, error) from error
+        self.flush()
 
     def remove(self, ids: Sequence[bytes]) -> None:
         """One reference less for each of ``ids``. Raises MessageNotFound for the absent ones when the others are removed."""
         for msg_id in ids:
             if msg_id.__class__ is not bytes or len(msg_id) != 16:
                 check_id(msg_id)
-        confirmed: list[tuple[Client, list[bytes]]] = []
         with self.lock:
             if self._refusal is not None:
                 raise self._refusal
             on_disk = self._remove_pending(ids) if self.pending else ids
             missing: list[bytes] = []
             if on_disk:
-                released = self.index.release(on_disk)
+                with self._index_errors():
+                    released = self.index.release(on_disk)
                 missing = released.missing
                 self._bury(released.freed)
                 self._removals += len(on_disk)
             if self._idle:
                 self._wake_flusher()
-            if self._removals >= self._flush_removals:
-                confirmed = self._flush()
-        self._tell(confirmed)
+            due = self._removals >= self._flush_removals
+        if due:
+            self.flush()
         if missing:
             raise MessageNotFound(missing, str(self.config.path))
 
     def flush(self) -> None:
-        """Write and confirm everything that is pending."""
-        with self.lock:
-            if self._refusal is not None:
-                raise self._refusal
-            confirmed = self._flush()
-        self._tell(confirmed)
+        """Write everything that is pending, and tell the clients. When it returns, all that was written before is confirmed."""
+        with self.telling:
+            with self.lock:
+                if self._refusal is not None:
+                    raise self._refusal
+                confirmed = self._flush()
+            self._tell(confirmed)
 
     def references(self, msg_id: bytes) -> int:
         """Under the lock: references of a pending or stored message; 0 if there is none."""
@@ -170,12 +179,13 @@ class Writer:
 
     def _write_pending(self) -> None:
         ids = list(self.pending)
+        large = self._large_positions()
         bodies = self.backends.codec.encode(list(self.pending.values()))
         references = self._pending_references
         locations: list[int] = []
         appended: list[tuple[Segment, int, int]] = []
         at = 0
-        for end in [*self._large_positions(bodies), len(ids)]:
+        for end in [*large, len(ids)]:
             if end > at:
                 locations += self.append(ids[at:end], bodies[at:end], appended)
             if end < len(ids):
@@ -188,8 +198,8 @@ class Writer:
         self._pending_bytes = 0
         self._has_large = False
 
-    def _large_positions(self, bodies: Sequence[bytes]) -> list[int]:
-        return [at for at, body in enumerate(bodies) if len(body) >= self._large] if self._has_large else []
+    def _large_positions(self) -> list[int]:
+        return [at for at, body in enumerate(self.pending.values()) if len(body) >= self._large] if self._has_large else []
 
     def append(self, ids: Sequence[bytes], bodies: Sequence[bytes], appended: list[tuple[Segment, int, int]]) -> list[int]:
         """Append stored bodies, rolling as segments fill up. Returns their locations.
@@ -209,6 +219,7 @@ class Writer:
             cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # the record that fills the segment is its last
             count, size, offset = cut - done, ends[cut - 1] - base, segment.size
             part = sizes[done:cut] if count < len(sizes) else sizes
+            self._touched.add(segment)
             self.segments.append(view[base : base + size])
             first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
             locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
@@ -242,7 +253,6 @@ class Writer:
     def seal(self, *, appendable: bool = True) -> None:
         """The current segment takes no more records; its dead ones can no longer be revived if it is self-describing."""
         segment = self.segments.current
-        self.segments.seal_current()
         if segment is not None:
             segment.appendable &= appendable
             self._touched.add(segment)
@@ -250,6 +260,7 @@ class Writer:
                 self._empty.add(segment)
             if segment.form.self_describing:
                 self.forget_lingering(segment)
+        self.segments.seal_current()
 
     def forget_lingering(self, segment: Segment) -> None:
         if self.lingering:
@@ -266,26 +277,24 @@ class Writer:
         if self._persistent:
             state |= {row_key(segment): None for segment in self._deleted}
             state |= {row_key(segment): pack_row(segment) for segment in self._touched}
-        try:
+        with self._index_errors():
             self.index.commit(state | (extra or {}))
-        except OSError as error:
-            raise io_error(self.config.path, None, error) from error
         self._touched.clear()
         self._deleted.clear()
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
-        deleted = False
         for segment in list(self._empty):
             if segment.live_count == 0 and segment is not self.segments.current and not segment.quarantined:
                 self.segments.delete(segment)
                 self.forget_lingering(segment)
                 self._touched.discard(segment)
                 self._deleted.append(segment)
-                deleted = True
             self._empty.discard(segment)
-        if deleted and self.segments.sync:  # before the next commit forgets them, or a power loss brings back strangers
-            self.segments.sync_directory()
+        if self._deleted:
+            if self.segments.sync:  # before the index forgets them, or a power loss brings back strangers
+                self.segments.sync_directory()
+            self.commit()
 
     def note_empty(self, segment: Segment) -> None:
         """Delete the segment at the next flush if it has no live record by then."""
@@ -313,7 +322,7 @@ class Writer:
     def _bury(self, freed: list[tuple[bytes, int]]) -> None:
         segments, current = self.segments.by_number, self.segments.current
         for msg_id, location in freed:
-            segment = segments[location >> NUMBER_SHIFT]
+            segment = segments.get(location >> NUMBER_SHIFT) or self.segments.get(location >> NUMBER_SHIFT)
             segment.live_count -= 1
             segment.live_bytes -= location & MASK
             self._touched.add(segment)
@@ -328,15 +337,22 @@ class Writer:
         self.index.enter([msg_id], [location])
         self.account([(segment, 1, location & MASK)])
 
-    def _check_large(self, body: bytes) -> None:
+    def _check_big(self, body: bytes) -> None:
         limit = self.backends.write_format.format.max_body
-        stored = len(self.backends.codec.encode([body])[0])
+        stored = len(body) if len(body) <= limit // 2 else len(self.backends.codec.encode([body])[0])
         if stored > limit:
             raise MessageTooLarge(
                 f"{self.config.path}: a body of {stored} bytes does not fit into a record of format "
                 f"{self.backends.write_format.name!r} (at most {limit}); split the message"
             )
-        self._has_large = True
+        self._has_large |= len(body) >= self._large
+
+    @contextmanager
+    def _index_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise io_error(self.config.path, None, error) from error
 
     # -- outside the lock -------------------------------------------------------------------------------------------------
 

@@ -6,17 +6,21 @@ from collections.abc import Callable
 
 import attrs
 
-from msgstore.contract import Buffer, Columns, Damage, SegmentFormat, SegmentScan
+from msgstore.contract import Buffer, Columns, Damage, RecordError, SegmentFormat, SegmentScan
 
 SIZE_MISMATCH = "size_mismatch"
 """The reason of a span whose size field hid records that go on behind it."""
+MAX_DEPTH = 8
+"""How often damage inside damage is searched: each level reads no byte twice, so the whole stays linear."""
 
 
 @attrs.frozen
 class Chain:
     scan: SegmentScan
     recovered: bool
-    """True if it was found behind a damaged spot: it may begin in the middle of nothing, but it holds."""
+    """True if it was found behind or inside a damaged spot: it may begin in the middle of nothing, but it holds."""
+    shift: int = 0
+    """What is added to the offsets of ``scan`` to make them offsets of the segment."""
 
 
 @attrs.frozen
@@ -27,28 +31,33 @@ class Chains:
     damage: list[Damage]
     header: int
     """Bytes of an undamaged header."""
+    is_clean: bool
+    """True if records hold to the very end, damage in between or not."""
 
     def rows(self) -> list[tuple[int, int, bytes, bool]]:
         """(offset, size, id, whether it was found again) of every record and every copy, by offset."""
-        rows = []
-        for chain in self.found:
-            both = (chain.scan.records, chain.scan.duplicates)
-            part = [(offset, size, msg_id, chain.recovered) for columns in both for msg_id, offset, size, _ in columns.rows()]
-            rows += sorted(part) if len(chain.scan.duplicates) else part
-        return rows
+        return sorted(
+            (offset + chain.shift, size, msg_id, chain.recovered)
+            for chain in self.found
+            for columns in (chain.scan.records, chain.scan.duplicates)
+            for msg_id, offset, size, _ in columns.rows()
+        )
 
     @property
     def holes(self) -> int:
         return sum(sum(chain.scan.hole_sizes) for chain in self.found)
 
 
-def read_chains(form: SegmentFormat, data: Buffer) -> Chains:
-    """Scan, and behind each spot where that stops look for the next chain of records. Linear in the bytes, as a rule."""
+def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 0) -> Chains:
+    """Scan, and behind each spot where that stops look for the next chain of records; then look inside damaged records.
+
+    Linear in the bytes, as a rule. With ``start``, the offset of a record, only what comes from there on, without the header.
+    """
     total = len(data)
-    scan = form.scan(data)
+    scan = form.scan(data, start=start)
     found: list[Chain] = []
     damage: list[Damage] = []
-    header = min(len(form.header), total) if scan.end.offset else 0
+    header = min(len(form.header), total) if scan.end.offset and not start else 0
     if scan.header not in (None, "ok") and header:
         damage.append(Damage(0, header, str(scan.header)))
         header = 0
@@ -67,8 +76,50 @@ def read_chains(form: SegmentFormat, data: Buffer) -> Chains:
         found.append(Chain(scan, bool(found)))
         scan = next_scan
     found.append(Chain(scan, bool(found)))
-    damage += [spot for chain in found for spot in chain.scan.damage]
-    return Chains(found, sorted(damage, key=lambda spot: spot.offset), header)
+    for spot in [spot for chain in found for spot in chain.scan.damage]:
+        inside = _inside(form, data, spot, depth)
+        found += inside.found
+        damage += inside.damage
+    return Chains(found, sorted(damage, key=lambda spot: spot.offset), header, scan.end.state == "clean")
+
+
+def _inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int) -> Chains:
+    """What a damaged record hides: a flipped bit in its size may have made it swallow whole records.
+
+    They are real if they lead exactly to where reading went on, or if each has a check of its own that it passes.
+    """
+    nothing = Chains([], [spot], 0, is_clean=False)
+    if depth == MAX_DEPTH:
+        return nothing
+    begin = len(form.header)
+    window = form.header + data[spot.offset + 1 : spot.offset + spot.size]
+    start = form.find_chain(window, begin)
+    if start is None:
+        return nothing
+    inner = read_chains(form, window, start, depth + 1)
+    if not inner.is_clean and not all(_has_check(form, window, *row[:3]) for row in inner.rows()):
+        return nothing
+    shift = spot.offset + 1 - begin
+    damage = [
+        Damage(cut.offset + shift, cut.size, spot.reason if cut.reason == "torn" else cut.reason)  # it is not the file's end
+        for cut in inner.damage
+    ]
+    damage.append(Damage(spot.offset, start + shift - spot.offset, spot.reason))
+    return Chains([attrs.evolve(c, recovered=True, shift=c.shift + shift) for c in inner.found], damage, 0, inner.is_clean)
+
+
+def _has_check(form: SegmentFormat, data: Buffer, offset: int, size: int, msg_id: bytes) -> bool:
+    """True if a good record would not be one with another body."""
+    record = bytearray(data[offset : offset + size])
+    begin, end = form.body_span(data, offset, size)
+    if begin == end:
+        return False
+    record[begin - offset] ^= 1
+    try:
+        form.decode(msg_id, bytes(record))
+    except RecordError:
+        return True
+    return False
 
 
 def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan) -> tuple[int, SegmentScan] | None:

@@ -99,6 +99,9 @@ def check_bindings(catalogue: Catalogue, format_name: str, bindings: Mapping[str
     checked: dict[str, int] = {}
     for name, byte in bindings.items():
         descriptor = catalogue.record(format_name, name)
+        if name == OWN_RECORD and byte != descriptor.assigned_byte:
+            own = "" if descriptor.assigned_byte is None else f", and has byte {descriptor.assigned_byte}"
+            raise ConfigError(f"{where} records: {name} = {byte!r}: {name} is the format's own record type{own}; leave it out")
         if type(byte) is not int or not _allowed(descriptor, byte):
             assigned = "" if descriptor.assigned_byte is None else f", or {descriptor.assigned_byte}, which is assigned to it"
             raise ConfigError(f"{where} records: {name} = {byte!r}: a record type is bound to a byte from 128 to 255{assigned}")

@@ -30,26 +30,17 @@ class EtsIndex:
         self._entries: dict[bytes, int] = {}
         self._counts: dict[bytes, int] = {}  # of the entries with more than one reference
         self._closed = False
+        self._has_snapshot = True  # as far as is known
         # Every read and every write asks: a call of the method below costs twice what the lookup itself does.
         self.get = self._entries.get  # type: ignore[assignment, method-assign]
 
     def load(self) -> dict[bytes, bytes] | None:
-        """The state of the last clean stop; None if there was none since, or if its snapshot cannot be used (logged).
-
-        Removes the snapshot unless read-only. An OSError of the removal is raised: a snapshot that stayed would be believed
-        after the next crash.
-        """
-        state = self._read()
-        if not self._context.read_only:
-            self._context.files.unlink(self._path)
-        return state
-
-    def _read(self) -> dict[bytes, bytes] | None:
+        """The state of the last clean stop; None if there was none since, or if its snapshot is damaged (logged)."""
         try:
             return snapshot.read(self._context.files.read_file(self._path), self._entries, self._counts)
         except FileNotFoundError:
             return None
-        except (OSError, snapshot.BadSnapshot) as error:
+        except snapshot.BadSnapshot as error:
             _log.warning("%s cannot be used, the index is rebuilt from the segments: %s", self._path, error)
             return None
 
@@ -115,7 +106,10 @@ class EtsIndex:
         return len(moved)
 
     def commit(self, state: Mapping[bytes, bytes | None]) -> None:
-        """Nothing: what is in memory is not durable."""
+        """The first one removes the snapshot, so that a crash leaves none; then nothing: what is in memory is not durable."""
+        if self._has_snapshot and not self._context.read_only:
+            self._context.files.unlink(self._path)
+            self._has_snapshot = False
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Write the snapshot, atomically, if ``state`` is given and the index is not read-only; then drop everything.

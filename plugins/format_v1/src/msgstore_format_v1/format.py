@@ -50,7 +50,7 @@ class SegmentFormatV1:
     def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
         return scan_segment(data, start, check_body)
 
-    def find_chain(self, data: Buffer, start: int) -> int | None:
+    def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
         """None: a scan finds its own way."""
         return None
 

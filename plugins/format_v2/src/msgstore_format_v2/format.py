@@ -75,8 +75,8 @@ class SegmentFormatV2:
     def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
         return scan_segment(data, start, self._types, self._smallest, check_body)
 
-    def find_chain(self, data: Buffer, start: int) -> int | None:
-        return chains.find_chain(data, start, self._types, self._smallest)
+    def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
+        return chains.find_chain(data, start, length, self._types, self._smallest)
 
     def gap_room(self, offset: int, size: int) -> int:
         return gaps.gap_room(offset, size)

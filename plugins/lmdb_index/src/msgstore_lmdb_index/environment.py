@@ -37,7 +37,7 @@ class DamagedError(OSError):
 
 
 class Environment:
-    """Reading needs no lock; everything else is called by one thread at a time. Raises OSError, DamagedError among them."""
+    """``read`` is called by any thread, everything else by one at a time. Raises OSError, DamagedError among them."""
 
     entries: int
     """Entries of the snapshot."""
@@ -50,7 +50,7 @@ class Environment:
         """Open ``path``, or make it. Read-only nothing is written or locked; FileNotFoundError if there is no environment."""
         self._path = path
         self._read_only = read_only
-        self._growing = threading.Lock()
+        self._reading = threading.Lock()
         data = path / _DATA
         if read_only and not (data.exists() and data.stat().st_size):
             raise FileNotFoundError(errno.ENOENT, "no LMDB environment", str(path))
@@ -104,20 +104,20 @@ class Environment:
         return dict(self._snapshot.cursor(self._state))
 
     def read(self, key: bytes) -> bytes:
-        """The value in ``entries`` as of the last commit; empty if there is none. Any thread, without a lock."""
-        try:
-            return self._get(key, b"")
-        except lmdb.Error as error:
-            if isinstance(error, _DAMAGE):
-                raise self._os_error(error) from error
-            # The map has grown under this very call: wait for the new snapshot.
-            with self._growing, self._translated():
+        """The value in ``entries`` as of the last commit; empty if there is none. Any thread, at any time.
+
+        LMDB runs without the interpreter lock, and the snapshot must not end under it: hence a lock of its own.
+        """
+        with self._reading:
+            try:
                 return self._get(key, b"")
+            except lmdb.Error as error:
+                raise self._os_error(error) from error
 
     def rows(self, key_size: int, value_size: int) -> bytes:
         """Keys and values of all ``entries`` as of the last commit, one behind the other."""
         rows = bytearray()
-        with prompt_switching(), self._translated():
+        with prompt_switching(), self._reading, self._translated():
             pieces = chain.from_iterable(self._snapshot.cursor(self._entries))
             while chunk := b"".join(islice(pieces, _BATCH)):
                 rows += chunk
@@ -153,7 +153,7 @@ class Environment:
                 self._grow()
             else:
                 break
-        with self._translated():
+        with self._reading, self._translated():
             self._renew()
 
     def _write_state(self, transaction: lmdb.Transaction[bytes], state: Mapping[bytes, bytes | None]) -> None:
@@ -166,7 +166,7 @@ class Environment:
 
     def _grow(self) -> None:
         """Double the map. LMDB demands that no transaction is open meanwhile; readers wait in :meth:`read`."""
-        with self._growing, self._translated():
+        with self._reading, self._translated():
             self._snapshot.abort()
             self._env.set_mapsize(2 * self._env.info()["map_size"])
             self._renew()
@@ -174,7 +174,8 @@ class Environment:
 
     def close(self) -> None:
         """Let go of the files, without a commit. Closing twice is fine."""
-        self._env.close()
+        with self._reading:
+            self._env.close()
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

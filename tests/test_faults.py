@@ -1,0 +1,328 @@
+"""Single faults, and what goes on after them: nothing confirmed is lost, nothing removed returns, counts stay."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import msgstore
+from msgstore.contract import StoredBody
+from msgstore.files import Files
+from support import CHANGES, RealDirectory, RecordingFiles, UnsyncedFiles, open_with
+
+KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
+
+
+def small_store(path: Path, keys: dict, files: Files | None = None) -> None:
+    """One message, one with two references, one that was removed; stopped cleanly."""
+    with open_with(path, files, **keys, sync_interval="1h") as store, store.client("c") as client:
+        for msg_id in (KEPT, SHARED, SHARED, REMOVED):
+            client.write(msg_id, msg_id * 5)
+        store.flush()
+        client.remove([REMOVED])
+
+
+def references(store: msgstore.Store) -> tuple[int, ...]:
+    return tuple(store.references(msg_id) for msg_id in (KEPT, SHARED, REMOVED))
+
+
+class FailingFiles(RecordingFiles):
+    """Fails the ``fail``-th operation, once."""
+
+    def __init__(self, fail: int) -> None:
+        super().__init__()
+        self.left = fail
+        self.failed = ""
+
+    def _note(self, name, path, size=0):
+        super()._note(name, path, size)
+        if name in (*CHANGES, "open_read", "open_write", "read_file"):
+            self.left -= 1
+            if self.left == -1:
+                self.failed = f"{name} {path}"
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_any_operation_of_opening_and_closing_may_fail_once(cell, tmp_path):
+    """The error is ours, the next try succeeds, and every count is as it was."""
+    for fail in range(100):
+        path = tmp_path / str(fail)
+        small_store(path, cell.keys)
+        files = FailingFiles(fail)
+        store = None
+        try:
+            store = open_with(path, files, **cell.keys, sync_interval="1h")
+            store.close()
+        except msgstore.MsgStoreError:
+            if store is not None:
+                store.close()
+        if not files.failed:
+            assert fail > 8
+            return
+        with open_with(path, **cell.keys) as store:
+            assert references(store) == (1, 2, 0), files.failed
+            assert store.stats().recovery.how == "trust", files.failed
+    pytest.fail("there is always one more operation")
+
+
+def test_a_descriptor_whose_close_failed_is_never_written_to_again(cell, tmp_path):
+    """The next file that is opened may have its number: somebody else's."""
+
+    class FailingClose(UnsyncedFiles):
+        fail = False
+
+        def close(self, fd):
+            super().close(fd)
+            if self.fail:
+                self.fail = False
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    files = FailingClose()
+    store = open_with(tmp_path / "store", files, **cell.keys, sync_interval="1h")
+    client = store.client()
+    client.write(KEPT, b"1")
+    store.flush()
+    files.fail = True
+    with pytest.raises(msgstore.StoreIOError):
+        store.roll()
+    with (tmp_path / "somebody else's").open("wb") as other:
+        client.write(LATER, b"2" * 1000)
+        store.flush()
+        assert os.fstat(other.fileno()).st_size == 0
+        store.close()
+    with open_with(tmp_path / "store", **cell.keys) as store, store.client() as client:
+        assert client.read_many([KEPT, LATER]) == {KEPT: b"1", LATER: b"2" * 1000}
+
+
+def test_an_append_that_can_be_neither_finished_nor_undone(cell, tmp_path):
+    class TornAppend(UnsyncedFiles):
+        fail = False
+
+        def pwrite(self, fd, data, offset):
+            if self.fail:
+                super().pwrite(fd, memoryview(data)[:10], offset)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().pwrite(fd, data, offset)
+
+        def truncate(self, fd, size):
+            if self.fail:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().truncate(fd, size)
+
+    small_store(tmp_path, cell.keys)
+    files = TornAppend()
+    store = open_with(tmp_path, files, **cell.keys, sync_interval="1h")
+    store.client().write(LATER, b"x" * 100)
+    files.fail = True
+    with pytest.raises(msgstore.StoreIOError):
+        store.flush()
+    files.fail = False
+    store.close()
+    with open_with(tmp_path, **cell.keys) as store, store.client() as client:
+        assert references(store) == (1, 2, 0)
+        assert client.read(LATER) == b"x" * 100
+
+
+def test_a_number_is_never_used_twice(tmp_path, cell):
+    """Killed between an append and the index's commit, after the newest segment had been deleted."""
+    counts = [(KEPT, 1), (SHARED, 2), (LATER, 1)] if cell.index == "ets" else []
+    code = f"""if True:
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        from support import Files, open_with
+        class Killed(Files):
+            def pwrite(self, fd, data, offset):
+                super().pwrite(fd, data, offset)
+                if b"LAST" in bytes(data):
+                    os._exit(9)
+        store = open_with(Path({str(tmp_path)!r}), Killed(), sync_interval="1h", large_message=5000, **{cell.keys!r})
+        client = store.client()
+        client.write_many([({KEPT!r}, b"a"), ({SHARED!r}, b"b"), ({SHARED!r}, b"b"), ({REMOVED!r}, b"c")])
+        store.flush()
+        client.remove([{REMOVED!r}])
+        client.write(bytes(16), bytes(9000))
+        store.flush()
+        client.remove([bytes(16)])
+        store.flush()
+        client.write({LATER!r}, b"LAST")
+        store.flush()"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    with open_with(tmp_path, refcounts=counts or None, **cell.keys) as store, store.client() as client:
+        assert references(store) == (1, 2, 0)
+        assert client.read(LATER) == b"LAST"
+
+
+def test_damage_in_one_segment_does_not_cost_the_counts_of_the_others(tmp_path, index):
+    """A copy of a store (new times) in which one checksum fails is still trusted; the bad segment is quarantined."""
+    keys = {"index": index, "format": "v2", "record": "checksum"}
+    small_store(tmp_path, keys)
+    with open_with(tmp_path, **keys) as store, store.client() as client:
+        client.write(LATER, b"y" * 50)
+    segment = tmp_path / "0.sqs"
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1
+    segment.write_bytes(data)
+    for _ in range(2):
+        os.utime(segment, ns=(1, 1))
+        with open_with(tmp_path, **keys) as store, store.client() as client:
+            assert references(store) == (1, 2, 0)
+            assert store.stats().quarantined == 1
+            with pytest.raises(msgstore.CorruptRecord, match="checksum_mismatch"):
+                client.read(LATER)
+            store.compact(everything=True)
+            assert client.read(KEPT) == KEPT * 5
+
+
+def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_path, index):
+    real = RealDirectory.load("v2_clean")
+    path = real.copy(tmp_path)
+    segment = path / "2.sqs"
+    records = real.manifest["segments"][2]["records"]
+    data = bytearray(segment.read_bytes())
+    data[records[-5]["offset"] + 1] ^= 1  # the size of the fifth from the end: now it runs past the end of the file
+    segment.write_bytes(data + b"\x03\0\0\1")  # and behind it all the write that the crash cut off
+    with open_with(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+        store.roll()
+        store.compact(everything=True)
+        store.flush()
+    assert segment.read_bytes() == data + b"\x03\0\0\1"
+
+
+def test_migration_that_finds_no_room_keeps_every_count(tmp_path, index):
+    class NoRoom(UnsyncedFiles):
+        def create(self, path):
+            if path.suffix == ".sqs":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().create(path)
+
+    small_store(tmp_path, {"index": index, "format": "v1"})
+    with pytest.raises(msgstore.StoreIOError, match="No space left"):
+        open_with(tmp_path, NoRoom(), index=index, format="v2", on_legacy="migrate")
+    with open_with(tmp_path, index=index, format="v2", on_legacy="migrate") as store:
+        assert references(store) == (1, 2, 0)
+        assert not list(tmp_path.glob("*.rdq"))
+
+
+def test_flush_waits_for_confirms_that_another_thread_is_giving(cell, tmp_path):
+    telling, go_on, confirmed = threading.Event(), threading.Event(), []
+
+    def slow(ids):
+        telling.set()
+        go_on.wait(30)
+
+    store = open_with(tmp_path, **cell.keys, sync_interval="1ms")
+    store.client("slow", on_confirm=slow).write(KEPT, b"1")
+    other = store.client("other", on_confirm=confirmed.extend)
+    assert telling.wait(30)
+    other.write(LATER, b"2")
+    flushing = threading.Thread(target=store.flush)
+    flushing.start()
+    flushing.join(0.05)
+    assert flushing.is_alive()
+    go_on.set()
+    flushing.join(30)
+    assert confirmed == [LATER]
+    store.close()
+
+
+@pytest.mark.parametrize("interval", ["1ms", "1h"])
+def test_a_client_that_is_told_may_close_the_store(cell, tmp_path, interval):
+    store = open_with(tmp_path, **cell.keys, sync_interval=interval)
+    closed = threading.Event()
+
+    def close(ids):
+        store.close()
+        closed.set()
+
+    store.client("c", on_confirm=close).write(KEPT, b"1")
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    closing.join(30)
+    assert closed.wait(30)
+    with open_with(tmp_path, **cell.keys) as store, store.client() as client:
+        assert client.read(KEPT) == b"1"
+
+
+def test_a_body_that_no_record_can_hold_is_refused_when_it_is_written(cell, tmp_path, monkeypatch):
+    store = open_with(tmp_path, **cell.keys, sync_interval="1h", large_message="8GiB")
+    monkeypatch.setattr(store._writer.backends.write_format.format, "max_body", 1000)
+    monkeypatch.setattr(store._writer, "_big", 500)
+    client = store.client()
+    with pytest.raises(msgstore.MessageTooLarge, match="at most 1000"):
+        client.write(KEPT, b"x" * 1001)
+    client.write(KEPT, b"x" * 1000)
+    store.flush()
+    assert client.read(KEPT) == b"x" * 1000
+    store.abandon()
+
+
+def test_counts_that_no_index_can_hold_are_refused(tmp_path, index):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    before = sorted(entry.name for entry in path.iterdir())
+    with pytest.raises(ValueError, match="at most 281474976710655"):
+        open_with(path, index=index, format="v2", refcounts=[(KEPT, 2**47), (KEPT, 2**47)])
+    assert sorted(entry.name for entry in path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"format": "v1"}, {"on_legacy": "refuse"}, {"body": "nope"}, {"index": "nope"}, {"record": "nope"}, {"gc": "nope"}],
+)
+def test_a_refused_opening_leaves_nothing_behind(tmp_path, keys):
+    path = RealDirectory.load("mixed_upgrade").copy(tmp_path)
+    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()}
+    with pytest.raises(msgstore.MsgStoreError):
+        open_with(path, **keys)
+    assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()} == before
+
+
+def test_a_stored_body_reads_the_same_before_and_after_the_flush(tmp_path, index):
+    term = StoredBody(b"\x83m\0\0\0\5hello")
+    with open_with(tmp_path, index=index, format="v2", body="erlang", sync_interval="1h") as store, store.client() as client:
+        client.write(KEPT, term)
+        for _ in range(2):
+            assert client.read(KEPT) == b"hello"
+            assert client.read_many([KEPT]) == {KEPT: b"hello"}
+            store.flush()
+
+
+def test_who_looks_does_not_lock_out_who_writes(tmp_path, index):
+    small_store(tmp_path, {"index": index, "format": "v2"})
+    stop, errors = threading.Event(), []
+
+    def look():
+        from msgstore.engine.lock import check_no_writer
+
+        while not stop.is_set():
+            try:
+                check_no_writer(tmp_path)
+            except msgstore.StoreLocked:
+                pass  # rightly, while the writer is there
+            except BaseException as error:  # handed to the test's own thread
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        open_with(tmp_path, UnsyncedFiles(), index=index, format="v2").close()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+@pytest.mark.parametrize("wrong", [5, b"".join, object()])
+def test_a_clients_name_is_text_or_bytes(tmp_path, wrong, index):
+    with open_with(tmp_path, index=index, format="v2") as store:
+        with pytest.raises(TypeError, match="text or bytes"):
+            store.client(wrong)
+        store.client("\udc80").close()
