@@ -21,9 +21,9 @@ from peers import LAG, Pair, Peer
 
 SEED = 20
 WORKING_SET = 10_000
-"""Messages of the smaller set of random gets: the first ones written."""
+"""Messages of the smaller store that random gets are also taken from."""
 GET_PASSES = 3
-"""Times that the smaller set is gone through, each in an order of its own, in one measurement."""
+"""Times that the smaller store is gone through, each in an order of its own, in one measurement."""
 WARM_UP_BYTES = 256 * 2**20
 """Written and deleted before anything is timed: fresh pages of the host cost many times what used ones do."""
 CHECKED = 50
@@ -135,6 +135,13 @@ def run_peer(kind: type[Peer], plan: Plan, pairs: Sequence[Pair], results: Resul
                 _whole_set(peer, wanted, pairs, results, rng)
             finally:
                 peer.close()
+    if "get" in wanted:
+        with fresh_directory(plan.directory) as directory:
+            peer = kind(directory)
+            try:
+                _small_set(peer, pairs[:WORKING_SET], results, rng)
+            finally:
+                peer.close()
     if "lifecycle" in wanted:
         pairs = pairs[: max(len(pairs) // 4, 2 * LAG)]
         with fresh_directory(plan.directory) as directory:
@@ -157,19 +164,25 @@ def _whole_set(peer: Peer, wanted: Sequence[str], pairs: Sequence[Pair], results
     peer.settle()
     check(peer, rng.sample(pairs, min(CHECKED, count)))
 
-    if "get" in wanted:
-        small = ids[:WORKING_SET]
-        targets = [target for _ in range(GET_PASSES) for target in peer.prepare_gets(rng.sample(small, len(small)))]
-        note("get", timed(partial(peer.get_all, targets), len(targets)), len(small), "10k")
-        if count > len(small):
-            targets = list(peer.prepare_gets(rng.sample(ids, count)))
-            note("get", timed(partial(peer.get_all, targets), count))
+    if "get" in wanted and count > WORKING_SET:
+        targets = list(peer.prepare_gets(rng.sample(ids, count)))
+        note("get", timed(partial(peer.get_all, targets), count))
     if "read_many" in wanted:
         note("read_many", timed(partial(peer.get_many_all, ids), count))
     if "remove" in wanted:
         note("remove", timed(partial(peer.remove_all, ids), count))
         if any(peer.look(msg_id) is not None for msg_id in rng.sample(ids, min(CHECKED, count))):
             raise RuntimeError(f"{peer.name}: a removed message is still there")
+
+
+def _small_set(peer: Peer, pairs: Sequence[Pair], results: Results, rng: random.Random) -> None:
+    """Random gets from a store that holds no more than the small set."""
+    ids = [msg_id for msg_id, _ in pairs]
+    peer.put_all(peer.prepare_puts(pairs))
+    peer.settle()
+    targets = [target for _ in range(GET_PASSES) for target in peer.prepare_gets(rng.sample(ids, len(ids)))]
+    cost = timed(partial(peer.get_all, targets), len(targets))
+    results.add(peer.name, "get", len(pairs[0][1]), len(ids), "10k", cost)
 
 
 def check(peer: Peer, pairs: Sequence[Pair]) -> None:

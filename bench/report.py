@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 _LABELS = {
-    ("get", "10k"): "get, first 10,000",
+    ("get", "10k"): "get, 10,000 messages",
     ("get", "full"): "get, full set",
     ("lifecycle", "full"): "put, get, remove, lag 500",
 }

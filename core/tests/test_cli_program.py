@@ -156,6 +156,40 @@ def test_config_check_tells_every_error(tmp_path: Path) -> None:
     assert by_store[None]["ok"] is False
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('path = "~nosuchuser/x"', "there is no such user"),
+        ('path = "a\\u0000b"', "NUL"),
+        (f'path = "a"\nfile_size_limit = "{"9" * 400}B"', "less than 1 TiB"),
+        (f'path = "a"\nsync_interval = {"9" * 400}', "at most 365d"),
+        ('path = "a"\nsync_interval = 1e300', "at most 365d"),
+        (f'path = "a"\nsync_interval = {"9" * 5000}', "is not TOML"),
+        (f'path = "a"\nindex = {"[" * 50_000}', "is not TOML"),
+        ('path = "a"\nindex = { use = "ets", deep = 1 }', "unknown key"),
+        ('path = "a"\nformat = { use = "v2", records = { message = 200 } }', "message is the format's own record type"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_strange_value_is_told(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "msgstore.toml"
+    file.write_text(f"[stores.a]\n{text}\n")
+    for arguments in (["config", "check", "--config", file], ["info", "a", "--config", file]):
+        result = run(*arguments)
+        if arguments[0] == "config" or "records" not in text:
+            assert result.exit_code == 2
+            assert message in result.stderr or arguments[0] == "info"
+
+
+def test_disabled_is_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "msgstore.toml"
+    for value in ('"lmdb"', "{ a = 1 }", "4"):
+        file.write_text(f"disabled = {value}\n[stores.a]\npath = 'a'\n")
+        result = run("config", "check", "--config", file)
+        assert result.exit_code == 2
+        assert "is not a list; write [" in result.stderr
+
+
 def test_config_check_of_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("config", "check")

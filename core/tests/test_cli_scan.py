@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,7 @@ def test_a_damaged_settings_file_does_not_stop_a_scan(tmp_path: Path) -> None:
         ([DATA / "v1_clean" / "manifest.json"], "known are *.rdq (v1), *.sqs (v2)"),
         ([DATA / "v1_clean"], "directories beneath it that have some: store"),
         (["--record", "checksum=5", DATA], "or 4, which is assigned to it"),
+        (["--record", "message=200", DATA], "message is the format's own record type, and has byte 3"),
         (["--record", "checksum", DATA], "not of the form NAME=BYTE"),
         (["--record", "nothing=200", DATA], "no installed plugin provides the record type"),
         (["--body", "erlan", DATA], "Did you mean 'erlang'?"),
@@ -166,6 +168,15 @@ def test_misuse_is_told(arguments: list[object], message: str) -> None:
         assert result.stdout == ""
         assert message in result.stderr
         assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+@pytest.mark.parametrize("verb", ["scan", "map"])
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path, verb: str) -> None:
+    os.mkfifo(tmp_path / "0.sqs")
+    result = run(verb, tmp_path / "0.sqs")
+    assert result.exit_code == 2
+    assert "neither a regular file nor a directory" in result.stderr
 
 
 def test_map_covers_every_byte_once() -> None:

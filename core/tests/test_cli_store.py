@@ -64,11 +64,16 @@ def fresh(tmp_path: Path) -> Path:
     return store
 
 
+@pytest.mark.parametrize("stop", ["clean", "dirty"])
 @pytest.mark.parametrize("index", [None, "ets", "lmdb"])
-def test_reading_verbs_write_nothing(copy: Path, tmp_path: Path, index: str | None) -> None:
+def test_reading_verbs_write_nothing(copy: Path, tmp_path: Path, index: str | None, stop: str) -> None:
     if index:
-        with msgstore.open_store(copy, index=index) as store, store.client() as client:
+        store = msgstore.open_store(copy, index=index)
+        with store.client() as client:
             client.write(bytes.fromhex(ID), b"body")
+        (store.close if stop == "clean" else store.abandon)()
+    elif stop == "dirty":
+        (copy / "clean.dot").unlink()
     some_id = ID if index else objects(run("ls", "--json", copy))[0]["id"]
     before = snapshot(copy)
     for verb in ("scan", "info", "verify", "ls", "map"):
@@ -83,7 +88,7 @@ def test_reading_verbs_write_nothing(copy: Path, tmp_path: Path, index: str | No
 def test_ls_lists_the_live_messages(tmp_path: Path, name: str) -> None:
     counts = counts_of(name, tmp_path / "counts.csv")
     result = run("ls", "--json", "--refcounts", counts, DATA / name / "store")
-    assert result.exit_code == 0
+    assert result.exit_code == (1 if name == "v2_dirty_torn" else 0)
     found = objects(result)
     assert {m["id"]: (m["refs"], m["body_sha256"]) for m in found} == live_of(name)
     assert list(found[0]) == ["id", "file", "offset", "size", "refs", "body_sha256"]
@@ -91,6 +96,22 @@ def test_ls_lists_the_live_messages(tmp_path: Path, name: str) -> None:
     lines = run("ls", "--refcounts", counts, DATA / name / "store").stdout.splitlines()
     assert len(lines) == len(found) + 1
     assert found[0]["body_sha256"] in lines[1]
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in DATA.glob("*/store")))
+def test_the_reading_verbs_agree_on_damage(name: str) -> None:
+    codes = {verb: run(verb, DATA / name / "store").exit_code for verb in ("scan", "map", "info", "verify", "ls")}
+    assert set(codes.values()) == {1 if name.endswith("torn") else 0}
+
+
+def test_ls_remembers_the_damage_that_an_earlier_opening_found(fresh: Path) -> None:
+    shutil.copy(DATA.parent / "msg-store" / "v2_corrupt" / "type0_byte" / "0.sqs", fresh)
+    id_ = objects(run("ls", "--json", fresh))[0]["id"]
+    run("put", fresh, ID)
+    result = run("ls", fresh)
+    assert result.exit_code == run("info", fresh).exit_code == 1
+    assert "damage was found in 1 segment before" in result.stderr
+    assert run("get", fresh, id_).exit_code == 0
 
 
 def test_ls_without_counts_lists_everything() -> None:
@@ -222,6 +243,40 @@ def test_migrate_then_compact_loses_nothing(copy: Path, tmp_path: Path, index: s
     older = run("migrate", "--to", "v1", copy)
     assert older.exit_code == 2
     assert "newer than 'v1'" in older.stderr
+
+
+@pytest.mark.parametrize("verb", ["migrate", "compact"])
+def test_a_torn_end_goes_but_not_unseen(tmp_path: Path, verb: str) -> None:
+    source, segment = ("v1_clean", "0.rdq") if verb == "migrate" else ("v2_clean", "0.sqs")
+    copies = [shutil.copytree(DATA / source / "store", tmp_path / name) for name in ("one", "two")]
+    size = (copies[0] / segment).stat().st_size
+    for copy in copies:
+        with (copy / segment).open("ab") as stream:
+            stream.write(b"\3\0\0\1")
+    extra = ["--to", "v2"] if verb == "migrate" else ["--all"]
+    result = run(verb, "--json", *extra, copies[0])
+    assert result.exit_code == 1
+    spot = {"kind": "damage", "path": str(copies[0] / segment), "offset": size, "size": 4, "reason": "torn"}
+    assert [found for found in objects(result) if found["kind"] == "damage"] == [spot]
+    assert objects(result)[-1]["damaged_spans"] == 1
+    assert "kept as it is" not in result.stderr
+    text = run(verb, *extra, copies[1])
+    assert text.exit_code == 1
+    assert f"{size:,}" in text.stdout
+    assert run("verify", copies[0]).exit_code == 0
+    assert len(objects(run("ls", "--json", copies[0]))) == 500
+    assert run(verb, *extra, copies[0]).exit_code == 0
+
+
+def test_compact_says_where_there_is_nothing_to_gain(fresh: Path) -> None:
+    with msgstore.open_store(fresh) as store, store.client() as client:
+        client.write_many((bytes([i]) * 16, b"x" * (1000 + i)) for i in range(3))
+        store.flush()
+        client.remove([bytes([0]) * 16])
+    [done, summary] = objects(run("compact", "--all", "--json", fresh))
+    assert done["size_before"] == done["size_after"]
+    assert (done["written"], done["moved_records"], done["skipped"], summary["written"]) == (0, 0, None, 0)
+    assert "nothing to gain" in run("compact", "--all", fresh).stdout
 
 
 def test_compact_all_reaches_the_newest_segment(fresh: Path) -> None:

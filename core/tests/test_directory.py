@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import zlib
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 
 from msgstore import StoreError, StoreMismatch
+from msgstore.cli.main import main
 from msgstore.directory import SETTINGS, Settings, find_segments, read_settings, write_settings
 from msgstore.files import Files
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 
 
 def test_settings_are_remembered(tmp_path):
@@ -28,6 +37,52 @@ def test_a_flip_anywhere_in_them_is_noticed(tmp_path):
                 assert read_settings(Files(), tmp_path) == settings  # white space, or the case of a digit
             except StoreError as error:
                 assert SETTINGS in str(error)  # noqa: PT017 - both outcomes are right
+
+
+def forge(path, **changes):
+    """Settings with a right checksum, whatever is in them."""
+    members = {"layout": 1, "index": "ets", "format": "v2", "record": "message", "body": "raw", "records": {}} | changes
+    path.write_text(json.dumps({**members, "crc32": zlib.crc32(json.dumps(members, sort_keys=True).encode())}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"records": None}, "names with type bytes"),
+        ({"records": [1]}, "names with type bytes"),
+        ({"records": {"checksum": 300}}, "from 0 to 255"),
+        ({"records": {"checksum": -1}}, "from 0 to 255"),
+        ({"records": {"checksum": True}}, "from 0 to 255"),
+        ({"records": {"checksum": "4"}}, "from 0 to 255"),
+        ({"index": None}, "index is not a name"),
+        ({"body": ["raw"]}, "body is not a name"),
+        ({"layout": 2}, "newer msgstore"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_settings_of_the_wrong_kind(tmp_path, changes, reason):
+    forge(tmp_path / SETTINGS)
+    assert read_settings(Files(), tmp_path) == Settings()
+    forge(tmp_path / SETTINGS, **changes)
+    with pytest.raises(StoreError, match=f"{SETTINGS}: cannot be used: .*{reason}.*; restore it from a backup"):
+        read_settings(Files(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 200_000, '{"a":' * 100_000, "[]", "null", "{}", "", "\xff", "1" * 10_000, json.dumps({"crc32": "x" * 2**20})],
+    ids=lambda text: text[:10],
+)
+def test_settings_that_are_none(tmp_path, text):
+    (tmp_path / SETTINGS).write_text(text, encoding="latin-1")
+    with pytest.raises(StoreError, match="cannot be used"):
+        read_settings(Files(), tmp_path)
+    shutil.copy(DATA / "v2_clean" / "store" / "0.sqs", tmp_path)
+    for verb, code in (("info", 2), ("scan", 1), ("salvage", 1)):
+        result = CliRunner().invoke(main, [verb, str(tmp_path), *([str(tmp_path) + ".out"] if verb == "salvage" else [])])
+        assert isinstance(result.exception, SystemExit)
+        assert result.exit_code == code
+        assert verb == "salvage" or SETTINGS in result.stderr
 
 
 def test_segments_come_in_number_order_and_other_files_are_left_out(tmp_path):

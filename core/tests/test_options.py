@@ -21,6 +21,24 @@ def test_what_is_no_size(text):
         parse_size(text)
 
 
+@pytest.mark.parametrize("text", ["1TiB", 2**40, "9" * 400 + "B", 10**400, "1000000 GB"])
+def test_sizes_that_are_too_large(text):
+    with pytest.raises(ValueError, match="too large: a size is less than 1 TiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["366d", 1e300, 10**400, "9" * 400 + "s"])
+def test_times_that_are_too_long(text):
+    with pytest.raises(ValueError, match="too large: a time is at most 365d") as caught:
+        parse_duration(text)
+    assert len(str(caught.value)) < 150
+
+
+def test_the_largest_that_are_taken():
+    assert parse_size(2**40 - 1) == 2**40 - 1
+    assert parse_duration("365d") == parse_duration(365 * 86400) == 365 * 86400
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("200ms", 0.2), ("1.5s", 1.5), ("2min", 120), ("1h", 3600), (3, 3.0), (0.5, 0.5)]
 )

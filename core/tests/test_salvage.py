@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,76 @@ def test_random_flips_lose_only_what_they_hit(tmp_path: Path) -> None:
         missing = {n for n in range(400) if id_of(n) not in found}
         assert missing <= hit | {n + 1 for n in hit if n + 1 < 400 and n + 1 >= 392}, (trial, missing, hit)
         assert report.damage
+
+
+def rescue_checksummed(source: Path, destination: Path) -> SalvageReport:
+    return rescue(source, destination, records={"checksum": 4}, record="checksum")
+
+
+def grow(path: Path, span: tuple[int, int], size: int) -> None:
+    """Let the record at ``span`` say that it has ``size`` bytes."""
+    data = bytearray(path.read_bytes())
+    data[span[0] + 1 : span[0] + 5] = size.to_bytes(4, "big")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("swallowed", [1, 2, 20])
+@pytest.mark.parametrize("record", ["checksum", "message"])
+def test_whole_records_inside_a_damaged_one_are_found_again(tmp_path: Path, swallowed: int, record: str) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    form = FormatSet(catalogue(), {"checksum": 4}, record="checksum", options_of="v2").by_name("v2").format
+    spans = make_segment(60, source / "0.sqs", record=record)
+    if record == "message":  # checked records outside, unchecked ones inside
+        head, [size] = form.encode([id_of(10)], [body_of(10)])
+        data = (source / "0.sqs").read_bytes()
+        (source / "0.sqs").write_bytes(data[: spans[10][0]] + head + data[sum(spans[10]) :])
+        spans[10:] = [(spans[10][0], size), *[(offset + 4, size) for offset, size in spans[11:]]]
+    grow(source / "0.sqs", spans[10], sum(size for _, size in spans[10 : 11 + swallowed]))
+    report = rescue_checksummed(source, tmp_path / "out")
+    assert bodies(tmp_path / "out") == {id_of(n): body_of(n) for n in range(60) if n != 10}
+    assert [(spot.offset, spot.size, spot.reason) for spot in report.damage] == [(*spans[10], "checksum_mismatch")]
+    recovered = [(offset, size) for _, offset, size, _ in report.inputs[0].recovered.rows()]
+    assert recovered == spans[11 : 11 + swallowed]
+
+
+def test_damage_inside_damage(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    spans = make_segment(60, source / "0.sqs", record="checksum")
+    grow(source / "0.sqs", spans[10], sum(size for _, size in spans[10:30]))
+    grow(source / "0.sqs", spans[12], sum(size for _, size in spans[12:20]))
+    flip(source / "0.sqs", sum(spans[15]) - 1)
+    flip(source / "0.sqs", spans[29][0], 0)  # what is inside does not lead to the end, but each record proves itself
+    report = rescue_checksummed(source, tmp_path / "out")
+    assert bodies(tmp_path / "out") == {id_of(n): body_of(n) for n in range(60) if n not in (10, 12, 15, 29)}
+    assert [(spot.offset, spot.size) for spot in report.damage] == [spans[n] for n in (10, 12, 15, 29)]
+
+
+def test_unchecked_records_inside_a_damaged_one_must_lead_to_its_end(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    plain = FormatSet(catalogue()).by_name("v2").format
+    form = FormatSet(catalogue(), {"checksum": 4}, record="checksum", options_of="v2").by_name("v2").format
+    quoted, _ = plain.encode([id_of(n) for n in range(20)], [body_of(n) for n in range(20)])
+    data, sizes = form.encode([id_of(100), id_of(101)], [quoted + b"!", b"behind"])
+    (source / "0.sqs").write_bytes(form.header + data)
+    flip(source / "0.sqs", 64 + sizes[0] - 1)
+    report = rescue_checksummed(source, tmp_path / "out")
+    assert bodies(tmp_path / "out") == {id_of(101): b"behind"}
+    assert [(spot.offset, spot.size, spot.reason) for spot in report.damage] == [(64, sizes[0], "checksum_mismatch")]
+
+
+def test_searching_inside_damage_takes_linear_time(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    total = 1 << 20  # each record says that it goes on to the end of the file
+    heads = (b"\4" + (total - at).to_bytes(4, "big") + b"i" * 20 for at in range(64, total - 25, 25))
+    (source / "0.sqs").write_bytes((FormatSet(catalogue()).by_name("v2").format.header + b"".join(heads)).ljust(total, b"\0"))
+    begin = time.process_time()
+    report = rescue_checksummed(source, tmp_path / "out")
+    assert time.process_time() - begin < 10
+    assert report.messages == 0
 
 
 def body_of_id(msg_id: bytes) -> bytes:

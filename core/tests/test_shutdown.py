@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,57 @@ def test_erlang_may_print_a_string():
 def test_garbage_has_no_clients_and_raises_nothing(data):
     parse_client_refs(data)
     parse_client_refs(b"{client_refs,[" + data + b"]}.")
+
+
+@pytest.mark.parametrize(
+    "refs",
+    [
+        b"<<1 2>>",
+        b"<<256>>",
+        b"<<1234>>",
+        b"<<" + b"9" * 5000 + b">>",
+        b"<<1>>,",
+        b",<<1>>",
+        b"<<1>> <<2>>",
+        b"<<1,>>",
+        b"<<1>",
+        b'<<"a\\"">>',
+        b"x",
+        b"<<1>>,x",
+    ],
+)
+def test_anything_irregular_means_no_clients(refs):
+    assert parse_client_refs(b"{client_refs,[<<104,49>>," + refs + b"]}.") == set()
+
+
+def test_the_list_ends_as_a_term_does():
+    assert parse_client_refs(b"{ client_refs , [ << >> , <<7 , 255>>\n] } .") == {b"", b"\x07\xff"}
+    for text in (b"{client_refs,[<<1>>]}", b"{client_refs,[<<1>>", b"{client_refs,[<<1>>}.", b"{client_refs,["):
+        assert parse_client_refs(text) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{client_refs,[<<" + b" " * 2**20 + b"x]}.",
+        b"{client_refs,[" * 2**17,
+        b"{" * 2**20,
+        b"{client_refs,[" + b"<<" * 2**19,
+        b"{client_refs,[<<1" + b" ,1" * 2**19 + b"x",
+        b"{client_refs,[<<" + b"1," * 2**19,
+        b'{client_refs,[<<"' * 2**16,
+        b"{client_refs,[" + b"<<1>> , " * 2**17,
+    ],
+    ids=lambda text: repr(text[:20]),
+)
+def test_reading_takes_linear_time(text):
+    begin = time.process_time()
+    assert parse_client_refs(text) == set()
+    assert time.process_time() - begin < 2
+
+
+def test_what_is_too_large_is_not_read():
+    assert parse_client_refs(b"{client_refs,[<<1>>]}." + b" " * 2**24) == set()
 
 
 def test_the_boundary_is_the_highest_old_file():

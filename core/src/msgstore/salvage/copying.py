@@ -52,7 +52,7 @@ def salvage(
     bodies are copied as they are stored. A body that fails ``check_body`` is damage.
 
     Nothing is written into ``source``. The store is built beside ``destination`` and renamed when it is complete and synced; if
-    anything fails, nothing is left. Memory: one segment, and the new store's index.
+    anything fails, nothing is left. Memory: one segment, what is damaged in it some times over, and the new store's index.
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError, StoreIOError.
     """
