@@ -218,7 +218,7 @@ class SegmentFormat(Protocol):
         ...
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
-        """The first offset at or after ``start`` where records begin that hold to the end of the file or for ``length`` of them.
+        """The first offset at or after ``start`` where records begin that hold to the end of the file, or ``length`` of them.
 
         For salvage, behind a corrupt spot; and for recovery, to tell a write that was cut off from damage. None if there is
         none, or if ``scan`` already finds its own way.

@@ -16,7 +16,7 @@ class Flusher:
 
     def __init__(self, writer: Writer, interval: float) -> None:
         self._writer = writer
-        self._interval = interval
+        self._interval = min(interval, threading.TIMEOUT_MAX)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {writer.config.path}", daemon=True)
         if interval:  # without an interval each write flushes itself
