@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -230,6 +231,35 @@ def test_flush_waits_for_confirms_that_another_thread_is_giving(cell, tmp_path):
     flushing.join(30)
     assert confirmed == [LATER]
     store.close()
+
+
+def test_closing_from_a_confirm_does_not_wait_for_a_flusher_that_waits_for_it(cell, tmp_path):
+    """The flusher wants to flush while a client that another thread's flush is telling closes the store."""
+    store = open_with(tmp_path, **cell.keys, sync_interval="1ms")
+    flushing, flush = threading.Event(), store._writer.flush
+
+    def flush_on_the_flusher():
+        flushing.set()
+        flush()
+
+    store._flusher._writer = SimpleNamespace(changed=store._writer.changed, flush=flush_on_the_flusher)
+
+    def close(ids):
+        store._writer.changed.set()
+        assert flushing.wait(30)
+        store.close()
+
+    def write_and_flush():
+        with store._writer.telling:  # the flusher must not come first
+            store.client("c", on_confirm=close).write(KEPT, b"1")
+            store.flush()
+
+    ending = threading.Thread(target=write_and_flush, daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()
+    with open_with(tmp_path, **cell.keys) as store, store.client() as client:
+        assert client.read(KEPT) == b"1"
 
 
 @pytest.mark.parametrize("interval", ["1ms", "1h"])

@@ -34,9 +34,9 @@ class Flusher:
             except Exception as error:  # what failed stays pending; the next write or flush meets the error as well
                 log.warning("a flush in the background failed and is tried again: %s", error)
 
-    def stop(self) -> None:
-        """Returns when the thread has ended. Not under the store's lock: the thread may be waiting for it."""
+    def stop(self, *, wait: bool) -> None:
+        """The thread ends at once, or when it gets the lock that it is waiting for. ``wait`` for it only without a lock."""
         self._stopping.set()
         self._writer.changed.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()

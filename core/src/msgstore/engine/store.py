@@ -203,28 +203,31 @@ class Store:
         again when there is room, or ``abandon``.
         """
         with self._writer.telling:
+            told = self._writer.flushes > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
                 self.flush()
-            if self._closed:  # before, or by a client that was just told
-                return
-            with self._writer.lock:
+            if not self._closed:  # a client that was just told may have closed it
+                self._close()
+        self._stop_flusher(wait=not told)
+
+    def _close(self) -> None:
+        with self._writer.lock:
+            if self.mode == "rw":
+                self._save_index()
+            try:
                 if self.mode == "rw":
-                    self._save_index()
-                try:
-                    if self.mode == "rw":
-                        self._publish_clean()
-                finally:
-                    self._let_go("closed")
-        self._stop_flusher()
+                    self._publish_clean()
+            finally:
+                self._let_go("closed")
 
     def abandon(self) -> None:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
         with self._writer.telling:
-            if self._closed:
-                return
+            told = self._writer.flushes > 0
             with self._writer.lock:
-                self._let_go("abandoned")
-        self._stop_flusher()
+                if not self._closed:
+                    self._let_go("abandoned")
+        self._stop_flusher(wait=not told)
 
     def _save_index(self) -> None:
         """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""
@@ -258,10 +261,10 @@ class Store:
             stack.callback(self._segments.close)
             stack.callback(self._writer.index.close, None)  # nothing to do if it was saved
 
-    def _stop_flusher(self) -> None:
+    def _stop_flusher(self, *, wait: bool) -> None:
         """Without any lock: the thread may be waiting for one."""
         if self._flusher:
-            self._flusher.stop()
+            self._flusher.stop(wait=wait)
 
     def _segment_stats(self) -> list[SegmentStats]:
         current = self._segments.current

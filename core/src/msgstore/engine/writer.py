@@ -51,6 +51,8 @@ class Writer:
         self.telling = threading.RLock()
         """Held from before a flush until its clients were told, so that whoever flushes after it finds everything confirmed.
         Taken before ``lock``; re-entrant, because a client that is told may flush."""
+        self.flushes = 0
+        """Under ``telling``: how many flushes the thread that holds it is in, one inside the other."""
         self.pending: dict[bytes, bytes] = {}
         """Bodies that are not on disk yet, as the clients gave them; also the read cache of what was just written."""
         self.clients: list[Client] = []
@@ -141,11 +143,15 @@ class Writer:
     def flush(self) -> None:
         """Write everything that is pending, and tell the clients. When it returns, all that was written before is confirmed."""
         with self.telling:
-            with self.lock:
-                if self._refusal is not None:
-                    raise self._refusal
-                confirmed = self._flush()
-            self._tell(confirmed)
+            self.flushes += 1
+            try:
+                with self.lock:
+                    if self._refusal is not None:
+                        raise self._refusal
+                    confirmed = self._flush()
+                self._tell(confirmed)
+            finally:
+                self.flushes -= 1
 
     def references(self, msg_id: bytes) -> int:
         """Under the lock: references of a pending or stored message; 0 if there is none."""
