@@ -262,6 +262,24 @@ def test_closing_from_a_confirm_does_not_wait_for_a_flusher_that_waits_for_it(ce
         assert client.read(KEPT) == b"1"
 
 
+def test_what_is_written_while_the_store_closes_is_kept_and_confirmed(cell, tmp_path):
+    """By a client that answers each confirm with a write: the last one is refused, none is lost."""
+    confirmed: list[bytes] = []
+
+    def answer(ids):
+        confirmed.extend(ids)
+        number = len(confirmed) + 10
+        client.write(bytes([number]) * 16, b"%d" % number)
+
+    store = open_with(tmp_path, **cell.keys, sync_interval="1h")
+    client = store.client("c", on_confirm=answer)
+    client.write(KEPT, b"1")
+    store.close()
+    assert confirmed == [KEPT, bytes([11]) * 16]
+    with open_with(tmp_path, **cell.keys) as store, store.client() as client:
+        assert set(client.read_many([KEPT, bytes([11]) * 16])) == set(confirmed)
+
+
 @pytest.mark.parametrize("interval", ["1ms", "1h"])
 def test_a_client_that_is_told_may_close_the_store(cell, tmp_path, interval):
     store = open_with(tmp_path, **cell.keys, sync_interval=interval)

@@ -60,7 +60,7 @@ class Entry:
 class Store:
     """An open store directory. Made by :func:`msgstore.open_store`. A context manager: leaving it closes the store.
 
-    Every method may be called from any thread; calls on one store take turns.
+    Every method may be called from any thread. Calls on one store take turns; reads of what is on disk need not wait.
     """
 
     def __init__(self, config: StoreConfig, parts: Parts, mode: Mode) -> None:
@@ -76,7 +76,7 @@ class Store:
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """A new client. ``on_confirm(ids)`` is called once a flush with the ids that it made safe, in the order of writing,
-        on the thread whose call flushed or on the store's flusher thread, without any lock held; it may use the store.
+        on the thread whose call flushed or on the store's flusher thread, one client at a time; it may use the store.
 
         A named client is remembered in ``clean.dot``, as RabbitMQ remembers its queues; one without a name is not.
         """
@@ -212,13 +212,16 @@ class Store:
 
     def _close(self) -> None:
         with self._writer.lock:
+            late = []
             if self.mode == "rw":
+                late = self._writer.write_out()  # what was written since the flush, by a client that was told, for one
                 self._save_index()
             try:
                 if self.mode == "rw":
                     self._publish_clean()
             finally:
                 self._let_go("closed")
+        self._writer.tell(late)
 
     def abandon(self) -> None:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""

@@ -148,8 +148,8 @@ class Writer:
                 with self.lock:
                     if self._refusal is not None:
                         raise self._refusal
-                    confirmed = self._flush()
-                self._tell(confirmed)
+                    confirmed = self.write_out()
+                self.tell(confirmed)
             finally:
                 self.flushes -= 1
 
@@ -169,7 +169,8 @@ class Writer:
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
-    def _flush(self) -> list[tuple[Client, list[bytes]]]:
+    def write_out(self) -> list[tuple[Client, list[bytes]]]:
+        """Everything pending to disk and into the index. Returns whom to ``tell`` of what, when the lock is free."""
         if self.pending:
             self._write_pending()
         self.commit()
@@ -362,7 +363,7 @@ class Writer:
 
     # -- outside the lock -------------------------------------------------------------------------------------------------
 
-    def _tell(self, confirmed: list[tuple[Client, list[bytes]]]) -> None:
+    def tell(self, confirmed: list[tuple[Client, list[bytes]]]) -> None:
         for client, ids in confirmed:
             try:
                 client.confirm(ids)
