@@ -6,6 +6,7 @@ of all threads of the process, those of RocksDB included. Garbage is collected b
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import shutil
@@ -192,17 +193,14 @@ def check(peer: Peer, pairs: Sequence[Pair]) -> None:
             raise RuntimeError(f"{peer.name}: another body than was put")
 
 
-class fresh_directory:  # noqa: N801 - reads as the function that it is used as
+@contextlib.contextmanager
+def fresh_directory(parent: Path) -> Iterator[Path]:
     """A new directory under ``parent``, deleted with everything in it."""
-
-    def __init__(self, parent: Path) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="msgstore-bench-", dir=parent))
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix="msgstore-bench-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def file_system(directory: Path) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
-from msgstore.engine.segments import Segments, io_error
+from msgstore.engine.segments import Segments, io_error, io_errors
 from msgstore.engine.writer import Writer, check_id
 
 MERGE_GAP = 4096
@@ -66,7 +65,7 @@ class Reader:
             self._writer.check_open()
             if msg_id in self._pending:
                 return self._pending_body(msg_id)
-            with self._index_errors():
+            with io_errors(self._segments.directory):
                 location = self._locate(msg_id)
             if location is None:
                 raise MessageNotFound([msg_id], str(self._segments.directory))
@@ -81,13 +80,6 @@ class Reader:
         body = self._pending[msg_id]
         return self._decode_body(body) if isinstance(body, StoredBody) else body
 
-    @contextmanager
-    def _index_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise io_error(self._segments.directory, None, error) from error
-
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``."""
         wanted = list(ids)
@@ -97,7 +89,7 @@ class Reader:
         with self._lock:
             self._writer.check_open()
             found = {msg_id: self._pending_body(msg_id) for msg_id in wanted if msg_id in self._pending}
-            with self._index_errors():
+            with io_errors(self._segments.directory):
                 located = sorted(
                     (location, msg_id)
                     for msg_id in wanted
@@ -111,7 +103,7 @@ class Reader:
         check_id(msg_id)
         with self._lock:
             self._writer.check_open()
-            with self._index_errors():
+            with io_errors(self._segments.directory):
                 return msg_id in self._pending or self._locate(msg_id) is not None
 
     def stored(self, msg_id: bytes, location: int) -> bytes:

@@ -194,10 +194,8 @@ class Segments:
 
     def sync_directory(self) -> None:
         """Make new and deleted names durable."""
-        try:
+        with io_errors(self.directory):
             self.files.sync_directory(self.directory)
-        except OSError as error:
-            raise io_error(self.directory, None, error) from error
 
     def _close_reader(self, number: int) -> None:
         self.epoch += 1
@@ -219,6 +217,15 @@ class Segments:
             yield
         except OSError as error:
             raise io_error(segment.path, offset, error) from error
+
+
+@contextlib.contextmanager
+def io_errors(path: Path) -> Iterator[None]:
+    """Errors of the operating system about a whole directory, its index for one, become StoreIOError."""
+    try:
+        yield
+    except OSError as error:
+        raise io_error(path, None, error) from error
 
 
 def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:

@@ -17,7 +17,7 @@ from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compaction import Collected
 from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
-from msgstore.engine.segments import io_error
+from msgstore.engine.segments import io_errors
 from msgstore.engine.startup import Parts
 
 Mode = Literal["rw", "r"]
@@ -238,21 +238,17 @@ class Store:
         self._segments.seal_current()
         numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
         clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
-        try:
+        with io_errors(directory):
             files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.sync)
             self._writer.index.close(self._writer.state(clean))
-        except OSError as error:
-            raise io_error(directory, None, error) from error
 
     def _publish_clean(self) -> None:
         """``clean.dot`` appears under its own name last: RabbitMQ reads it, and must not before the rest is there."""
         files, directory = self._segments.files, self.path
-        try:
+        with io_errors(directory):
             files.replace(directory / shutdown.PENDING_CLEAN, directory / shutdown.CLEAN)
             if self._segments.sync:
                 files.sync_directory(directory)
-        except OSError as error:
-            raise io_error(directory, None, error) from error
 
     def _let_go(self, how: str) -> None:
         self._closed = True

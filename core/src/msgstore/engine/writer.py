@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import accumulate, repeat
 from operator import add
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from msgstore.contract import Index, MessageNotFound, MessageTooLarge, MsgStoreE
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT
 from msgstore.engine.backends import Backends
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
-from msgstore.engine.segments import Segment, Segments, io_error
+from msgstore.engine.segments import Segment, Segments, io_error, io_errors
 
 if TYPE_CHECKING:
     from msgstore.engine.client import Client
@@ -127,7 +126,7 @@ class Writer:
             on_disk = self._remove_pending(ids) if self.pending else ids
             missing: list[bytes] = []
             if on_disk:
-                with self._index_errors():
+                with io_errors(self.config.path):
                     released = self.index.release(on_disk)
                 missing = released.missing
                 self._bury(released.freed)
@@ -284,7 +283,7 @@ class Writer:
         if self._persistent:
             state |= {row_key(segment): None for segment in self._deleted}
             state |= {row_key(segment): pack_row(segment) for segment in self._touched}
-        with self._index_errors():
+        with io_errors(self.config.path):
             self.index.commit(state | (extra or {}))
         self._touched.clear()
         self._deleted.clear()
@@ -353,13 +352,6 @@ class Writer:
                 f"{self.backends.write_format.name!r} (at most {limit}); split the message"
             )
         self._has_large |= len(body) >= self._large
-
-    @contextmanager
-    def _index_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise io_error(self.config.path, None, error) from error
 
     # -- outside the lock -------------------------------------------------------------------------------------------------
 
