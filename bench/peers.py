@@ -145,6 +145,16 @@ class MsgStore(Peer):
         self.store.close()
 
 
+class MappedMsgStore(MsgStore):
+    name = "msgstore mmap"
+    how = 'the same with reads = "mmap"'
+    operations: ClassVar[Sequence[str]] = ("get",)
+
+    def __init__(self, directory: Path) -> None:
+        self.store = msgstore.open_store(directory, index="ets", format="v2", durability="os", reads="mmap")
+        self.client = self.store.client()
+
+
 class RocksDB(Peer):
     name = "RocksDB"
     how = "rocksdict, raw mode; WriteBatch of 1000, WAL on, not synced; its defaults otherwise; read_many: multi-get of 1000"
@@ -388,4 +398,4 @@ class LookupFloor(Floor):
             pread(fd, size, offset)
 
 
-PEERS: tuple[type[Peer], ...] = (MsgStore, RocksDB, LMDB, SQLite, Floor, LookupFloor)
+PEERS: tuple[type[Peer], ...] = (MsgStore, MappedMsgStore, RocksDB, LMDB, SQLite, Floor, LookupFloor)

@@ -111,18 +111,18 @@ def _cell(result: Result | None) -> tuple[str, str]:
 
 def _ratio_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
-    for name in ("operation", "size", "of the speed of", "clock", *columns):
+    for name in ("store", "operation", "size", "of the speed of", "clock", *columns):
         table.add_column(name, no_wrap=True)
     return table
 
 
 def _ratio_cells(ratio: Ratio) -> list[str]:
     label = _LABELS.get((ratio.operation, ratio.working_set), ratio.operation)
-    return [label, f"{ratio.size} B", ratio.other, "processor" if ratio.clock == "cpu" else "wall"]
+    return [ratio.store, label, f"{ratio.size} B", ratio.other, "processor" if ratio.clock == "cpu" else "wall"]
 
 
 def _required(found: Sequence[Ratio]) -> Table:
-    table = _ratio_table("msgstore, required", "required", "measured", "met")
+    table = _ratio_table("Required", "required", "measured", "met")
     for ratio in found:
         met = "[green]met[/green]" if ratio.met else "[bold red]MISSED[/bold red]"
         table.add_row(*_ratio_cells(ratio), f"{ratio.required:g}", f"{ratio.measured:.2f}", met)
@@ -130,7 +130,7 @@ def _required(found: Sequence[Ratio]) -> Table:
 
 
 def _information(found: Sequence[Ratio]) -> Table:
-    table = _ratio_table("msgstore, for information: nothing is required of these", "measured")
+    table = _ratio_table("For information: nothing is required of these", "measured")
     for ratio in found:
         table.add_row(*_ratio_cells(ratio), f"{ratio.measured:.2f}")
     return table

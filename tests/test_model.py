@@ -44,9 +44,10 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         self.confirmed: list[bytes] = []
         self.written: list[bytes] = []
 
-    @initialize(durability=st.sampled_from(["os", "fsync"]))
-    def start(self, durability):
+    @initialize(durability=st.sampled_from(["os", "fsync"]), reads=st.sampled_from(["pread", "mmap"]))
+    def start(self, durability, reads):
         self.durability = durability
+        self.reads = reads
         self.open()
 
     def open(self, refcounts: dict[bytes, int] | None = None) -> None:
@@ -55,6 +56,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
             UnsyncedFiles(),
             **self.cell.keys,
             durability=self.durability,
+            reads=self.reads,
             file_size_limit=1500,
             large_message=700,
             sync_interval="1h",

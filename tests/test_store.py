@@ -390,3 +390,45 @@ def test_threads_read_while_others_write_remove_and_compact(opened):
     for reader in readers:
         reader.join()
     assert not errors
+
+
+def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(opened):
+    class Cutting(UnsyncedFiles):
+        def truncate(self, fd, size):
+            at_the_cut.append(dict(store._segments.maps))
+            super().truncate(fd, size)
+
+    at_the_cut = []
+    store = opened(Cutting(), reads="mmap")
+    client = store.client()
+    bodies = {n.to_bytes(16, "big"): n.to_bytes(2, "big") * 100 for n in range(1, 200)}
+    for msg_id, body in bodies.items():
+        client.write(msg_id, body)
+        store.flush()
+        assert client.read(msg_id) == body
+    assert all(client.read(msg_id) == body for msg_id, body in bodies.items())
+    assert len(store._segments.maps) == 1  # which the reads came from, as its length tells
+    assert len(store._segments.maps[0][0]) == store.segments()[0].size
+    store.roll()
+    removed = [msg_id for n, msg_id in enumerate(bodies) if n % 3]
+    client.remove(removed)
+    store.compact(everything=True)
+    assert at_the_cut == [{}]
+    for msg_id in removed:
+        with pytest.raises(msgstore.MessageNotFound):
+            client.read(msg_id)
+        del bodies[msg_id]
+    for _ in range(2):
+        assert {msg_id: client.read(msg_id) for msg_id in bodies} == bodies
+    assert len(store._segments.maps) == 1
+    store.close()
+    with pytest.raises(msgstore.StoreClosed):
+        client.read(next(iter(bodies)))
+
+
+def test_a_reader_that_is_read_only_never_maps(opened, tmp_path):
+    with opened() as store, store.client() as client:
+        client.write(ID, b"body")
+    store = opened(reads="mmap", mode="r")
+    assert store.client().read(ID) == b"body"
+    assert not store._segments.maps

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 OnLegacy = Literal["read", "migrate", "refuse"]
 Durability = Literal["os", "fsync"]
+Reads = Literal["pread", "mmap"]
 
 
 @attrs.frozen
@@ -50,6 +51,7 @@ class StoreConfig:
     gc: Backend = _backend("half-empty")
     on_legacy: OnLegacy = "read"
     durability: Durability = "os"
+    reads: Reads = "pread"
     file_size_limit: Size = Size(16 * 2**20)
     large_message: Size = Size(4_000_000)
     sync_interval: Duration = Duration(0.2)

@@ -57,6 +57,10 @@ class Files:
             while view:
                 view = view[os.write(fd, view) :]
 
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        """The first ``size`` bytes of a file, read-only. ValueError if there are not so many, or none."""
+        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+
     def sync(self, fd: int) -> None:
         os.fsync(fd)
 

@@ -112,6 +112,7 @@ def compact(writer: Writer, segment: Segment) -> Collected:
             moves = [move for gap in todo.gaps for move in gap.targets()]
             _swap(writer, segment, moves)
             writer.segments.epoch += 1
+            writer.segments.unmap(segment.number)
             files.truncate(fd, todo.end)
             files.sync(fd)
         finally:

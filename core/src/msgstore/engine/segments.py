@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from mmap import mmap
 from pathlib import Path
 
 import attrs
@@ -72,6 +73,8 @@ class Segments:
         self.current: Segment | None = None
         self.readers: dict[int, tuple[int, Callable[[bytes, bytes], bytes]]] = {}
         """Segment number to (descriptor, decode): all that a read needs. Read without the lock."""
+        self.maps: dict[int, tuple[mmap, Callable[[bytes, bytes], bytes]]] = {}
+        """As ``readers``, of the segments that are mapped."""
         self.epoch = 0
         """Goes up before anything that an older look-up may point to is overwritten, cut or closed."""
         self._writer: int | None = None
@@ -109,6 +112,22 @@ class Segments:
             self._close_reader(next(iter(self.readers)))
         self.readers[number] = fd, segment.form.format.decode
         return self.readers[number]
+
+    def map(self, number: int) -> None:
+        """Map a segment as far as it is written. What cannot be mapped is left to ``pread``, which tells why."""
+        fd, decode = self.reader(number)
+        segment = self.by_number[number]
+        if number in self.maps and len(self.maps[number][0]) >= segment.size:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            mapped = self.files.map(fd, segment.size)
+            self.unmap(number)
+            self.maps[number] = mapped, decode
+
+    def unmap(self, number: int) -> None:
+        """Before a segment is cut: to read a mapping behind the file's end would kill the process. Readers begin again."""
+        if number in self.maps:
+            self.maps.pop(number)[0].close()
 
     def roll(self, form: OpenFormat) -> Segment:
         """Begin a new current segment: the next number, its header written. The last one is sealed."""
@@ -199,6 +218,7 @@ class Segments:
 
     def _close_reader(self, number: int) -> None:
         self.epoch += 1
+        self.unmap(number)
         fd, _ = self.readers.pop(number)
         with self.errors(self.by_number[number]):
             self.files.close(fd)

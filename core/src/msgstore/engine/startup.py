@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -71,7 +72,8 @@ def open_parts(
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)
             leftovers.remove(sync=segments.sync)
-        reader = Reader(writer, segments, plain=backends.plain_bodies)
+        mapped = config.reads == "mmap" and not read_only and _has_global_lock()
+        reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=mapped)
         return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
     except BaseException as error:
         with ExitStack() as stack:
@@ -91,6 +93,11 @@ def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only:
     backends = resolve(config, catalogue, read_settings(files, config.path))
     if config.path.is_dir():
         _find(config, backends, files, read_only=read_only)
+
+
+def _has_global_lock() -> bool:
+    """Only the interpreter's lock keeps a slice of a mapping from being taken while another thread closes it."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def _note_segments(segments: Segments, writer: Writer, recovery: Recovery) -> None:
