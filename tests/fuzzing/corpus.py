@@ -169,7 +169,8 @@ def rows(random: Random) -> dict[bytes, bytes]:
     names = [b"segment:%d.sqs" % n for n in range(5)] + [b"segment:0.rdq"]
     numbers = [(random.randrange(8), random.randrange(2**24), random.choice([-1, 1_700_000_000 * 10**9])) for _ in names]
     packed = [struct.pack(">BQqQQ", *three, random.randrange(99), random.randrange(2**20)) for three in numbers]
-    return {b"layout": b"1", **dict(zip(names, packed, strict=True))}
+    summed = [row + zlib.crc32(name + row).to_bytes(4) for name, row in zip(names, packed, strict=True)]
+    return {b"layout": b"1", **dict(zip(names, summed, strict=True))}
 
 
 def frame(state: Mapping[bytes, bytes]) -> bytes:
@@ -249,7 +250,19 @@ def cleans() -> list[Member]:
 @functools.cache
 def pids() -> list[Member]:
     return joined(
-        [Member(text) for text in (b"", b"1\n", b"4242\n", b"2147483647\n", b"99999999999999999999\n", b"-1\n", b"1" * 60)]
+        [
+            Member(text)
+            for text in (
+                b"",
+                b"1\n",
+                b"4242\n",
+                b"2147483647\n",
+                b"99999999999999999999\n",
+                b"-1\n",
+                b"1" * 60,
+                b"4242\n0123456789abcdef\n",
+            )
+        ]
     )
 
 

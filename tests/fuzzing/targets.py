@@ -18,7 +18,7 @@ from msgstore.contract import RecordError, SegmentFormat, SegmentScan
 from msgstore.contract.locations import unpack
 from msgstore.directory import _settings
 from msgstore.engine import checkpoint
-from msgstore.engine.lock import parse_pid
+from msgstore.engine.lock_file import parse_lock
 from msgstore.engine.shutdown import parse_client_refs
 from msgstore.salvage.chains import read_chains
 from msgstore_erlang_body.codec import ErlangBody
@@ -211,10 +211,11 @@ def stopped(data: bytes, member: Member) -> None:
 
 
 def held(data: bytes, member: Member) -> None:
-    """The lock file: a process id, or nothing."""
-    pid = parse_pid(data)
+    """The lock file: a process id and a session, or nothing."""
+    pid, session = parse_lock(data)
     assert pid is None or 0 < pid < 2**31
-    assert pid is None or data.strip() == str(pid).encode()
+    assert pid is None or data.split()[0] == str(pid).encode()
+    assert len(session) < len(data) or not session
 
 
 def walked(data: bytes, member: Member) -> None:
@@ -255,7 +256,7 @@ TARGETS = {
         Target("lmdb-slots", 4, corpus.slots, listed, lambda data: list(_items(data[: len(data) // 40 * 40], {}))),
         Target("settings", 6, corpus.settings, remembered, _settings, with_json_crc),
         Target("clean-dot", 8, corpus.cleans, stopped, parse_client_refs),
-        Target("lock-file", 2, corpus.pids, held, parse_pid),
+        Target("lock-file", 2, corpus.pids, held, parse_lock),
         Target("erlang-term", 20, corpus.terms, walked, is_term),
     )
 }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import time
 from pathlib import Path
 
-from msgstore.contract import StoreError, StoreLocked
-from msgstore.directory import LOCK
+from msgstore.contract import StoreLocked
+from msgstore.engine.lock_file import open_lock, parse_lock, read_lock
 
 try:
     import fcntl
@@ -20,15 +18,13 @@ except ImportError:  # Windows
 
 _ATTEMPTS, _PAUSE = 50, 0.02
 """A reader holds the lock for an instant to see whether there is a writer; a writer waits that out, a second at most."""
-_MAX_PID = 20
-"""Bytes of the lock file that are read."""
 
 
 class WriterLock:
     """Held from construction to ``release``. Raises StoreLocked with the holder's process id."""
 
     def __init__(self, directory: Path) -> None:
-        self._fd: int | None = _open(directory, os.O_RDWR | os.O_CREAT)
+        self._fd: int | None = open_lock(directory, os.O_RDWR | os.O_CREAT)
         for attempt in range(_ATTEMPTS):
             try:
                 _lock(self._fd)
@@ -53,7 +49,7 @@ class WriterLock:
 def check_no_writer(directory: Path) -> None:
     """Raises StoreLocked while a writer has the directory. Writes nothing, creates nothing."""
     try:
-        fd = _open(directory, os.O_RDONLY)
+        fd = open_lock(directory, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
@@ -64,44 +60,8 @@ def check_no_writer(directory: Path) -> None:
         os.close(fd)
 
 
-def _open(directory: Path, flags: int) -> int:
-    """The lock file itself: a link would lead to a file that is not ours and that taking the lock empties; a pipe would wait.
-
-    Raises StoreError for either, FileNotFoundError.
-    """
-    path = directory / LOCK
-    extra = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        fd = os.open(path, flags | extra, 0o644)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise _not_plain(path) from error
-        raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise _not_plain(path)
-    return fd
-
-
-def _not_plain(path: Path) -> StoreError:
-    return StoreError(f"{path}: is a link, a directory or a device where a plain file belongs; remove it")
-
-
-def parse_pid(text: bytes) -> int | None:
-    """The process id in a lock file, or None if there is something else in it: it only serves the error's message."""
-    digits = text.strip()
-    pid = int(digits) if digits.isdigit() and len(digits) < _MAX_PID else 0
-    return pid if str(pid).encode() == digits and 0 < pid < 2**31 else None
-
-
 def locked(directory: Path) -> StoreLocked:
-    try:
-        fd = _open(directory, os.O_RDONLY)
-    except (OSError, StoreError):
-        pid = None
-    else:
-        pid = parse_pid(os.read(fd, _MAX_PID))
-        os.close(fd)
+    pid, _ = parse_lock(read_lock(directory))
     holder = "another process" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
     return StoreLocked(
         f"{directory}: {holder} has the store open for writing. Close it there first; 'msgstore scan' and 'msgstore map' "

@@ -9,7 +9,7 @@ A term is walked, not built. Nothing but the number of terms still to come has t
 takes a byte at least, so a count larger than the bytes that are left is refused before anything is done with it.
 
 A kilobyte of a compressed term can stand for a megabyte of small terms, and a second of walking. So of one that is larger than
-``_MAX_WALKED`` only what zlib checks is checked: that it is whole, of the size that it claims, and of the bytes that were compressed.
+``_MAX_WALKED`` only what zlib checks is checked: that it is whole, of the size that it claims, and what was compressed.
 """
 
 from __future__ import annotations
