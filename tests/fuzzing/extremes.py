@@ -145,6 +145,7 @@ SEGMENTS_V2 = {
     "heads": _v2(b"\3\0\0\0\x15"),
     "heads without sizes": _v2(b"\3\0"),
     "types": _v2(b"\3"),
+    "chains that nearly hold": _v2(b"\3\0\0\0\x19" * 30 + b"\x09" * 25),
     "small holes": _v2(V2.encode([b"s" * 16], [b""])[0] + b"\1"),
     "least records": _many(V2, 21),
     "one id": _v2(V2.encode([b"s" * 16], [b""])[0]),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
+from msgstore.contract import StoreError
 from msgstore.engine.segments import Segment
 
 LAYOUT_KEY = b"layout"
@@ -25,6 +26,7 @@ _ROW = struct.Struct(">BQqQQ")
 _CHECKSUM = struct.Struct(">I")
 """CRC-32 of key and row, behind the row: a wrong count of live records would cost the segment. Rows without one are older."""
 _MAX_TIME = 2**63 - 1
+_LIMIT = 2**64
 _APPENDABLE, _QUARANTINED, _COMPACTING = 1, 2, 4
 
 
@@ -47,9 +49,15 @@ def row_key(segment: Segment) -> bytes:
 
 
 def pack_row(segment: Segment, *, compacting: bool = False) -> bytes:
+    """Raises StoreError if the index has led to statistics that no segment has."""
     flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | compacting * _COMPACTING
     sealed = segment.sealed_mtime_ns
     mtime_ns = -1 if sealed is None or not 0 <= sealed <= _MAX_TIME else sealed
+    if not (0 <= segment.live_count < _LIMIT and 0 <= segment.live_bytes < _LIMIT):
+        raise StoreError(
+            f"{segment.path}: the index is damaged: more was removed from this segment than it held. Close the store, move the "
+            f"index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+        )
     row = _ROW.pack(flags, segment.size, mtime_ns, segment.live_count, segment.live_bytes)
     return row + _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(row_key(segment))))
 
