@@ -14,6 +14,8 @@ from support import CELLS, Cell
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cells", default=",".join(CELLS), help=f"comma-separated, of {', '.join(CELLS)}")
     parser.addoption("--everything-installed", action="store_true", help="every plugin of this repository is installed")
+    parser.addoption("--fuzz", type=int, default=50_000, help="mutated inputs that test_fuzz.py tries, over all parsers")
+    parser.addoption("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
     parser.addoption("--examples", type=int, default=60, help="random histories for each cell of the model test")
 
 
@@ -24,6 +26,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell", cells, ids=str)
     if "index" in metafunc.fixturenames:
         metafunc.parametrize("index", sorted({cell.index for cell in cells}))
+
+
+FUZZED = pytest.StashKey[list[str]]()
+"""Lines of test_fuzz.py for the end of the run: what was tried is part of the result."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if lines := config.stash.get(FUZZED, None):
+        terminalreporter.section("fuzzing")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def fuzzed(request: pytest.FixtureRequest) -> list[str]:
+    return request.config.stash.setdefault(FUZZED, [])
 
 
 @pytest.fixture

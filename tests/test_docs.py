@@ -33,7 +33,9 @@ from msgstore.config import StoreConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/README.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/README.md")]
+)
 RUN = ["README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md", "docs/reference/command-line.md"]
 PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body"]
 

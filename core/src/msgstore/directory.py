@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import attrs
@@ -24,7 +24,9 @@ LOCK = "msgstore.lock"
 _LAYOUT = 1
 _MAX_SETTINGS = 2**20
 """Bytes of a ``msgstore.json`` that is read."""
-_SEGMENT = re.compile(r"(\d{1,10})(\.[A-Za-z0-9_]+)")
+MAX_NUMBER = 10**18 - 10**9
+"""A store with a segment of this number or above is not opened for writing: numbers have 18 digits, and it goes on counting."""
+_SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
 @attrs.frozen
@@ -78,6 +80,23 @@ def find_segments(files: Files, directory: Path, extensions: Collection[str]) ->
                 f"Use 'msgstore salvage' to make a fresh store of both."
             )
     return found
+
+
+def check_writable(files: Files, directory: Path, segments: Iterable[SegmentFile], extensions: Collection[str]) -> None:
+    """Raises StoreMismatch if what has a segment's name is none that may be written to, moved into, or cut."""
+    for name, kind in files.strangers(directory).items():
+        match = _SEGMENT.fullmatch(name)
+        if match and match[2] in extensions:
+            raise StoreMismatch(
+                f"{directory}: {name} is {kind}, not a file of this directory, so msgstore does not write here. Put a file in "
+                f"its place, or remove it; 'msgstore salvage' copies what can be read into a fresh store."
+            )
+    highest = max(segments, key=lambda segment: segment.number, default=None)
+    if highest is not None and highest.number >= MAX_NUMBER:
+        raise StoreMismatch(
+            f"{directory}: {highest.path.name} leaves no numbers for the segments behind it. Use 'msgstore salvage' to make a "
+            f"fresh store."
+        )
 
 
 def read_settings(files: Files, directory: Path) -> Settings | None:

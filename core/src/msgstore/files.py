@@ -6,8 +6,10 @@ Methods raise OSError as the operating system does; who calls them adds store, f
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,11 +22,14 @@ class Files:
     """File operations by the real file system. Stateless; one object may serve many stores."""
 
     def open_read(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        """Of a plain file. OSError for anything else: a pipe is not waited for."""
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        return _plain(os.open(path, flags), path)
 
     def open_write(self, path: Path) -> int:
-        """Of a file that exists, for reading and writing."""
-        return os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        """Of a plain file that exists, for reading and writing. OSError for a symbolic link: what it leads to is not ours."""
+        flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        return _plain(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0)), path)
 
     def create(self, path: Path) -> int:
         """A new, empty file for reading and writing; FileExistsError if the name is taken."""
@@ -87,6 +92,12 @@ class Files:
             found = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
         return {name: (status.st_size, status.st_mtime_ns) for name, status in found}
 
+    def strangers(self, directory: Path) -> dict[str, str]:
+        """Name to what it is, of everything in a directory that is not a plain file of its own."""
+        with os.scandir(directory) as entries:
+            kinds = {entry.name: _kind(entry) for entry in entries}
+        return {name: kind for name, kind in kinds.items() if kind}
+
     def make_directory(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
@@ -98,7 +109,11 @@ class Files:
         source.replace(target)
 
     def read_file(self, path: Path) -> bytes:
-        return path.read_bytes()
+        fd = self.open_read(path)
+        try:
+            return self._read_all(fd, os.fstat(fd).st_size)
+        finally:
+            self.close(fd)
 
     def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
         """Atomically: under a temporary name, synced if asked, then renamed. The temporary file goes if anything fails."""
@@ -143,3 +158,18 @@ class Files:
             parts.append(part)
             offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _plain(fd: int, path: Path) -> int:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(code, "is a directory" if stat.S_ISDIR(mode) else "is not a plain file", str(path))
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "a symbolic link"
+    return "" if entry.is_file() else "a directory" if entry.is_dir() else "a pipe, a socket or a device"

@@ -7,10 +7,12 @@ segments are still the ones that the entries speak of (:mod:`msgstore.engine.rec
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Mapping
 
 import attrs
 
+from msgstore.contract import StoreError
 from msgstore.engine.segments import Segment
 
 LAYOUT_KEY = b"layout"
@@ -21,6 +23,10 @@ CLEAN_KEY = b"clean"
 
 _ROW_KEY = b"segment:"
 _ROW = struct.Struct(">BQqQQ")
+_CHECKSUM = struct.Struct(">I")
+"""CRC-32 of key and row, behind the row: a wrong count of live records would cost the segment. Rows without one are older."""
+_MAX_TIME = 2**63 - 1
+_LIMIT = 2**64
 _APPENDABLE, _QUARANTINED, _COMPACTING = 1, 2, 4
 
 
@@ -43,9 +49,17 @@ def row_key(segment: Segment) -> bytes:
 
 
 def pack_row(segment: Segment, *, compacting: bool = False) -> bytes:
+    """Raises StoreError if the index has led to statistics that no segment has."""
     flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | compacting * _COMPACTING
-    mtime_ns = -1 if segment.sealed_mtime_ns is None else segment.sealed_mtime_ns
-    return _ROW.pack(flags, segment.size, mtime_ns, segment.live_count, segment.live_bytes)
+    sealed = segment.sealed_mtime_ns
+    mtime_ns = -1 if sealed is None or not 0 <= sealed <= _MAX_TIME else sealed
+    if not (0 <= segment.live_count < _LIMIT and 0 <= segment.live_bytes < _LIMIT):
+        raise StoreError(
+            f"{segment.path}: the index is damaged: more was removed from this segment than it held. Close the store, move the "
+            f"index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+        )
+    row = _ROW.pack(flags, segment.size, mtime_ns, segment.live_count, segment.live_bytes)
+    return row + _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(row_key(segment))))
 
 
 def gone_rows(state: Mapping[bytes, bytes], segments: Iterable[Segment]) -> dict[bytes, None]:
@@ -59,9 +73,10 @@ def rows(state: Mapping[bytes, bytes]) -> dict[str, Row]:
     found = {}
     for key, value in state.items():
         if key.startswith(_ROW_KEY):
-            if len(value) != _ROW.size:
-                raise ValueError(f"the row of {key!r} has {len(value)} bytes")
-            flags, size, mtime_ns, live_count, live_bytes = _ROW.unpack(value)
+            row, checksum = value[: _ROW.size], value[_ROW.size :]
+            if len(row) != _ROW.size or checksum not in (b"", _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(key)))):
+                raise ValueError(f"the row of {key!r} is damaged")
+            flags, size, mtime_ns, live_count, live_bytes = _ROW.unpack(row)
             found[key[len(_ROW_KEY) :].decode()] = Row(
                 size,
                 None if mtime_ns < 0 else mtime_ns,

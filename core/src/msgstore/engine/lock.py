@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from msgstore.contract import StoreLocked
-from msgstore.directory import LOCK
+from msgstore.engine.lock_file import open_lock, parse_lock, read_lock
 
 try:
     import fcntl
@@ -24,7 +24,7 @@ class WriterLock:
     """Held from construction to ``release``. Raises StoreLocked with the holder's process id."""
 
     def __init__(self, directory: Path) -> None:
-        self._fd: int | None = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        self._fd: int | None = open_lock(directory, os.O_RDWR | os.O_CREAT)
         for attempt in range(_ATTEMPTS):
             try:
                 _lock(self._fd)
@@ -49,7 +49,7 @@ class WriterLock:
 def check_no_writer(directory: Path) -> None:
     """Raises StoreLocked while a writer has the directory. Writes nothing, creates nothing."""
     try:
-        fd = os.open(directory / LOCK, os.O_RDONLY)
+        fd = open_lock(directory, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
@@ -61,10 +61,7 @@ def check_no_writer(directory: Path) -> None:
 
 
 def locked(directory: Path) -> StoreLocked:
-    try:
-        pid = int((directory / LOCK).read_text())
-    except (OSError, ValueError):
-        pid = None
+    pid, _ = parse_lock(read_lock(directory))
     holder = "another process" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
     return StoreLocked(
         f"{directory}: {holder} has the store open for writing. Close it there first; 'msgstore scan' and 'msgstore map' "

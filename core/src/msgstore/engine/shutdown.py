@@ -21,7 +21,7 @@ SAVED_INDEXES = ("msg_store_index.ets", "file_summary.ets")
 _LEGACY_EXTENSION = ".rdq"
 
 _MAX_CLEAN = 16 * 2**20
-"""Bytes of a ``clean.dot`` that is read: some 200,000 clients."""
+"""Bytes of a ``clean.dot`` that is read, and that is written: some 200,000 clients."""
 
 # Possessive throughout: no byte is looked at twice, whatever the text is.
 _REFS = re.compile(rb"\{\s*+client_refs\s*+,\s*+\[\s*+")
@@ -33,6 +33,8 @@ _END = re.compile(rb"\]\s*+\}\s*+\.")
 
 def format_clean(client_refs: Iterable[bytes], last_v1_file: int | None) -> bytes:
     refs = ",".join(f"<<{','.join(map(str, ref))}>>" for ref in sorted(client_refs))
+    if len(refs) > _MAX_CLEAN - 100:
+        refs = ""  # they only serve RabbitMQ, which rebuilds its index all the same
     last = "none" if last_v1_file is None else str(last_v1_file)
     return f"{{client_refs,[{refs}]}}.\n{{last_v1_file,{last}}}.\n".encode()
 
@@ -76,7 +78,7 @@ class Leftovers:
     @classmethod
     def read(cls, files: Files, directory: Path) -> Leftovers:
         names = files.list(directory)
-        texts = [files.read_file(directory / name) if name in names else None for name in (CLEAN, PENDING_CLEAN)]
+        texts = [_text(files, directory / name) if name in names else None for name in (CLEAN, PENDING_CLEAN)]
         return cls(files, directory, texts[0], texts[1], foreign=any(name in names for name in SAVED_INDEXES))
 
     @property
@@ -99,3 +101,9 @@ class Leftovers:
             self.files.unlink(self.directory / name)
         if sync:
             self.files.sync_directory(self.directory)
+
+
+def _text(files: Files, path: Path) -> bytes:
+    """The text, cut behind what a ``clean.dot`` may have: one that is longer is none of ours, whatever it says."""
+    with files.view(path) as data:
+        return data[: _MAX_CLEAN + 1]

@@ -11,7 +11,8 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import Index, PluginError, StoreError, StoreMismatch
-from msgstore.directory import Settings, find_segments, read_settings, write_settings
+from msgstore.contract.locations import LIMIT
+from msgstore.directory import Settings, check_writable, find_segments, read_settings, write_settings
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.lock import WriterLock, check_no_writer
@@ -121,7 +122,12 @@ def _find(config: StoreConfig, backends: Backends, files: Files, *, read_only: b
     """The segments. Refuses newer ones than the store writes, and older ones if the configuration says so."""
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     ours = backends.write_format.descriptor
-    for found in find_segments(files, config.path, backends.formats.extensions):
+    everything = find_segments(files, config.path, backends.formats.extensions)
+    if not read_only:
+        check_writable(files, config.path, everything, backends.formats.extensions)
+    for found in everything:
+        if found.size >= LIMIT:  # said before anything is read: it may be sparse, and reading it take hours
+            raise StoreError(f"{found.path}: has {found.size} bytes; segments of 1 TiB and more are not supported")
         theirs = segments.add_found(found).form.descriptor
         if theirs.generation > ours.generation and not read_only:
             raise StoreMismatch(

@@ -7,6 +7,9 @@ keys of a map differ.
 
 A term is walked, not built. Nothing but the number of terms still to come has to be remembered, so nesting costs nothing; each
 takes a byte at least, so a count larger than the bytes that are left is refused before anything is done with it.
+
+A kilobyte of a compressed term can stand for a megabyte of small terms, and a second of walking. So of one that is larger than
+``_MAX_WALKED`` only what zlib checks is checked: that it is whole, of the size that it claims, and what was compressed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ _VERSION = 131
 _COMPRESSED = 80
 _MAX_INFLATED = 128 * 2**20
 """Bytes; a compressed term above this is refused. RabbitMQ's own limit for a message, which it never compresses."""
+_MAX_WALKED = 2**20
+"""Bytes; a compressed term that is larger is inflated piece by piece and not walked."""
+_PIECE = 2**8
+"""Compressed bytes that are inflated at a time; at most a thousand times as many come out."""
 _MAX_DEFLATE_RATIO = 1032
 """zlib never does better, so a higher claim is a lie."""
 
@@ -52,7 +59,7 @@ def is_term(data: bytes) -> bool:
         if data[0] != _VERSION:
             return False
         if data[1] == _COMPRESSED:
-            _walk(_inflated(data), 0)
+            _check_compressed(data)
         else:
             _walk(data, 1)
     except (LookupError, struct.error, ValueError, OverflowError, zlib.error):
@@ -73,16 +80,24 @@ def _walk(data: bytes, at: int) -> int:
     return at
 
 
-def _inflated(data: bytes) -> bytes:
-    """What a compressed term holds: the declared number of bytes, neither more nor fewer."""
+def _check_compressed(data: bytes) -> None:
+    """A compressed term holds the declared number of bytes, neither more nor fewer, and one term in them."""
     declared: int = _U32.unpack_from(data, 2)[0]
     if declared > min(_MAX_INFLATED, len(data) * _MAX_DEFLATE_RATIO):
         raise _Invalid("claims to be too large")
     stream = zlib.decompressobj()
-    term = stream.decompress(memoryview(data)[6:], declared + 1)
-    if len(term) != declared or not stream.eof:
+    piece, kept, size = b"", bytearray(), 0
+    for at in range(6, len(data), _PIECE):
+        piece = stream.decompress(data[at : at + _PIECE], declared + 1 - size)
+        size += len(piece)
+        if size > declared or stream.eof:
+            break
+        if declared <= _MAX_WALKED:
+            kept += piece
+    if size != declared or not stream.eof:
         raise _Invalid("not the declared size")
-    return term
+    if declared <= _MAX_WALKED:
+        _walk(bytes(kept + piece), 0)
 
 
 def _fixed(size: int) -> Reader:

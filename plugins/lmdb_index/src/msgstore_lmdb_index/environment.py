@@ -52,6 +52,8 @@ class Environment:
         self._read_only = read_only
         self._reading = threading.Lock()
         data = path / _DATA
+        if not read_only:
+            self._refuse_links()
         if read_only and not (data.exists() and data.stat().st_size):
             raise FileNotFoundError(errno.ENOENT, "no LMDB environment", str(path))
         size = -(-max(map_size, _MINIMUM_MAP) // _MAP_STEP) * _MAP_STEP
@@ -70,6 +72,12 @@ class Environment:
         except BaseException:
             self._env.close()
             raise
+
+    def _refuse_links(self) -> None:
+        """LMDB writes whatever these lead to, be it another program's file."""
+        for path in (self._path, self._path / _DATA, self._path / "lock.mdb"):
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, "is a symbolic link; put what it leads to in its place, or remove it", str(path))
 
     def _check_size(self) -> None:
         needed = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]

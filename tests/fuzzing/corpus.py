@@ -1,0 +1,290 @@
+"""Good files to begin with: pieces of what RabbitMQ wrote, and what our own encoders make. All are small."""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from fuzzing.mutations import Member
+from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
+from msgstore.contract.locations import pack
+from msgstore.directory import Settings, write_settings
+from msgstore.engine.shutdown import format_clean
+from msgstore.files import Files
+from msgstore_checksum_record.record import ChecksumRecord
+from msgstore_ets_index import snapshot
+from msgstore_format_v1.format import SegmentFormatV1
+from msgstore_format_v2.format import SegmentFormatV2
+
+DATA = Path(__file__).parent.parent / "data"
+SMALL = 2048
+"""Bytes."""
+
+V1 = SegmentFormatV1(FormatContext(NoOptions()))
+V2 = SegmentFormatV2(FormatContext(NoOptions()))
+CHECKSUM = SegmentFormatV2(
+    FormatContext(
+        NoOptions(),
+        (
+            BoundRecord("checksum", 4, ChecksumRecord(RecordContext(NoOptions(), 4))),
+            BoundRecord("theirs", 200, ChecksumRecord(RecordContext(NoOptions(), 200))),
+        ),
+        "checksum",
+    )
+)
+TERMS = [
+    b"\x83m\0\0\0\5hello",
+    b"\x83j",
+    b"\x83a\x2a",
+    b"\x83b\xff\xff\xff\xff",
+    b"\x83F" + struct.pack(">d", 1.5),
+    b"\x83c" + b"1.50000000000000000000e+00".ljust(31, b"\0"),
+    b"\x83n\x09\1" + bytes(range(9)),
+    b"\x83o\0\0\1\0\0" + bytes(256),
+    b"\x83k\0\3abc",
+    b"\x83h\3w\2okd\0\5errors\4true",
+    b"\x83l\0\0\0\3a\1a\2h\2a\3a\4j",
+    b"\x83i\0\0\0\2m\0\0\0\1xj",
+    b"\x83t\0\0\0\2w\1aa\1w\1bl\0\0\0\1jj",
+    b"\x83M\0\0\0\2\3\xff\xe0",
+    b"\x83Xw\x0dnonode@nohost" + bytes(12),
+    b"\x83gw\1n" + bytes(9),
+    b"\x83Z\0\3w\1n" + bytes(16),
+    b"\x83r\0\2w\1n" + bytes(9),
+    b"\x83Yw\1n" + bytes(8),
+    b"\x83xw\1n" + bytes(12),
+    b"\x83fw\1n" + bytes(5),
+    b"\x83ew\1n" + bytes(5),
+    b"\x83qw\5listsw\7reversea\1",
+    b"\x83p\0\0\0\x3c\1" + bytes(16) + b"\0\0\0\1\0\0\0\1w\1ma\1b\0\0\0\1gw\1n" + bytes(9) + b"a\7",
+    b"\x83u\0\0\0\1gw\1n" + bytes(9) + b"w\1ma\1a\1a\7",
+    b"\x83P\0\0\1\4" + zlib.compress(b"m\0\0\0\xff" + bytes(255)),
+    b"\x83P\0\0\4\6" + zlib.compress(b"l\0\0\4\0" + b"j" * 1025),
+]
+"""One of every kind, and some of many."""
+
+
+def real(*suffixes: str) -> list[Path]:
+    return sorted(path for path in DATA.rglob("*") if path.suffix in suffixes or path.name in suffixes)
+
+
+@functools.cache
+def segments(name: str) -> list[Member]:
+    """Small segments of the format ``name``: runs of real records, the whole small files, and written ones."""
+    form, suffix = {"v1": (V1, ".rdq"), "v2": (V2, ".sqs"), "checksum": (CHECKSUM, ".sqs")}[name]
+    random = Random(1)
+    found = []
+    for path in real(suffix):
+        data = path.read_bytes()
+        if len(data) <= SMALL:
+            found.append(Member(data, starts(form, data)))
+            continue
+        offsets = starts(form, data)
+        for _ in range(5):
+            first = random.randrange(len(offsets))
+            run = form.header
+            for begin, end in pairwise(offsets[first:]):
+                if len(run) + end - begin > SMALL:
+                    break
+                run += data[begin:end]
+            if run != form.header:
+                found.append(Member(run, starts(form, run)))
+    found += [Member(data, starts(form, data)) for data in (written(form, random) for _ in range(60))]
+    return joined(found)
+
+
+def written(form: SegmentFormatV1 | SegmentFormatV2, random: Random, size: int = SMALL) -> bytes:
+    """A segment with holes of every size, copies, records of every type, and bodies that look like records."""
+    data, ids = bytearray(form.header), [random.randbytes(16) for _ in range(40)]
+    after_hole = False
+    while len(data) < size - 200:
+        gap = random.choice([0, 0, 1, 3, 4, 5, 6, 7, 8, 20, 25, 40]) if not after_hole else 0
+        after_hole = bool(gap)
+        data += form.encode([random.choice(ids)], [random.choice(bodies(form, random))])[0]
+        if gap and form is V1:
+            data += bytes(gap)
+        elif gap:
+            data += b"\1" * gap if gap < 5 else struct.pack(">BI", 2, gap) + random.randbytes(gap - 5)
+        if form is CHECKSUM and random.random() < 0.3:
+            data += V2.encode([random.choice(ids)], [b"plain"])[0]
+    return bytes(data)
+
+
+def bodies(form: SegmentFormatV1 | SegmentFormatV2, random: Random) -> list[bytes]:
+    return [
+        b"",
+        bytes(random.randrange(30)),
+        random.choice(TERMS),
+        random.randbytes(random.randrange(120)),
+        b"\xff" * random.randrange(30),
+        form.encode([bytes(16), b"i" * 16], [b"inner", b""])[0],
+    ]
+
+
+def starts(form: SegmentFormatV1 | SegmentFormatV2, data: bytes) -> list[int]:
+    """The offsets of everything that a scan finds, and where it ends."""
+    scan = form.scan(data)
+    spots = [spot.offset for spot in scan.damage]
+    return sorted({*scan.records.offsets, *scan.duplicates.offsets, *scan.hole_offsets, *spots, scan.end.offset})
+
+
+@functools.cache
+def records() -> list[Member]:
+    """One checksummed record each, of type byte 4, all of one id."""
+    random = Random(2)
+    made = [CHECKSUM.encode([bytes(range(16))], [body])[0] for _ in range(10) for body in bodies(CHECKSUM, random)]
+    return joined([Member(data, [0, 1, 5, 21, 25]) for data in made])
+
+
+@functools.cache
+def snapshots() -> list[Member]:
+    random = Random(3)
+    found = []
+    for entries in (0, 1, 2, 7, 30, 60):
+        for state in (
+            {},
+            rows(random),
+            {b"layout": b"1", b"clean": format_clean([b"h1", b"shop"], 3)},
+            {**rows(random), b"k": b""},
+        ):
+            ids = [random.randbytes(16) for _ in range(entries)]
+            located = {msg_id: pack(random.randrange(9), 64 + 99 * n, 21 + n) for n, msg_id in enumerate(ids)}
+            counts = {msg_id: random.choice([2, 3, 2**48 - 1]) for msg_id in ids[::3]}
+            data = b"".join(snapshot.write(located, counts, state))
+            _, _, width, n, m, _ = struct.unpack_from(">8sIIQQQ", data)
+            found.append(
+                Member(data, [8, 12, 16, 24, 32, 40, 40 + 16 * n, 40 + (16 + width) * n, 40 + (16 + width) * n + 24 * m])
+            )
+    return joined(found)
+
+
+def rows(random: Random) -> dict[bytes, bytes]:
+    """The state of an index, with the rows of some segments."""
+    names = [b"segment:%d.sqs" % n for n in range(5)] + [b"segment:0.rdq"]
+    numbers = [(random.randrange(8), random.randrange(2**24), random.choice([-1, 1_700_000_000 * 10**9])) for _ in names]
+    packed = [struct.pack(">BQqQQ", *three, random.randrange(99), random.randrange(2**20)) for three in numbers]
+    summed = [row + zlib.crc32(name + row).to_bytes(4) for name, row in zip(names, packed, strict=True)]
+    return {b"layout": b"1", **dict(zip(names, summed, strict=True))}
+
+
+def frame(state: Mapping[bytes, bytes]) -> bytes:
+    """A state as one string, so that it can be mutated: each pair behind the lengths of its two halves."""
+    return b"".join(struct.pack(">HH", len(key), len(value)) + key + value for key, value in state.items())
+
+
+def unframe(data: bytes) -> dict[bytes, bytes]:
+    """The pairs; what is cut off is taken as it is."""
+    state, at = {}, 0
+    while at + 4 <= len(data):
+        key_size, value_size = struct.unpack_from(">HH", data, at)
+        state[data[at + 4 : at + 4 + key_size]] = data[at + 4 + key_size : at + 4 + key_size + value_size]
+        at += 4 + key_size + value_size
+    return state
+
+
+@functools.cache
+def states() -> list[Member]:
+    random = Random(4)
+    found = []
+    for _ in range(12):
+        state, at, fields = rows(random), 0, []
+        for key, value in state.items():
+            fields += [at, at + 4, at + 4 + len(key)]
+            at += 4 + len(key) + len(value)
+        found.append(Member(frame(state), fields))
+    return joined(found)
+
+
+@functools.cache
+def slots() -> list[Member]:
+    """Rows of LMDB's entries: id 16, slot 24."""
+    random = Random(5)
+    found = []
+    for entries in (1, 2, 5, 20):
+        pairs = [(random.randbytes(16), pack(n, 64 + n, 21 + n) << 48 | 1 + n) for n in range(entries)]
+        found.append(Member(b"".join(msg_id + slot.to_bytes(24) for msg_id, slot in pairs), range(0, 40 * entries, 8)))
+    return joined(found)
+
+
+class _Kept(Files):
+    """Keeps what is written."""
+
+    data = b""
+
+    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
+        self.data = b"".join(chunks)
+
+
+@functools.cache
+def settings() -> list[Member]:
+    files, found = _Kept(), []
+    for values in (
+        Settings(),
+        Settings("lmdb", "v1", "message", "erlang", {}),
+        Settings("ets", "v2", "checksum", "raw", {"checksum": 4}),
+        Settings("ets", "v2", "stämp", "raw", {"stämp": 128, "checksum": 200, "x" * 40: 255}),
+    ):
+        write_settings(files, Path(), values, sync=False)
+        found.append(Member(files.data, _punctuation(files.data)))
+    found.append(Member(json.dumps([[[[{"layout": {"crc32": 0}}]]]] * 20).encode()))
+    return joined(found)
+
+
+@functools.cache
+def cleans() -> list[Member]:
+    texts = [path.read_bytes() for path in real("clean.dot")]
+    texts += [format_clean(refs, last) for refs in ([], [b""], [b"h1"], [bytes(range(256))]) for last in (None, 7)]
+    texts += [
+        b'{client_refs,[<<"h1">>, <<"shop">>,\n <<1,2,3>>]}.\n{last_v1_file,none}.\n',
+        b"{ client_refs , [ << 1 , 2 >> ] } .",
+    ]
+    return joined([Member(text, _punctuation(text)) for text in texts])
+
+
+@functools.cache
+def pids() -> list[Member]:
+    return joined(
+        [
+            Member(text)
+            for text in (
+                b"",
+                b"1\n",
+                b"4242\n",
+                b"2147483647\n",
+                b"99999999999999999999\n",
+                b"-1\n",
+                b"1" * 60,
+                b"4242\n0123456789abcdef\n",
+            )
+        ]
+    )
+
+
+@functools.cache
+def terms() -> list[Member]:
+    found = [Member(term, range(1, min(len(term), 40))) for term in TERMS]
+    for path in real(".sqs"):
+        data = path.read_bytes()
+        scan = V2.scan(data)
+        real_bodies = [data[at + 21 : at + size] for at, size in zip(scan.records.offsets, scan.records.sizes, strict=True)]
+        found += [Member(body, range(1, min(len(body), 60))) for body in real_bodies[:3] if len(body) <= SMALL]
+    nested = b"\x83" + b"h\1" * 200 + b"j"
+    return joined(
+        [*found, Member(nested, range(1, 400, 7)), Member(b"\x83" + b"l\0\0\0\1" * 100 + b"j" * 101, range(1, 500, 5))]
+    )
+
+
+def _punctuation(text: bytes) -> list[int]:
+    return [at for at, byte in enumerate(text) if not chr(byte).isalnum()]
+
+
+def joined(members: list[Member]) -> list[Member]:
+    for member in members:
+        member.others = members
+    return members

@@ -1,0 +1,176 @@
+"""Every parser of bytes from disk meets damage: it answers or refuses, whatever the bytes are, in linear time and memory.
+
+``--fuzz 1000000`` says how many inputs; they are shared out over the list in :mod:`fuzzing.targets`. The same numbers give the
+same inputs; ``--fuzz-from`` gives others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import tracemalloc
+from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from fuzzing.extremes import EXTREMES, Family
+from fuzzing.mutations import mutated
+from fuzzing.running import CHUNK, HANG, Tally, alarm, attempt, make, run, shrunk
+from fuzzing.targets import TARGETS, Target
+
+SHARES = sum(target.share for target in TARGETS.values())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutated_inputs(name, request, fuzzed, tmp_path):
+    asked = request.config.getoption("--fuzz")
+    last = name == list(TARGETS)[-1]
+    count = asked * TARGETS[name].share // SHARES
+    if last:  # and what the divisions left over
+        count = asked - sum(asked * target.share // SHARES for other, target in TARGETS.items() if other != name)
+    tally = run(name, request.config.getoption("--fuzz-from"), count, tmp_path, workers=min(os.cpu_count() or 1, 2))
+    fuzzed.append(
+        f"{name}: {tally.inputs:,} mutated inputs, {len(tally.digests):,} of them different, "
+        f"{tally.inputs / max(tally.seconds, 1e-9):,.0f} a second of processor time, {len(tally.failures)} failures"
+    )
+    assert not tally.failures, "\n".join(map(str, tally.failures))
+    assert tally.inputs == count
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_large_inputs_after_mutations(name):
+    """The large extremes, damaged: the same checks, far fewer of them."""
+    target, random = TARGETS[name], Random(name)
+    with alarm():
+        for family in EXTREMES[name].values():
+            for size in (3000, 60_000):
+                member = target.members()[0].__class__(family(size))
+                for _ in range(5):
+                    data = mutated(random, member)
+                    error = attempt(target, data, member)
+                    assert error is None, f"{error}: {shrunk(target, data, member, str(error)).hex()}"
+
+
+def extremes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    pairs = [(name, kind) for name in names or EXTREMES for kind in EXTREMES[name]]
+    return pytest.mark.parametrize(("name", "kind"), pairs, ids=[f"{name}, {kind}" for name, kind in pairs])
+
+
+@extremes()
+def test_time_is_linear_in_the_size(name, kind):
+    """Four times the bytes take four times as long, not sixteen times. Processor time, the least of three: not the load."""
+    small, large = (seconds(TARGETS[name], EXTREMES[name][kind], size) for size in (100_000, 400_000))
+    assert large <= 9 * small + 0.03
+    assert large <= 400_000 * SLOWEST
+
+
+SLOWEST = 20e-6
+"""Seconds a byte of a file, at the most; a thousand bytes of a compressed term can be a million."""
+
+
+def seconds(target: Target, family: Family, size: int) -> float:
+    data = family(size)
+    times = []
+    for _ in range(3):
+        begin = time.process_time()
+        parse(target, data)
+        times.append(time.process_time() - begin)
+        if times[-1] > 0.2:
+            break
+    return min(times)
+
+
+@extremes()
+def test_memory_is_a_small_multiple_of_the_size(name, kind):
+    """Of the file's size; beside it stands what every parser may take at any time."""
+    data = EXTREMES[name][kind](150_000)
+    tracemalloc.start()
+    try:
+        parse(TARGETS[name], data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= MULTIPLE.get(name, 16) * len(data) + 2 * 2**20
+
+
+MULTIPLE = {"settings": 40}
+"""``msgstore.json`` is refused above 1 MiB."""
+
+
+def parse(target: Target, data: bytes) -> None:
+    with contextlib.suppress(ValueError, TypeError):  # its documented refusal
+        target.parse(data)
+
+
+class Equal:
+    """To everything."""
+
+    def __ne__(self, other):
+        return False
+
+
+class TestTheHarness:
+    """It finds what is to be found: each of these breaks a parser."""
+
+    def broken(self, name: str, check: Callable[..., None]) -> Target:
+        target = TARGETS[name]
+        return Target(target.name, 1, target.members, check, target.parse, target.repair)
+
+    def first(self, target: Target, limit: int = CHUNK) -> tuple[str, bytes]:
+        with alarm():
+            for seed in range(limit):
+                data, member = make(target, seed)
+                error = attempt(target, data, member)
+                if error is not None:
+                    return error, shrunk(target, data, member, error)
+        pytest.fail("nothing was found")
+
+    def test_an_exception_is_found_and_its_input_cut_down(self):
+        def check(data, member):
+            if b"\xff\xff" in data:
+                raise IndexError("deep inside")
+
+        error, data = self.first(self.broken("v2-scan", check))
+        assert error.startswith("IndexError: deep inside")
+        assert data == b"\xff\xff"
+
+    def test_a_hang_is_found(self, monkeypatch):
+        monkeypatch.setattr("fuzzing.running.HANG", 0.2)
+        monkeypatch.setattr("fuzzing.running.SHRINKING", 1.0)
+
+        def check(data, member):
+            while len(data) % 7 == 3:
+                pass
+
+        error, _ = self.first(self.broken("v1-scan", check))
+        assert error.startswith("Hang")
+        assert HANG > 0.2
+
+    def test_a_snapshot_that_is_not_checked_is_found(self, monkeypatch):
+        monkeypatch.setattr("msgstore_ets_index.snapshot.zlib", SimpleNamespace(crc32=lambda data, start=0: Equal()))
+        error, _ = self.first(TARGETS["ets-snapshot"])
+        assert "AssertionError" in error
+
+    def test_a_scan_that_forgets_a_hole_is_found(self, monkeypatch):
+        monkeypatch.setattr("msgstore_format_v2.scan.HOLE_SIZE", 6)
+        error, _ = self.first(TARGETS["v2-scan"])
+        assert "AssertionError" in error or "RecordError" in error
+
+    def test_a_process_that_dies_is_a_failure_with_its_seed(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("MSGSTORE_FUZZ_KILL", "17")
+        tally = run("lock-file", 0, 100, tmp_path, workers=1)
+        assert [(failure.seed, failure.data) for failure in tally.failures] == [(17, None)]
+
+    def test_same_numbers_same_inputs(self):
+        target = TARGETS["v1-scan"]
+        assert [make(target, seed)[0] for seed in range(50)] == [make(target, seed)[0] for seed in range(50)]
+        assert all(data != member.data for data, member in (make(target, seed) for seed in range(500)))
+
+    def test_the_counts_are_of_what_was_tried(self, tmp_path):
+        tally = run("settings", 1000, 777, tmp_path)
+        assert isinstance(tally, Tally)
+        assert (tally.inputs, len(tally.failures)) == (777, 0)
+        assert 0 < len(tally.digests) <= 777
