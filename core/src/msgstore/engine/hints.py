@@ -97,7 +97,7 @@ class Hints:
         """``segment`` is going to be written on: go on where its hint ends, and remove that."""
         if self.writes and segment.number != self._number and (found := self.load(segment)):
             self.hold(segment, found)
-        self.drop(segment)
+        self._remove(hint_name(segment), lasting=False)
 
     # -- what a scan or a compaction knows --------------------------------------------------------------------------------
 
@@ -167,7 +167,9 @@ class Hints:
         """Before the segment changes or goes. ``lasting``: on disk, too, because what follows will be."""
         if segment.number == self._number:
             self._forget()
-        name = hint_name(segment)
+        self._remove(hint_name(segment), lasting=lasting)
+
+    def _remove(self, name: str, *, lasting: bool) -> None:
         if name in self._there:
             try:
                 self._files.unlink(self._directory / name)

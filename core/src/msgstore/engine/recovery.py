@@ -31,7 +31,8 @@ log = logging.getLogger("msgstore.recovery")
 CHAIN = 2
 """Records in a row behind a torn end that make it damage instead of a write that was cut off."""
 Progress = Callable[[int, int], object]
-"""Called with (bytes done, bytes in all) of the segments that have to be read. If it raises, the store does not open."""
+"""Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being checked
+turns out to be wrong. If it raises, the store does not open."""
 BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
 
@@ -236,7 +237,7 @@ class Meter:
         self._sizes = {segment.number: segment.size for segment in todo}
         self._total = sum(self._sizes.values())
         self._done = 0
-        if progress:
+        if progress and self._total:
             progress(0, self._total)
 
     def add(self, segment: Segment) -> None:
