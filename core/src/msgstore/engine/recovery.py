@@ -31,8 +31,8 @@ log = logging.getLogger("msgstore.recovery")
 CHAIN = 2
 """Records in a row behind a torn end that make it damage instead of a write that was cut off."""
 Progress = Callable[[int, int], object]
-"""Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being checked
-turns out to be wrong. If it raises, the store does not open."""
+"""Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being
+checked turns out to be wrong. If it raises, the store does not open."""
 BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
 
