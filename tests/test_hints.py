@@ -434,3 +434,31 @@ def test_sizes_of_eight_bytes():
     hint = Hint.of_run(bytes(32), 64, huge)
     data = b"".join(hint_file.write(hint, "0.sqs", 2**36, 1))
     assert hint_file.read(data, "0.sqs", 2**36, 1).locations(1) == hint.locations(1)
+
+
+def test_what_another_program_appended_is_not_hidden_by_a_hint(tmp_path, ets):
+    store = open_with(tmp_path, **ets)
+    write(store, 100)
+    with segment_of(tmp_path).open("ab") as file:
+        file.write(b"\xff" * 100)
+    store.roll()
+    store.abandon()
+    assert not list(tmp_path.glob("*.hint"))
+    assert check(tmp_path, ets, ids(100)).recovery.damaged
+
+
+def test_of_copies_in_one_segment_the_first_one_counts(tmp_path, ets):
+    """A message that was removed, and written again after a clean stop."""
+    with open_with(tmp_path, **ets) as store:
+        write(store, 2)
+        first = [entry.location for entry in store.entries()]
+        store.client().remove(ids(1))
+    store = open_with(tmp_path, **ets)
+    write(store, 1)
+    store.roll()
+    store.abandon()
+    recovery = check(tmp_path, ets, ids(2)).recovery
+    assert len(recovery.hinted) == 1
+    assert (recovery.entered, recovery.garbage) == (2, 1)
+    with open_with(tmp_path, mode="r", **ets) as store:
+        assert [entry.location for entry in store.entries()] == first

@@ -11,7 +11,7 @@ import pytest
 
 import msgstore
 from msgstore.engine import recovery as recovery_module
-from support import Crash, open_with
+from support import Crash, RecordingFiles, open_with
 
 ONE, THREE, GONE, LAST = (bytes([n]) * 16 for n in (1, 3, 7, 9))
 
@@ -192,3 +192,14 @@ def test_one_segment_is_in_memory_at_a_time(cell, tmp_path, monkeypatch):
     with open_with(tmp_path, **cell.keys) as store:
         assert set(counts(store)) == live
     assert most == 1
+
+
+def test_a_persistent_index_that_knows_everything_reads_no_segment(cell, tmp_path):
+    if cell.index != "lmdb":
+        return  # it has nothing that could know
+    fan_out(tmp_path, cell.keys)
+    files = RecordingFiles()
+    store = open_with(tmp_path, files, **cell.keys)
+    assert store.stats().recovery.how == "tail"
+    assert not [path for name, path, _ in files.operations if name == "pread" and path[0].isdigit()]
+    store.abandon()

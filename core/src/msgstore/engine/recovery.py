@@ -132,6 +132,8 @@ def verify(segments: Segments, index: Index, segment: Segment, recovery: Recover
 
 def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, recovery: Recovery) -> None:
     """Enter what was appended after the last commit; an id that the index knows keeps its older copy and its count."""
+    if start == segment.size and segment.appendable:
+        return  # nothing was: the file need not be read at all
     scan = _scan(segments, segment, start, recovery)
     new = [(i, o, s) for i, o, s, _ in scan.records.rows() if index.get(i) is None]
     index.enter([i for i, _, _ in new], [pack(segment.number, o, s) for _, o, s in new])
