@@ -457,8 +457,8 @@ def test_of_copies_in_one_segment_the_first_one_counts(tmp_path, ets):
     write(store, 1)
     store.roll()
     store.abandon()
+    with open_with(tmp_path, mode="r", **ets) as store:
+        assert [entry.location for entry in store.entries()] == first
     recovery = check(tmp_path, ets, ids(2)).recovery
     assert len(recovery.hinted) == 1
     assert (recovery.entered, recovery.garbage) == (2, 1)
-    with open_with(tmp_path, mode="r", **ets) as store:
-        assert [entry.location for entry in store.entries()] == first
