@@ -161,6 +161,10 @@ class RecordingFiles(Files):
         self._note("truncate", self._paths.get(fd), size)
         super().truncate(fd, size)
 
+    def set_mtime(self, path, mtime_ns):
+        self._note("set_mtime", path)
+        return super().set_mtime(path, mtime_ns)
+
     def unlink(self, path):
         self._note("unlink", path)
         super().unlink(path)
@@ -174,7 +178,7 @@ class RecordingFiles(Files):
         return super().read_file(path)
 
 
-CHANGES = ("create", "pwrite", "sync", "sync_directory", "truncate", "unlink", "replace")
+CHANGES = ("create", "pwrite", "sync", "sync_directory", "truncate", "unlink", "replace", "set_mtime")
 SECTOR = 512
 
 

@@ -30,6 +30,8 @@ import msgstore
 from msgstore import hookspecs
 from msgstore.cli.main import main
 from msgstore.config import StoreConfig
+from msgstore.contract.locations import pack
+from msgstore.engine import hint_file
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -303,6 +305,18 @@ def test_the_bytes_of_v2_are_as_the_page_decodes_them():
     assert data[2126:2130] == b"\x01" * 4
     assert struct.unpack_from(">BI", data, 2644) == (2, 5)
     assert data[2649] == 3
+
+
+def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
+    dumped = dump("hints.md")
+    data = b"".join(dumped[offset] for offset in sorted(dumped))
+    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    assert zlib.crc32(b"5.sqs" + data[:-4]) == int.from_bytes(data[-4:])
+    hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
+    ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
+    assert [msg_id.hex() for msg_id in hint.id_list()] == ids
+    assert hint.locations(5) == [pack(5, 64, 87), pack(5, 151, 26)]
+    assert b"".join(hint_file.write(hint, "5.sqs", 177, 1_700_000_000_123_456_789)) == data
 
 
 def test_the_checksum_of_the_directory_page_is_right():

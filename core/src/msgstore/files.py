@@ -86,6 +86,12 @@ class Files:
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns
 
+    def set_mtime(self, path: Path, mtime_ns: int) -> tuple[int, int]:
+        """Set a file's modification time. Returns (bytes, modification time) as the file system keeps them."""
+        os.utime(path, ns=(path.stat().st_atime_ns, mtime_ns))
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+
     def list(self, directory: Path) -> dict[str, tuple[int, int]]:
         """Name to (bytes, modification time in nanoseconds) of every plain file."""
         with os.scandir(directory) as entries:

@@ -75,6 +75,7 @@ def _facts(target: Target, store: Store) -> dict[str, Any]:
         "recovery": {
             "how": recovery.how,
             "scanned": len(recovery.scanned),
+            "hinted": len(recovery.hinted),
             "entered": recovery.entered,
             "garbage": recovery.garbage,
             "missing": recovery.missing,
@@ -101,7 +102,7 @@ def _as_table(facts: dict[str, Any]) -> Table:
     rows.add_row("last v1 file", "none" if facts["last_v1_file"] is None else str(facts["last_v1_file"]))
     rows.add_row("clients", f"{facts['client_refs']:,}")
     rows.add_row("would come up", f"{_HOW[recovery['how']]} ({recovery['how']})")
-    if recovery["scanned"]:
+    if recovery["scanned"] or recovery["hinted"]:
         rows.add_row("", f"{output.plural(recovery['entered'], 'live record')}, {recovery['garbage']:,} dead or copies")
     if recovery["missing"]:
         rows.add_row("", f"{recovery['missing']:,} ids with references have no record", style="red")

@@ -116,6 +116,14 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], object]
         yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=None)
+
+    def show(done: int, total: int) -> None:
+        bar.start()  # not before: most stores open without anything to wait for
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        bar.stop()

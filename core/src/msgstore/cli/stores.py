@@ -8,6 +8,7 @@ from typing import Literal
 
 import attrs
 
+from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config, store_config
 from msgstore.contract import StoreError
 from msgstore.directory import Settings, read_settings
@@ -29,7 +30,8 @@ class Target:
         return self.config.path
 
     def open(self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None) -> Store:
-        return open_configured(self.config, self.catalogue, mode=mode, refcounts=refcounts)
+        with output.progress("recovering", quiet=False) as progress:
+            return open_configured(self.config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress)
 
 
 def find_store(store: str, config_file: Path | None) -> Target:

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -77,6 +78,20 @@ def _ulongs() -> array[int]:
     return array("Q")
 
 
+_MANY_IDS = Struct("16s" * 1024)
+
+
+def split_ids(ids: bytes | bytearray | memoryview) -> list[bytes]:
+    """16 bytes an id; a thousand at a time costs less than half of what slices cost."""
+    found: list[bytes] = []
+    many = len(ids) // _MANY_IDS.size * _MANY_IDS.size
+    for at in range(0, many, _MANY_IDS.size):
+        found += _MANY_IDS.unpack_from(ids, at)
+    for at in range(many, len(ids), 16):
+        found.append(bytes(ids[at : at + 16]))
+    return found
+
+
 @attrs.define
 class Columns:
     """Records side by side: entry ``i`` has its id at ``ids[16 * i : 16 * i + 16]``."""
@@ -92,8 +107,7 @@ class Columns:
         return len(self.offsets)
 
     def id_list(self) -> list[bytes]:
-        ids = bytes(self.ids)
-        return [ids[at : at + 16] for at in range(0, len(ids), 16)]
+        return split_ids(self.ids)
 
     def rows(self) -> Iterator[tuple[bytes, int, int, int]]:
         """(id, offset, size, type byte) of each record."""

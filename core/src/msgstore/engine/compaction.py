@@ -75,6 +75,7 @@ def unsafe(segment: Segment, scan: SegmentScan, live: list[Live]) -> str | None:
 def quarantine(writer: Writer, segment: Segment, reason: str) -> None:
     log.warning("%s: %s; the segment is kept as it is and not collected", segment.path, reason)
     segment.quarantined = True
+    writer.segments.hints.drop(segment)  # it says nothing of damage
     writer.touch(segment)
 
 
@@ -98,6 +99,7 @@ def compact(writer: Writer, segment: Segment) -> Collected:
         return Collected(segment.path.name, before, before)
 
     writer.forget_lingering(segment)
+    writer.segments.hints.drop(segment, lasting=True)
     segment.sealed_mtime_ns = None
     writer.commit({row_key(segment): pack_row(segment, compacting=True)})
     with writer.segments.errors(segment):
@@ -118,6 +120,8 @@ def compact(writer: Writer, segment: Segment) -> Collected:
         finally:
             segment.size, segment.sealed_mtime_ns = files.size_and_mtime(fd)
             files.close(fd)
+    moved_to = {record.offset: target for record, target in moves}
+    writer.segments.hints.rewrite(segment, ((moved_to.get(r.offset, r.offset), r.size, r.msg_id) for r in live))
     writer.touch(segment)
     writer.commit()
     written = sum(len(chunk) for writes in steps for _, chunk in writes)

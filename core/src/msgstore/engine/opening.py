@@ -11,6 +11,7 @@ import attrs
 
 from msgstore.config import Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError
+from msgstore.engine.recovery import Progress
 from msgstore.engine.startup import open_parts
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
@@ -22,6 +23,7 @@ def open_store(
     *,
     mode: Mode = "rw",
     refcounts: Iterable[tuple[bytes, int]] | None = None,
+    progress: Progress | None = None,
     **keys: Any,
 ) -> Store:
     """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration.
@@ -29,12 +31,14 @@ def open_store(
     ``refcounts``: (id, count) pairs, used where counts must be rebuilt: a dirty start with an index that is not persistent,
     or a directory that another program wrote. Ids that they do not name are garbage. Without them each id counts once.
 
+    ``progress(done, total)`` is called, in bytes, while segments are read because the last stop was not a clean one.
+
     ``mode="r"`` writes nothing into the directory, not even a lock, and refuses changes.
 
     Raises ConfigError, PluginError, StoreLocked, StoreMismatch, StoreError.
     """
     config = store_config({"path": path, **keys}, "open_store()", Path())
-    return open_configured(config, load_catalogue(), mode=mode, refcounts=refcounts)
+    return open_configured(config, load_catalogue(), mode=mode, refcounts=refcounts, progress=progress)
 
 
 def open_configured(
@@ -44,11 +48,12 @@ def open_configured(
     mode: Mode = "rw",
     refcounts: Iterable[tuple[bytes, int]] | None = None,
     files: Files | None = None,
+    progress: Progress | None = None,
 ) -> Store:
     """Open what a checked configuration describes. ``files`` is the seam where tests count operations and inject faults."""
     if mode not in ("rw", "r"):
         raise ValueError(f"mode is 'rw' or 'r', not {mode!r}")
-    parts = open_parts(config, catalogue, files or Files(), read_only=mode == "r", refcounts=refcounts)
+    parts = open_parts(config, catalogue, files or Files(), read_only=mode == "r", refcounts=refcounts, progress=progress)
     store = Store(config, parts, mode)
     if mode == "rw" and config.on_legacy == "migrate":
         try:
@@ -68,9 +73,16 @@ class Stores:
     config: Config
     catalogue: Catalogue
 
-    def open(self, name: str, *, mode: Mode = "rw", refcounts: Iterable[tuple[bytes, int]] | None = None) -> Store:
+    def open(
+        self,
+        name: str,
+        *,
+        mode: Mode = "rw",
+        refcounts: Iterable[tuple[bytes, int]] | None = None,
+        progress: Progress | None = None,
+    ) -> Store:
         """Open the store of the table ``[stores.NAME]``; see :func:`open_store`."""
-        return open_configured(self.config.store(name), self.catalogue, mode=mode, refcounts=refcounts)
+        return open_configured(self.config.store(name), self.catalogue, mode=mode, refcounts=refcounts, progress=progress)
 
 
 def load_config(path: str | Path) -> Stores:

@@ -2,7 +2,8 @@
 
 ``trust``   the index was saved at a clean stop, and nothing has changed since: nothing is read.
 ``tail``    the index is persistent and the stop was dirty: only what came after its last commit is scanned.
-``rebuild`` anything else: every segment is scanned; reference counts come from the caller, or are one for each id.
+``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.hints`);
+            reference counts come from the caller, or are one for each id.
 
 Opening never shortens a segment that it found. One whose end is not clean is sealed; one in which damage was found is
 quarantined besides.
@@ -11,15 +12,17 @@ quarantined besides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress, repeat
 from typing import Literal
 
 import attrs
 
 from msgstore.contract import Index, SegmentScan, StoreError
-from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack
+from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
 from msgstore.engine import checkpoint
 from msgstore.engine.checkpoint import Row
+from msgstore.engine.hint_file import Hint
 from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.shutdown import Leftovers
 
@@ -27,6 +30,9 @@ log = logging.getLogger("msgstore.recovery")
 
 CHAIN = 2
 """Records in a row behind a torn end that make it damage instead of a write that was cut off."""
+Progress = Callable[[int, int], object]
+"""Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being
+checked turns out to be wrong. If it raises, the store does not open."""
 BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
 
@@ -38,10 +44,12 @@ class Recovery:
     how: Literal["new", "trust", "tail", "rebuild", "taken over"] = "new"
     scanned: list[str] = attrs.field(factory=list)
     """Names of the segments that were read, in whole or from their last commit on."""
+    hinted: list[str] = attrs.field(factory=list)
+    """Names of the segments whose hint was read instead."""
     entered: int = 0
-    """Records that were found by scanning and are live."""
+    """Records that were found by scanning, or in hints, and are live."""
     garbage: int = 0
-    """Records that were found by scanning and that no reference count names, or that are copies."""
+    """Records that were found so, and that no reference count names, or that are copies."""
     missing: int = 0
     """Ids that the given reference counts name and that no segment holds."""
     damaged: list[str] = attrs.field(factory=list)
@@ -124,31 +132,120 @@ def verify(segments: Segments, index: Index, segment: Segment, recovery: Recover
 
 def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, recovery: Recovery) -> None:
     """Enter what was appended after the last commit; an id that the index knows keeps its older copy and its count."""
+    if start == segment.size and segment.appendable:
+        return  # nothing was: the file need not be read at all
     scan = _scan(segments, segment, start, recovery)
     new = [(i, o, s) for i, o, s, _ in scan.records.rows() if index.get(i) is None]
+    index.enter([i for i, _, _ in new], [pack(segment.number, o, s) for _, o, s in new])
+    segment.live_count += len(new)
+    segment.live_bytes += sum(s for _, _, s in new)
+    recovery.entered += len(new)
     recovery.garbage += len(scan.records) - len(new) + len(scan.duplicates)
-    _enter(index, segment, new, None, recovery)
 
 
-def rebuild(segments: Segments, index: Index, counts: Mapping[bytes, int] | None, recovery: Recovery) -> None:
-    """Scan everything. Of copies in several files the highest-numbered file's wins, in one file the first."""
+def rebuild(
+    segments: Segments,
+    index: Index,
+    counts: Mapping[bytes, int] | None,
+    recovery: Recovery,
+    progress: Progress | None = None,
+) -> None:
+    """Fill the index from every segment: from its hint if it has one, else by a scan.
+
+    Of copies in several files the highest-numbered file's wins, in one file the first. A rebuild that is stopped begins
+    again: until the opening is complete, each commit leaves an index without a layout.
+    """
     index.clear()
     recovery.how = "rebuild"
-    for segment in reversed(list(segments)):
-        segment.live_count = segment.live_bytes = 0
-        scan = _scan(segments, segment, 0, recovery)
-        new = [
-            (i, o, s) for i, o, s, _ in scan.records.rows() if (counts is None or counts.get(i, 0) > 0) and index.get(i) is None
-        ]
-        recovery.garbage += len(scan.records) - len(new) + len(scan.duplicates)
-        _enter(index, segment, new, counts, recovery)
+    wanted = counts if counts is None else {msg_id: count for msg_id, count in counts.items() if count > 0}
+    copies = False
+    records = 0
+    newest = max(segments.by_number)
+    meter = Meter(segments, progress)
+    for segment, found, copied in _read_all(segments, recovery):
+        copies |= not _enter(index, segment, found, wanted)
+        records += found.count + copied
+        if segment.number == newest and segment.appendable:
+            segments.hints.hold(segment, found)
         index.commit({})
-    if counts is not None:
-        recovery.missing = sum(1 for i, count in counts.items() if count > 0 and index.get(i) is None)
+        meter.add(segment)
+    if copies:
+        _count_live(segments, index)
+    recovery.entered = len(index)
+    recovery.garbage = records - recovery.entered
+    if wanted is not None:
+        recovery.missing = len(wanted) - recovery.entered
         if recovery.missing:
             log.warning("%s: %d ids with references have no record", segments.directory, recovery.missing)
             for segment in segments:  # they may stand behind what looks like a write that was cut off
                 segment.quarantined |= segment.torn
+
+
+def _read_all(segments: Segments, recovery: Recovery) -> Iterator[tuple[Segment, Hint, int]]:
+    """(segment, its records, how many copies it has besides) in number order. One segment is in memory at a time."""
+    newest = max(segments.by_number)
+    for segment in segments:
+        found = segments.hints.load(segment)
+        if found is not None:
+            recovery.hinted.append(segment.path.name)
+            segment.appendable = True
+            yield segment, found, 0
+        else:
+            scan = _scan(segments, segment, 0, recovery)
+            found, copied = Hint.of(scan.records), len(scan.duplicates)
+            if segment.appendable and not copied and segment.number != newest:
+                segments.hints.found(segment, found)
+            yield segment, found, copied
+
+
+def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, int] | None) -> bool:
+    """Enter one segment's records, column by column. False if it or an earlier segment has copies: then sums are wrong."""
+    ids, locations, sizes = found.id_list(), found.locations(segment.number), None
+    references: list[int] | None = None
+    if counts is not None:
+        named = list(map(counts.get, ids, repeat(0)))
+        if 0 in named:
+            sizes = list(compress(found.each_size(), named))
+            ids, locations, named = list(compress(ids, named)), list(compress(locations, named)), list(filter(None, named))
+        references = named if named.count(1) < len(named) else None
+    segment.live_count = len(ids)
+    segment.live_bytes = found.total() if sizes is None else sum(sizes)
+    before = len(index)
+    index.enter(ids, locations, references)
+    if len(index) - before == len(ids):
+        return True
+    first = dict(zip(reversed(ids), reversed(locations), strict=True))
+    if len(first) < len(ids):
+        again = None if references is None or counts is None else [counts[msg_id] for msg_id in first]
+        index.enter(list(first), first.values(), again)
+    return False
+
+
+def _count_live(segments: Segments, index: Index) -> None:
+    """What is live in each segment, by the index."""
+    for segment in segments:
+        segment.live_count = segment.live_bytes = 0
+    for _, location, _ in index.items():
+        segment = segments.by_number[location >> NUMBER_SHIFT]
+        segment.live_count += 1
+        segment.live_bytes += location & MASK
+
+
+class Meter:
+    """Tells whoever waits how many bytes of how many are done, segment by segment."""
+
+    def __init__(self, todo: Iterable[Segment], progress: Progress | None) -> None:
+        self._progress = progress
+        self._sizes = {segment.number: segment.size for segment in todo}
+        self._total = sum(self._sizes.values())
+        self._done = 0
+        if progress and self._total:
+            progress(0, self._total)
+
+    def add(self, segment: Segment) -> None:
+        self._done += self._sizes[segment.number]
+        if self._progress:
+            self._progress(self._done, self._total)
 
 
 def take_over(segments: Segments, index: Index, other: Index) -> None:
@@ -197,19 +294,3 @@ def _scan(segments: Segments, segment: Segment, start: int, recovery: Recovery) 
         recovery.damaged.append(f"{segment.path.name} at offset {offset}: {reason}")
         log.warning("%s at offset %d: %s: %s", segment.path, offset, reason, becomes)
     return scan
-
-
-def _enter(
-    index: Index,
-    segment: Segment,
-    records: list[tuple[bytes, int, int]],
-    counts: Mapping[bytes, int] | None,
-    recovery: Recovery,
-) -> None:
-    number = segment.number
-    ids = [msg_id for msg_id, _, _ in records]
-    references = None if counts is None else [counts[msg_id] for msg_id in ids]
-    index.enter(ids, [pack(number, offset, size) for _, offset, size in records], references)
-    segment.live_count += len(records)
-    segment.live_bytes += sum(size for _, _, size in records)
-    recovery.entered += len(records)

@@ -14,6 +14,7 @@ import attrs
 
 from msgstore.contract import SegmentStats, StoreError, StoreIOError
 from msgstore.directory import SegmentFile
+from msgstore.engine.hints import Hints
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
@@ -67,6 +68,7 @@ class Segments:
         self.files = files
         self.formats = formats
         self.sync = sync
+        self.hints = Hints(directory, files)
         self.by_number: dict[int, Segment] = {}
         self._next_number = 0
         """Never one that was in use since the store was opened: what is known of a deleted segment must not meet another."""
@@ -155,13 +157,14 @@ class Segments:
 
     def resume(self, segment: Segment) -> None:
         """Go on writing a segment that was found."""
+        self.hints.resume(segment)
         with self.errors(segment):
             self._writer = self.files.open_write(segment.path)
         self.current = segment
         segment.sealed_mtime_ns = None
 
-    def seal_current(self) -> None:
-        """The current segment will not be written any more; there is none until the next ``roll``."""
+    def seal_current(self) -> Segment | None:
+        """The current segment will not be written any more; there is none until the next ``roll``. Returns what it was."""
         segment, fd = self.current, self._writer
         self.current = self._writer = None  # first: a descriptor whose close failed is gone all the same
         if segment is not None and fd is not None:
@@ -170,6 +173,7 @@ class Segments:
                     segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
                 finally:
                     self.files.close(fd)
+        return segment
 
     def append(self, data: bytes | memoryview) -> None:
         """Write whole records behind the current segment's end. If that fails, the end is where it was.
@@ -198,6 +202,7 @@ class Segments:
         """Unlink a segment. Nothing is read, whatever was in it."""
         if segment.number in self.readers:
             self._close_reader(segment.number)
+        self.hints.drop(segment)
         with self.errors(segment):
             self.files.unlink(segment.path)
         del self.by_number[segment.number]

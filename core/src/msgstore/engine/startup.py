@@ -17,7 +17,7 @@ from msgstore.engine.backends import Backends, make_index, make_remembered_index
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.reader import Reader
-from msgstore.engine.recovery import Plan, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
+from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segments
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.writer import Writer
@@ -46,6 +46,7 @@ def open_parts(
     *,
     read_only: bool,
     refcounts: Iterable[tuple[bytes, int]] | None,
+    progress: Progress | None = None,
 ) -> Parts:
     """Everything between a configuration and a store that serves."""
     directory = config.path
@@ -61,8 +62,10 @@ def open_parts(
         segments = _find(config, backends, files, read_only=read_only)
         leftovers = Leftovers.read(files, directory)
         index, persistent = make_index(config, catalogue, files, read_only=read_only)
+        segments.hints.writes = not (read_only or persistent)
+        segments.hints.find(segments)
         state = index.load() or {}
-        recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts)
+        recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts, progress)
         writer = Writer(config, backends, segments, index, persistent=persistent, read_only=read_only)
         if not read_only:
             saved = writer.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
@@ -151,6 +154,7 @@ def _recover(
     remembered: Settings | None,
     leftovers: Leftovers,
     counts: Mapping[bytes, int] | None,
+    progress: Progress | None,
 ) -> Recovery:
     if not segments.by_number:
         index.clear()
@@ -159,14 +163,16 @@ def _recover(
         recovery = Recovery()
     elif remembered is None or remembered.index == config.index.name:
         recovery = Recovery("trust")
-        if _follow(judge(state, segments, leftovers), segments, index, index, recovery):
+        if _follow(judge(state, segments, leftovers), segments, index, index, recovery, progress):
             return recovery
     else:
         recovery = Recovery("taken over")
-        if _take_over(config, catalogue, segments, index, remembered.index, leftovers, recovery, counted=counts is not None):
+        if _take_over(
+            config, catalogue, segments, index, remembered.index, leftovers, recovery, progress, counted=counts is not None
+        ):
             return recovery
     recovery = Recovery("rebuild")
-    rebuild(segments, index, counts, recovery)
+    rebuild(segments, index, counts, recovery, progress)
     return recovery
 
 
@@ -178,6 +184,7 @@ def _take_over(
     name: str,
     leftovers: Leftovers,
     recovery: Recovery,
+    progress: Progress | None,
     *,
     counted: bool,
 ) -> bool:
@@ -192,15 +199,27 @@ def _take_over(
             f"pass them yourself (refcounts=, --refcounts); to use it: {error}"
         ) from error
     try:
-        return _follow(judge(other.load() or {}, segments, leftovers), segments, other, index, recovery)
+        return _follow(judge(other.load() or {}, segments, leftovers), segments, other, index, recovery, progress)
     finally:
         other.close(None)
 
 
-def _follow(plan: Plan | None, segments: Segments, source: Index, index: Index, recovery: Recovery) -> bool:
+def _follow(
+    plan: Plan | None,
+    segments: Segments,
+    source: Index,
+    index: Index,
+    recovery: Recovery,
+    progress: Progress | None,
+) -> bool:
     """Carry a plan out: check, take over if ``source`` is another index, scan the tails. False if a check fails."""
-    if plan is None or not all(verify(segments, source, segment, recovery) for segment in plan.verify):
+    if plan is None:
         return False
+    meter = Meter(plan.verify, progress)
+    for segment in plan.verify:
+        if not verify(segments, source, segment, recovery):
+            return False
+        meter.add(segment)
     if source is not index:
         take_over(segments, index, source)
     elif plan.tails:

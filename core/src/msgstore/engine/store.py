@@ -235,7 +235,7 @@ class Store:
     def _save_index(self) -> None:
         """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""
         files, directory = self._segments.files, self.path
-        self._segments.seal_current()
+        self._segments.hints.write(self._segments.seal_current())
         numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
         clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
         with io_errors(directory):

@@ -227,6 +227,7 @@ class Writer:
             part = sizes[done:cut] if count < len(sizes) else sizes
             self._touched.add(segment)
             self.segments.append(view[base : base + size])
+            self.segments.hints.add(segment, offset, size, ids[done:cut] if count < len(ids) else ids, part)
             first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
             locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
             appended.append((segment, count, size))
@@ -266,7 +267,7 @@ class Writer:
                 self._empty.add(segment)
             if segment.form.self_describing:
                 self.forget_lingering(segment)
-        self.segments.seal_current()
+        self.segments.hints.write(self.segments.seal_current())
 
     def forget_lingering(self, segment: Segment) -> None:
         if self.lingering:

@@ -1,0 +1,464 @@
+"""Hints are worth time, never data: whatever becomes of one, the store comes up with what is in its segments."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+import zlib
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import msgstore
+from msgstore.contract import Columns
+from msgstore.engine import hint_file, hints
+from msgstore.engine.hint_file import BadHint, Hint
+from msgstore.files import Files
+from support import CELLS, CHANGES, Crash, RecordingFiles, StoppingFiles, UnsyncedFiles, open_with
+
+ETS = [cell for cell in CELLS.values() if cell.index == "ets"]
+
+
+@pytest.fixture(params=ETS, ids=str)
+def ets(request):
+    pytest.importorskip("msgstore_ets_index")
+    pytest.importorskip(f"msgstore_format_{request.param.format}")
+    if request.param.record == "checksum":
+        pytest.importorskip("msgstore_checksum_record")
+    return request.param.keys | {"sync_interval": "1h"}
+
+
+@pytest.fixture(autouse=True)
+def small_segments_have_hints(monkeypatch):
+    monkeypatch.setattr(hints, "SMALLEST", 0)
+
+
+def body(number: int) -> bytes:
+    return b"\x83m" + (10 + number % 3).to_bytes(4, "big") + bytes(10 + number % 3)
+
+
+def ids(*span: int) -> list[bytes]:
+    return [number.to_bytes(16, "big") for number in range(*span)]
+
+
+def write(store: msgstore.Store, *span: int) -> None:
+    store.client().write_many((msg_id, body(int.from_bytes(msg_id))) for msg_id in ids(*span))
+    store.flush()
+
+
+def two_segments(path: Path, keys: dict, files: Files | None = None) -> None:
+    """0 to 99 in a sealed segment, 100 to 149 in the one that is being written; killed."""
+    store = open_with(path, files, **keys)
+    write(store, 100)
+    store.roll()
+    write(store, 100, 150)
+    store.abandon()
+
+
+def check(path: Path, keys: dict, expected: list[bytes], **more: object) -> msgstore.StoreStats:
+    """Open after a kill: everything is there and readable, and what is counted of segments is what the index says. Kill."""
+    store = open_with(path, **keys, **more)
+    entries = list(store.entries())
+    assert sorted(entry.msg_id for entry in entries) == expected
+    assert store.client().read_many(expected) == {i: body(int.from_bytes(i)) for i in expected}
+    for segment in store.segments():
+        sizes = [entry.size for entry in entries if entry.number == segment.number]
+        assert (segment.live_count, segment.live_bytes) == (len(sizes), sum(sizes))
+    stats = store.stats()
+    store.abandon()
+    return stats
+
+
+def hint_of(path: Path, number: int = 0) -> Path:
+    (found,) = path.glob(f"msgstore-{number}.*.hint")
+    return found
+
+
+def segment_of(path: Path, number: int = 0) -> Path:
+    (found,) = (file for file in path.glob(f"{number}.*") if file.suffix != ".hint")
+    return found
+
+
+# -- written and read -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sealed_segment_is_not_read_again(tmp_path, ets):
+    two_segments(tmp_path, ets)
+    recovery = check(tmp_path, ets, ids(150)).recovery
+    assert recovery.how == "rebuild"
+    assert ([name.split(".")[0] for name in recovery.hinted], [name.split(".")[0] for name in recovery.scanned]) == (
+        ["0"],
+        ["1"],
+    )
+    assert (recovery.entered, recovery.garbage) == (150, 0)
+
+
+def test_a_hint_says_what_a_scan_says(tmp_path, ets):
+    two_segments(tmp_path, ets)
+    store = open_with(tmp_path, mode="r", **ets)
+    segment = store._segments.by_number[0]
+    hint = store._segments.hints.load(segment)
+    scanned = segment.form.format.scan(segment.path.read_bytes()).records
+    assert hint is not None
+    assert hint.id_list() == scanned.id_list() == ids(100)
+    assert hint.locations(0) == Hint.of(scanned).locations(0)
+    assert hint.total() == sum(scanned.sizes)
+    store.close()
+
+
+def test_a_segment_that_is_written_on_after_a_stop_gets_a_whole_hint(tmp_path, ets):
+    """Clean stops leave a hint to go on from; after a dirty one the scan is gone on from."""
+    with open_with(tmp_path, **ets) as store:
+        write(store, 50)
+    store = open_with(tmp_path, **ets)
+    assert not list(tmp_path.glob("*.hint"))  # it would be stale with the first append
+    write(store, 50, 100)
+    store.abandon()
+    store = open_with(tmp_path, **ets)
+    write(store, 100, 150)
+    store.roll()
+    write(store, 150, 200)
+    store.abandon()
+    assert len(check(tmp_path, ets, ids(200)).recovery.hinted) == 1
+
+
+def test_hints_of_another_programs_segments_are_written_after_the_scan(tmp_path, ets):
+    two_segments(tmp_path / "a", ets)
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)  # times are lost
+    for file in (tmp_path / "b").iterdir():
+        os.utime(file, ns=(10**18, 10**18))
+    assert check(tmp_path / "b", ets, ids(150)).recovery.hinted == []
+    assert segment_of(tmp_path / "b").stat().st_mtime_ns == 10**18  # old already
+    assert len(check(tmp_path / "b", ets, ids(150)).recovery.hinted) == 1
+
+
+def test_small_segments_have_none(tmp_path, ets, monkeypatch):
+    monkeypatch.setattr(hints, "SMALLEST", 2**20)
+    two_segments(tmp_path, ets)
+    assert not list(tmp_path.glob("*.hint"))
+
+
+def test_a_persistent_index_writes_none_and_takes_old_ones_away(tmp_path):
+    keys = {"format": "v2", "sync_interval": "1h"}
+    two_segments(tmp_path, keys | {"index": "ets"})
+    open_with(tmp_path, index="ets", **keys).close()
+    assert hint_of(tmp_path).exists()
+    with open_with(tmp_path, index="lmdb", **keys) as store:
+        store.client().remove(ids(0, 100, 2))
+        store.roll()
+        assert next(done.file for done in store.compact(everything=True)) == "0.sqs"
+    assert not list(tmp_path.glob("*.hint"))  # one was compacted, the other is written on
+    shutil.rmtree(tmp_path / "msgstore-lmdb")
+    with open_with(tmp_path, index="lmdb", **keys) as store:  # removed ones may be back: nothing says that they were
+        assert store.stats().recovery.how == "rebuild"
+        assert {entry.msg_id for entry in store.entries()} >= set(ids(1, 100, 2) + ids(100, 150))
+
+
+def test_reading_uses_hints_and_writes_none(tmp_path, ets):
+    two_segments(tmp_path, ets)
+    hint_of(tmp_path).rename(tmp_path / "kept")
+    before = sorted(tmp_path.iterdir())
+    files = RecordingFiles()
+    open_with(tmp_path, files, mode="r", **ets).close()
+    assert files.count(*CHANGES) == 0
+    assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "kept").rename(tmp_path / f"msgstore-{segment_of(tmp_path).name}.hint")
+    store = open_with(tmp_path, mode="r", **ets)
+    assert len(store.stats().recovery.hinted) == 1
+    store.close()
+
+
+# -- stale and damaged ----------------------------------------------------------------------------------------------------
+
+
+def test_a_change_in_the_same_instant_to_the_same_size_is_noticed(tmp_path, ets):
+    """The clock of a file system may stand still for milliseconds."""
+
+    class CoarseClock(UnsyncedFiles):
+        """Stands still: every write leaves the time of the first."""
+
+        now = 0
+
+        def pwrite(self, fd, data, offset):
+            super().pwrite(fd, data, offset)
+            CoarseClock.now = CoarseClock.now or os.fstat(fd).st_mtime_ns
+            os.utime(fd, ns=(self.now, self.now))
+
+    files = CoarseClock()
+    two_segments(tmp_path, ets, files)
+    segment = segment_of(tmp_path)
+    fd = files.open_write(segment)
+    last = os.fstat(fd).st_size - len(body(99)) + 6
+    files.pwrite(fd, b"!", last)
+    files.close(fd)
+    store = open_with(tmp_path, **ets)
+    assert store.stats().recovery.hinted == []
+    store.abandon()
+
+
+def test_no_flipped_bit_is_believed():
+    columns = Columns()
+    for number, msg_id in enumerate(ids(5)):
+        columns.add(msg_id, 64 + 50 * number, 40 + number)
+    for hint in (Hint.of(columns), Hint.of_run(columns.ids, 64, columns.sizes)):
+        data = b"".join(hint_file.write(hint, "0.sqs", 400, 1))
+        assert hint_file.read(data, "0.sqs", 400, 1).locations(0) == hint.locations(0)
+        for at in range(len(data)):
+            for bit in range(8):
+                with pytest.raises(BadHint):
+                    hint_file.read(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], "0.sqs", 400, 1)
+            with pytest.raises(BadHint):
+                hint_file.read(data[:at], "0.sqs", 400, 1)
+        for name, size, time in (("1.sqs", 400, 1), ("0.sqs", 401, 1), ("0.sqs", 400, 2)):
+            with pytest.raises(BadHint):
+                hint_file.read(data, name, size, time)
+
+
+@given(
+    widths=st.tuples(st.sampled_from([0, 4, 8]), st.sampled_from([0, 4, 8])),
+    count=st.integers(0, 5) | st.integers(0, 2**64 - 1),
+    numbers=st.tuples(*[st.integers(0, 500) | st.integers(0, 2**64 - 1)] * 2),
+    rest=st.binary(max_size=200),
+    fits=st.booleans(),
+)
+def test_whatever_a_hostile_hint_says_it_does_not_lead_out_of_its_segment(widths, count, numbers, rest, fits):
+    """With a checksum that is right."""
+    if fits and count <= 5:
+        rest = rest.ljust(count * (16 + sum(widths)), b"\0")[: count * (16 + sum(widths))]
+    data = struct.pack(">8sIBBHQQqQQ", b"msghint\n", 1, *widths, 0, count, 400, 1, *numbers) + rest
+    data += zlib.crc32(data, zlib.crc32(b"0.sqs")).to_bytes(4)
+    try:
+        hint = hint_file.read(data, "0.sqs", 400, 1)
+    except BadHint:
+        return
+    end = 0
+    for location, msg_id in zip(hint.locations(0), hint.id_list(), strict=True):
+        offset, size = location >> 40, location & 2**40 - 1
+        assert len(msg_id) == 16
+        assert end <= offset
+        end = offset + size
+        assert end <= 400
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "empty", "huge", "other", "directory"])
+def test_a_damaged_hint_costs_time(tmp_path, ets, damage):
+    two_segments(tmp_path, ets)
+    hint = hint_of(tmp_path)
+    data = hint.read_bytes()
+    hint.unlink()
+    match damage:
+        case "cut":
+            hint.write_bytes(data[:-1])
+        case "empty":
+            hint.touch()
+        case "huge":
+            with hint.open("wb") as file:
+                file.truncate(2**40)
+        case "other":
+            other = tmp_path.with_name("other")
+            two_segments(other, ets)
+            shutil.copy2(hint_of(other), hint)
+        case "directory":
+            hint.mkdir()
+    recovery = check(tmp_path, ets, ids(150)).recovery
+    assert recovery.hinted == []
+    assert len(recovery.scanned) == 2
+    if damage != "directory":
+        assert len(check(tmp_path, ets, ids(150)).recovery.hinted) == 1
+
+
+def test_a_hint_of_a_segment_whose_end_was_lost_is_not_believed(tmp_path, ets):
+    """Name, size and time survived a power loss, the content did not."""
+    two_segments(tmp_path, ets)
+    segment = segment_of(tmp_path)
+    status = segment.stat()
+    with segment.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes(100))
+    os.utime(segment, ns=(status.st_atime_ns, status.st_mtime_ns))
+    store = open_with(tmp_path, **ets)
+    assert store.stats().recovery.hinted == []
+    store.abandon()
+
+
+def test_a_hint_without_its_segment_goes(tmp_path, ets):
+    """Its number may be given to another segment."""
+    two_segments(tmp_path, ets)
+    segment_of(tmp_path).unlink()
+    hint = hint_of(tmp_path)
+    leftover = hint.with_name(hint.name + ".tmp")
+    leftover.touch()
+    check(tmp_path, ets, ids(100, 150))
+    assert not hint.exists()
+    assert not leftover.exists()
+
+
+# -- while the store is open ----------------------------------------------------------------------------------------------
+
+
+class NoRoomForHints(UnsyncedFiles):
+    def create(self, path):
+        if ".hint" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(path)
+
+
+class NoTimes(UnsyncedFiles):
+    def set_mtime(self, path, mtime_ns):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+class ForgetfulTimes(UnsyncedFiles):
+    def set_mtime(self, path, mtime_ns):
+        return Files.set_mtime(self, path, path.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("files", [NoRoomForHints, NoTimes, ForgetfulTimes])
+def test_a_hint_that_cannot_be_written_fails_nothing(tmp_path, ets, files):
+    two_segments(tmp_path, ets, files())
+    assert not list(tmp_path.glob("*.hint*"))
+    assert check(tmp_path, ets, ids(150)).recovery.hinted == []
+
+
+def test_a_failed_append_leaves_a_hint_that_is_right(tmp_path, ets):
+    """What was appended before the failure is written once more: the segments have copies."""
+
+    class FailingInTheSecond(UnsyncedFiles):
+        second = None
+
+        def create(self, path):
+            fd = super().create(path)
+            self.second = fd if path.name.startswith("1.") else self.second
+            return fd
+
+        def pwrite(self, fd, data, offset):
+            if fd == self.second and len(data) > 1000:
+                self.second = None
+                super().pwrite(fd, memoryview(data)[:10], offset)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().pwrite(fd, data, offset)
+
+    files = FailingInTheSecond()
+    store = open_with(tmp_path, files, **ets, file_size_limit=4000)
+    write(store, 10)
+    with pytest.raises(msgstore.StoreIOError):
+        write(store, 10, 200)
+    store.flush()
+    store.roll()
+    store.abandon()
+    recovery = check(tmp_path, ets, ids(200), file_size_limit=4000).recovery
+    assert recovery.garbage > 0
+    assert recovery.scanned == []
+
+
+def test_deleting_a_segment_deletes_its_hint(tmp_path, ets):
+    store = open_with(tmp_path, **ets)
+    write(store, 100)
+    store.roll()
+    assert hint_of(tmp_path).exists()
+    store.client().remove(ids(100))
+    store.flush()
+    assert not list(tmp_path.glob("*.hint"))
+    store.close()
+
+
+def test_migrating_takes_the_hints_of_old_segments_away(tmp_path):
+    two_segments(tmp_path, {"index": "ets", "format": "v1", "sync_interval": "1h"})
+    keys = {"index": "ets", "format": "v2", "sync_interval": "1h"}
+    store = open_with(tmp_path, **keys)
+    store.migrate()
+    store.abandon()
+    assert not list(tmp_path.glob("*.rdq*"))
+    check(tmp_path, keys, ids(150))
+
+
+def test_compaction_writes_the_hint_anew(tmp_path, ets):
+    two_segments(tmp_path, ets)
+    store = open_with(tmp_path, **ets)
+    store.client().remove(ids(0, 100, 2))
+    store.flush()
+    (done,) = store.compact(everything=True)
+    assert done.moved_records
+    store.abandon()
+    assert len(check(tmp_path, ets, sorted(ids(1, 100, 2) + ids(100, 150))).recovery.hinted) == 1
+
+
+def test_no_instant_of_a_compaction_leaves_a_hint_that_is_wrong(tmp_path, ets):
+    two_segments(tmp_path / "before", ets)
+    live = ids(1, 100, 2) + ids(100, 150)
+    for stop in range(200):
+        path = tmp_path / str(stop)
+        shutil.copytree(tmp_path / "before", path)
+        store = open_with(path, **ets)
+        store.client().remove(ids(0, 100, 2))
+        store.flush()
+        files = StoppingFiles(stop)
+        store._segments.files = store._segments.hints._files = files
+        try:
+            store.compact(everything=True)
+        except Crash:
+            store._segments.files = store._segments.hints._files = Files()
+        store.abandon()
+        with open_with(path, **ets) as store, store.client() as client:
+            assert client.read_many(live) == {i: body(int.from_bytes(i)) for i in live}
+        if not files.stopped:
+            assert stop > 8
+            return
+    pytest.fail("there is always one more operation")
+
+
+def test_a_quarantined_segment_loses_its_hint(tmp_path, ets):
+    """Or the next start would find no damage in it."""
+    two_segments(tmp_path, ets)
+    store = open_with(tmp_path, **ets)
+    assert len(store.stats().recovery.hinted) == 1
+    segment = segment_of(tmp_path)
+    with segment.open("r+b") as file:
+        file.seek(-500, os.SEEK_END)
+        file.write(b"\xff" * 200)
+    store.client().remove(ids(0, 100, 2))
+    store.flush()
+    (done,) = store.compact(everything=True)
+    assert done.skipped
+    store.abandon()
+    assert not list(tmp_path.glob("msgstore-0*.hint"))
+
+
+def test_sizes_of_eight_bytes():
+    huge = array("Q", [2**33, 2**34])
+    hint = Hint.of_run(bytes(32), 64, huge)
+    data = b"".join(hint_file.write(hint, "0.sqs", 2**36, 1))
+    assert hint_file.read(data, "0.sqs", 2**36, 1).locations(1) == hint.locations(1)
+
+
+def test_what_another_program_appended_is_not_hidden_by_a_hint(tmp_path, ets):
+    store = open_with(tmp_path, **ets)
+    write(store, 100)
+    with segment_of(tmp_path).open("ab") as file:
+        file.write(b"\xff" * 100)
+    store.roll()
+    store.abandon()
+    assert not list(tmp_path.glob("*.hint"))
+    assert check(tmp_path, ets, ids(100)).recovery.damaged
+
+
+def test_of_copies_in_one_segment_the_first_one_counts(tmp_path, ets):
+    """A message that was removed, and written again after a clean stop."""
+    with open_with(tmp_path, **ets) as store:
+        write(store, 2)
+        first = [entry.location for entry in store.entries()]
+        store.client().remove(ids(1))
+    store = open_with(tmp_path, **ets)
+    write(store, 1)
+    store.roll()
+    store.abandon()
+    with open_with(tmp_path, mode="r", **ets) as store:
+        assert [entry.location for entry in store.entries()] == first
+    recovery = check(tmp_path, ets, ids(2)).recovery
+    assert len(recovery.hinted) == 1
+    assert (recovery.entered, recovery.garbage) == (2, 1)
