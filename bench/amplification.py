@@ -117,11 +117,13 @@ def _first_in_first_out(peer: Peer, pairs: Sequence[Pair]) -> None:
     for old, new in zip(batches(pairs), batches(pairs[living:]), strict=False):
         peer.put_all(new)
         peer.remove_all([msg_id for msg_id, _ in old[: len(new)]])
+    peer.settle()  # what is removed now was on disk: nothing is saved by a removal that meets its write
     peer.remove_all([msg_id for msg_id, _ in pairs[len(pairs) - living :]])
 
 
 def _at_random(peer: Peer, pairs: Sequence[Pair]) -> None:
     peer.put_all(pairs)
+    peer.settle()
     gone = random.Random(SEED).sample([msg_id for msg_id, _ in pairs], int(len(pairs) * REMOVED))
     peer.remove_all(gone)
 

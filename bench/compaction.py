@@ -14,6 +14,7 @@ from typing import Any
 import children
 from figures import Bound, Figures, Progress
 from measure import CHECKED, SEED, Plan, fresh_directory, make_messages
+from peers import Pair
 
 import msgstore
 from msgstore.config import store_config
@@ -69,7 +70,7 @@ def compact(path: str, size: int, most: int | None) -> list[float | None]:
     if "never" in catalogue.names("gc"):
         keys["gc"] = "never"
     with open_configured(store_config(keys, "bench", Path()), catalogue, files=files) as store, store.client() as client:
-        pairs = []
+        pairs: list[Pair] = []
         rng = random.Random(SEED)
         while len(pairs) != most and (not pairs or store.segments()[0].size < SEGMENT):
             more = make_messages(size, min(max(2**20 // size, 1), (most or SEGMENT) - len(pairs)), rng)

@@ -13,6 +13,7 @@ from typing import Any
 
 from figures import Bound, Figure, Figures, Measurement
 from measure import Plan, Result, Results, file_system
+from peers import RIVALS
 from ratios import Ratio, ratios
 from rich.console import Console
 from rich.table import Table
@@ -92,7 +93,8 @@ def print_tables(
             console.print(f"  [bold]{peer.name}[/bold]: {peer.how}", highlight=False, soft_wrap=True)
     for measurement in measured:
         if found := figures.of(measurement.NAME):
-            console.print(_figures(measurement.TITLE, found))
+            console.print(f"\n{measurement.TITLE}; {_rounds(found)}", style="italic", highlight=False, soft_wrap=True)
+            console.print(_figures(found))
     found_ratios = ratios(results)
     required = [ratio for ratio in found_ratios if ratio.required is not None]
     if required or bounds:
@@ -101,11 +103,22 @@ def print_tables(
         console.print(_information(information))
 
 
-def _figures(title: str, found: Sequence[Figure]) -> Table:
+def _rounds(found: Sequence[Figure]) -> str:
+    counts = sorted({len(figure.rounds) for figure in found})
+    if counts[-1] == 1:
+        return "measured once"
+    return f"medians of {counts[0]} values" if len(counts) == 1 else f"medians of {counts[0]} to {counts[-1]} values"
+
+
+def _place(store: str) -> tuple[int, str]:
+    """Rows stand in the order of the peers; what is none of them comes last."""
+    names = ["msgstore", *RIVALS, "floor"]
+    return next((at for at, name in enumerate(names) if store.startswith(name)), len(names)), store
+
+
+def _figures(found: Sequence[Figure]) -> Table:
     """A row for each size and store, a column for each name."""
-    rounds = sorted({len(figure.rounds) for figure in found})
-    counts = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    table = Table(title=f"{title}; medians of {counts} values", title_justify="left")
+    table = Table()
     names = list(dict.fromkeys(figure.name for figure in found))
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("store", no_wrap=True)
@@ -113,7 +126,7 @@ def _figures(title: str, found: Sequence[Figure]) -> Table:
         table.add_column(name, justify="right")
     cells = {(figure.size, figure.store, figure.name): figure for figure in found}
     for size in sorted({figure.size for figure in found}):
-        for store in dict.fromkeys(figure.store for figure in found if figure.size == size):
+        for store in sorted({figure.store for figure in found if figure.size == size}, key=_place):
             values = [cells.get((size, store, name)) for name in names]
             table.add_row(f"{size:,} B", store, *[_value(figure.value, figure.unit) if figure else "-" for figure in values])
         table.add_section()

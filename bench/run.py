@@ -60,10 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="3 rounds, a quarter of the messages: a look, no verdict")
     parser.add_argument("--only", type=_names(NAMES), default=list(NAMES), help=f"of {','.join(NAMES)}")
     parser.add_argument("--sizes", type=_sizes, default=list(MESSAGES), help="body sizes in bytes, such as 64,1024,16384")
+    about_messages = "of each size (lifecycles: a quarter, at least 1000), and the most that any operation takes"
     parser.add_argument(
         "--messages",
         type=_positive,
-        help="messages of each size (lifecycles: a quarter, at least 1000); no operation takes more",
+        help=about_messages,
     )
     parser.add_argument("--rounds", type=_positive, help="default 5, with --quick 3")
     stores = tuple(peer.name for peer in PEERS)
