@@ -24,8 +24,8 @@ TITLE = "Bytes written, first in first out and with 60 % removed at random, coll
 FIFO, RANDOM = "FIFO", "60 % at random"
 MOST = {FIFO: 1.05, RANDOM: 1.3}
 """Of the bytes of the records, by msgstore with the index ets."""
-MESSAGES = {64: 200_000, 1024: 50_000, 16384: 4_000}
-SET_BYTES = 2**26
+MESSAGES = {64: 100_000, 1024: 30_000, 16384: 3_000}
+SET_BYTES = 2**25
 """Of another size, so many bytes of bodies."""
 LIVING = 0.25
 """Share of the set that lives at a time, first in first out."""

@@ -31,6 +31,10 @@ class Figure:
         """The median."""
         return statistics.median(self.rounds)
 
+    def over(self, other: Figure) -> float:
+        """The median of the quotients, round by round: what the machine does to a whole round is in both."""
+        return statistics.median(above / below for above, below in zip(self.rounds, other.rounds, strict=True))
+
 
 class Figures:
     """By (operation, store, name, size), in the order of first appearance."""

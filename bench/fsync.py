@@ -211,7 +211,7 @@ def bounds(figures: Figures) -> list[Bound]:
         for size in figures.sizes(NAME):
             above, below = figures.get(NAME, "msgstore", ours, size), figures.get(NAME, others, their, size)
             if above and below:
-                found.append(Bound("msgstore", NAME, what, size, "", "at least", required, above.value / below.value))
+                found.append(Bound("msgstore", NAME, what, size, "", "at least", required, above.over(below)))
     return found
 
 

@@ -135,7 +135,7 @@ def _figures(found: Sequence[Figure]) -> Table:
 
 def _value(value: float, unit: str) -> str:
     """Three digits at least."""
-    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
     return f"{number} {unit}" if unit else number
 
 
@@ -193,7 +193,7 @@ def _required(found: Sequence[Ratio], bounds: Sequence[Bound]) -> Table:
             store, label, size, speed, f"at least {ratio.required:g}", f"{ratio.measured:.2f}", _verdict(bool(ratio.met))
         )
     for bound in bounds:
-        least = f"{bound.limit} {_value(bound.required, bound.unit)}"
+        least = f"{bound.limit} {bound.required:g} {bound.unit}"
         measured = _value(bound.measured, bound.unit)
         table.add_row(bound.store, bound.operation, f"{bound.size} B", bound.what, least, measured, _verdict(bound.met))
     return table
