@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peers import LAG, Pair, Peer
+from peers import LAG, OPERATIONS, Pair, Peer
 
 SEED = 20
 WORKING_SET = 10_000
@@ -41,6 +41,18 @@ class Plan:
     """Body size to number of messages."""
     rounds: int
     directory: Path
+    divisor: int = 1
+    """Counts that do not depend on the body's size are divided by it."""
+    most: int | None = None
+    """No measurement takes more messages than this."""
+
+    def count(self, usual: int) -> int:
+        """``usual``, or what is left of it in a smaller run."""
+        return min(usual // self.divisor, self.most or usual)
+
+    def has(self, store: str) -> bool:
+        """Whether the store is asked for."""
+        return any(peer.name == store for peer in self.peers)
 
 
 @dataclass
@@ -113,6 +125,8 @@ def run(plan: Plan, progress: Callable[[str], object]) -> Results:
     warm_up(plan.directory)
     order = random.Random(SEED)
     results = Results()
+    if not set(plan.operations) & set(OPERATIONS):
+        return results
     for size, count in plan.messages.items():
         pairs = make_messages(size, count, random.Random(SEED + size))
         for peer in plan.peers:  # imports and first calls are nobody's cost

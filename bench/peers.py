@@ -1,7 +1,7 @@
 """The stores that are compared, one class each behind one tiny interface, and the raw floor as two more of them.
 
-Nothing here calls fsync. Whoever has batches gets batches of 1000 messages; msgstore gets one call a message. Loops hold
-nothing but the store's own calls, bound to local names, so that each store shows its best from Python.
+Nothing here calls fsync: that is fsync.py's. Whoever has batches gets batches of 1000 messages; msgstore gets one call a
+message. Loops hold nothing but the store's own calls, bound to local names, so that each store shows its best from Python.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ LAG = 500
 CHUNK = 2**20
 """Bytes that the floor writes, or reads for read_many, at once."""
 OPERATIONS: tuple[str, ...] = ("put", "get", "read_many", "remove", "lifecycle")
+"""Those that are timed for each store here; the others have a module each."""
 
 Pair = tuple[bytes, bytes]
 """A message: its id, 16 bytes, and its body."""
@@ -91,8 +92,9 @@ class MsgStore(Peer):
     name = "msgstore"
     how = "index ets, format v2, durability os; one call a message; put, remove and lifecycle end with store.flush()"
 
-    def __init__(self, directory: Path) -> None:
-        self.store = msgstore.open_store(directory, index="ets", format="v2", durability="os")
+    def __init__(self, directory: Path, **options: Any) -> None:
+        """``options``: keys of the configuration."""
+        self.store = msgstore.open_store(directory, **({"index": "ets", "format": "v2", "durability": "os"} | options))
         self.client = self.store.client()
 
     def put_all(self, pairs: Sequence[Any]) -> None:
@@ -151,8 +153,7 @@ class MappedMsgStore(MsgStore):
     operations: ClassVar[Sequence[str]] = ("get",)
 
     def __init__(self, directory: Path) -> None:
-        self.store = msgstore.open_store(directory, index="ets", format="v2", durability="os", reads="mmap")
-        self.client = self.store.client()
+        super().__init__(directory, reads="mmap")
 
 
 class RocksDB(Peer):
@@ -220,8 +221,8 @@ class LMDB(Peer):
     name = "LMDB"
     how = "transactions of 1000, cursor.putmulti, sync off, writemap; gets in one read transaction; read_many: getmulti of 1000"
 
-    def __init__(self, directory: Path) -> None:
-        self.env = lmdb.open(str(directory), map_size=2**32, sync=False, writemap=True)
+    def __init__(self, directory: Path, *, writemap: bool = True) -> None:
+        self.env = lmdb.open(str(directory), map_size=2**32, sync=False, writemap=writemap)
 
     def put_all(self, pairs: Sequence[Any]) -> None:
         for batch in batches(pairs):
@@ -275,7 +276,7 @@ class SQLite(Peer):
         self.db = sqlite3.connect(directory / "messages.db", isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute("PRAGMA synchronous=OFF")
-        self.db.execute("CREATE TABLE messages (id BLOB PRIMARY KEY, body BLOB NOT NULL)")
+        self.db.execute("CREATE TABLE IF NOT EXISTS messages (id BLOB PRIMARY KEY, body BLOB NOT NULL)")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -398,4 +399,6 @@ class LookupFloor(Floor):
             pread(fd, size, offset)
 
 
+RIVALS = ("RocksDB", "LMDB", "SQLite")
+"""The peers that are stores."""
 PEERS: tuple[type[Peer], ...] = (MsgStore, MappedMsgStore, RocksDB, LMDB, SQLite, Floor, LookupFloor)

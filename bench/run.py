@@ -8,6 +8,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import amplification
+import compaction
+import deletion
+import fsync
+import latency
+import lifecycle
+import memory
+import reopen
+from figures import Bound, Figures, Measurement
 from measure import Plan, run
 from peers import OPERATIONS, PEERS
 from report import json_lines, print_tables
@@ -19,6 +28,10 @@ SET_BYTES = 160 * 2**20
 """Of another size, so many bytes of bodies."""
 QUICK = 4
 """--quick divides messages by this."""
+
+MEASUREMENTS: tuple[Measurement, ...] = (lifecycle, fsync, latency, reopen, compaction, deletion, amplification, memory)
+"""What is printed in tables of its own, in this order; ``lifecycle`` is timed with the other rows as well."""
+NAMES = tuple(dict.fromkeys([*OPERATIONS, *[measurement.NAME for measurement in MEASUREMENTS]]))
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -45,9 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compare msgstore with RocksDB, LMDB, SQLite and the raw floor in one run.")
     parser.add_argument("--json", action="store_true", help="JSON Lines on standard output instead of tables")
     parser.add_argument("--quick", action="store_true", help="3 rounds, a quarter of the messages: a look, no verdict")
-    parser.add_argument("--only", type=_names(OPERATIONS), default=list(OPERATIONS), help=f"of {','.join(OPERATIONS)}")
+    parser.add_argument("--only", type=_names(NAMES), default=list(NAMES), help=f"of {','.join(NAMES)}")
     parser.add_argument("--sizes", type=_sizes, default=list(MESSAGES), help="body sizes in bytes, such as 64,1024,16384")
-    parser.add_argument("--messages", type=_positive, help="messages of each size (lifecycles: a quarter, at least 1000)")
+    about_messages = "of each size (lifecycles: a quarter, at least 1000), and the most that any operation takes"
+    parser.add_argument(
+        "--messages",
+        type=_positive,
+        help=about_messages,
+    )
     parser.add_argument("--rounds", type=_positive, help="default 5, with --quick 3")
     stores = tuple(peer.name for peer in PEERS)
     parser.add_argument("--stores", type=_names(stores), default=list(stores), help=f"of {','.join(stores)}")
@@ -69,13 +87,20 @@ def main() -> None:
             messages=counts,
             rounds=arguments.rounds or (3 if arguments.quick else 5),
             directory=Path(directory),
+            divisor=QUICK if arguments.quick else 1,
+            most=arguments.messages,
         )
         results = run(plan, status.update)
+        figures = Figures()
+        chosen = [measurement for measurement in MEASUREMENTS if measurement.NAME in plan.operations]
+        for measurement in chosen:
+            measurement.run(plan, figures, status.update)
+        bounds: list[Bound] = [bound for measurement in chosen for bound in measurement.bounds(figures)]
         status.stop()
         if arguments.json:
-            sys.stdout.writelines(line + "\n" for line in json_lines(plan, results))
+            sys.stdout.writelines(line + "\n" for line in json_lines(plan, results, figures, bounds))
         else:
-            print_tables(plan, results, Console(width=None if sys.stdout.isatty() else 140))
+            print_tables(plan, results, chosen, figures, bounds, Console(width=None if sys.stdout.isatty() else 140))
 
 
 if __name__ == "__main__":

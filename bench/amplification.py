@@ -1,0 +1,149 @@
+"""Bytes that are written for each byte that is stored, over a message's whole life, collection included.
+
+Each store is counted in a process of its own, by the bytes that the process passes to system calls: all files, logs and
+threads of the store. LMDB is run without writemap here, since what goes through a mapping is not counted.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import children
+from figures import Bound, Figures, Progress
+from measure import SEED, Plan, fresh_directory, make_messages
+from peers import LMDB, MsgStore, Pair, Peer, RocksDB, SQLite, batches
+
+import msgstore
+
+NAME = "amplification"
+TITLE = "Bytes written, first in first out and with 60 % removed at random, collected in the end"
+FIFO, RANDOM = "FIFO", "60 % at random"
+MOST = {FIFO: 1.05, RANDOM: 1.3}
+"""Of the bytes of the records, by msgstore with the index ets."""
+MESSAGES = {64: 100_000, 1024: 30_000, 16384: 3_000}
+SET_BYTES = 2**25
+"""Of another size, so many bytes of bodies."""
+LIVING = 0.25
+"""Share of the set that lives at a time, first in first out."""
+REMOVED = 0.6
+SEGMENT = 2 * 2**20
+"""msgstore's file_size_limit, so that small bodies fill several segments."""
+
+
+class CountedMsgStore(MsgStore):
+    """Flushes when the engine does, and once in the end."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__(directory, file_size_limit=SEGMENT, **options)
+
+    def put_all(self, pairs: Sequence[Any]) -> None:
+        self.client.write_many(pairs)
+
+    def remove_all(self, ids: Sequence[bytes]) -> None:
+        self.client.remove(ids)
+
+
+class LmdbIndexMsgStore(CountedMsgStore):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, index="lmdb")
+
+
+class CountedLMDB(LMDB):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, writemap=False)
+
+
+COUNTED: dict[str, tuple[str, Callable[[Path], Peer]]] = {
+    "msgstore": ("msgstore", CountedMsgStore),
+    "msgstore, lmdb": ("msgstore", LmdbIndexMsgStore),
+    "RocksDB": ("RocksDB", RocksDB),
+    "LMDB": ("LMDB", CountedLMDB),
+    "SQLite": ("SQLite", SQLite),
+}
+"""Row to (what --stores calls it, how it is opened)."""
+
+
+def run(plan: Plan, figures: Figures, progress: Progress) -> None:
+    """Counts, not times: one round."""
+    for size in plan.messages:
+        messages = plan.count(MESSAGES.get(size, max(SET_BYTES // size, 1000)))
+        for name, (store, _) in COUNTED.items():
+            if not plan.has(store):
+                continue
+            for how in (FIFO, RANDOM):
+                progress(f"amplification, {size} B, {how}: {name}")
+                with fresh_directory(plan.directory) as directory:
+                    counted = children.call(count, name, str(directory), how, size, messages)
+                for basis, share in counted.items():
+                    figures.add(NAME, name, f"{how}: / {basis}", size, "", share)
+
+
+def bounds(figures: Figures) -> list[Bound]:
+    return [
+        Bound("msgstore", NAME, f"{how}: bytes written / records", size, "", "at most", MOST[how], figure.value)
+        for how in (FIFO, RANDOM)
+        for size in figures.sizes(NAME)
+        if (figure := figures.get(NAME, "msgstore", f"{how}: / records", size))
+    ]
+
+
+def count(name: str, directory: str, how: str, size: int, messages: int) -> dict[str, float]:
+    """In a child: bytes written, by what they are divided by. Empty where the system does not count. Closing is not counted."""
+    peer = COUNTED[name][1](Path(directory))
+    pairs = make_messages(size, messages, random.Random(SEED))
+    before = children.bytes_written()
+    if how == FIFO:
+        _first_in_first_out(peer, pairs)
+    else:
+        _at_random(peer, pairs)
+    _collect(peer)
+    after = children.bytes_written()
+    if before is None or after is None:
+        return {}
+    shares = {"bodies": (after - before) / (size * messages)}
+    if isinstance(peer, MsgStore):
+        shares["records"] = (after - before) / (record_bytes(size) * messages)
+    peer.close()
+    return shares
+
+
+def _first_in_first_out(peer: Peer, pairs: Sequence[Pair]) -> None:
+    living = int(len(pairs) * LIVING)
+    peer.put_all(pairs[:living])
+    for old, new in zip(batches(pairs), batches(pairs[living:]), strict=False):
+        peer.put_all(new)
+        peer.remove_all([msg_id for msg_id, _ in old[: len(new)]])
+    peer.settle()  # what is removed now was on disk: nothing is saved by a removal that meets its write
+    peer.remove_all([msg_id for msg_id, _ in pairs[len(pairs) - living :]])
+
+
+def _at_random(peer: Peer, pairs: Sequence[Pair]) -> None:
+    peer.put_all(pairs)
+    peer.settle()
+    gone = random.Random(SEED).sample([msg_id for msg_id, _ in pairs], int(len(pairs) * REMOVED))
+    peer.remove_all(gone)
+
+
+def _collect(peer: Peer) -> None:
+    """Give space back, each store in its own way; LMDB and SQLite keep free pages for what comes."""
+    if isinstance(peer, MsgStore):
+        peer.store.flush()
+        peer.store.compact()
+    elif isinstance(peer, RocksDB):
+        peer.db.flush()
+        peer.db.compact_range(None, None)
+        peer.settle()
+    elif isinstance(peer, SQLite):
+        peer.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def record_bytes(size: int) -> int:
+    """Bytes of one record with such a body, asked of a store with that single message."""
+    with tempfile.TemporaryDirectory() as directory, msgstore.open_store(directory, format="v2") as store:
+        with store.client() as client:
+            client.write(bytes(16), bytes(size))
+        return store.stats().live_bytes

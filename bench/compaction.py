@@ -1,0 +1,98 @@
+"""Compaction of one full segment of 16 MiB from which 60 % of the messages, chosen at random, were removed.
+
+Each time in a process of its own, so that the bytes that the process passes to system calls stand beside what the engine
+says that it wrote. The policy is ``never`` where there is one: nothing is collected before the clock runs.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import children
+from figures import Bound, Figures, Progress
+from measure import CHECKED, SEED, Plan, fresh_directory, make_messages
+from peers import Pair
+
+import msgstore
+from msgstore.config import store_config
+from msgstore.engine.opening import open_configured
+from msgstore.files import Files
+
+NAME = "compaction"
+TITLE = "Compaction of a segment of 16 MiB, 60 % removed at random: milliseconds, KiB"
+SEGMENT = 16 * 2**20
+REMOVED = 0.6
+
+
+class TimedFiles(Files):
+    """Adds up what is waited for the disk."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+
+    def sync(self, fd: int) -> None:
+        start = time.perf_counter()
+        super().sync(fd)
+        self.waited += time.perf_counter() - start
+
+
+def run(plan: Plan, figures: Figures, progress: Progress) -> None:
+    if not plan.has("msgstore"):
+        return
+    for size in plan.messages:
+        for number in range(plan.rounds):
+            progress(f"compaction, {size} B, round {number + 1} of {plan.rounds}")
+            with fresh_directory(plan.directory) as directory:
+                for (name, unit), value in zip(COLUMNS, children.call(compact, str(directory), size, plan.most), strict=True):
+                    if value is not None:
+                        figures.add(NAME, "msgstore", name, size, unit, value)
+
+
+COLUMNS = [
+    ("compaction", "ms"), ("of that, fsync", "ms"), ("segment", "KiB"), ("moved", "KiB"), ("written", "KiB"),
+    ("written, by /proc", "KiB"),
+]  # fmt: skip
+
+
+def bounds(figures: Figures) -> list[Bound]:
+    """None: nothing is required of it."""
+    return []
+
+
+def compact(path: str, size: int, most: int | None) -> list[float | None]:
+    """In a child: one value for each of COLUMNS. With ``most`` messages at most the segment is smaller."""
+    files = TimedFiles()
+    catalogue = msgstore.load_catalogue()
+    keys: dict[str, Any] = {"path": path, "file_size_limit": SEGMENT, "sync_interval": "1h"}
+    if "never" in catalogue.names("gc"):
+        keys["gc"] = "never"
+    with open_configured(store_config(keys, "bench", Path()), catalogue, files=files) as store, store.client() as client:
+        pairs: list[Pair] = []
+        rng = random.Random(SEED)
+        while len(pairs) != most and (not pairs or store.segments()[0].size < SEGMENT):
+            more = make_messages(size, min(max(2**20 // size, 1), (most or SEGMENT) - len(pairs)), rng)
+            client.write_many(more)
+            store.flush()
+            pairs += more
+        store.roll()
+        gone = set(rng.sample(range(len(pairs)), int(len(pairs) * REMOVED)))
+        client.remove([pairs[at][0] for at in gone])
+        store.flush()
+        first = store.segments()[0]
+
+        files.waited, before, start = 0.0, children.bytes_written(), time.perf_counter()
+        done = store.compact(everything=True)
+        took, after = time.perf_counter() - start, children.bytes_written()
+
+        one = next(each for each in done if each.file == first.file)
+        if one.skipped or one.size_after >= one.size_before:
+            raise RuntimeError(f"{first.file} was not compacted: {one}")
+        left = [pair for at, pair in enumerate(pairs) if at not in gone]
+        if any(client.read(msg_id) != body for msg_id, body in rng.sample(left, min(CHECKED, len(left)))):
+            raise RuntimeError("another body than was put")
+        written = None if before is None or after is None else (after - before) / 1024
+        moved = sum(each.moved_bytes for each in done) / 1024, sum(each.written for each in done) / 1024
+        return [took * 1000, files.waited * 1000, first.size / 1024, *moved, written]

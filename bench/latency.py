@@ -1,0 +1,135 @@
+"""How long single calls of ``write`` take, at full speed. The clock is read before and after each call.
+
+A peer collects batches of 1000, so its 1000th put has the whole batch's commit in it, as msgstore's has whatever a write does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import sqlite3
+import time
+from array import array
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+import lmdb
+import rocksdict
+from figures import Bound, Figures, Progress
+from measure import SEED, Plan, fresh_directory, make_messages
+from peers import BATCH, LMDB, RIVALS, MsgStore, Pair, Peer, RocksDB, SQLite
+
+NAME = "latency"
+TITLE = "Microseconds a call of write"
+SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
+MOST_AT_1_KIB = 200.0
+"""Microseconds, p99.99 of msgstore."""
+CLOCK = "clock alone"
+"""Two readings of the clock with nothing between them: what is in every other row as well, and what the machine interrupts."""
+
+STORES = ("msgstore", *RIVALS)
+Put = Callable[[bytes, bytes], object]
+
+
+def run(plan: Plan, figures: Figures, progress: Progress) -> None:
+    order = random.Random(SEED)
+    kinds = [kind for kind in plan.peers if kind.name in STORES]
+    for size, count in plan.messages.items():
+        pairs = make_messages(size, count, random.Random(SEED + size))
+        for number in range(plan.rounds):
+            note(figures, CLOCK, size, time_nothing(count))
+            order.shuffle(kinds)
+            for kind in kinds:
+                progress(f"latency, {size} B, round {number + 1} of {plan.rounds}: {kind.name}")
+                with fresh_directory(plan.directory) as directory:
+                    peer = kind(directory)
+                    try:
+                        with putting(peer) as put:
+                            samples = time_calls(put, pairs)
+                        note(figures, kind.name, size, samples)
+                    finally:
+                        peer.close()
+
+
+def bounds(figures: Figures) -> list[Bound]:
+    figure = figures.get(NAME, "msgstore", "p99.99", 1024)
+    return [Bound("msgstore", NAME, "p99.99", 1024, "us", "at most", MOST_AT_1_KIB, figure.value)] if figure else []
+
+
+def note(figures: Figures, store: str, size: int, samples: array[int]) -> None:
+    for name, value in percentiles(samples).items():
+        figures.add(NAME, store, name, size, "us", value / 1000)
+
+
+def percentiles(samples: array[int]) -> dict[str, float]:
+    """The smallest sample that at least such a share of all does not exceed; and the largest of all."""
+    ranked = sorted(samples)
+    found = {name: float(ranked[max(-int(-share * len(ranked) // 1), 1) - 1]) for name, share in SHARES.items()}
+    return found | {"max": float(ranked[-1])}
+
+
+def time_calls(put: Put, pairs: Sequence[Pair]) -> array[int]:
+    """Nanoseconds of each call."""
+    samples = array("q", bytes(8 * len(pairs)))
+    clock = time.perf_counter_ns
+    gc.collect()
+    for at, (msg_id, body) in enumerate(pairs):
+        start = clock()
+        put(msg_id, body)
+        samples[at] = clock() - start
+    return samples
+
+
+def time_nothing(count: int) -> array[int]:
+    samples = array("q", bytes(8 * count))
+    clock = time.perf_counter_ns
+    for at in range(count):
+        start = clock()
+        samples[at] = clock() - start
+    return samples
+
+
+Batches = Generator[None, Pair, None]
+"""Takes one message at a time; in taking the 1000th of a batch it commits the batch."""
+
+
+def _rocksdb(db: rocksdict.Rdict) -> Batches:
+    while True:
+        writes = rocksdict.WriteBatch(raw_mode=True)
+        for _ in range(BATCH):
+            writes.put(*(yield))
+        db.write(writes)
+
+
+def _lmdb(env: lmdb.Environment) -> Batches:
+    while True:
+        with env.begin(write=True) as transaction:
+            for _ in range(BATCH):
+                transaction.put(*(yield))
+
+
+def _sqlite(db: sqlite3.Connection) -> Batches:
+    while True:
+        db.execute("BEGIN")
+        for _ in range(BATCH):
+            db.execute("INSERT INTO messages VALUES (?, ?)", (yield))
+        db.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def putting(peer: Peer) -> Iterator[Put]:
+    """What is called for one message. A batch that is not full when it ends is dropped."""
+    if isinstance(peer, MsgStore):
+        yield peer.client.write
+        return
+    if isinstance(peer, RocksDB):
+        taking = _rocksdb(peer.db)
+    elif isinstance(peer, LMDB):
+        taking = _lmdb(peer.env)
+    else:
+        assert isinstance(peer, SQLite)
+        taking = _sqlite(peer.db)
+    next(taking)
+    send = taking.send
+    with contextlib.closing(taking):
+        yield lambda msg_id, body: send((msg_id, body))

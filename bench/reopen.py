@@ -1,0 +1,103 @@
+"""How long it takes until a store answers again: after its process was killed, and after it was closed.
+
+One process fills the store and kills itself with SIGKILL, a second one opens it (dirty) and closes it, a third one opens it
+again (clean). The clock runs from the call that opens to the answer of the first get. Imports, plugins and first calls are
+paid before, with an empty store of the same kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import children
+from figures import Bound, Figures, Progress
+from measure import SEED, Plan, check, fresh_directory
+from peers import LMDB, MsgStore, Pair, Peer, RocksDB, SQLite
+
+NAME = "reopen"
+TITLE = "Milliseconds from opening to the first answer, 64-byte bodies"
+MESSAGES = 1_000_000
+SIZE = 64
+ROUNDS = 3
+"""At most: each fills every store anew."""
+CHECKED = 50
+DIRTY, CLEAN = "dirty", "clean"
+MOST_DIRTY = {"msgstore": 500.0, "msgstore, lmdb": 20.0}
+"""Milliseconds."""
+
+
+class LmdbIndexMsgStore(MsgStore):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, index="lmdb")
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], Peer]]] = {
+    "msgstore": ("msgstore", MsgStore),
+    "msgstore, lmdb": ("msgstore", LmdbIndexMsgStore),
+    "RocksDB": ("RocksDB", RocksDB),
+    "LMDB": ("LMDB", LMDB),
+    "SQLite": ("SQLite", SQLite),
+}
+"""Row to (what --stores calls it, how it is opened)."""
+
+
+def run(plan: Plan, figures: Figures, progress: Progress) -> None:
+    order = random.Random(SEED)
+    count = plan.count(MESSAGES)
+    names = [name for name, (store, _) in KINDS.items() if plan.has(store)]
+    rounds = min(plan.rounds, ROUNDS)
+    for number in range(rounds):
+        for name in order.sample(names, len(names)):
+            progress(f"reopen, {count:,} messages, round {number + 1} of {rounds}: {name}")
+            with fresh_directory(plan.directory) as directory, fresh_directory(plan.directory) as empty:
+                children.call_killed(fill, name, str(directory), count)
+                for how in (DIRTY, CLEAN):
+                    took = children.call(reopen, name, str(directory), str(empty / how), count)
+                    figures.add(NAME, name, how, SIZE, "ms", took)
+
+
+def bounds(figures: Figures) -> list[Bound]:
+    return [
+        Bound(name, NAME, DIRTY, SIZE, "ms", "at most", most, figure.value)
+        for name, most in MOST_DIRTY.items()
+        if (figure := figures.get(NAME, name, DIRTY, SIZE))
+    ]
+
+
+def message(number: int) -> Pair:
+    """Random enough, and known to every process by its number."""
+    body = hashlib.blake2b(number.to_bytes(8, "big"), digest_size=SIZE).digest()
+    return hashlib.blake2b(body, digest_size=16).digest(), body
+
+
+def fill(name: str, directory: str, count: int) -> None:
+    """In a child, which does not survive it: all messages, with the operating system when the process is killed."""
+    peer = KINDS[name][1](Path(directory))
+    peer.put_all([message(number) for number in range(count)])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reopen(name: str, directory: str, empty: str, count: int) -> float:
+    """In a child: milliseconds. Then some of the messages are looked at, the last one among them, and the store is closed."""
+    open_store = KINDS[name][1]
+    Path(empty).mkdir()
+    first = open_store(Path(empty))
+    first.look(bytes(16))
+    first.close()
+    numbers = [*random.Random(count).sample(range(count), min(CHECKED, count)), count - 1]
+    wanted = message(numbers[0])
+    start = time.perf_counter()
+    peer = open_store(Path(directory))
+    body = peer.look(wanted[0])
+    took = time.perf_counter() - start
+    if body != wanted[1]:
+        raise RuntimeError(f"{name}: another body than was put")
+    check(peer, [message(number) for number in numbers])
+    peer.close()
+    return took * 1000
