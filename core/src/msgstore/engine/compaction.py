@@ -116,8 +116,10 @@ def compact(writer: Writer, segment: Segment) -> Collected:
             files.truncate(fd, todo.end)
             files.sync(fd)
         finally:
-            segment.size, segment.sealed_mtime_ns = files.size_and_mtime(fd)
-            files.close(fd)
+            try:
+                segment.size, segment.sealed_mtime_ns = files.size_and_mtime(fd)
+            finally:
+                files.close(fd)
     writer.touch(segment)
     writer.commit()
     written = sum(len(chunk) for writes in steps for _, chunk in writes)

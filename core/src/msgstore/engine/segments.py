@@ -79,6 +79,8 @@ class Segments:
         """Goes up before anything that an older look-up may point to is overwritten, cut or closed."""
         self._writer: int | None = None
         """The descriptor of the current segment."""
+        self._given_up: list[Segment] = []
+        """Segments with something behind their end that could be neither written nor cut off, and whose size is not known yet."""
 
     def __iter__(self) -> Iterator[Segment]:
         """In number order."""
@@ -130,7 +132,10 @@ class Segments:
             self.maps.pop(number)[0].close()
 
     def roll(self, form: OpenFormat) -> Segment:
-        """Begin a new current segment: the next number, its header written. The last one is sealed."""
+        """Begin a new current segment: the next number, its header written. The last one is sealed.
+
+        If that fails no file of the number is left; if not even it can be deleted, it stays as an empty segment.
+        """
         self.seal_current()
         number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
@@ -143,9 +148,15 @@ class Segments:
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
             except OSError:
-                self.files.close(fd)
                 with contextlib.suppress(OSError):
+                    self.files.close(fd)
+                try:
                     self.files.unlink(path)
+                except OSError:
+                    segment.appendable = False
+                    self._next_number = number + 1
+                    self.by_number[number] = segment
+                    self._given_up.append(segment)
                 raise
         segment.size = len(form.format.header)
         self._next_number = number + 1
@@ -161,7 +172,11 @@ class Segments:
         segment.sealed_mtime_ns = None
 
     def seal_current(self) -> None:
-        """The current segment will not be written any more; there is none until the next ``roll``."""
+        """The current segment will not be written any more; there is none until the next ``roll``.
+
+        Segments that were given up are measured, too: behind what the index knows of them there may be records that were
+        written once more elsewhere, and removed there. They must not be taken for new ones at the next start.
+        """
         segment, fd = self.current, self._writer
         self.current = self._writer = None  # first: a descriptor whose close failed is gone all the same
         if segment is not None and fd is not None:
@@ -170,6 +185,17 @@ class Segments:
                     segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
                 finally:
                     self.files.close(fd)
+        while self._given_up:
+            self._measure(self._given_up[-1])
+            self._given_up.pop()
+
+    def _measure(self, segment: Segment) -> None:
+        with self.errors(segment):
+            fd = self.files.open_read(segment.path)
+            try:
+                segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
+            finally:
+                self.files.close(fd)
 
     def append(self, data: bytes | memoryview) -> None:
         """Write whole records behind the current segment's end. If that fails, the end is where it was.
@@ -189,6 +215,7 @@ class Segments:
                     self.files.truncate(fd, segment.size)
                 except OSError:  # what was torn off stays behind the end: the segment is given up for writing
                     segment.appendable = False
+                    self._given_up.append(segment)
                     with contextlib.suppress(StoreIOError):
                         self.seal_current()
                 raise
@@ -225,6 +252,7 @@ class Segments:
 
     def close(self) -> None:
         """Let go of every descriptor, also of those behind one whose close fails."""
+        self._given_up.clear()
         with contextlib.ExitStack() as stack:
             for number in list(self.readers):
                 stack.callback(self._close_reader, number)

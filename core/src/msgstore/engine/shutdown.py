@@ -99,8 +99,13 @@ class Leftovers:
                 self.files.sync_directory(self.directory)
 
     def remove(self, *, sync: bool) -> None:
-        """RabbitMQ must not trust what it saved beside what we write."""
-        for name in (*SAVED_INDEXES, PENDING_CLEAN):
+        """RabbitMQ must not trust what it saved beside what we write.
+
+        The pending ``clean.dot`` goes last: an opening that fails before that can still be taken back. It may return after a
+        power loss; beside an index that says "open" it means nothing.
+        """
+        for name in SAVED_INDEXES:
             self.files.unlink(self.directory / name)
         if sync:
             self.files.sync_directory(self.directory)
+        self.files.unlink(self.directory / PENDING_CLEAN)

@@ -50,6 +50,7 @@ def open_parts(
     directory = config.path
     counts = None if refcounts is None else sum_counts(refcounts)
     index: Index | None = None
+    segments: Segments | None = None
     lock: WriterLock | None = None
     saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
     try:
@@ -83,6 +84,8 @@ def open_parts(
                 stack.callback(index.close, None)
                 with suppress(OSError):
                     index.close(saved)
+            if segments is not None:
+                stack.callback(segments.close)
         if isinstance(error, OSError):
             raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
         raise
