@@ -15,7 +15,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cells", default=",".join(CELLS), help=f"comma-separated, of {', '.join(CELLS)}")
     parser.addoption("--everything-installed", action="store_true", help="every plugin of this repository is installed")
     parser.addoption("--examples", type=int, default=60, help="random histories for each cell of the model test")
-    parser.addoption("--every", type=int, default=1, help="of the crash harness's states, failures and flips only every so-manieth")
+    parser.addoption(
+        "--every", type=int, default=1, help="of the crash harness's states, failures and flips only every so-manieth"
+    )
     parser.addoption("--kills", type=int, default=40, help="kill -9 for each cell of the crash harness")
 
 

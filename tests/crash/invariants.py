@@ -1,11 +1,11 @@
 """What a store must show that is opened after a crash.
 
 - Opening succeeds, and every confirmed message that was not removed is there with its bytes.
-- With a persistent index the counts are those of a flush boundary: of the last one, or of the one that was under way. So no message
-  returns whose removal was confirmed. Other indexes know that after a clean stop only.
-- Nothing is there that was never written, and nothing is read with wrong bytes. Two exceptions, after a power loss and without a
-  checksum: what was never confirmed; and what was removed from a v1 segment that was being compacted, and is brought back by an
-  index that is not persistent (v1 has no way to say that half a record is none).
+- With a persistent index the counts are those of a flush boundary: of the last one, or of the one that was under way. So no
+  message returns whose removal was confirmed. Other indexes know that after a clean stop only.
+- Nothing is there that was never written, and nothing is read with wrong bytes. Two exceptions, after a power loss and without
+  a checksum: what was never confirmed; and what was removed from a v1 segment that was being compacted, and is brought back by
+  an index that is not persistent (v1 has no way to say that half a record is none).
 - The store goes on: it is written to, flushed, compacted, closed, and what it then says is what it says after the next opening.
 """
 

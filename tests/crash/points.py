@@ -75,13 +75,16 @@ def points(recording: Recording) -> Iterator[Point]:
         yield from powerless(recording)
 
 
-def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 1, every: int = 1) -> Outcome:
-    """Open the store at every point of a share of the states; with ``every`` only at one state of so many."""
+def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 1, every: int = 1, enough: int = 0) -> Outcome:
+    """Open the store at every point of a share of the states; with ``every`` only at one state of so many, with ``enough`` only
+    until there are so many failures."""
     seen: set[bytes] = set()
-    outcome = Outcome()
     failures: list[str] = []
     count = states = 0
-    for count, point in enumerate(points(recording), 1):
+    for point in points(recording):
+        count += 1  # noqa: SIM113 - the loop may be left
+        if enough and len(failures) >= enough:
+            break
         key = _key(point)
         if key in seen:
             continue
@@ -97,8 +100,7 @@ def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 
             check(directory, situation)
         except Exception as error:  # whatever it is, it is not what a store may do
             failures.append(f"{point.label}: {type(error).__name__}: {error}\n{_last_lines(error)}")
-    outcome = Outcome(count, states, tuple(failures))
-    return outcome
+    return Outcome(count, states, tuple(failures))
 
 
 def _key(point: Point) -> bytes:
@@ -125,14 +127,12 @@ def run_shared(workers: Executor, shares: int, recording: Recording, directory: 
     """All points, shared by the processes of ``workers``."""
     saved = directory / "recording.pickle"
     saved.write_bytes(pickle.dumps(recording))
-    jobs = [
-        workers.submit(_work, saved, directory / f"reopened-{share}", share, shares, every) for share in range(shares)
-    ]
+    jobs = [workers.submit(_work, saved, directory / f"reopened-{share}", share, shares, every) for share in range(shares)]
     return sum((job.result() for job in jobs), Outcome())
 
 
 def _work(saved: Path, directory: Path, share: int, shares: int, every: int) -> Outcome:
-    return run(pickle.loads(saved.read_bytes()), directory, share=share, shares=shares, every=every)  # noqa: S301 - our own
+    return run(pickle.loads(saved.read_bytes()), directory, share=share, shares=shares, every=every)
 
 
 def summary(outcomes: Iterable[tuple[str, Outcome]]) -> list[str]:

@@ -80,7 +80,7 @@ class Segments:
         self._writer: int | None = None
         """The descriptor of the current segment."""
         self._given_up: list[Segment] = []
-        """Segments with something behind their end that could be neither written nor cut off, and whose size is not known yet."""
+        """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
 
     def __iter__(self) -> Iterator[Segment]:
         """In number order."""
