@@ -82,7 +82,7 @@ def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 
     failures: list[str] = []
     count = states = 0
     for point in points(recording):
-        count += 1  # noqa: SIM113 - the loop may be left
+        count += 1
         if enough and len(failures) >= enough:
             break
         key = _key(point)

@@ -17,6 +17,8 @@ from msgstore.directory import SegmentFile
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
+UNNAMED = ".tmp"
+"""What the name of a segment ends in that is not to be read yet."""
 MAX_OPEN = 256
 """Descriptors that one store keeps open; the least recently opened one is closed first."""
 
@@ -81,6 +83,8 @@ class Segments:
         """The descriptor of the current segment."""
         self._given_up: list[Segment] = []
         """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
+        self._unnamed: list[Segment] | None = None
+        """Inside ``unnamed``: the segments that were begun there."""
 
     def __iter__(self) -> Iterator[Segment]:
         """In number order."""
@@ -139,8 +143,12 @@ class Segments:
         self.seal_current()
         number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
+        if self._unnamed is not None:
+            path = path.with_name(path.name + UNNAMED)
         segment = Segment(number, path, form, 0, appendable=True)
         with self.errors(segment):
+            if self._unnamed is not None:
+                self.files.unlink(path)  # of a crash
             fd = self.files.create(path)
             try:
                 self.files.pwrite(fd, form.format.header, 0)
@@ -162,6 +170,8 @@ class Segments:
         self._next_number = number + 1
         self._writer = fd
         self.by_number[number] = self.current = segment
+        if self._unnamed is not None:
+            self._unnamed.append(segment)
         return segment
 
     def resume(self, segment: Segment) -> None:
@@ -227,7 +237,45 @@ class Segments:
             self._close_reader(segment.number)
         with self.errors(segment):
             self.files.unlink(segment.path)
-        del self.by_number[segment.number]
+        self.by_number.pop(segment.number, None)
+
+    @contextlib.contextmanager
+    def unnamed(self) -> Iterator[None]:
+        """Inside, new segments have names that no start reads; they get their own together, sealed, when everything is on disk.
+
+        For copies: of copies in several files the newest counts, and a power loss may leave any half of one that is not synced.
+        If anything fails they are deleted.
+        """
+        self.seal_current()
+        begun = self._unnamed = []
+        try:
+            yield
+            self.seal_current()
+            for segment in begun:
+                with self.errors(segment):
+                    named = segment.path.with_name(segment.path.name.removesuffix(UNNAMED))
+                    self.files.replace(segment.path, named)
+                    segment.path = named
+            if begun:
+                self.sync_directory()
+        except BaseException:
+            with contextlib.suppress(StoreIOError):
+                self.seal_current()
+            for segment in begun:
+                self._discard(segment)
+            raise
+        finally:
+            self._unnamed = None
+
+    def _discard(self, segment: Segment) -> None:
+        try:
+            self.delete(segment)
+        except StoreIOError:
+            if segment.path.suffix == UNNAMED:
+                self.by_number.pop(segment.number, None)
+            else:
+                segment.appendable = False
+                self._given_up.append(segment)
 
     @contextlib.contextmanager
     def synced(self) -> Iterator[None]:

@@ -68,9 +68,8 @@ def open_parts(
             saved = writer.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
             _resume(config, backends, segments)
             _note_segments(segments, writer, recovery)
-            leftovers.hide(
-                sync=segments.sync
-            )  # before the index says that the store is open, or a crash in between would look like RabbitMQ's
+            # Before the index says that the store is open, or a crash in between would look like RabbitMQ's.
+            leftovers.hide(sync=segments.sync)
             writer.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)
