@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every", type=int, default=1, help="of the crash harness's states, failures and flips only every so-manieth"
     )
-    parser.addoption("--kills", type=int, default=40, help="kill -9 for each cell of the crash harness")
+    parser.addoption("--kills", type=int, default=60, help="kill -9 for each cell of the crash harness")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

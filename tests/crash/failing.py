@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import shutil
 import traceback
@@ -24,6 +25,8 @@ from crash.workload import CrashCell, Run, Truth, is_change, prepare, steps
 from msgstore.contract import IndexContext
 from support import UnsyncedFiles, open_with
 
+HANG = 60
+"""Seconds after which a run of the workload is said to hang, and its process ended; it takes some hundredths of one."""
 NEEDS = {
     errno.EIO: frozenset({*CHANGES, *LOOKS}),
     errno.ENOSPC: frozenset({"create", "pwrite", "sync", "replace", "make_directory", "sync_directory"}),
@@ -51,6 +54,7 @@ class FailingFiles(WatchedFiles):
         super().__init__()
         self.kinds: list[str] = []
         self.fault = fault
+        self.lasting = fault is not None and fault.lasting
         self.failed = ""
         """What failed first."""
 
@@ -113,11 +117,13 @@ def _work(directory: Path, cell: CrashCell, durability: str, todo: list[Fault]) 
     failures = []
     for fault in todo:
         files = FailingFiles(fault)
+        faulthandler.dump_traceback_later(HANG, exit=True)
         try:
             _run(directory, cell, durability, files)
         except Exception as error:  # whatever it is, it is not what a store may do
             lines = "".join(traceback.format_exception(error)[-3:])
             failures.append(f"{fault}, {files.failed}: {type(error).__name__}: {error}\n{lines}")
+    faulthandler.cancel_dump_traceback_later()
     return Outcome(len(todo), len(todo), tuple(failures))
 
 
@@ -147,6 +153,9 @@ def _call(run: Run, step, files: FailingFiles) -> None:
     except msgstore.StoreError as error:
         demand(files.failed, f"nothing failed, and yet: {error}")
         demand(str(run.path) in str(error), f"the error does not name the store: {error}")
+        _, _, name = files.failed.partition(" ")
+        if not files.lasting and name.endswith((".sqs", ".rdq")):
+            demand(name in str(error), f"the error does not name the file {name}: {error}")
         if run.store is not None:
             demand(isinstance(error, msgstore.StoreIOError), f"not a StoreIOError: {error!r}")
             if files.fault is not None and files.fault.error == errno.ENOSPC:

@@ -1,11 +1,12 @@
 """Flipped bits in what a store has left on disk.
 
-Every file of a directory is hit: small ones at each byte, large ones at sampled bits. Each flip is looked at in a process
-of its own, with an alarm: LMDB maps its file and believes it.
+Every file of a directory is hit: small ones at each byte, large ones at sampled bits. A flip in LMDB's files is looked at in a
+process of its own: LMDB maps its file and believes it. A store that hangs ends the process that looks.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import shutil
@@ -33,7 +34,7 @@ SMALL = 300
 SAMPLES = 20
 """Bits of any other file."""
 HANG = 20
-"""Seconds after which a store is said to hang; it takes a hundredth of one."""
+"""Seconds after which a store is said to hang; it takes some hundredths of one."""
 
 
 @attrs.frozen
@@ -98,10 +99,27 @@ def _work(recording: Recording, directory: Path, todo: list[Flip]) -> Outcome:
     truths = {state: Pristine.of(recording, tree, directory) for state, tree in trees.items()}
     failures = []
     for flip in todo:
-        failure = alone(lambda flip=flip: look(flip, trees[flip.state], truths[flip.state], recording, directory))
+        in_process = alone if flip.file.startswith(LMDB) else watched
+        failure = in_process(lambda flip=flip: look(flip, trees[flip.state], truths[flip.state], recording, directory))
         if failure:
             failures.append(f"{flip}: {failure}")
     return Outcome(len(todo), len(todo), tuple(failures))
+
+
+def watched(call: Callable[[], None]) -> str:
+    """Call. What went wrong; nothing if nothing did. A hang ends this process."""
+    faulthandler.dump_traceback_later(HANG, exit=True)
+    try:
+        call()
+    except Exception as error:  # whatever it is, it is not what a store may do
+        return _described(error)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return ""
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)[-3:])
 
 
 def alone(call: Callable[[], None]) -> str:
@@ -114,8 +132,7 @@ def alone(call: Callable[[], None]) -> str:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion of LMDB
             call()
         except BaseException as error:
-            text = f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)[-3:])
-            os.write(writing, text[:4000].encode())
+            os.write(writing, _described(error)[:4000].encode())
         finally:
             os._exit(0)
     os.close(writing)

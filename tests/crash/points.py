@@ -6,6 +6,7 @@ nothing. Each is counted as a point; the store is opened once for all of them.
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import pickle
 import traceback
@@ -19,6 +20,9 @@ from crash.invariants import Situation, check
 from crash.recording import Recording, Tree
 from crash.states import Disk, materialise
 from crash.workload import Expected
+
+HANG = 60
+"""Seconds after which a store is said to hang, and the process that opened it ended; it takes some hundredths of one."""
 
 
 @attrs.frozen
@@ -96,10 +100,12 @@ def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 
         situation = Situation(
             recording.cell, recording.bodies, point.expected, point.power_loss, pass_counts=len(seen) // shares % 2 == 1
         )
+        faulthandler.dump_traceback_later(HANG, exit=True)
         try:
             check(directory, situation)
         except Exception as error:  # whatever it is, it is not what a store may do
             failures.append(f"{point.label}: {type(error).__name__}: {error}\n{_last_lines(error)}")
+    faulthandler.cancel_dump_traceback_later()
     return Outcome(count, states, tuple(failures))
 
 

@@ -238,6 +238,8 @@ class Segments:
         with self.errors(segment):
             self.files.unlink(segment.path)
         self.by_number.pop(segment.number, None)
+        if segment in self._given_up:
+            self._given_up.remove(segment)
 
     @contextlib.contextmanager
     def unnamed(self) -> Iterator[None]:
