@@ -38,7 +38,7 @@ def gap_room(size: int) -> int:
 
 def fill_gap(offset: int, size: int, records: Sequence[bytes]) -> GapFill:
     """Zeros for the whole gap, also if it receives nothing, then the records, then their sizes."""
-    run = b"".join(_NO_SIZE + record[len(_NO_SIZE) :] for record in records)
+    run = b"".join(_NO_SIZE[: len(record)] + record[len(_NO_SIZE) :] for record in records)
     if len(run) > size:
         raise ValueError(f"the gap of {size} bytes at {offset} has no room for {len(run)} bytes of records")
     starts = accumulate(map(len, records), initial=offset)
