@@ -18,7 +18,7 @@ from crash.recording import FileState, Operation, Tree
 from msgstore.directory import LOCK
 
 SECTOR = 512
-SEEDS = 2
+SEEDS = 5
 """Random choices of what survives, at each moment; more of them find rarer things, and take longer."""
 PAGE = 4096
 """Of LMDB, whose first two pages are its meta pages, of which the newer valid one says what is committed."""
