@@ -17,6 +17,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=50_000, help="mutated inputs that test_fuzz.py tries, over all parsers")
     parser.addoption("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
     parser.addoption("--examples", type=int, default=60, help="random histories for each cell of the model test")
+    parser.addoption(
+        "--every", type=int, default=1, help="of the crash harness's states, failures and flips only every so-manieth"
+    )
+    parser.addoption("--kills", type=int, default=60, help="kill -9 for each cell of the crash harness")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -118,8 +118,10 @@ def compact(writer: Writer, segment: Segment) -> Collected:
             files.truncate(fd, todo.end)
             files.sync(fd)
         finally:
-            segment.size, segment.sealed_mtime_ns = files.size_and_mtime(fd)
-            files.close(fd)
+            try:
+                segment.size, segment.sealed_mtime_ns = files.size_and_mtime(fd)
+            finally:
+                files.close(fd)
     moved_to = {record.offset: target for record, target in moves}
     writer.segments.hints.rewrite(segment, ((moved_to.get(r.offset, r.offset), r.size, r.msg_id) for r in live))
     writer.touch(segment)

@@ -81,7 +81,7 @@ class Hints:
     def write(self, segment: Segment | None) -> None:
         """``segment`` was sealed; its size and time are known. Only if it was collected from its header to its end."""
         if segment is not None and segment.number == self._number:
-            if self._end == segment.size and not segment.quarantined:
+            if self._end == segment.size and not segment.quarantined and segment.named:
                 self._save(segment, Hint.of_run(self._ids, segment.header_bytes, self._sizes))
             self._forget()
 

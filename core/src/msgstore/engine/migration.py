@@ -1,12 +1,14 @@
 """Migration: rewrite a segment of an older format as fresh segments of the store's own, then delete it.
 
-The new records are on disk, and synced, before the index is swapped to them, and the index is committed before the old
-file goes. A crash leaves copies; the entries of the index, or the higher number, decide.
+The new records are on disk, and synced, before their segment has its name; then the index is swapped to them, and committed
+before the old file goes. A crash leaves whole copies; the entries of the index, or the higher number, decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+
+import attrs
 
 from msgstore.contract import CorruptRecord
 from msgstore.contract.locations import pack
@@ -33,38 +35,45 @@ def migrate(writer: Writer, reader: Reader, segment: Segment) -> Collected:
     if reason:
         quarantine(writer, segment, reason)
         return Collected(segment.path.name, before, before, skipped=reason)
-    written = 0
     moved = sum(record.size for record in live)
+    copies = _Copies()
+    writer.seal()
     try:
-        with writer.segments.synced():  # what is copied was confirmed long ago: a power loss must not cost it
-            if live:
-                writer.roll()
+        with writer.segments.synced(), writer.segments.unnamed():  # confirmed long ago: a power loss must not cost it
             for batch in _batches(live):
-                written += _rewrite(writer, reader, segment, batch)
+                copies.add(writer, reader, segment, batch)
     except CorruptRecord as error:
         quarantine(writer, segment, str(error))
         return Collected(segment.path.name, before, before, skipped=str(error))
-    writer.seal()
+    writer.index.relocate(copies.ids, copies.old, copies.new)
+    writer.account(copies.appended)
+    segment.live_count -= len(live)
+    segment.live_bytes -= moved
+    writer.touch(segment)
     writer.commit()
     writer.note_empty(segment)
     writer.delete_empty()
     writer.commit()
+    written = sum(size for _, _, size in copies.appended)
     return Collected(segment.path.name, before, 0, len(live), moved, written)
 
 
-def _rewrite(writer: Writer, reader: Reader, segment: Segment, batch: Sequence[Live]) -> int:
-    ids = [record.msg_id for record in batch]
-    old = [pack(segment.number, record.offset, record.size) for record in batch]
-    bodies = [reader.stored(msg_id, location) for msg_id, location in zip(ids, old, strict=True)]
-    appended: list[tuple[Segment, int, int]] = []
-    new = writer.append(ids, bodies, appended)
-    writer.index.relocate(ids, old, new)
-    writer.account(appended)
-    segment.live_count -= len(batch)
-    segment.live_bytes -= sum(record.size for record in batch)
-    writer.touch(segment)
-    writer.commit()
-    return sum(size for _, _, size in appended)
+@attrs.define
+class _Copies:
+    """What was copied: where it was, and where it is."""
+
+    ids: list[bytes] = attrs.field(factory=list)
+    old: list[int] = attrs.field(factory=list)
+    new: list[int] = attrs.field(factory=list)
+    appended: list[tuple[Segment, int, int]] = attrs.field(factory=list)
+
+    def add(self, writer: Writer, reader: Reader, segment: Segment, batch: Sequence[Live]) -> None:
+        ids = [record.msg_id for record in batch]
+        old = [pack(segment.number, record.offset, record.size) for record in batch]
+        bodies = [reader.stored(msg_id, location) for msg_id, location in zip(ids, old, strict=True)]
+        self.new += writer.append(ids, bodies, self.appended)
+        self.ids += ids
+        self.old += old
 
 
 def _batches(live: Sequence[Live]) -> Iterator[list[Live]]:

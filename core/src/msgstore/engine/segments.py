@@ -18,6 +18,8 @@ from msgstore.engine.hints import Hints
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
+UNNAMED = ".tmp"
+"""What the name of a segment ends in that is not to be read yet."""
 MAX_OPEN = 256
 """Descriptors that one store keeps open; the least recently opened one is closed first."""
 
@@ -41,6 +43,11 @@ class Segment:
     """True if recovery found a write at its end that was cut off."""
     sealed_mtime_ns: int | None = None
     """The file's time when it was last known not to change any more; None while it may."""
+
+    @property
+    def named(self) -> bool:
+        """False for copies that are not all on disk yet."""
+        return self.path.suffix != UNNAMED
 
     @property
     def header_bytes(self) -> int:
@@ -81,6 +88,10 @@ class Segments:
         """Goes up before anything that an older look-up may point to is overwritten, cut or closed."""
         self._writer: int | None = None
         """The descriptor of the current segment."""
+        self._given_up: list[Segment] = []
+        """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
+        self._unnamed: list[Segment] | None = None
+        """Inside ``unnamed``: the segments that were begun there."""
 
     def __iter__(self) -> Iterator[Segment]:
         """In number order."""
@@ -132,12 +143,19 @@ class Segments:
             self.maps.pop(number)[0].close()
 
     def roll(self, form: OpenFormat) -> Segment:
-        """Begin a new current segment: the next number, its header written. The last one is sealed."""
+        """Begin a new current segment: the next number, its header written. The last one is sealed.
+
+        If that fails no file of the number is left; if not even it can be deleted, it stays as an empty segment.
+        """
         self.seal_current()
         number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
+        if self._unnamed is not None:
+            path = path.with_name(path.name + UNNAMED)
         segment = Segment(number, path, form, 0, appendable=True)
         with self.errors(segment):
+            if self._unnamed is not None:
+                self.files.unlink(path)  # of a crash
             fd = self.files.create(path)
             try:
                 self.files.pwrite(fd, form.format.header, 0)
@@ -145,14 +163,22 @@ class Segments:
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
             except OSError:
-                self.files.close(fd)
                 with contextlib.suppress(OSError):
+                    self.files.close(fd)
+                try:
                     self.files.unlink(path)
+                except OSError:
+                    segment.appendable = False
+                    self._next_number = number + 1
+                    self.by_number[number] = segment
+                    self._given_up.append(segment)
                 raise
         segment.size = len(form.format.header)
         self._next_number = number + 1
         self._writer = fd
         self.by_number[number] = self.current = segment
+        if self._unnamed is not None:
+            self._unnamed.append(segment)
         return segment
 
     def resume(self, segment: Segment) -> None:
@@ -164,7 +190,11 @@ class Segments:
         segment.sealed_mtime_ns = None
 
     def seal_current(self) -> Segment | None:
-        """The current segment will not be written any more; there is none until the next ``roll``. Returns what it was."""
+        """The current segment will not be written any more; there is none until the next ``roll``. Returns what it was.
+
+        Segments that were given up are measured, too: behind what the index knows of them there may be records that were
+        written once more elsewhere, and removed there. They must not be taken for new ones at the next start.
+        """
         segment, fd = self.current, self._writer
         self.current = self._writer = None  # first: a descriptor whose close failed is gone all the same
         if segment is not None and fd is not None:
@@ -173,7 +203,18 @@ class Segments:
                     segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
                 finally:
                     self.files.close(fd)
+        while self._given_up:
+            self._measure(self._given_up[-1])
+            self._given_up.pop()
         return segment
+
+    def _measure(self, segment: Segment) -> None:
+        with self.errors(segment):
+            fd = self.files.open_read(segment.path)
+            try:
+                segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
+            finally:
+                self.files.close(fd)
 
     def append(self, data: bytes | memoryview) -> None:
         """Write whole records behind the current segment's end. If that fails, the end is where it was.
@@ -193,6 +234,7 @@ class Segments:
                     self.files.truncate(fd, segment.size)
                 except OSError:  # what was torn off stays behind the end: the segment is given up for writing
                     segment.appendable = False
+                    self._given_up.append(segment)
                     with contextlib.suppress(StoreIOError):
                         self.seal_current()
                 raise
@@ -205,7 +247,47 @@ class Segments:
         self.hints.drop(segment)
         with self.errors(segment):
             self.files.unlink(segment.path)
-        del self.by_number[segment.number]
+        self.by_number.pop(segment.number, None)
+        if segment in self._given_up:
+            self._given_up.remove(segment)
+
+    @contextlib.contextmanager
+    def unnamed(self) -> Iterator[None]:
+        """Inside, new segments have names that no start reads; they get their own together, sealed, when everything is on disk.
+
+        For copies: of copies in several files the newest counts, and a power loss may leave any half of one that is not synced.
+        If anything fails they are deleted.
+        """
+        self.seal_current()
+        begun = self._unnamed = []
+        try:
+            yield
+            self.seal_current()
+            for segment in begun:
+                with self.errors(segment):
+                    named = segment.path.with_name(segment.path.name.removesuffix(UNNAMED))
+                    self.files.replace(segment.path, named)
+                    segment.path = named
+            if begun:
+                self.sync_directory()
+        except BaseException:
+            with contextlib.suppress(StoreIOError):
+                self.seal_current()
+            for segment in begun:
+                self._discard(segment)
+            raise
+        finally:
+            self._unnamed = None
+
+    def _discard(self, segment: Segment) -> None:
+        try:
+            self.delete(segment)
+        except StoreIOError:
+            if segment.path.suffix == UNNAMED:
+                self.by_number.pop(segment.number, None)
+            else:
+                segment.appendable = False
+                self._given_up.append(segment)
 
     @contextlib.contextmanager
     def synced(self) -> Iterator[None]:
@@ -230,6 +312,7 @@ class Segments:
 
     def close(self) -> None:
         """Let go of every descriptor, also of those behind one whose close fails."""
+        self._given_up.clear()
         with contextlib.ExitStack() as stack:
             for number in list(self.readers):
                 stack.callback(self._close_reader, number)

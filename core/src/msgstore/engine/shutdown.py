@@ -90,17 +90,27 @@ class Leftovers:
         """The clients of the last stop; empty if it was dirty, or if the text is damaged: it only serves RabbitMQ."""
         return parse_client_refs(self.text or b"")
 
-    def hide(self) -> None:
-        """From here on the stop counts as dirty for RabbitMQ; for us until our index says that the store is open."""
+    def hide(self, *, sync: bool) -> None:
+        """From here on the stop counts as dirty for RabbitMQ; for us until our index says that the store is open.
+
+        Synced before the index says so, or a power loss brings ``clean.dot`` back beside it: as if RabbitMQ had been here.
+        """
         if self.clean is not None:
             self.files.replace(self.directory / CLEAN, self.directory / PENDING_CLEAN)
+            if sync:
+                self.files.sync_directory(self.directory)
 
     def remove(self, *, sync: bool) -> None:
-        """RabbitMQ must not trust what it saved beside what we write."""
-        for name in (*SAVED_INDEXES, PENDING_CLEAN):
+        """RabbitMQ must not trust what it saved beside what we write.
+
+        The pending ``clean.dot`` goes last: an opening that fails before that can still be taken back. It may return after a
+        power loss; beside an index that says "open" it means nothing.
+        """
+        for name in SAVED_INDEXES:
             self.files.unlink(self.directory / name)
         if sync:
             self.files.sync_directory(self.directory)
+        self.files.unlink(self.directory / PENDING_CLEAN)
 
 
 def _text(files: Files, path: Path) -> bytes:

@@ -52,6 +52,7 @@ def open_parts(
     directory = config.path
     counts = None if refcounts is None else sum_counts(refcounts)
     index: Index | None = None
+    segments: Segments | None = None
     lock: WriterLock | None = None
     saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
     try:
@@ -71,7 +72,8 @@ def open_parts(
             saved = writer.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
             _resume(config, backends, segments)
             _note_segments(segments, writer, recovery)
-            leftovers.hide()  # before the index says that the store is open, or a crash in between would look like RabbitMQ's
+            # Before the index says that the store is open, or a crash in between would look like RabbitMQ's.
+            leftovers.hide(sync=segments.sync)
             writer.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)
@@ -87,6 +89,8 @@ def open_parts(
                 stack.callback(index.close, None)
                 with suppress(OSError):
                     index.close(saved)
+            if segments is not None:
+                stack.callback(segments.close)
         if isinstance(error, OSError):
             raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
         raise

@@ -67,6 +67,8 @@ class Environment:
                 self._check_size()
                 self._extend()
                 self._open_databases()
+                if sync and not read_only:
+                    self._sync_names()
                 self._renew()
                 self.state = self._read_state()
         except BaseException:
@@ -89,6 +91,16 @@ class Environment:
         data, size = self._path / _DATA, self._env.info()["map_size"]
         if not self._read_only and data.stat().st_size < size:
             os.truncate(data, size)
+
+    def _sync_names(self) -> None:
+        """LMDB syncs its file but no directory: a power loss could take the file's name, and with it every count."""
+        if os.name == "posix":  # elsewhere directories cannot be opened
+            for directory in (self._path, self._path.parent):
+                fd = os.open(directory, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
 
     def _open_databases(self) -> None:
         try:

@@ -1,0 +1,119 @@
+"""A file layer that tells of every operation of :class:`msgstore.files.Files`, before and after it happens.
+
+Nothing here waits for the disk: ``sync`` is told of, and that is all. What a sync is worth is decided by ``states``.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from msgstore.files import Files
+
+CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory")
+"""Operations that change something, or decide what survives a power loss."""
+LOOKS = ("open_read", "open_write", "close", "pread", "map", "size_and_mtime", "list", "read_file")
+COMPOSED = ("write_file", "view")
+"""Made of the others; each part is told of by itself."""
+
+
+class WatchedFiles(Files):
+    """``before`` may raise, as the operating system would: then the operation has not happened."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, Path] = {}
+        """Of every descriptor that is open."""
+        self.busy = threading.RLock()
+        self.pread = self._pread  # type: ignore[method-assign]
+
+    def before(self, kind: str, path: Path, *, fd: int = -1, offset: int = 0, data: bytes = b"", target: Path | None = None):
+        """Called with the lock; ``offset`` is the new size for ``truncate``."""
+
+    def after(self, kind: str, path: Path, *, fd: int = -1) -> None:
+        """Called with the lock, if the operation succeeded."""
+
+    def _open(self, kind: str, path: Path, opening) -> int:
+        with self.busy:
+            self.before(kind, path)
+            fd = opening(path)
+            self.names[fd] = path
+            self.after(kind, path, fd=fd)
+            return fd
+
+    def open_read(self, path):
+        return self._open("open_read", path, super().open_read)
+
+    def open_write(self, path):
+        return self._open("open_write", path, super().open_write)
+
+    def create(self, path):
+        return self._open("create", path, super().create)
+
+    def close(self, fd):
+        """A close that fails has closed the descriptor all the same."""
+        with self.busy:
+            path = self.names.pop(fd)
+            try:
+                self.before("close", path)
+            finally:
+                super().close(fd)
+
+    def _pread(self, fd, size, offset):
+        with self.busy:
+            self.before("pread", self.names[fd], fd=fd, offset=offset)
+            return Files.pread(fd, size, offset)
+
+    def pwrite(self, fd, data, offset):
+        with self.busy:
+            self.before("pwrite", self.names[fd], fd=fd, offset=offset, data=bytes(data))
+            super().pwrite(fd, data, offset)
+            self.after("pwrite", self.names[fd], fd=fd)
+
+    def map(self, fd, size):
+        with self.busy:
+            self.before("map", self.names[fd], fd=fd)
+            return super().map(fd, size)
+
+    def sync(self, fd):
+        with self.busy:
+            self.before("sync", self.names[fd], fd=fd)
+
+    def sync_directory(self, path):
+        with self.busy:
+            self.before("sync_directory", path)
+
+    def truncate(self, fd, size):
+        with self.busy:
+            self.before("truncate", self.names[fd], fd=fd, offset=size)
+            super().truncate(fd, size)
+            self.after("truncate", self.names[fd], fd=fd)
+
+    def size_and_mtime(self, fd):
+        with self.busy:
+            self.before("size_and_mtime", self.names[fd], fd=fd)
+            return super().size_and_mtime(fd)
+
+    def list(self, directory):
+        with self.busy:
+            self.before("list", directory)
+            return super().list(directory)
+
+    def make_directory(self, path):
+        with self.busy:
+            self.before("make_directory", path)
+            super().make_directory(path)
+
+    def unlink(self, path):
+        with self.busy:
+            self.before("unlink", path)
+            super().unlink(path)
+
+    def replace(self, source, target):
+        with self.busy:
+            self.before("replace", source, target=target)
+            super().replace(source, target)
+
+    def read_file(self, path):
+        with self.busy:
+            self.before("read_file", path)
+            return super().read_file(path)

@@ -1,0 +1,318 @@
+"""What is done to a store, and what the store owes at each moment of it.
+
+A workload is a list of steps. A *change* (write, remove) happens in memory and does no input or output here: batches stay
+small and ``sync_interval`` is an hour. A *call* (open, flush, roll, compact, migrate, close) does all of it. A call that
+failed can be made again; that is what the tests with failing operations do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import msgstore
+from msgstore.contract import Capability
+from msgstore.files import Files
+from support import DATA, RealDirectory, catalogue, open_with
+
+
+@attrs.frozen
+class CrashCell:
+    """An index, and what is in the segments: ``v1-mixed``, ``v2`` or ``v2-checksum``."""
+
+    index: str
+    content: str
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Keywords of ``open_store``: small segments, and no thread that flushes."""
+        index: Any = {"use": "lmdb", "map_size": "1MiB"} if self.index == "lmdb" else self.index
+        record = "checksum" if self.content == "v2-checksum" else "message"
+        return {
+            "index": index, "format": "v2", "record": record,
+            "file_size_limit": 2200, "large_message": 900, "sync_interval": "1h",
+        }  # fmt: skip
+
+    @property
+    def persistent(self) -> bool:
+        """Whether counts and removals survive a crash."""
+        return Capability.PERSISTENT in catalogue().index(self.index).capabilities
+
+    @property
+    def checksummed(self) -> bool:
+        return self.content == "v2-checksum"
+
+    def __str__(self) -> str:
+        return f"{self.index}-{self.content}"
+
+
+CRASH_CELLS = [CrashCell(index, content) for index in ("ets", "lmdb") for content in ("v1-mixed", "v2", "v2-checksum")]
+
+
+@attrs.frozen
+class Expected:
+    """What is owed at one moment."""
+
+    settled: dict[bytes, int]
+    """References as of the last flush that has returned."""
+    wanted: dict[bytes, int]
+    """References as of the next one."""
+    required: frozenset[bytes]
+    """Confirmed and not removed: these must be there, whatever happens now."""
+    closed: bool = False
+    """True between a clean stop and the next opening: then every index has every count."""
+    refcounts: tuple[tuple[bytes, int], ...] | None = None
+    """What the caller passes when it opens: the broker's counts, until a first opening has finished."""
+
+
+class Truth:
+    """Keeps account of what was asked for and what was confirmed, beside the store."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[bytes, bytes] = {}
+        """Of every id that was ever written; an id names one body for ever."""
+        self.settled: dict[bytes, int] = {}
+        self.wanted: dict[bytes, int] = {}
+        self.confirmed: set[bytes] = set()
+        self.closed = False
+        self.refcounts: tuple[tuple[bytes, int], ...] | None = None
+        self._now: Expected | None = None
+
+    def now(self) -> Expected:
+        if self._now is None:
+            safe = self.confirmed | self.settled.keys()
+            self._now = Expected(
+                dict(self.settled), dict(self.wanted), frozenset(safe & self.wanted.keys()), self.closed, self.refcounts
+            )
+        return self._now
+
+    def write(self, msg_id: bytes, body: bytes) -> None:
+        assert self.bodies.setdefault(msg_id, body) == body
+        self.wanted[msg_id] = self.wanted.get(msg_id, 0) + 1
+        self._now = None
+
+    def remove(self, msg_id: bytes) -> None:
+        self.wanted[msg_id] -= 1
+        if not self.wanted[msg_id]:
+            del self.wanted[msg_id]
+            self.confirmed.discard(msg_id)
+        self._now = None
+
+    def confirm(self, ids: list[bytes]) -> None:
+        """``on_confirm``: an id that was written and removed meanwhile is confirmed as well, and owed no more."""
+        self.confirmed.update(msg_id for msg_id in ids if msg_id in self.wanted)
+        self._now = None
+
+    def settle(self, *, closed: bool = False) -> None:
+        """A call has returned that flushes: what was wanted is owed."""
+        self.settled = dict(self.wanted)
+        self.closed = closed
+        self._now = None
+
+    def opening(self) -> None:
+        self.closed = False
+        self._now = None
+
+    def opened(self) -> None:
+        self.refcounts = None
+        self._now = None
+
+
+Step = Callable[["Run"], None]
+
+
+@attrs.define
+class Run:
+    """One run of a workload on one directory."""
+
+    path: Path
+    cell: CrashCell
+    durability: str
+    files: Files
+    truth: Truth = attrs.field(factory=Truth)
+    store: msgstore.Store | None = None
+    client: Any = None
+
+    def open(self) -> None:
+        """Nothing to do if it is open."""
+        if self.store is None:
+            self.truth.opening()
+            counts = self.truth.refcounts
+            self.store = open_with(self.path, self.files, refcounts=counts, **self.cell.keys, durability=self.durability)
+            self.truth.opened()
+            self.client = self.store.client("queue", on_confirm=self.truth.confirm)
+
+    def write(self, *numbers: int) -> None:
+        for number in numbers:
+            body = body_of(number)
+            self.truth.write(id_of(number), body)
+            self.client.write(id_of(number), body)
+
+    def remove(self, *numbers: int) -> None:
+        self.remove_ids([id_of(number) for number in numbers])
+
+    def remove_ids(self, ids: list[bytes]) -> None:
+        for msg_id in ids:
+            self.truth.remove(msg_id)
+        self.client.remove(ids)
+
+    def flush(self) -> None:
+        self.store.flush()
+        self.truth.settle()
+
+    def roll(self) -> None:
+        self.store.roll()
+        self.truth.settle()
+
+    def compact(self) -> None:
+        done = self.store.compact(everything=True)
+        self.truth.settle()
+        skipped = [segment for segment in done if segment.skipped]
+        assert not skipped, skipped
+
+    def migrate(self) -> None:
+        done = self.store.migrate()
+        self.truth.settle()
+        skipped = [segment for segment in done if segment.skipped]
+        assert not skipped, skipped
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+            self.truth.settle(closed=True)
+            self.store = self.client = None
+
+    def abandon(self) -> None:
+        if self.store is not None:
+            self.store.abandon()
+            self.store = self.client = None
+
+
+def id_of(number: int) -> bytes:
+    return hashlib.blake2b(number.to_bytes(4), digest_size=16).digest()
+
+
+def body_of(number: int) -> bytes:
+    """Among them: nothing, zeros, 255s, and what looks like the records of both formats."""
+    if number in LARGE:
+        return id_of(number) * 62
+    shapes = [
+        id_of(number) * (1 + number * 7 % 11),
+        b"",
+        b"\0" * (20 + number % 90),
+        b"\xff" * (20 + number % 50),
+        (17).to_bytes(8, "big") + b"\x77" * 17 + b"\xff" + b"tail" * (number % 5),
+        b"\x03" + (40).to_bytes(4, "big") + b"\x78" * 35,
+        id_of(number + 1000) * (2 + number % 9),
+    ]
+    return shapes[number % len(shapes)]
+
+
+LARGE = (50, 112)
+"""Messages that get a segment of their own in these stores."""
+
+
+def steps(cell: CrashCell) -> Iterator[Step]:
+    """The workload: writes, second writes, fan-out, removals of every kind, rolls, large messages, compaction, migration, a
+    clean stop in the middle and one at the end."""
+    change = _Change
+    yield Run.open
+    yield change(lambda run: run.write(*range(1, 13)))
+    yield change(lambda run: run.write(3, 3, 4, 5))  # fan-out: four references and two
+    yield Run.flush
+    yield change(lambda run: run.remove(1, 2, 3))
+    yield Run.flush
+    yield change(lambda run: run.write(1, 4))  # 1 is revived in the current segment
+    yield change(lambda run: run.write(13))
+    yield Run.flush
+    yield change(lambda run: run.write(*range(20, 50)))  # rolls
+    yield change(lambda run: run.write(50))
+    yield change(lambda run: run.write(51, 52))
+    yield Run.flush
+    yield change(lambda run: run.write(60, 61))
+    yield change(lambda run: run.remove(60, 3))  # 60 never reaches the disk
+    yield change(lambda run: run.write(60))
+    yield Run.flush
+    yield change(lambda run: run.remove(50, *range(22, 36)))  # a large one: its segment goes; holes for the compaction
+    yield Run.flush
+    yield change(lambda run: run.write(22, 50))  # late, of sealed segments: written once more
+    yield Run.compact
+    yield change(lambda run: run.write(70, 71, 70))
+    yield Run.close
+    yield Run.open
+    yield change(lambda run: run.remove(5, 70, 51))
+    yield change(lambda run: run.write(*range(80, 100)))
+    yield Run.roll
+    if cell.content == "v1-mixed":
+        yield change(_remove_real)
+        yield Run.flush
+        yield Run.compact
+        yield change(lambda run: run.write(100, 101))
+        yield Run.migrate
+    yield change(lambda run: run.remove(*range(81, 100, 2), 36, 38))
+    yield Run.compact
+    yield change(lambda run: run.write(110, 111, 111))
+    yield change(lambda run: run.write(112))
+    yield change(lambda run: run.remove(4))
+    yield Run.close
+    yield Run.open
+    yield change(lambda run: run.remove(112, 110))
+    yield Run.flush
+    yield Run.close
+
+
+@attrs.frozen
+class _Change:
+    """A step that does no input or output, and must not be made twice."""
+
+    apply: Step
+
+    def __call__(self, run: Run) -> None:
+        self.apply(run)
+
+
+def is_change(step: Step) -> bool:
+    return isinstance(step, _Change)
+
+
+def prepare(run: Run) -> None:
+    """The directory as the workload finds it: for ``v1-mixed`` what a broker wrote, with the broker's counts."""
+    run.path.mkdir()
+    if run.cell.content == "v1-mixed":
+        _real_v1(run)
+
+
+REAL_BYTES = 9000
+"""Of each real segment its first records, up to about so many bytes: thousands of copies of it are made."""
+
+
+def _real_v1(run: Run) -> None:
+    """The beginnings of segments that RabbitMQ wrote and compacted, cut between two records."""
+    real = RealDirectory.load("v1_compacted")
+    bodies, counts = {}, real.refcounts
+    for segment in real.manifest["segments"][:2]:
+        data = (DATA / "msg-store" / real.name / "store" / segment["name"]).read_bytes()
+        records = [r for r in segment["records"] if r["offset"] + r["total_size"] <= REAL_BYTES]
+        end = records[-1]["offset"] + records[-1]["total_size"]
+        (run.path / segment["name"]).write_bytes(data[:end])
+        for record in records:
+            at = record["offset"]
+            bodies[bytes.fromhex(record["id"])] = data[at + 24 : at + record["total_size"] - 1]
+    kept = {msg_id: counts[msg_id] for msg_id in bodies if msg_id in counts}
+    assert len(kept) > 3
+    run.truth.bodies.update(bodies)
+    run.truth.wanted.update(kept)
+    run.truth.refcounts = tuple(kept.items())
+    run.truth.settle()
+
+
+def _remove_real(run: Run) -> None:
+    """Every other message that the broker wrote, with all of its references."""
+    ours = {id_of(number) for number in range(200)}
+    for msg_id, count in sorted(run.truth.wanted.items())[::2]:
+        if msg_id not in ours:
+            run.remove_ids([msg_id] * count)
