@@ -12,7 +12,7 @@ from msgstore.files import Files
 
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory")
 """Operations that change something, or decide what survives a power loss."""
-LOOKS = ("open_read", "open_write", "close", "pread", "map", "size_and_mtime", "list", "read_file")
+LOOKS = ("open_read", "open_write", "close", "pread", "map", "size_and_mtime", "list", "strangers", "read_file", "set_mtime")
 COMPOSED = ("write_file", "view")
 """Made of the others; each part is told of by itself."""
 
@@ -97,6 +97,16 @@ class WatchedFiles(Files):
         with self.busy:
             self.before("list", directory)
             return super().list(directory)
+
+    def strangers(self, directory):
+        with self.busy:
+            self.before("strangers", directory)
+            return super().strangers(directory)
+
+    def set_mtime(self, path, mtime_ns):
+        with self.busy:
+            self.before("set_mtime", path)
+            return super().set_mtime(path, mtime_ns)
 
     def make_directory(self, path):
         with self.busy:
