@@ -242,15 +242,15 @@ def test_closing_from_a_confirm_does_not_wait_for_a_flusher_that_waits_for_it(ce
         flushing.set()
         flush()
 
-    store._flusher._writer = SimpleNamespace(changed=store._writer.changed, flush=flush_on_the_flusher)
+    store._flusher._writer = SimpleNamespace(wakeup=store._writer.wakeup, has_work=True, flush=flush_on_the_flusher)
 
     def close(ids):
-        store._writer.changed.set()
+        store._writer.wakeup.hurry()
         assert flushing.wait(30)
         store.close()
 
     def write_and_flush():
-        with store._writer.telling:  # the flusher must not come first
+        with store._ledger.flushing:  # the flusher must not come first
             store.client("c", on_confirm=close).write(KEPT, b"1")
             store.flush()
 

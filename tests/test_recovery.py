@@ -111,12 +111,12 @@ def test_a_rebuild_that_is_killed_begins_again(cell, tmp_path, monkeypatch, afte
     kind = getattr(index, {"ets": "EtsIndex", "lmdb": "LmdbIndex"}[cell.index])
     commit, left = kind.commit, 0
 
-    def stop(self, state):
+    def stop(self):
         nonlocal left
         left -= 1
         if left < 0 and not after:
             raise Crash
-        commit(self, state)
+        commit(self)
         if left < 0:
             raise Crash
 

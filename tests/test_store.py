@@ -105,13 +105,17 @@ def test_without_an_interval_each_call_is_flushed(opened):
         assert opened().stats().messages == 0
 
 
-def test_a_full_batch_is_flushed_by_the_writer(opened):
-    store = opened()
+def test_what_is_above_the_window_is_written_by_whoever_writes(opened):
+    """Nobody flushes here; the oldest messages go to the segments, the youngest are held back."""
+    store = opened(file_size_limit="1GiB")
     client = store.client()
-    client.write(ID, b"x" * (2**20 - 1))
-    assert store.stats().pending == 1
-    client.write(OTHER, b"x")
-    assert store.stats().pending == 0
+    for number in range(40):
+        client.write(bytes([number]) * 16, bytes([number]) * 2**20)
+    stats = store.stats()
+    assert 10 < stats.pending <= 16
+    assert stats.live_bytes > 24 * 2**20
+    assert stats.messages == 40
+    assert all(client.read(bytes([number]) * 16) == bytes([number]) * 2**20 for number in range(40))
 
 
 def test_the_last_reference_takes_the_message_away(opened):

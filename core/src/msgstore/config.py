@@ -23,8 +23,17 @@ from msgstore.contract.options import parse_duration, parse_size
 T = TypeVar("T")
 
 OnLegacy = Literal["read", "migrate", "refuse"]
-Durability = Literal["os", "fsync"]
 Reads = Literal["pread", "mmap"]
+
+
+@attrs.frozen
+class FsyncEvery:
+    """``{ fsync_every = "100ms" }``: what is confirmed is synced that much later."""
+
+    fsync_every: Duration
+
+
+Durability = Literal["os", "fsync"] | FsyncEvery
 
 
 @attrs.frozen
@@ -55,8 +64,15 @@ class StoreConfig:
     file_size_limit: Size = Size(16 * 2**20)
     large_message: Size = Size(4_000_000)
     sync_interval: Duration = Duration(0.2)
+    max_unconfirmed: Size = Size(64 * 2**20)
+    shared_cache: Size = Size(16 * 2**20)
     where: str = attrs.field(default="", eq=False)
     """What error messages begin with: file and table, or the call."""
+
+    @property
+    def fsync_every(self) -> float | None:
+        """Seconds between syncs; None if each flush syncs, or none does."""
+        return self.durability.fsync_every if isinstance(self.durability, FsyncEvery) else None
 
 
 @attrs.frozen
@@ -184,6 +200,20 @@ def _literal(value: object, kind: Any) -> object:
     return value
 
 
+def _structure_durability(value: object, _: object) -> Any:
+    if isinstance(value, FsyncEvery):
+        return value
+    if isinstance(value, Mapping) and list(value) == ["fsync_every"]:
+        every = parse_duration(value["fsync_every"])
+        if not every:
+            raise ValueError('fsync_every = 0 syncs after every flush: write durability = "fsync"')
+        return FsyncEvery(every)
+    if isinstance(value, str) and value in ("os", "fsync"):
+        return value
+    near = _nearest(value, ("os", "fsync")) if isinstance(value, str) else ""
+    raise ValueError(f"""{value!r} is not one of 'os', 'fsync', {{ fsync_every = "100ms" }}{near}""")
+
+
 def _structure_backend(value: object, _: object) -> Backend:
     if isinstance(value, Backend):
         return value
@@ -211,3 +241,4 @@ _converter.register_structure_hook(int, _exactly(int, "an integer"))
 _converter.register_structure_hook(bool, _exactly(bool, "true or false"))
 _converter.register_structure_hook(str, _exactly(str, "text"))
 _converter.register_structure_hook_func(_is_literal, _literal)
+_converter.register_structure_hook_func(lambda kind: kind == Durability, _structure_durability)

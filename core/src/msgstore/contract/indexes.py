@@ -83,6 +83,9 @@ class IndexContext:
     """True if a commit must survive a power loss, not only the end of the process."""
     read_only: bool = False
     """True if nothing may be written, lock files included; changes then live in memory and end with ``close``."""
+    shared: set[bytes] = attrs.field(factory=set)
+    """An index adds the ids whose entries have several references, when it meets them: in ``load``, or in ``get``. Their bodies
+    are cached. To leave one out costs memory elsewhere, nothing else."""
 
 
 @attrs.define  # not frozen: made once a removal, and freezing would cost a third of it
@@ -145,7 +148,9 @@ class Index(Protocol):
         """Compare and swap: each id whose location is still ``old`` gets ``new``. Returns how many. References stay."""
         ...
 
-    def commit(self, state: Mapping[bytes, bytes | None]) -> None:
+    def freeze(self, state: Mapping[bytes, bytes | None]) -> None: ...
+
+    def commit(self) -> None:
         """End of a flush, and of an opening. An index that is not PERSISTENT removes its snapshot at the first one, so that a
         crash leaves none. PERSISTENT: everything since the last commit becomes durable in one step, together with ``state``
         (None removes a key; keys are 1-511 bytes); otherwise nothing happens. A commit that raised OSError can be repeated."""

@@ -63,10 +63,12 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
     )
 
 
-def make_index(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> tuple[Index, bool]:
+def make_index(
+    config: StoreConfig, catalogue: Catalogue, files: Files, shared: set[bytes], *, read_only: bool
+) -> tuple[Index, bool]:
     """The configured index, and whether it is persistent."""
     descriptor, options = _index_options(config, catalogue)
-    context = IndexContext(options, config.path, files, config.durability == "fsync", read_only)
+    context = IndexContext(options, config.path, files, config.durability != "os", read_only, shared)
     with _selected(config, "index"):
         return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,15 +32,27 @@ class Client:
     contains: Callable[[bytes], bool]
     """``contains(msg_id)``: whether ``read`` would find a message."""
 
-    def __init__(self, store: Store, name: str | None, on_confirm: OnConfirm | None) -> None:
+    remove: Callable[[Iterable[bytes]], None]
+    """``remove(ids)``: take one reference from each; a message without references is gone.
+
+    Raises MessageNotFound naming the absent ids; the present ones are removed all the same. ValueError for what is no id; then
+    some of the others may have been removed.
+    """
+
+    def __init__(self, store: Store, number: int, name: str | None, on_confirm: OnConfirm | None) -> None:
         self.name = name
+        self.number = number
+        """Of this opening; no two clients have the same."""
+        self.unconfirmed: list[bytes] | None = None if on_confirm is None else []
+        """Ids in the order of writing. The same list for ever: the gate is bound to it."""
         self._store = store
         self._writer = store._writer
         self._on_confirm = on_confirm
-        self._unconfirmed: list[bytes] | None = None if on_confirm is None else []
         self._closed = False
         # Bound once: a method that only passes on would cost a tenth of a read.
-        self.write = partial(store._writer.write, self._unconfirmed)
+        self.gate = self._writer.admit(self)
+        self.write = self.gate.write
+        self.remove = self._writer.intake.remover(self._remove_slowly)
         self.read = store._reader.read
         self.read_many = store._reader.read_many
         self.contains = store._reader.contains
@@ -52,41 +63,55 @@ class Client:
         for msg_id, body in pairs:
             write(msg_id, body)
 
-    def remove(self, ids: Iterable[bytes]) -> None:
-        """Take one reference from each; a message without references is gone.
+    def slowly(self, msg_id: bytes, body: bytes) -> None:
+        """What the gate hands over."""
+        self._check_open()
+        self._writer.write_slowly(self, msg_id, body)
 
-        Raises MessageNotFound naming the absent ids; the present ones are removed all the same.
-        """
-        if isinstance(ids, bytes):
-            raise ValueError("remove takes several ids: write remove([msg_id])")  # noqa: TRY004 - as for every wrong id
-        self._writer.remove(list(ids))
+    def _remove_slowly(self, ids: Sequence[bytes]) -> None:
+        self._check_open()
+        self._writer.remove_slowly(self, ids)
 
     def close(self) -> None:
         """Flush, and let go of the store. When it returns, everything that the client wrote is confirmed."""
-        if self._closed:
-            return
-        self._store.let_go(self)
+        if not self._closed:
+            self._store.let_go(self)
+            self._end()
+
+    def delete_and_close(self) -> None:
+        """Let go of the store at once, and of what this client wrote and nobody has on disk yet: that is forgotten and not
+        confirmed. References to messages that the store knows, from a flush or from other clients, stay as they are.
+
+        For somebody who has removed all that was written, or does not care for the rest. Nothing is flushed.
+        """
+        if not self._closed:
+            self._store.forget(self)
+            self._end()
+
+    def _end(self) -> None:
         self._closed = True
+        self.gate.limit(0)
         for call in ("read", "read_many", "contains", "write", "write_many", "remove"):
             setattr(self, call, self._refuse)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            self._refuse()
 
     def _refuse(self, *_: object) -> NoReturn:
         raise StoreClosed(f"{self._store.path}: the client {self.name!r} is closed")
 
-    @property
-    def has_unconfirmed(self) -> bool:
-        return bool(self._unconfirmed)
-
-    def take_unconfirmed(self) -> list[bytes]:
-        """Under the store's lock: the ids to confirm, in the order of writing."""
-        if not self._unconfirmed:
+    def take_unconfirmed(self, count: int) -> list[bytes]:
+        """The ids to confirm, in the order of writing. Others may be writing."""
+        unconfirmed = self.unconfirmed
+        if unconfirmed is None:
             return []
-        taken = self._unconfirmed.copy()
-        self._unconfirmed.clear()  # the same list for ever: ``write`` is bound to it
+        taken = unconfirmed[:count]
+        del unconfirmed[: len(taken)]
         return taken
 
     def confirm(self, ids: list[bytes]) -> None:
-        if self._on_confirm is not None:
+        if self._on_confirm is not None and ids:
             self._on_confirm(ids)
 
     def __enter__(self) -> Client:

@@ -25,9 +25,9 @@ from msgstore.contract.formats import GapFill, SegmentScan, Write
 from msgstore.contract.indexes import Index
 from msgstore.contract.locations import pack
 from msgstore.engine.checkpoint import pack_row, row_key
+from msgstore.engine.ledger import Ledger
 from msgstore.engine.moves import Live, plan
 from msgstore.engine.segments import Segment
-from msgstore.engine.writer import Writer
 
 log = logging.getLogger("msgstore.compaction")
 
@@ -60,35 +60,36 @@ def live_records(index: Index, segment: Segment, scan: SegmentScan) -> list[Live
     return sorted(found, key=lambda record: record.offset)
 
 
-def unsafe(segment: Segment, scan: SegmentScan, live: list[Live]) -> str | None:
+def unsafe(segment: Segment, scan: SegmentScan, live: list[Live], expected: int) -> str | None:
     """Why a segment must not be rewritten or deleted after this scan; None if it may."""
     torn_write = scan.end.state == "torn" and not segment.quarantined  # never finished, and nothing stands behind it
     if scan.end.state != "clean" and not torn_write:
         return f"its end is {scan.end.state} at offset {scan.end.offset}" + (f" ({scan.end.reason})" if scan.end.reason else "")
     if scan.damage:
         return f"it is damaged at offset {scan.damage[0].offset} ({scan.damage[0].reason})"
-    if len(live) != segment.live_count:
-        return f"{segment.live_count - len(live)} of its {segment.live_count} live records are not where the index says"
+    if len(live) != expected:
+        return f"{expected - len(live)} of its {expected} live records are not where the index says"
     return None
 
 
-def quarantine(writer: Writer, segment: Segment, reason: str) -> None:
+def quarantine(ledger: Ledger, segment: Segment, reason: str) -> None:
     log.warning("%s: %s; the segment is kept as it is and not collected", segment.path, reason)
     segment.quarantined = True
-    writer.segments.hints.drop(segment)  # it says nothing of damage
-    writer.touch(segment)
+    ledger.segments.hints.drop(segment)  # it says nothing of damage
+    ledger.touch(segment)
 
 
-def compact(writer: Writer, segment: Segment) -> Collected:
-    """Compact one segment that is not the current one. Under the store's lock, with nothing pending."""
-    files, form = writer.segments.files, segment.form.format
+def compact(ledger: Ledger, segment: Segment) -> Collected:
+    """Compact one segment that is not the current one. With ``flushing``, without the lock."""
+    files, form = ledger.segments.files, segment.form.format
     before = segment.size
-    with writer.segments.errors(segment), files.view(segment.path) as data:
+    with ledger.segments.errors(segment), files.view(segment.path) as data:
         scan = form.scan(data)
-        live = live_records(writer.index, segment, scan)
-        reason = unsafe(segment, scan, live)
+        with ledger.lock:
+            live, expected = live_records(ledger.index, segment, scan), segment.live_count
+        reason = unsafe(segment, scan, live, expected)
         if reason:
-            quarantine(writer, segment, reason)
+            quarantine(ledger, segment, reason)
             return Collected(segment.path.name, before, before, skipped=reason)
         todo = plan(form, live)
         fills = [
@@ -98,13 +99,15 @@ def compact(writer: Writer, segment: Segment) -> Collected:
     if todo.end == before and not any(steps):
         return Collected(segment.path.name, before, before)
 
-    writer.forget_lingering(segment)
-    writer.segments.hints.drop(segment, lasting=True)
-    segment.sealed_mtime_ns = None
-    writer.commit({row_key(segment): pack_row(segment, compacting=True)})
-    with writer.segments.errors(segment):
+    with ledger.lock:
+        ledger.forget_lingering(segment)
+        segment.sealed_mtime_ns = None
+        row = {row_key(segment): pack_row(segment, compacting=True)}
+    ledger.segments.hints.drop(segment, lasting=True)
+    ledger.commit(row)
+    with ledger.segments.errors(segment):
         fd = files.open_write(segment.path)
-        writer.segments.epoch += 1
+        ledger.segments.epoch += 1
         try:
             for writes in steps:
                 for offset, chunk in writes:
@@ -112,9 +115,11 @@ def compact(writer: Writer, segment: Segment) -> Collected:
                 if writes:
                     files.sync(fd)
             moves = [move for gap in todo.gaps for move in gap.targets()]
-            _swap(writer, segment, moves)
-            writer.segments.epoch += 1
-            writer.segments.unmap(segment.number)
+            _swap(ledger, segment, moves)
+            with ledger.lock:
+                segment.size = todo.end  # nobody maps what is about to go
+                ledger.segments.epoch += 1
+                ledger.segments.unmap(segment.number)
             files.truncate(fd, todo.end)
             files.sync(fd)
         finally:
@@ -123,9 +128,9 @@ def compact(writer: Writer, segment: Segment) -> Collected:
             finally:
                 files.close(fd)
     moved_to = {record.offset: target for record, target in moves}
-    writer.segments.hints.rewrite(segment, ((moved_to.get(r.offset, r.offset), r.size, r.msg_id) for r in live))
-    writer.touch(segment)
-    writer.commit()
+    ledger.segments.hints.rewrite(segment, ((moved_to.get(r.offset, r.offset), r.size, r.msg_id) for r in live))
+    ledger.touch(segment)
+    ledger.commit()
     written = sum(len(chunk) for writes in steps for _, chunk in writes)
     moved = sum(record.size for record, _ in moves)
     return Collected(segment.path.name, before, segment.size, len(moves), moved, written)
@@ -140,12 +145,15 @@ def _steps(fills: Iterable[GapFill]) -> list[list[Write]]:
     return steps
 
 
-def _swap(writer: Writer, segment: Segment, moves: Iterable[tuple[Live, int]]) -> None:
+def _swap(ledger: Ledger, segment: Segment, moves: Iterable[tuple[Live, int]]) -> None:
     number = segment.number
     moves = list(moves)
     ids = [record.msg_id for record, _ in moves]
     old = [pack(number, record.offset, record.size) for record, _ in moves]
     new = [pack(number, target, record.size) for record, target in moves]
-    writer.index.relocate(ids, old, new)
-    # Still marked as being compacted: its file is longer than it will be.
-    writer.commit({row_key(segment): pack_row(segment, compacting=True)})
+    with ledger.lock:
+        ledger.index.relocate(ids, old, new)
+        ledger.forget_lingering(segment)  # what died since lies where it was
+        # Still marked as being compacted: its file is longer than it will be.
+        row = {row_key(segment): pack_row(segment, compacting=True)}
+    ledger.commit(row)

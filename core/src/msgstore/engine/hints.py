@@ -9,7 +9,7 @@ and be it in the same instant and to the same size, leaves it with another time.
 goes, and is on disk as gone if the change will be. Last, the end of the segment is looked at: a power loss may have
 kept the name, the size and the time of a file, and not its content.
 
-Methods are called under the store's lock, or while nobody else knows the store. None raises OSError.
+Methods are called by whoever holds ``Ledger.flushing``, or while nobody else knows the store. None raises OSError.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Hints:
         self._end = 0
         self._ids = bytearray()
         self._sizes = array("Q")
+        self._finished: dict[int, tuple[Segment, Hint]] = {}
+        """By number: collected whole, and not written yet."""
 
     # -- what a writer appends --------------------------------------------------------------------------------------------
 
@@ -78,12 +80,24 @@ class Hints:
         self._sizes += array("Q", sizes)
         self._end = offset + size
 
-    def write(self, segment: Segment | None) -> None:
-        """``segment`` was sealed; its size and time are known. Only if it was collected from its header to its end."""
-        if segment is not None and segment.number == self._number:
-            if self._end == segment.size and not segment.quarantined and segment.named:
-                self._save(segment, Hint.of_run(self._ids, segment.header_bytes, self._sizes))
+    def finish(self, segment: Segment) -> None:
+        """``segment`` was sealed. Its hint is written by the next ``save``, if it was collected from its header to its end."""
+        if segment.number == self._number:
+            if self._end == segment.size and segment.named:
+                self._finished[segment.number] = segment, Hint.of_run(self._ids, segment.header_bytes, self._sizes)
             self._forget()
+
+    def save(self) -> list[Segment]:
+        """Write the hints of segments that were sealed. Returns those whose time was changed for it."""
+        changed = []
+        while self._finished:
+            segment, hint = self._finished.pop(next(iter(self._finished)))
+            if not segment.quarantined:
+                before = segment.sealed_mtime_ns
+                self._save(segment, hint)
+                if segment.sealed_mtime_ns != before:
+                    changed.append(segment)
+        return changed
 
     def hold(self, segment: Segment, found: Hint) -> None:
         """A scan found this, in a segment that may be written on: what is added to it can be collected then."""
@@ -167,6 +181,7 @@ class Hints:
         """Before the segment changes or goes. ``lasting``: on disk, too, because what follows will be."""
         if segment.number == self._number:
             self._forget()
+        self._finished.pop(segment.number, None)
         self._remove(hint_name(segment), lasting=lasting)
 
     def _remove(self, name: str, *, lasting: bool) -> None:

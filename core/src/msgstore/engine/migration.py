@@ -13,49 +13,58 @@ import attrs
 from msgstore.contract import CorruptRecord
 from msgstore.contract.locations import pack
 from msgstore.engine.compaction import Collected, live_records, quarantine, unsafe
+from msgstore.engine.ledger import Part
 from msgstore.engine.moves import Live
 from msgstore.engine.reader import Reader
 from msgstore.engine.segments import Segment
-from msgstore.engine.writer import FLUSH_BYTES, Writer
+from msgstore.engine.writer import Writer
+
+
+BATCH = 2**20
+"""Bytes of records that are copied at a time."""
 
 
 def legacy_segments(writer: Writer) -> list[Segment]:
     """Segments of an older generation than the store writes, oldest first."""
     generation = writer.backends.write_format.descriptor.generation
-    return [segment for segment in writer.segments if segment.form.descriptor.generation < generation]
+    return [segment for segment in writer.ledger.segments if segment.form.descriptor.generation < generation]
 
 
 def migrate(writer: Writer, reader: Reader, segment: Segment) -> Collected:
-    """Under the store's lock, with nothing pending. The segment's live records begin a fresh segment."""
+    """With ``flushing``, without the lock. The segment's live records begin a fresh segment."""
+    ledger, appender = writer.ledger, writer.appender
     before = segment.size
-    with writer.segments.errors(segment), writer.segments.files.view(segment.path) as data:
+    with ledger.segments.errors(segment), ledger.segments.files.view(segment.path) as data:
         scan = segment.form.format.scan(data)
-    live = live_records(writer.index, segment, scan)
-    reason = unsafe(segment, scan, live)
+    with ledger.lock:
+        ledger.forget_lingering(segment)
+        live, expected = live_records(writer.index, segment, scan), segment.live_count
+    reason = unsafe(segment, scan, live, expected)
     if reason:
-        quarantine(writer, segment, reason)
+        quarantine(ledger, segment, reason)
         return Collected(segment.path.name, before, before, skipped=reason)
-    moved = sum(record.size for record in live)
     copies = _Copies()
-    writer.seal()
+    appender.seal()
     try:
-        with writer.segments.synced(), writer.segments.unnamed():  # confirmed long ago: a power loss must not cost it
+        with ledger.segments.synced(), ledger.segments.unnamed():  # confirmed long ago: a power loss must not cost it
             for batch in _batches(live):
                 copies.add(writer, reader, segment, batch)
     except CorruptRecord as error:
-        quarantine(writer, segment, str(error))
+        quarantine(ledger, segment, str(error))
         return Collected(segment.path.name, before, before, skipped=str(error))
-    writer.index.relocate(copies.ids, copies.old, copies.new)
-    writer.account(copies.appended)
-    segment.live_count -= len(live)
-    segment.live_bytes -= moved
-    writer.touch(segment)
-    writer.commit()
-    writer.note_empty(segment)
-    writer.delete_empty()
-    writer.commit()
-    written = sum(size for _, _, size in copies.appended)
-    return Collected(segment.path.name, before, 0, len(live), moved, written)
+    with ledger.lock:
+        dead = [(i, new) for i, old, new in copies.moves() if writer.index.get(i) != old]
+        writer.index.relocate(copies.ids, copies.old, copies.new)
+        ledger.account(copies.parts)
+        ledger.bury(dead)
+        segment.live_count = segment.live_bytes = 0
+        ledger.forget_lingering(segment)
+        ledger.note_empty(segment)
+    ledger.touch(segment)
+    ledger.commit()
+    ledger.delete_empty()
+    written = sum(size for _, _, size in copies.parts)
+    return Collected(segment.path.name, before, 0, len(live), sum(record.size for record in live), written)
 
 
 @attrs.define
@@ -65,13 +74,18 @@ class _Copies:
     ids: list[bytes] = attrs.field(factory=list)
     old: list[int] = attrs.field(factory=list)
     new: list[int] = attrs.field(factory=list)
-    appended: list[tuple[Segment, int, int]] = attrs.field(factory=list)
+    parts: list[Part] = attrs.field(factory=list)
+
+    def moves(self) -> Iterator[tuple[bytes, int, int]]:
+        return zip(self.ids, self.old, self.new, strict=True)
 
     def add(self, writer: Writer, reader: Reader, segment: Segment, batch: Sequence[Live]) -> None:
         ids = [record.msg_id for record in batch]
         old = [pack(segment.number, record.offset, record.size) for record in batch]
         bodies = [reader.stored(msg_id, location) for msg_id, location in zip(ids, old, strict=True)]
-        self.new += writer.append(ids, bodies, self.appended)
+        appended = writer.appender.append(ids, bodies)
+        self.new += appended.locations
+        self.parts += appended.parts
         self.ids += ids
         self.old += old
 
@@ -80,7 +94,7 @@ def _batches(live: Sequence[Live]) -> Iterator[list[Live]]:
     batch: list[Live] = []
     size = 0
     for record in live:
-        if batch and size + record.size > FLUSH_BYTES:
+        if batch and size + record.size > BATCH:
             yield batch
             batch, size = [], 0
         batch.append(record)

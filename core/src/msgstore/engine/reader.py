@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
+from msgstore.engine.intake import Entry
 from msgstore.engine.segments import Segments, io_error, io_errors
 from msgstore.engine.writer import Writer, check_id
 
@@ -30,8 +31,9 @@ class Reader:
         records from mappings of the segments, which the slow way makes when it meets a segment or new bytes of it."""
         self._writer = writer
         self._segments = segments
-        self._lock = writer.lock
-        self._pending = writer.pending
+        self._lock = writer.ledger.lock
+        self._intake = writer.intake
+        self._shared = writer.ledger.shared
         self._locate = writer.index.get
         self._decode_body = writer.backends.codec.decode
         self._mapped = mapped
@@ -39,14 +41,16 @@ class Reader:
 
     def _make_read(self, *, plain: bool) -> Callable[[bytes], bytes]:
         """A function whose names are all its own: for small messages attribute look-ups would cost as much as the disk."""
-        segments, pending, locate, slowly = self._segments, self._pending, self._locate, self._read_slowly
+        segments, pending, locate, slowly = self._segments, self._intake.pending, self._locate, self._read_slowly
         opened, pread, decode_body = segments.readers, segments.files.pread, self._decode_body
-        number_shift, offset_shift, mask = NUMBER_SHIFT, OFFSET_SHIFT, MASK
+        shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
         def read(msg_id: bytes) -> bytes:
             try:
-                if pending and msg_id in pending and (body := pending[msg_id]).__class__ is bytes:
+                if msg_id in pending and (body := pending[msg_id][0]).__class__ is bytes:
                     return body
+                if shared and msg_id in shared:
+                    return slowly(msg_id)
                 epoch = segments.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 fd, decode = opened[location >> number_shift]
@@ -62,14 +66,16 @@ class Reader:
 
     def _make_mapped_read(self, *, plain: bool) -> Callable[[bytes], bytes]:
         """As ``_make_read``, with a slice of a mapping for ``pread``; written out, since calls are what it saves."""
-        segments, pending, locate, slowly = self._segments, self._pending, self._locate, self._read_slowly
+        segments, pending, locate, slowly = self._segments, self._intake.pending, self._locate, self._read_slowly
         maps, decode_body = segments.maps, self._decode_body
-        number_shift, offset_shift, mask = NUMBER_SHIFT, OFFSET_SHIFT, MASK
+        shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
         def read(msg_id: bytes) -> bytes:
             try:
-                if pending and msg_id in pending and (body := pending[msg_id]).__class__ is bytes:
+                if msg_id in pending and (body := pending[msg_id][0]).__class__ is bytes:
                     return body
+                if shared and msg_id in shared:
+                    return slowly(msg_id)
                 epoch = segments.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 mapped, decode = maps[location >> number_shift]
@@ -87,43 +93,69 @@ class Reader:
         """The body of a live message. Raises MessageNotFound, CorruptRecord, StoreIOError, ValueError (id)."""
         check_id(msg_id)
         with self._lock:
-            self._writer.check_open()
-            if msg_id in self._pending:
-                return self._pending_body(msg_id)
-            with io_errors(self._segments.directory):
-                location = self._locate(msg_id)
-            if location is None:
-                raise MessageNotFound([msg_id], str(self._segments.directory))
-            stored = self.stored(msg_id, location)
-            if self._mapped:
-                self._segments.map(location >> NUMBER_SHIFT)
-            try:
-                return self._decode_body(stored)
-            except RecordError as error:
-                raise self._corrupt(msg_id, location, error) from error
+            body = self._look(msg_id)
+        if body is None:
+            raise MessageNotFound([msg_id], str(self._segments.directory))
+        return body
 
-    def _pending_body(self, msg_id: bytes) -> bytes:
+    def _look(self, msg_id: bytes) -> bytes | None:
+        """Under the lock, which makes sure: nothing moves or goes meanwhile."""
+        self._writer.check_open()
+        if (entry := self._intake.get(msg_id)) is not None:
+            return self._pending_body(entry)
+        with io_errors(self._segments.directory):
+            location = self._locate(msg_id)
+        if location is None:
+            return None
+        if msg_id in self._shared.ids and (body := self._shared.get(msg_id)) is not None:
+            return body
+        stored = self.stored(msg_id, location)
+        if self._mapped:
+            self._segments.map(location >> NUMBER_SHIFT)
+        try:
+            body = self._decode_body(stored)
+        except RecordError as error:
+            raise self._corrupt(msg_id, location, error) from error
+        if msg_id in self._shared.ids:
+            self._shared.put(msg_id, body)
+        return body
+
+    def _pending_body(self, entry: Entry) -> bytes:
         """As it will be read after the flush: a StoredBody goes through the codec once, here or there."""
-        body = self._pending[msg_id]
+        body = entry[0]
         return self._decode_body(body) if isinstance(body, StoredBody) else body
 
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``."""
+        """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``.
+
+        As ``read``: without the lock, and whatever is in doubt once more with it.
+        """
         wanted = list(ids)
         for msg_id in wanted:
             check_id(msg_id)
-        wanted = list(dict.fromkeys(wanted))
+        found: dict[bytes, bytes] = {}
+        doubtful: list[bytes] = []
+        located: list[tuple[int, bytes]] = []
+        epoch, pending, shared = self._segments.epoch, self._intake.pending, self._shared.ids
+        with io_errors(self._segments.directory):
+            for msg_id in dict.fromkeys(wanted):
+                if entry := pending.get(msg_id):
+                    found[msg_id] = self._pending_body(entry)
+                elif msg_id in shared or (location := self._locate(msg_id)) is None:
+                    doubtful.append(msg_id)
+                else:
+                    located.append((location, msg_id))
+        for run in _runs(sorted(located)):
+            bodies = self._read_run(run)
+            if bodies is None or self._segments.epoch != epoch:
+                doubtful += [msg_id for _, msg_id in run]
+            else:
+                found |= bodies
         with self._lock:
             self._writer.check_open()
-            found = {msg_id: self._pending_body(msg_id) for msg_id in wanted if msg_id in self._pending}
-            with io_errors(self._segments.directory):
-                located = sorted(
-                    (location, msg_id)
-                    for msg_id in wanted
-                    if msg_id not in found and (location := self._locate(msg_id)) is not None
-                )
-            for run in _runs(located):
-                self._read_run(run, found)
+            for msg_id in doubtful:
+                if (body := self._look(msg_id)) is not None:
+                    found[msg_id] = body
         return found
 
     def contains(self, msg_id: bytes) -> bool:
@@ -131,7 +163,7 @@ class Reader:
         with self._lock:
             self._writer.check_open()
             with io_errors(self._segments.directory):
-                return msg_id in self._pending or self._locate(msg_id) is not None
+                return self._intake.get(msg_id) is not None or self._locate(msg_id) is not None
 
     def stored(self, msg_id: bytes, location: int) -> bytes:
         """The body as it is stored, without the codec. For tools and migration."""
@@ -144,21 +176,21 @@ class Reader:
         except OSError as error:
             raise self._io_error(location, error) from error
 
-    def _read_run(self, run: list[tuple[int, bytes]], found: dict[bytes, bytes]) -> None:
+    def _read_run(self, run: list[tuple[int, bytes]]) -> dict[bytes, bytes] | None:
+        """Without the lock; None if anything is not as it should be, or the segment not open."""
         number, start, _ = unpack(run[0][0])
         _, last, size = unpack(run[-1][0])
-        fd, decode = self._segments.reader(number)
+        bodies = {}
         try:
+            fd, decode = self._segments.readers[number]
             data = self._segments.files.pread(fd, last + size - start, start)
-        except OSError as error:
-            raise self._io_error(run[0][0], error) from error
-        for location, msg_id in run:
-            _, offset, size = unpack(location)
-            try:
+            for location, msg_id in run:
+                _, offset, size = unpack(location)
                 record = _whole(data[offset - start : offset - start + size], size)
-                found[msg_id] = self._decode_body(decode(msg_id, record))
-            except RecordError as error:
-                raise self._corrupt(msg_id, location, error) from error
+                bodies[msg_id] = self._decode_body(decode(msg_id, record))
+        except (KeyError, OSError, RecordError):
+            return None
+        return bodies
 
     def _corrupt(self, msg_id: bytes, location: int, error: RecordError) -> CorruptRecord:
         number, offset, _ = unpack(location)

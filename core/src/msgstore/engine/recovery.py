@@ -167,7 +167,8 @@ def rebuild(
         records += found.count + copied
         if segment.number == newest and segment.appendable:
             segments.hints.hold(segment, found)
-        index.commit({})
+        index.freeze({})
+        index.commit()
         meter.add(segment)
     if copies:
         _count_live(segments, index)

@@ -1,12 +1,14 @@
 """The segments of one open store: their files, their statistics, and the descriptors that are open on them.
 
-Called under the store's lock. Errors of the operating system become StoreIOError with store, file and offset.
+What writes is called by whoever holds ``Ledger.flushing``; what opens descriptors for reading, or closes them, under the store's
+lock. Errors of the operating system become StoreIOError with store, file and offset.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from mmap import mmap
 from pathlib import Path
 
@@ -90,6 +92,10 @@ class Segments:
         """The descriptor of the current segment."""
         self._given_up: list[Segment] = []
         """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
+        self.sync_later = False
+        """What is appended is not synced at once, but by ``sync_written``."""
+        self._unsynced: dict[int, Segment] = {}
+        """What was appended to since the last of these, by number."""
         self._unnamed: list[Segment] | None = None
         """Inside ``unnamed``: the segments that were begun there."""
 
@@ -189,8 +195,8 @@ class Segments:
         self.current = segment
         segment.sealed_mtime_ns = None
 
-    def seal_current(self) -> Segment | None:
-        """The current segment will not be written any more; there is none until the next ``roll``. Returns what it was.
+    def seal_current(self) -> None:
+        """The current segment will not be written any more; there is none until the next ``roll``.
 
         Segments that were given up are measured, too: behind what the index knows of them there may be records that were
         written once more elsewhere, and removed there. They must not be taken for new ones at the next start.
@@ -203,10 +209,10 @@ class Segments:
                     segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
                 finally:
                     self.files.close(fd)
+            self.hints.finish(segment)
         while self._given_up:
             self._measure(self._given_up[-1])
             self._given_up.pop()
-        return segment
 
     def _measure(self, segment: Segment) -> None:
         with self.errors(segment):
@@ -229,6 +235,8 @@ class Segments:
                 self.files.pwrite(fd, data, segment.size)
                 if self.sync:
                     self.files.sync(fd)
+                elif self.sync_later:
+                    self._unsynced[segment.number] = segment
             except OSError:
                 try:
                     self.files.truncate(fd, segment.size)
@@ -240,14 +248,36 @@ class Segments:
                 raise
         segment.size += len(data)
 
-    def delete(self, segment: Segment) -> None:
-        """Unlink a segment. Nothing is read, whatever was in it."""
-        if segment.number in self.readers:
-            self._close_reader(segment.number)
+    def sync_written(self) -> None:
+        """Where syncs come ``sync_later``: everything that was appended is on disk when it returns, names included."""
+        if self._unsynced:
+            for number, segment in list(self._unsynced.items()):
+                if number in self.by_number:
+                    with self.errors(segment):
+                        fd = self.files.open_read(segment.path)
+                        try:
+                            self.files.sync(fd)
+                        finally:
+                            self.files.close(fd)
+            self.sync_directory()
+            self._unsynced.clear()
+
+    @property
+    def unsynced(self) -> bool:
+        return bool(self._unsynced)
+
+    def delete(self, segment: Segment, lock: AbstractContextManager[object]) -> None:
+        """Unlink a segment. Nothing is read, whatever was in it. Without ``lock``, the store's, which is taken for an instant."""
+        with lock:
+            if segment.number in self.readers:
+                self._close_reader(segment.number)
         self.hints.drop(segment)
         with self.errors(segment):
             self.files.unlink(segment.path)
-        self.by_number.pop(segment.number, None)
+        with lock:
+            if segment.number in self.readers:  # of somebody who came between
+                self._close_reader(segment.number)
+            self.by_number.pop(segment.number, None)
         if segment in self._given_up:
             self._given_up.remove(segment)
 
@@ -281,7 +311,7 @@ class Segments:
 
     def _discard(self, segment: Segment) -> None:
         try:
-            self.delete(segment)
+            self.delete(segment, contextlib.nullcontext())
         except StoreIOError:
             if segment.path.suffix == UNNAMED:
                 self.by_number.pop(segment.number, None)

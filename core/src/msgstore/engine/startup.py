@@ -15,10 +15,12 @@ from msgstore.contract.locations import LIMIT
 from msgstore.directory import Settings, check_writable, find_segments, read_settings, write_settings
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
+from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.reader import Reader
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segments
+from msgstore.engine.shared_bodies import SharedBodies
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.writer import Writer
 from msgstore.files import Files
@@ -62,19 +64,21 @@ def open_parts(
         backends = resolve(config, catalogue, remembered)
         segments = _find(config, backends, files, read_only=read_only)
         leftovers = Leftovers.read(files, directory)
-        index, persistent = make_index(config, catalogue, files, read_only=read_only)
+        shared = SharedBodies(config.shared_cache)
+        index, persistent = make_index(config, catalogue, files, shared.ids, read_only=read_only)
         segments.hints.writes = not (read_only or persistent)
         segments.hints.find(segments)
         state = index.load() or {}
         recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts, progress)
-        writer = Writer(config, backends, segments, index, persistent=persistent, read_only=read_only)
+        ledger = Ledger(segments, index, shared, persistent=persistent)
+        writer = Writer(config, backends, ledger, read_only=read_only)
         if not read_only:
-            saved = writer.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
+            saved = ledger.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
             _resume(config, backends, segments)
-            _note_segments(segments, writer, recovery)
+            _note_segments(segments, ledger, recovery)
             # Before the index says that the store is open, or a crash in between would look like RabbitMQ's.
             leftovers.hide(sync=segments.sync)
-            writer.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)
             leftovers.remove(sync=segments.sync)
@@ -108,11 +112,11 @@ def _has_global_lock() -> bool:
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-def _note_segments(segments: Segments, writer: Writer, recovery: Recovery) -> None:
+def _note_segments(segments: Segments, ledger: Ledger, recovery: Recovery) -> None:
     for segment in segments:
-        writer.touch(segment)
+        ledger.touch(segment)
         if segment.live_count == 0 and recovery.how != "rebuild":
-            writer.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
+            ledger.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
 
 
 def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
@@ -128,6 +132,7 @@ def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | No
 def _find(config: StoreConfig, backends: Backends, files: Files, *, read_only: bool) -> Segments:
     """The segments. Refuses newer ones than the store writes, and older ones if the configuration says so."""
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
+    segments.sync_later = config.fsync_every is not None
     ours = backends.write_format.descriptor
     everything = find_segments(files, config.path, backends.formats.extensions)
     if not read_only:

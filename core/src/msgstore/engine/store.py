@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from types import TracebackType
 from typing import Literal
 
@@ -72,7 +73,9 @@ class Store:
         self._reader = parts.reader
         self._segments = parts.segments
         self._closed = False
-        self._flusher = Flusher(parts.writer, config.sync_interval) if mode == "rw" else None
+        self._ledger = parts.writer.ledger
+        self._numbers = count(1)
+        self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """A new client. ``on_confirm(ids)`` is called once a flush with the ids that it made safe, in the order of writing,
@@ -84,9 +87,8 @@ class Store:
             raise TypeError(f"a client's name is text or bytes, not {type(name).__name__}")
         self._writer.check_open()
         ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
-        client = Client(self, name if name is None or isinstance(name, str) else name.hex(), on_confirm)
-        with self._writer.lock:
-            self._writer.clients.append(client)
+        with self._ledger.lock:
+            client = Client(self, next(self._numbers), name if name is None or isinstance(name, str) else name.hex(), on_confirm)
             if ref is not None and self.mode == "rw":
                 self._parts.client_refs.add(ref)
         return client
@@ -95,9 +97,15 @@ class Store:
         """``client.close()``: confirm what it wrote, and forget it."""
         if not self._closed and self.mode == "rw":
             self.flush()
-        with self._writer.lock:
-            if client in self._writer.clients:
-                self._writer.clients.remove(client)
+        with self._ledger.lock:
+            self._writer.dismiss(client)
+
+    def forget(self, client: Client) -> None:
+        """``client.delete_and_close()``: forget it, and what only it has written."""
+        with self._ledger.lock:
+            self._writer.dismiss(client)
+            with io_errors(self.path):
+                self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
 
     def flush(self) -> None:
         """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
@@ -105,20 +113,21 @@ class Store:
 
     def roll(self) -> None:
         """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected."""
-        self.flush()
-        with self._writer.lock:
-            self._writer.seal()
-            self._writer.commit()
+        with self._ledger.flushing:
+            self.flush()
+            self._writer.appender.seal()
+            self._writer.settle()
 
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
 
         The current segment is left alone. Segments in which damage is found are left as they are, and say so.
         """
-        writer, segments = self._writer, self._segments
-        self.flush()
-        with writer.lock:
-            stats = self._segment_stats()
+        ledger, segments = self._ledger, self._segments
+        with ledger.flushing:
+            self.flush()
+            with ledger.lock:
+                stats = self._segment_stats()
             if everything:
                 chosen = [s.number for s in stats if s.garbage_bytes]
             else:
@@ -130,22 +139,21 @@ class Store:
             for at, number in enumerate(todo):
                 segment = segments.by_number[number]
                 if segment.live_count == 0:
-                    writer.note_empty(segment)
+                    with ledger.lock:
+                        ledger.note_empty(segment)
                     done.append(Collected(segment.path.name, segment.size, 0))
                 else:
-                    done.append(compaction.compact(writer, segment))
+                    done.append(compaction.compact(ledger, segment))
                 if progress:
                     progress(at + 1, len(todo))
-            writer.commit()
-            writer.delete_empty()
-            writer.commit()
+            self._writer.settle()
         return done
 
     def migrate(self, *, progress: Progress | None = None) -> list[Collected]:
         """Rewrite every segment of an older format in the store's own, and delete the old ones. Returns what was done."""
-        self.flush()
-        with self._writer.lock:
-            self._writer.seal()
+        with self._ledger.flushing:
+            self.flush()
+            self._writer.appender.seal()
             legacy = migration.legacy_segments(self._writer)
             done = []
             for at, segment in enumerate(legacy):
@@ -155,13 +163,15 @@ class Store:
         return done
 
     def stats(self) -> StoreStats:
-        with self._writer.lock:
+        with self._ledger.lock:
             self._writer.check_open()
             segments = self._segment_stats()
-            pending = len(self._writer.pending)
+            pending = list(self._writer.intake.pending)
+            with io_errors(self.path):
+                new = sum(self._writer.index.get(msg_id) is None for msg_id in pending)
             return StoreStats(
-                messages=len(self._writer.index) + pending,
-                pending=pending,
+                messages=len(self._writer.index) + new,
+                pending=len(pending),
                 segments=len(segments),
                 bytes_on_disk=sum(s.size for s in segments),
                 live_bytes=sum(s.live_bytes for s in segments),
@@ -173,26 +183,26 @@ class Store:
 
     def segments(self) -> list[SegmentStats]:
         """Every segment, in number order."""
-        with self._writer.lock:
+        with self._ledger.lock:
             self._writer.check_open()
             return self._segment_stats()
 
     def entries(self) -> Iterator[Entry]:
         """Every live message that is on disk, by segment and offset, as of the call."""
-        with self._writer.lock:
+        with self._ledger.lock:
             self._writer.check_open()
             found = sorted((location, msg_id, refs) for msg_id, location, refs in self._writer.index.items())
         return (Entry(msg_id, *unpack(location), refs, location) for location, msg_id, refs in found)
 
     def stored_body(self, entry: Entry) -> bytes:
         """The body of an entry as it is stored, without the codec. Raises CorruptRecord, StoreIOError."""
-        with self._writer.lock:
+        with self._ledger.lock:
             self._writer.check_open()
             return self._reader.stored(entry.msg_id, entry.location)
 
     def references(self, msg_id: bytes) -> int:
         """The number of references of a message; 0 if there is none."""
-        with self._writer.lock:
+        with self._ledger.lock:
             self._writer.check_open()
             return self._writer.references(msg_id)
 
@@ -202,8 +212,8 @@ class Store:
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
         again when there is room, or ``abandon``.
         """
-        with self._writer.telling:
-            told = self._writer.flushes > 0  # by a client that was told: the flusher may be waiting for that very flush
+        with self._ledger.flushing:
+            told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
                 self.flush()
             if not self._closed:  # a client that was just told may have closed it
@@ -211,36 +221,45 @@ class Store:
         self._stop_flusher(wait=not told)
 
     def _close(self) -> None:
-        with self._writer.lock:
-            late = []
-            if self.mode == "rw":
-                late = self._writer.write_out()  # what was written since the flush, by a client that was told, for one
-                self._save_index()
+        late: list[tuple[Client, int]] = []
+        if self.mode == "rw":
+            self._refuse(StoreClosed(f"{self.path}: the store is being closed"))
             try:
-                if self.mode == "rw":
-                    self._publish_clean()
-            finally:
-                self._let_go("closed")
+                late = self._writer.write_out(last=True)  # what was written since the flush, by a client that was told, for one
+                self._save_index()
+            except BaseException:
+                self._refuse(None)
+                raise
+        try:
+            if self.mode == "rw":
+                self._publish_clean()
+        finally:
+            self._let_go("closed")
         self._writer.tell(late)
+
+    def _refuse(self, error: StoreClosed | None) -> None:
+        with self._ledger.lock:
+            self._writer.refuse(error)
 
     def abandon(self) -> None:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
-        with self._writer.telling:
-            told = self._writer.flushes > 0
-            with self._writer.lock:
-                if not self._closed:
-                    self._let_go("abandoned")
+        with self._ledger.flushing:
+            told = self._writer.depth > 0
+            if not self._closed:
+                self._let_go("abandoned")
         self._stop_flusher(wait=not told)
 
     def _save_index(self) -> None:
         """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""
         files, directory = self._segments.files, self.path
-        self._segments.hints.write(self._segments.seal_current())
+        self._segments.seal_current()
+        self._segments.hints.save()
         numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
         clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
         with io_errors(directory):
             files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.sync)
-            self._writer.index.close(self._writer.state(clean))
+            with self._ledger.lock:
+                self._writer.index.close(self._ledger.state(clean))
 
     def _publish_clean(self) -> None:
         """``clean.dot`` appears under its own name last: RabbitMQ reads it, and must not before the rest is there."""
@@ -251,10 +270,10 @@ class Store:
                 files.sync_directory(directory)
 
     def _let_go(self, how: str) -> None:
-        self._closed = True
-        self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
-        self._writer.pending.clear()  # or a read would still find what was never written
-        with ExitStack() as stack:  # every one of them, even if one fails
+        with self._ledger.lock, ExitStack() as stack:  # every one of them, even if one fails
+            self._closed = True
+            self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
+            self._writer.intake.clear()  # or a read would still find what was never written
             if self._parts.lock:
                 stack.callback(self._parts.lock.release)
             stack.callback(self._segments.close)

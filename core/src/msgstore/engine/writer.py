@@ -1,348 +1,138 @@
-"""The writing side: the pending map, the flush, removal, and the deletion of segments that became empty.
+"""The writing side: from the intake to the segments and the index, and then to the clients.
 
-``write`` puts a body into the pending map and returns. A flush encodes all that is pending, appends it with one write a
-segment, enters it into the index with one call, commits, and only then are clients told. Data is written before the index
-says so; the index says so before anything old is deleted.
+``write`` puts a body into the intake and returns. Up to WINDOW bytes stay there, because a message that is removed before it is
+written costs nothing; what is above goes to the segments in steps, taken by the writers themselves, each so short that nobody
+notices. A *flush* writes all that was there when it began, commits, deletes empty segments, and tells the clients. Whoever asks for
+a flush while one is under way waits for it and for at most one more, which serves all who wait: so many threads share one sync.
 
-All state is guarded by ``lock``. Clients are told outside of it.
+Data is written before the index says so; the index says so before anything old is deleted. With ``durability = "fsync"`` no
+writer takes steps: the flush does, each with a sync behind it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import accumulate, repeat
-from operator import add
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from msgstore.config import StoreConfig
 from msgstore.contract import Index, MessageNotFound, MessageTooLarge, MsgStoreError, StoreClosed, StoreReadOnly
-from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT
+from msgstore.engine.appender import Appended, Appender
 from msgstore.engine.backends import Backends
-from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
-from msgstore.engine.segments import Segment, Segments, io_error, io_errors
+from msgstore.engine.flusher import Wakeup
+from msgstore.engine.intake import OVERHEAD, Entry, Gate, Intake, references
+from msgstore.engine.ledger import Ledger
+from msgstore.engine.segments import io_error, io_errors
 
 if TYPE_CHECKING:
     from msgstore.engine.client import Client
 
 log = logging.getLogger("msgstore.writer")
 
-FLUSH_BYTES = 2**20
-"""Pending bodies that trigger a flush. Batches far above this cost several times more a message."""
-FLUSH_REMOVALS = 10_000
-"""Removals that trigger a flush, so that what an index holds between two commits stays small."""
-_STEP = 1 << OFFSET_SHIFT
+WINDOW = 16 * 2**20
+"""Bytes that may stay in the intake, OVERHEAD of each message included."""
+STEP = 2**19
+"""Bytes that a writer writes at once, when there are more: so long may the slowest ``write`` take."""
+PORTION = 2**21
+"""Bytes that a flush writes at once."""
+MOST = 4096
+"""Messages that are looked at for one step or portion."""
 
 
 class Writer:
     """One for each open store."""
 
-    def __init__(
-        self, config: StoreConfig, backends: Backends, segments: Segments, index: Index, *, persistent: bool, read_only: bool
-    ) -> None:
+    def __init__(self, config: StoreConfig, backends: Backends, ledger: Ledger, *, read_only: bool) -> None:
         self.config = config
         self.backends = backends
-        self.segments = segments
-        self.index = index
-        self.lock = threading.Lock()
-        self.telling = threading.RLock()
-        """Held from before a flush until its clients were told, so that whoever flushes after it finds everything confirmed.
-        Taken before ``lock``; re-entrant, because a client that is told may flush."""
-        self.flushes = 0
-        """Under ``telling``: how many flushes the thread that holds it is in, one inside the other."""
-        self.pending: dict[bytes, bytes] = {}
-        """Bodies that are not on disk yet, as the clients gave them; also the read cache of what was just written."""
+        self.ledger = ledger
+        self.intake = Intake()
+        self.appender = Appender(config, backends, ledger)
+        self.wakeup = Wakeup()
         self.clients: list[Client] = []
-        self.lingering: dict[bytes, int] = {}
-        """Dead records that a late second write can revive: id to location. Of the current segment, and of segments that
-        are not self-describing."""
         self.callback_failures = 0
-        self.changed = threading.Event()
-        """Set by the first change after a flush: the flusher's wake-up."""
-        self._idle = True  # nothing has changed since the last flush
-        self._pending_references: dict[bytes, int] = {}  # only of ids with more than one
-        self._pending_bytes = 0
-        self._has_large = False
-        self._removals = 0
-        self._persistent = persistent
-        self._touched: set[Segment] = set()
-        self._deleted: list[Segment] = []
-        self._empty: set[Segment] = set()
-        at_once = not config.sync_interval
-        self._flush_bytes = 0 if at_once else FLUSH_BYTES
-        self._flush_removals = 0 if at_once else FLUSH_REMOVALS
-        self._large = config.large_message
-        # From here on a body is looked at before it is taken: half of what fits leaves room for what a codec adds.
-        self._big = min(self._large, backends.write_format.format.max_body // 2)
+        self.depth = 0
+        """Under ``flushing``: how many flushes the thread that holds it is in, one inside the other."""
+        self.index: Index = ledger.index
+        self._at_once = not config.sync_interval
+        self._syncs = config.durability == "fsync"
+        self._held = 0
+        """Bytes in the intake, OVERHEAD included, as far as is known; less by what was removed, until they are counted again."""
+        self._since_count = 0
+        self._average = 0.0
+        """Bytes of a message, OVERHEAD included, in what was written last."""
+        self._uncommitted = 0
+        """Bytes, OVERHEAD included, that went to the segments and whose entries a persistent index has not on disk yet."""
+        self._begun = self._finished = 0
+        """Flushes."""
+        # A body of half of what fits is looked at before it is taken: that leaves room for what a codec adds.
+        self._big = min(config.large_message, backends.write_format.format.max_body // 2)
         self._refusal: MsgStoreError | None = None
         if read_only:
             self.refuse(StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it"))
-        self._index_add_reference = index.add_reference
 
-    # -- messages ---------------------------------------------------------------------------------------------------------
+    # -- clients ----------------------------------------------------------------------------------------------------------
 
-    def write(self, unconfirmed: list[bytes] | None, msg_id: bytes, body: bytes) -> None:
-        """One more reference to ``msg_id``; its body is kept if it is new. No system call, unless a flush is due."""
-        if msg_id.__class__ is not bytes or len(msg_id) != 16:
-            check_id(msg_id)
-        if body.__class__ is not bytes:
-            body = _as_bytes(body)
-        try:
-            with self.lock:
-                if self._refusal is not None:
-                    raise self._refusal
-                pending = self.pending
-                if msg_id in pending:
-                    self._pending_references[msg_id] = self._pending_references.get(msg_id, 1) + 1
-                elif self._index_add_reference(msg_id):
-                    pass
-                elif msg_id in self.lingering:
-                    self._revive(msg_id)
-                else:
-                    if len(body) >= self._big:
-                        self._check_big(body)
-                    pending[msg_id] = body
-                    self._pending_bytes += len(body)
-                if unconfirmed is not None:
-                    unconfirmed.append(msg_id)
-                if self._pending_bytes < self._flush_bytes and (unconfirmed is None or len(unconfirmed) < FLUSH_BYTES):
-                    if self._idle:
-                        self._wake_flusher()
-                    return
-        except OSError as error:
-            raise io_error(self.config.path, None, error) from error
-        self.flush()
+    def admit(self, client: Client) -> Gate:
+        """The client's way in. Under the lock."""
+        limit = 0 if self._refusal is not None else self._big
+        portion = 0 if self._at_once else STEP
+        gate = self.intake.gate(client.number, client.unconfirmed, limit, portion, self.wakeup.changed, self.due, client.slowly)
+        self.clients.append(client)
+        return gate
 
-    def remove(self, ids: Sequence[bytes]) -> None:
-        """One reference less for each of ``ids``. Raises MessageNotFound for the absent ones when the others are removed."""
-        for msg_id in ids:
-            if msg_id.__class__ is not bytes or len(msg_id) != 16:
-                check_id(msg_id)
-        with self.lock:
-            if self._refusal is not None:
-                raise self._refusal
-            on_disk = self._remove_pending(ids) if self.pending else ids
-            missing: list[bytes] = []
-            if on_disk:
-                with io_errors(self.config.path):
-                    released = self.index.release(on_disk)
-                missing = released.missing
-                self._bury(released.freed)
-                self._removals += len(on_disk)
-            if self._idle:
-                self._wake_flusher()
-            due = self._removals >= self._flush_removals
-        if due:
-            self.flush()
-        if missing:
-            raise MessageNotFound(missing, str(self.config.path))
+    def dismiss(self, client: Client) -> None:
+        """Under the lock: it is not told of anything any more."""
+        if client in self.clients:
+            self.clients.remove(client)
 
-    def flush(self) -> None:
-        """Write everything that is pending, and tell the clients. When it returns, all that was written before is confirmed."""
-        with self.telling:
-            self.flushes += 1
-            try:
-                with self.lock:
-                    if self._refusal is not None:
-                        raise self._refusal
-                    confirmed = self.write_out()
-                self.tell(confirmed)
-            finally:
-                self.flushes -= 1
-
-    def references(self, msg_id: bytes) -> int:
-        """Under the lock: references of a pending or stored message; 0 if there is none."""
-        if msg_id in self.pending:
-            return self._pending_references.get(msg_id, 1)
-        return self.index.references(msg_id)
-
-    def refuse(self, error: MsgStoreError) -> None:
-        """Every later change raises ``error``."""
+    def refuse(self, error: MsgStoreError | None) -> None:
+        """Every later change raises ``error``; None: none does any more."""
         self._refusal = error
+        for client in self.clients:
+            client.gate.limit(self._big if error is None else 0)
 
     def check_open(self) -> None:
         if isinstance(self._refusal, StoreClosed):
             raise self._refusal
 
-    # -- under the lock ---------------------------------------------------------------------------------------------------
+    def write_slowly(self, client: Client, msg_id: bytes, body: bytes) -> None:
+        """What the gate did not take: a second reference, a large body, a buffer of another kind, or a mistake."""
+        check_id(msg_id)
+        body = _as_bytes(body)
+        if self._refusal is not None:
+            raise self._refusal
+        if len(body) >= self._big:
+            self._check_big(body)
+        self.wakeup.changed()
+        with self.ledger.lock:
+            self.intake.add(msg_id, body, client.number)
+        if client.unconfirmed is not None:
+            client.unconfirmed.append(msg_id)
+        self.due(len(body) + OVERHEAD)
 
-    def write_out(self) -> list[tuple[Client, list[bytes]]]:
-        """Everything pending to disk and into the index. Returns whom to ``tell`` of what, when the lock is free."""
-        if self.pending:
-            self._write_pending()
-        self.commit()
-        self.delete_empty()
-        self._removals = 0
-        self.changed.clear()
-        self._idle = True
-        return [(client, client.take_unconfirmed()) for client in self.clients if client.has_unconfirmed]
-
-    def _wake_flusher(self) -> None:
-        self._idle = False
-        self.changed.set()
-
-    def _write_pending(self) -> None:
-        ids = list(self.pending)
-        large = self._large_positions()
-        bodies = self.backends.codec.encode(list(self.pending.values()))
-        references = self._pending_references
-        locations: list[int] = []
-        appended: list[tuple[Segment, int, int]] = []
-        at = 0
-        for end in [*large, len(ids)]:
-            if end > at:
-                locations += self.append(ids[at:end], bodies[at:end], appended)
-            if end < len(ids):
-                locations += self.append_large(ids[end], bodies[end], appended)
-            at = end + 1
-        self.index.enter(ids, locations, map(references.get, ids, repeat(1)) if references else None)
-        self.account(appended)
-        self.pending.clear()
-        references.clear()
-        self._pending_bytes = 0
-        self._has_large = False
-
-    def _large_positions(self) -> list[int]:
-        return [at for at, body in enumerate(self.pending.values()) if len(body) >= self._large] if self._has_large else []
-
-    def append(self, ids: Sequence[bytes], bodies: Sequence[bytes], appended: list[tuple[Segment, int, int]]) -> list[int]:
-        """Append stored bodies, rolling as segments fill up. Returns their locations.
-
-        Adds (segment, records, bytes) to ``appended``, for ``account`` once the index has the entries."""
-        form = self.backends.write_format
-        data, sizes = form.format.encode(ids, bodies)
-        ends = list(accumulate(sizes))
-        view = memoryview(data)
-        locations: list[int] = []
-        done = base = 0
-        while done < len(ends):
-            segment = self.segments.current
-            if segment is None or segment.size >= self.config.file_size_limit:
-                segment = self.roll()
-            room = self.config.file_size_limit - segment.size
-            cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # the record that fills the segment is its last
-            count, size, offset = cut - done, ends[cut - 1] - base, segment.size
-            part = sizes[done:cut] if count < len(sizes) else sizes
-            self._touched.add(segment)
-            self.segments.append(view[base : base + size])
-            self.segments.hints.add(segment, offset, size, ids[done:cut] if count < len(ids) else ids, part)
-            first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
-            locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
-            appended.append((segment, count, size))
-            done, base = cut, base + size
-        return locations
-
-    def append_large(self, msg_id: bytes, body: bytes, appended: list[tuple[Segment, int, int]]) -> list[int]:
-        """A large message has a segment of its own, so that its removal frees the space at once."""
-        current = self.segments.current
-        if current is None or current.size > current.header_bytes:
-            self.roll()
-        locations = self.append([msg_id], [body], appended)
-        self.seal(appendable=False)
-        return locations
-
-    def account(self, appended: list[tuple[Segment, int, int]]) -> None:
-        """What was appended is live, now that the index says so."""
-        for segment, count, size in appended:
-            segment.live_count += count
-            segment.live_bytes += size
-            self._touched.add(segment)
-            self._empty.discard(segment)
-
-    def roll(self) -> Segment:
-        self.seal()
-        segment = self.segments.roll(self.backends.write_format)
-        self._touched.add(segment)
-        return segment
-
-    def seal(self, *, appendable: bool = True) -> None:
-        """The current segment takes no more records; its dead ones can no longer be revived if it is self-describing."""
-        segment = self.segments.current
-        if segment is not None:
-            segment.appendable &= appendable
-            self._touched.add(segment)
-            if segment.live_count == 0:
-                self._empty.add(segment)
-            if segment.form.self_describing:
-                self.forget_lingering(segment)
-        self.segments.hints.write(self.segments.seal_current())
-
-    def forget_lingering(self, segment: Segment) -> None:
-        if self.lingering:
-            number = segment.number
-            self.lingering = {i: at for i, at in self.lingering.items() if at >> NUMBER_SHIFT != number}
-
-    def touch(self, segment: Segment) -> None:
-        """The segment's row goes with the next commit."""
-        self._touched.add(segment)
-
-    def commit(self, extra: dict[bytes, bytes | None] | None = None) -> None:
-        """Commit the index with the rows of every segment that changed."""
-        state: dict[bytes, bytes | None] = {}
-        if self._persistent:
-            state |= {row_key(segment): None for segment in self._deleted}
-            state |= {row_key(segment): pack_row(segment) for segment in self._touched}
-        with io_errors(self.config.path):
-            self.index.commit(state | (extra or {}))
-        self._touched.clear()
-        self._deleted.clear()
-
-    def delete_empty(self) -> None:
-        """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
-        for segment in list(self._empty):
-            if segment.live_count == 0 and segment is not self.segments.current and not segment.quarantined:
-                self.segments.delete(segment)
-                self.forget_lingering(segment)
-                self._touched.discard(segment)
-                self._deleted.append(segment)
-            self._empty.discard(segment)
-        if self._deleted:
-            if self.segments.sync:  # before the index forgets them, or a power loss brings back strangers
-                self.segments.sync_directory()
-            self.commit()
-
-    def note_empty(self, segment: Segment) -> None:
-        """Delete the segment at the next flush if it has no live record by then."""
-        self._empty.add(segment)
-
-    def state(self, clean: bytes) -> dict[bytes, bytes]:
-        """The whole state of a clean stop."""
-        rows = {row_key(segment): pack_row(segment) for segment in self.segments}
-        return {LAYOUT_KEY: LAYOUT, CLEAN_KEY: clean, **rows}
-
-    def _remove_pending(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Cancel what never reached the disk; returns the ids that are not pending."""
-        pending, references, rest = self.pending, self._pending_references, []
+    def remove_slowly(self, client: Client, ids: Sequence[bytes]) -> None:
+        """One reference less for each. Raises MessageNotFound for the absent ones when the others are removed."""
         for msg_id in ids:
-            if msg_id not in pending:
-                rest.append(msg_id)
-            elif msg_id in references:
-                references[msg_id] -= 1
-                if references[msg_id] == 1:
-                    del references[msg_id]
-            else:
-                self._pending_bytes -= len(pending.pop(msg_id))
-        return rest
+            check_id(msg_id)
+        if self._refusal is not None:
+            raise self._refusal
+        with self.ledger.lock:
+            on_disk = [msg_id for msg_id in ids if not self.intake.take_one(msg_id, client.number)]
+            with io_errors(self.config.path):
+                released = self.index.release(on_disk)
+            self.ledger.bury(released.freed)
+        if on_disk:
+            self.wakeup.changed()
+            self._bound(len(on_disk) * OVERHEAD)
+        if released.missing:
+            raise MessageNotFound(released.missing, str(self.config.path))
 
-    def _bury(self, freed: list[tuple[bytes, int]]) -> None:
-        segments, current = self.segments.by_number, self.segments.current
-        for msg_id, location in freed:
-            segment = segments.get(location >> NUMBER_SHIFT) or self.segments.get(location >> NUMBER_SHIFT)
-            segment.live_count -= 1
-            segment.live_bytes -= location & MASK
-            self._touched.add(segment)
-            if segment is current or not segment.form.self_describing:
-                self.lingering[msg_id] = location
-            if segment.live_count == 0 and segment is not current:
-                self._empty.add(segment)
-
-    def _revive(self, msg_id: bytes) -> None:
-        location = self.lingering.pop(msg_id)
-        segment = self.segments.by_number[location >> NUMBER_SHIFT]
-        self.index.enter([msg_id], [location])
-        self.account([(segment, 1, location & MASK)])
+    def references(self, msg_id: bytes) -> int:
+        """Under the lock: references of a message; 0 if there is none."""
+        return self.intake.references(msg_id) + self.index.references(msg_id)
 
     def _check_big(self, body: bytes) -> None:
         limit = self.backends.write_format.format.max_body
@@ -352,17 +142,233 @@ class Writer:
                 f"{self.config.path}: a body of {stored} bytes does not fit into a record of format "
                 f"{self.backends.write_format.name!r} (at most {limit}); split the message"
             )
-        self._has_large |= len(body) >= self._large
+        self.appender.seen_large |= len(body) >= self.config.large_message
 
-    # -- outside the lock -------------------------------------------------------------------------------------------------
+    # -- when to write ----------------------------------------------------------------------------------------------------
 
-    def tell(self, confirmed: list[tuple[Client, list[bytes]]]) -> None:
-        for client, ids in confirmed:
+    def due(self, weight: int) -> None:
+        """Somebody has written so many bytes more, OVERHEAD included. Writes what is above the window, or has it written."""
+        try:
+            if self._at_once:
+                self.flush()
+                return
+            with self.ledger.lock:
+                self._held += weight
+                self._since_count += weight
+            if self._held <= min(WINDOW, self.config.max_unconfirmed):
+                return
+            if self._syncs:
+                self._wait_for_disk()
+            elif self.ledger.flushing.acquire(blocking=self._held > max(2 * WINDOW, self.config.max_unconfirmed)):
+                try:
+                    self._shrink()
+                finally:
+                    self.ledger.flushing.release()
+        except OSError as error:
+            raise io_error(self.config.path, None, error) from error
+
+    def _wait_for_disk(self) -> None:
+        """Only where each write is synced: until the bound the flusher writes, from there on whoever comes."""
+        if self._count() > self.config.max_unconfirmed:
+            self.flush()
+        else:
+            self.wakeup.hurry()
+
+    def _count(self) -> int:
+        """Bytes in the intake. They are counted if much was removed since they were, as the average message betrays."""
+        if self._since_count >= WINDOW // 2 and self._held > 1.5 * self._average * len(self.intake.pending):
+            with self.ledger.lock:
+                self._held, self._since_count = self.intake.weight(), 0
+        return self._held
+
+    def _shrink(self) -> None:
+        """Steps until the intake is within its window again; with ``flushing``."""
+        while self._refusal is None and self._held > WINDOW and self._count() > WINDOW:
+            ids = self.intake.oldest(STEP * (len(self.intake.pending) + 1) // self._held + 1)
+            if not ids:
+                break
+            before = self._held
+            self._write_some(ids, STEP)
+            self._bound(before - self._held)
+
+    def _bound(self, weight: int) -> None:
+        """Entries of a persistent index that are not committed: from the bound on, whoever adds some waits."""
+        if self._at_once:
+            self.flush()
+        elif self.ledger.persistent:
+            self._uncommitted += weight
+            if self._uncommitted > self.config.max_unconfirmed:
+                self.flush()
+            elif self._uncommitted > self.config.max_unconfirmed // 4:
+                self.wakeup.hurry()
+
+    def flush(self) -> None:
+        """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is confirmed."""
+        wanted = self._begun + 1  # one that is under way may have begun before the caller's last write
+        with self.ledger.flushing:
+            if self._finished < wanted:
+                if self._refusal is not None:
+                    raise self._refusal
+                self.depth += 1
+                try:
+                    self._flush()
+                finally:
+                    self.depth -= 1
+
+    # -- with ``flushing`` ------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._begun += 1
+        number = self._begun
+        self.tell(self.write_out())
+        self._finished = max(self._finished, number)
+
+    def write_out(self, *, last: bool = False) -> list[tuple[Client, int]]:
+        """Everything to disk and into the index. Returns whom to ``tell`` of how many. ``last``: the store is about to close."""
+        with self.ledger.lock:
+            confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
+            ids = list(self.intake.pending)
+        while ids:
+            at, again = 0, []
+            while at < len(ids):
+                taken, late = self._write_some(ids[at : at + MOST], PORTION)
+                at += taken
+                again += late
+            ids = again
+        with self.ledger.lock:
+            self._held, self._since_count = self.intake.weight(), 0
+        self.settle(sync=last or not self.ledger.segments.sync_later)
+        return confirmed
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a flush would find anything. Without the lock a hint."""
+        return bool(self.intake.pending) or self.ledger.changed or self.ledger.segments.unsynced
+
+    def settle(self, *, sync: bool = True) -> None:
+        """Commit, and delete what is empty. Not ``sync``: the index must not get ahead of what is synced, so it waits."""
+        for segment in self.ledger.segments.hints.save():
+            self.ledger.touch(segment)
+        if sync:
+            self.ledger.segments.sync_written()
+            self._uncommitted = 0
+            self.ledger.commit()
+            self.ledger.delete_empty()
+
+    def _write_some(self, ids: Sequence[bytes], weight: int) -> tuple[int, list[bytes]]:
+        """Write the first of ``ids``, up to about so many bytes. Returns how many were looked at, and the ids of those that have
+        to be written later after all."""
+        with self.ledger.lock:
+            entries = self.intake.entries(ids)
+        looked_at, ids, bodies, size = _cut(ids, entries, weight)
+        if not ids:
+            return looked_at, []
+        known = self._known(ids)
+        if known is None:
+            appended = self.appender.append(ids, self.backends.codec.encode(bodies))
+        else:
+            fresh = [(i, body) for i, body, there in zip(ids, bodies, known, strict=True) if not there]
+            appended = Appended()
+            if fresh:
+                appended = self.appender.append([i for i, _ in fresh], self.backends.codec.encode([body for _, body in fresh]))
+        with self.ledger.lock, io_errors(self.config.path):
+            self._held -= size
+            self._average = size / len(ids)
+            return looked_at, self._enter(ids, known, appended)
+
+    def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
+        """Which ids have a record already, alive or to be revived; None if none has."""
+        with io_errors(self.config.path):
+            located = list(map(self.index.get, ids))
+        lingering = self.ledger.lingering
+        if located.count(None) == len(ids) and (not lingering or lingering.keys().isdisjoint(ids)):
+            return None
+        return [location is not None or msg_id in lingering for msg_id, location in zip(ids, located, strict=True)]
+
+    def _enter(self, ids: Sequence[bytes], known: list[bool] | None, appended: Appended) -> list[bytes]:
+        """Under the lock: from the intake into the index. Returns the ids that were known, and are not any more.
+
+        If the index fails, what it did not get stays in the intake."""
+        plain = known is None and not self.intake.shared
+        entries = self.intake.pop(ids)
+        if plain and all(entries):
+            self.index.enter(ids, appended.locations)
+            self.ledger.account(appended.parts)
+            return []
+        late: list[bytes] = []
+        dead: list[tuple[bytes, int]] = []
+        entered: list[tuple[bytes, int, int]] = []
+        left = dict(zip(ids, entries, strict=True))
+        places = iter(appended.locations)
+        try:
+            for at, (msg_id, entry) in enumerate(zip(ids, entries, strict=True)):
+                if known is None or not known[at]:
+                    location = next(places)
+                    if entry is None:
+                        dead.append((msg_id, location))  # removed while it was being written
+                    else:
+                        entered.append((msg_id, location, references(entry)))
+                elif entry is None or self._add_references(msg_id, entry):
+                    left[msg_id] = None
+                else:
+                    late.append(msg_id)
+            if entered:
+                self.index.enter(*zip(*entered, strict=True))
+                self.ledger.shared.ids.update(msg_id for msg_id, _, count in entered if count > 1)
+            left.update((msg_id, None) for msg_id, _, _ in entered)
+        finally:
+            for msg_id, entry in left.items():
+                if entry is not None:
+                    self.intake.put_back(msg_id, entry)
+        self.ledger.account(appended.parts)
+        self.ledger.bury(dead)
+        return late
+
+    def _add_references(self, msg_id: bytes, entry: Entry) -> bool:
+        more = references(entry)
+        if self.index.get(msg_id) is None:
+            if not self.ledger.revive(msg_id):
+                return False
+            more -= 1
+        for _ in range(more):
+            self.index.add_reference(msg_id)
+        if more:
+            self.ledger.shared.ids.add(msg_id)
+        return True
+
+    def tell(self, confirmed: Iterable[tuple[Client, int]]) -> None:
+        """Without the lock."""
+        for client, count in confirmed:
+            ids = client.take_unconfirmed(count)
             try:
                 client.confirm(ids)
             except Exception:
                 self.callback_failures += 1
                 log.exception("%s: on_confirm of client %r failed for %d ids", self.config.path, client.name, len(ids))
+
+
+def _cut(
+    ids: Sequence[bytes], entries: Sequence[Entry | None], weight: int
+) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
+    """How many of ``ids`` are looked at; of these the ones that are still there, at least one, up to about ``weight`` bytes, with
+    their bodies; and what they weigh."""
+    looked_at = len(ids)
+    if not all(entries):
+        ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]
+    bodies = [entry[0] for entry in entries if entry]
+    size = sum(map(len, bodies)) + OVERHEAD * len(bodies)
+    if size > weight + weight // 4 and len(bodies) > 1:
+        so_far = list(accumulate(map(OVERHEAD.__add__, map(len, bodies))))
+        count = min(bisect_left(so_far, weight) + 1, len(bodies))
+        if count < len(bodies):
+            looked_at = count if len(ids) == looked_at else _position(entries, count)
+            ids, bodies, size = ids[:count], bodies[:count], so_far[count - 1]
+    return looked_at, ids, bodies, size
+
+
+def _position(entries: Sequence[Entry | None], count: int) -> int:
+    """Behind the ``count``-th that is there."""
+    return next(islice((at for at, entry in enumerate(entries, 1) if entry), count - 1, None))
 
 
 def check_id(msg_id: object) -> None:

@@ -37,12 +37,14 @@ class EtsIndex:
     def load(self) -> dict[bytes, bytes] | None:
         """The state of the last clean stop; None if there was none since, or if its snapshot is damaged (logged)."""
         try:
-            return snapshot.read(self._context.files.read_file(self._path), self._entries, self._counts)
+            state = snapshot.read(self._context.files.read_file(self._path), self._entries, self._counts)
         except FileNotFoundError:
             return None
         except snapshot.BadSnapshot as error:
             _log.warning("%s cannot be used, the index is rebuilt from the segments: %s", self._path, error)
             return None
+        self._context.shared.update(self._counts)
+        return state
 
     def clear(self) -> None:
         self._entries.clear()
@@ -105,7 +107,10 @@ class EtsIndex:
         self._entries.update(moved)
         return len(moved)
 
-    def commit(self, state: Mapping[bytes, bytes | None]) -> None:
+    def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
+        """Nothing: what is in memory is not durable."""
+
+    def commit(self) -> None:
         """The first one removes the snapshot, so that a crash leaves none; then nothing: what is in memory is not durable."""
         if self._has_snapshot and not self._context.read_only:
             self._context.files.unlink(self._path)

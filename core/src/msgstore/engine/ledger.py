@@ -1,0 +1,146 @@
+"""The ledger: what is live in each segment, what is dead but can still be revived, and the commits that put this on disk.
+
+Two locks order everything that happens to a store. Whoever appends to segments, seals or deletes them, or commits, holds
+``flushing``, perhaps while the disk works. ``lock`` guards what is in memory and is never held over a write. ``flushing`` is taken
+first; it is re-entrant, because a client that is told of its messages may flush.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgstore.contract import Index
+from msgstore.contract.locations import MASK, NUMBER_SHIFT
+from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
+from msgstore.engine.segments import Segment, Segments, io_errors
+from msgstore.engine.shared_bodies import SharedBodies
+
+Part = tuple[Segment, int, int]
+"""(segment, records, bytes) that were appended."""
+
+
+class Ledger:
+    """Of one open store. Methods are called under ``lock``, unless they say otherwise."""
+
+    def __init__(self, segments: Segments, index: Index, shared: SharedBodies, *, persistent: bool) -> None:
+        self.segments = segments
+        self.index = index
+        self.shared = shared
+        self.persistent = persistent
+        self.lock = threading.Lock()
+        self.flushing = threading.RLock()
+        self.lingering: dict[bytes, int] = {}
+        """Dead records that a late second write can revive: id to location. Of the current segment, and of segments that are
+        not self-describing."""
+        self._touched: set[Segment] = set()
+        self._deleted: list[Segment] = []
+        self._empty: set[Segment] = set()
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to commit. Without the lock a hint."""
+        return bool(self._touched or self._deleted or self._empty)
+
+    def touch(self, segment: Segment) -> None:
+        """The segment's row goes with the next commit."""
+        self._touched.add(segment)
+
+    def note_empty(self, segment: Segment) -> None:
+        """Delete the segment at the next flush if it has no live record by then."""
+        self._empty.add(segment)
+
+    def account(self, parts: Iterable[Part]) -> None:
+        """What was appended is live, now that the index says so."""
+        for segment, count, size in parts:
+            segment.live_count += count
+            segment.live_bytes += size
+            self._touched.add(segment)
+            self._empty.discard(segment)
+
+    def bury(self, freed: Sequence[tuple[bytes, int]]) -> None:
+        """(id, location) of records that lost their last reference."""
+        if self.shared.ids:
+            self.shared.forget(freed)
+        by_number, current = self.segments.by_number, self.segments.current
+        for msg_id, location in freed:
+            segment = by_number.get(location >> NUMBER_SHIFT) or self.segments.get(location >> NUMBER_SHIFT)
+            segment.live_count -= 1
+            segment.live_bytes -= location & MASK
+            self._touched.add(segment)
+            if segment is current or not segment.form.self_describing:
+                self.lingering[msg_id] = location
+            if segment.live_count == 0 and segment is not current:
+                self._empty.add(segment)
+
+    def revive(self, msg_id: bytes) -> bool:
+        """One reference to a record that died lately; False if it cannot be had any more."""
+        location = self.lingering.pop(msg_id, None)
+        if location is None:
+            return False
+        self.index.enter([msg_id], [location])
+        self.account([(self.segments.by_number[location >> NUMBER_SHIFT], 1, location & MASK)])
+        return True
+
+    def forget_lingering(self, segment: Segment) -> None:
+        if self.lingering:
+            number = segment.number
+            self.lingering = {i: at for i, at in self.lingering.items() if at >> NUMBER_SHIFT != number}
+
+    def sealed(self, segment: Segment) -> None:
+        """It takes no more records; if it is self-describing, its dead ones can no longer be revived."""
+        self._touched.add(segment)
+        if segment.live_count == 0:
+            self._empty.add(segment)
+        if segment.form.self_describing:
+            self.forget_lingering(segment)
+
+    def state(self, clean: bytes) -> dict[bytes, bytes]:
+        """The whole state of a clean stop."""
+        rows = {row_key(segment): pack_row(segment) for segment in self.segments}
+        return {LAYOUT_KEY: LAYOUT, CLEAN_KEY: clean, **rows}
+
+    # -- with ``flushing``, without ``lock`` ------------------------------------------------------------------------------
+
+    def commit(self, extra: Mapping[bytes, bytes | None] | None = None) -> None:
+        """Commit the index with the rows of every segment that has changed. If it raises (StoreIOError), the next commit has
+        all of it as well."""
+        with self.lock:
+            state: dict[bytes, bytes | None] = {}
+            if self.persistent:
+                state |= {row_key(segment): None for segment in self._deleted}
+                state |= {row_key(segment): pack_row(segment) for segment in self._touched}
+            self.index.freeze({**state, **(extra or {})})
+            self._touched.clear()
+            self._deleted.clear()
+        with io_errors(self.segments.directory):
+            self.index.commit()
+
+    def delete_empty(self) -> None:
+        """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
+        for segment in self._take_empty():
+            try:
+                self.segments.delete(segment, self.lock)
+            except BaseException:
+                with self.lock:
+                    self._empty.add(segment)
+                raise
+            with self.lock:
+                self._touched.discard(segment)
+                self._deleted.append(segment)
+        if self._deleted:
+            if self.segments.sync:  # before the index forgets them, or a power loss brings back strangers
+                self.segments.sync_directory()
+            self.commit()
+
+    def _take_empty(self) -> Sequence[Segment]:
+        with self.lock:
+            found = [
+                segment
+                for segment in sorted(self._empty, key=lambda segment: segment.number)
+                if segment.live_count == 0 and segment is not self.segments.current and not segment.quarantined
+            ]
+            for segment in found:
+                self.forget_lingering(segment)
+            self._empty.clear()
+            return found
