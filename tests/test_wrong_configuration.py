@@ -164,18 +164,18 @@ def nothing(machine: Machine) -> None:
     """A machine with everything of this repository installed, and no store."""
 
 
-def rocks(machine: Machine, contract: str = "(1, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
+def rocks(machine: Machine, contract: str = "(2, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
     descriptor = f"IndexDescriptor(name='rocks', contract={contract}, factory={factory!r})"
     machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indexes", descriptor, head=head)
 
 
 def stamped(machine: Machine) -> None:
-    descriptor = "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='acme_stamped:Stamped', format='v2')"
+    descriptor = "RecordTypeDescriptor(name='stamped', contract=(2, 0), factory='acme_stamped:Stamped', format='v2')"
     machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor)
 
 
 def two_ets(machine: Machine) -> None:
-    descriptor = "IndexDescriptor(name='ets', contract=(1, 0), factory='acme_ets.index:Ets')"
+    descriptor = "IndexDescriptor(name='ets', contract=(2, 0), factory='acme_ets.index:Ets')"
     machine.install("acme-ets", "2.0.1", "fast-ets", "msgstore_indexes", descriptor)
 
 
@@ -219,7 +219,7 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Misspelt name": nothing,
     "Name that nobody provides": nothing,
     "Two plugins of one name": two_ets,
-    "Wrong contract version": lambda m: rocks(m, contract="(2, 0)"),
+    "Wrong contract version": lambda m: rocks(m, contract="(1, 0)"),
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
     "Misspelt hook": wrong_hook,
     "Plugin whose own code is missing": rocks,

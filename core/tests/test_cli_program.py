@@ -86,7 +86,7 @@ def test_plugins() -> None:
     found = {(entry["kind"], entry["name"]): entry for entry in objects(result.stdout)}
     assert {("format", "v1"), ("format", "v2"), ("index", "ets"), ("gc", "half-empty"), ("body", "raw")} <= set(found)
     v2 = found["format", "v2"]
-    assert (v2["distribution"], v2["contract"]) == ("msgstore-format-v2", [1, 0])
+    assert (v2["distribution"], v2["contract"]) == ("msgstore-format-v2", [2, 0])
     assert v2["capabilities"] == ["self-describing", "typed-records"]
     for width in ("80", "150"):
         text = CliRunner(env={"COLUMNS": width}).invoke(main, ["plugins"]).stdout

@@ -79,11 +79,11 @@ def truncate_before_index():
             relocated.append(True)
         return relocate(index, ids, old, new)
 
-    def committing(index, state):
+    def committing(index):
         if relocated:
             relocated.clear()
         else:
-            commit(index, state)
+            commit(index)
 
     with mock.patch.object(kind, "relocate", relocating), mock.patch.object(kind, "commit", committing):
         yield

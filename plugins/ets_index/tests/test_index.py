@@ -107,7 +107,8 @@ class Model(RuleBasedStateMachine):
 
     @rule(state=STATES)
     def commit(self, state: dict[bytes, bytes]) -> None:
-        self.index.commit(state)
+        self.index.freeze(state)
+        self.index.commit()
         assert list(self.directory.iterdir()) == []
 
     @rule(state=STATES)
@@ -116,7 +117,8 @@ class Model(RuleBasedStateMachine):
         self.index.close(None)
         self.index = make(self.directory)
         assert self.index.load() == state
-        self.index.commit({})
+        self.index.freeze({})
+        self.index.commit()
 
     @rule()
     def crash(self) -> None:

@@ -129,7 +129,8 @@ def test_a_bad_snapshot_is_logged_and_removed_by_the_first_commit(
         assert index.load() is None
     assert (len(index), list(index.items())) == (0, [])
     assert str(tmp_path / FILE) in caplog.text
-    index.commit({})
+    index.freeze({})
+    index.commit()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,13 +146,15 @@ def test_the_first_commit_removes_the_snapshot_unless_read_only(tmp_path: Path) 
     reader = open_index(tmp_path, read_only=True)
     assert reader.load() == STATE
     reader.release(list(ENTRIES))
-    reader.commit({})
+    reader.freeze({})
+    reader.commit()
     reader.close({b"other": b"state"})
     assert (tmp_path / FILE).read_bytes() == image()
     index = open_index(tmp_path)
     assert index.load() == STATE
     assert (tmp_path / FILE).exists()  # an opening that fails after this has lost nothing
-    index.commit({})
+    index.freeze({})
+    index.commit()
     assert list(tmp_path.iterdir()) == []
     assert open_index(tmp_path).load() is None
 

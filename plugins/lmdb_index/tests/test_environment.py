@@ -70,7 +70,8 @@ def test_a_commit_survives_the_process(tmp_path: Path, sync: bool) -> None:
         f"""
 index = opened(directory, sync={sync})
 index.enter(ids(0, 100), range(100), [2] * 100)
-index.commit({{b"tail": b"100"}})
+index.freeze({{b"tail": b"100"}})
+index.commit()
 index.release(ids(0, 50))
 index.enter(ids(100, 200), range(100))
 os._exit(7)
@@ -95,7 +96,8 @@ while True:
     index.release(ids(done - 20, done) if done else [])
     index.enter(ids(done, done + 20), range(20))
     done += 20
-    index.commit({b"tail": str(done).encode()})
+    index.freeze({b"tail": str(done).encode()})
+    index.commit()
 """,
             tmp_path,
         ) as process:
@@ -114,7 +116,8 @@ def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
     index = opened(tmp_path)
     known = ids(0, 50)
     index.enter(known, [pack(1, number, 30) for number in range(50)])
-    index.commit({})
+    index.freeze({})
+    index.commit()
     wrong: list[object] = []
     stop = threading.Event()
 
@@ -134,7 +137,8 @@ def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
     try:
         for begin in range(50, 60_050, 10_000):
             index.enter(ids(begin, begin + 10_000), range(10_000))
-            index.commit({b"tail": b"%d" % begin})
+            index.freeze({b"tail": b"%d" % begin})
+            index.commit()
     finally:
         stop.set()
         for reader in readers:
@@ -150,7 +154,8 @@ def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
         assert index.load() == {b"tail": b"50050"}
         assert (len(index), index.get(known[49])) == (60_050, pack(1, 49, 30))
         index.enter(ids(50, 60_050), range(60_000))
-        index.commit({})
+        index.freeze({})
+        index.commit()
         index.close(None)
 
 
@@ -168,7 +173,8 @@ def test_a_commit_beside_a_thread_that_computes(tmp_path: Path) -> None:
     try:
         index.enter(ids(0, 2000), range(2000))
         begin = time.monotonic()
-        index.commit({})
+        index.freeze({})
+        index.commit()
         assert time.monotonic() - begin < 1.5  # 2 ms an entry and more, if every LMDB call waited for its turn
         assert sys.getswitchinterval() == usual
     finally:
@@ -289,7 +295,8 @@ def test_an_environment_in_use_is_not_set_aside(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="already open"):
         make(tmp_path).load()
     index.enter(ids(0, 10), range(10))
-    index.commit({})
+    index.freeze({})
+    index.commit()
     assert [found.name for found in tmp_path.iterdir()] == [DIRECTORY]
     index.close(None)
 
@@ -302,18 +309,21 @@ import errno, resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 index = opened(directory)
 index.enter(ids(0, 10), range(10), [3] * 10)
-index.commit({b"tail": b"10"})
+index.freeze({b"tail": b"10"})
+index.commit()
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
 for entries in (1000, 30_000):  # within the map, and where it has to grow
     index.enter(ids(10, entries), range(10, entries))
     index.release(ids(0, 1))
     try:
-        index.commit({b"tail": b"%d" % entries})
+        index.freeze({b"tail": b"%d" % entries})
+        index.commit()
     except OSError as error:
         print(type(error).__name__, error.errno in (errno.EFBIG, errno.EIO))  # LMDB makes EIO of a short write
     print(len(index), index.references(ids(0, 1)[0]), index.get(ids(999, 1000)[0]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-index.commit({b"tail": b"30000"})
+index.freeze({b"tail": b"30000"})
+index.commit()
 os._exit(0)
 """,
         tmp_path,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -14,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgstore.contract import Capability, Index, IndexContext
 from msgstore.contract.locations import pack
 from msgstore_lmdb_index import plugin
+from msgstore_lmdb_index.environment import Environment
 
 IDS = st.integers(0, 7).map(lambda number: bytes([number]) * 16)
 BATCHES = st.lists(IDS, max_size=6)
@@ -44,7 +48,8 @@ def make(directory: Path, *, read_only: bool = False) -> Index:
 
 
 class Model(RuleBasedStateMachine):
-    """``entries`` is what the index must hold, id -> (location, references); ``saved`` what it held at the last commit."""
+    """``entries`` is what the index must hold, id -> (location, references); ``frozen`` what it held at the last freeze, and
+    ``saved`` what the last commit made durable of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +57,8 @@ class Model(RuleBasedStateMachine):
         self.directory = Path(self.scratch.name)
         self.entries: dict[bytes, tuple[int, int]] = {}
         self.state: dict[bytes, bytes] | None = None
-        self.saved = self.entries.copy()
+        self.saved = self.frozen = self.entries.copy()
+        self.frozen_state = self.state
         self.index = make(self.directory)
         assert self.index.load() is None
 
@@ -63,7 +69,8 @@ class Model(RuleBasedStateMachine):
     @initialize(batch=st.dictionaries(IDS, st.tuples(LOCATIONS, st.integers(1, 3))))
     def begin(self, batch: dict[bytes, tuple[int, int]]) -> None:
         self.enter_with_references(batch)
-        self.commit({b"begun": b""})
+        self.freeze({b"begun": b""})
+        self.commit()
 
     @rule(batch=st.dictionaries(IDS, LOCATIONS, max_size=6))
     def enter(self, batch: dict[bytes, int]) -> None:
@@ -112,15 +119,66 @@ class Model(RuleBasedStateMachine):
         self.index.clear()
         self.entries.clear()
         self.cleared = True
+        self.frozen, self.frozen_state = self.saved.copy(), self.state
 
     cleared = False
 
     @rule(state=st.dictionaries(KEYS, st.one_of(st.none(), st.binary(max_size=4))))
-    def commit(self, state: dict[bytes, bytes | None]) -> None:
-        self.index.commit(state)
-        kept = {} if self.cleared or self.state is None else self.state
-        self.state = {key: value for key, value in {**kept, **state}.items() if value is not None}
-        self.saved, self.cleared = self.entries.copy(), False
+    def freeze(self, state: dict[bytes, bytes | None]) -> None:
+        self.index.freeze(state)
+        kept = {} if self.cleared or self.frozen_state is None else self.frozen_state
+        if state or self.cleared or self.entries != self.frozen:
+            self.frozen_state = {key: value for key, value in {**kept, **state}.items() if value is not None}
+        self.frozen, self.cleared = self.entries.copy(), False
+
+    @rule()
+    def commit(self) -> None:
+        self.index.commit()
+        self.saved = self.frozen.copy()
+        self.state = {} if self.frozen_state is None else self.frozen_state.copy()
+        self.frozen_state = self.state.copy()
+
+    @rule(meanwhile=st.one_of(st.none(), st.dictionaries(IDS, LOCATIONS)), operation=st.sampled_from(["begin", "write"]))
+    def a_commit_fails(self, meanwhile: dict[bytes, int] | None, operation: str) -> None:
+        """In the middle of it the writers go on, and freeze."""
+
+        def fail(*_: object, **__: object) -> NoReturn:
+            if meanwhile is not None:
+                self.enter(meanwhile)
+                self.release(list(meanwhile)[:1])
+                self.freeze({b"a": b"late"})
+            raise OSError(errno.ENOSPC, operation)
+
+        if self.cleared or (self.frozen_state == self.state and self.frozen == self.saved):
+            return  # there may be nothing to commit
+        with mock.patch.object(Environment, "write", fail), pytest.raises(OSError, match=operation):
+            self.index.commit()
+
+    @rule(meanwhile=st.dictionaries(IDS, LOCATIONS), freeze=st.booleans())
+    def a_commit_while_others_go_on(self, meanwhile: dict[bytes, int], freeze: bool) -> None:
+        """What they do, and freeze, is not part of it, wherever in the commit it happens."""
+        frozen, frozen_state = self.frozen.copy(), self.frozen_state
+
+        def go_on(point: Callable[..., None]) -> Callable[..., None]:
+            def call(environment: Environment, *arguments: Any, **options: Any) -> None:
+                self.enter(meanwhile)
+                self.add_reference(bytes(16))
+                self.agrees()
+                self.length()
+                if freeze:
+                    self.freeze({b"b": b"meanwhile"})
+                point(environment, *arguments, **options)
+                self.release(list(meanwhile)[:2])
+                self.agrees()
+
+            return call
+
+        with mock.patch.object(Environment, "write", go_on(Environment.write)):
+            self.index.commit()
+        self.saved = frozen
+        self.state = {} if frozen_state is None else frozen_state.copy()
+        if self.frozen_state is None:
+            self.frozen_state = {}
 
     @rule(state=STATES)
     def restart(self, state: dict[bytes, bytes]) -> None:
@@ -138,6 +196,7 @@ class Model(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.index = make(self.directory)
         self.cleared = False
+        self.frozen, self.frozen_state = self.saved.copy(), self.state
         assert self.index.load() == self.state
 
     @rule(more=st.dictionaries(IDS, LOCATIONS))
@@ -146,7 +205,8 @@ class Model(RuleBasedStateMachine):
         expected = sorted((msg_id, at, count) for msg_id, (at, count) in self.entries.items())
         self.enter(more)
         self.release(list(more)[::2])
-        self.commit({})
+        self.freeze({})
+        self.commit()
         self.crash()
         assert sorted(items) == expected
 
@@ -188,11 +248,13 @@ def test_read_only_writes_nothing(tmp_path: Path) -> None:
     assert reader.load() == {b"key": b"value"}
     assert len(reader.release([b"a" * 16]).freed) == 1
     reader.enter([b"c" * 16], [3])
-    reader.commit({b"key": b"other"})
+    reader.freeze({b"key": b"other"})
+    reader.commit()
     assert sorted(reader.items()) == [(b"b" * 16, 2, 1), (b"c" * 16, 3, 1)]
     reader.clear()
     assert (len(reader), reader.get(b"b" * 16)) == (0, None)
-    reader.commit({})
+    reader.freeze({})
+    reader.commit()
     reader.close({b"key": b"third"})
     assert listing(tmp_path) == before
 
@@ -216,7 +278,8 @@ def test_read_only_without_an_environment(tmp_path: Path, found: str) -> None:
     index = make(tmp_path, read_only=True)
     assert index.load() is None
     index.enter([bytes(16)], [7])
-    index.commit({b"key": b"value"})
+    index.freeze({b"key": b"value"})
+    index.commit()
     assert (index.get(bytes(16)), len(index)) == (7, 1)
     index.close({})
     assert listing(tmp_path) == before
@@ -226,7 +289,8 @@ def test_clear_reaches_disk_with_the_next_commit(tmp_path: Path) -> None:
     index = make(tmp_path)
     index.load()
     index.enter([bytes(16)], [7])
-    index.commit({b"key": b"value"})
+    index.freeze({b"key": b"value"})
+    index.commit()
     index.clear()
     index.close(None)
 
@@ -234,7 +298,8 @@ def test_clear_reaches_disk_with_the_next_commit(tmp_path: Path) -> None:
     assert index.load() == {b"key": b"value"}
     assert index.get(bytes(16)) == 7
     index.clear()
-    index.commit({})
+    index.freeze({})
+    index.commit()
     index.close(None)
 
     index = make(tmp_path)
@@ -253,7 +318,8 @@ def test_the_length_of_what_was_removed_and_entered_again(tmp_path: Path) -> Non
         assert len(index) == 1
         index.enter([b"a" * 16], [3])
         assert len(index) == 2
-        index.commit({})
+        index.freeze({})
+        index.commit()
     assert len(index) == 2
     index.close(None)
 
@@ -272,6 +338,7 @@ def test_a_key_that_lmdb_cannot_store_is_refused(tmp_path: Path) -> None:
     index.load()
     for key in (b"", bytes(512)):
         with pytest.raises(ValueError):
-            index.commit({key: b"value"})
-    index.commit({bytes(511): b"value"})
+            index.freeze({key: b"value"})
+    index.freeze({bytes(511): b"value"})
+    index.commit()
     index.close(None)

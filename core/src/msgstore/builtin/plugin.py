@@ -11,7 +11,7 @@ def msgstore_gc_policies() -> list[GcPolicyDescriptor]:
     return [
         GcPolicyDescriptor(
             name="half-empty",
-            contract=(1, 0),
+            contract=(2, 0),
             factory="msgstore.builtin.policies:HalfEmpty",
             summary="compacts segments of which less than half is live",
         ),
@@ -23,7 +23,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
     return [
         BodyCodecDescriptor(
             name="raw",
-            contract=(1, 0),
+            contract=(2, 0),
             factory="msgstore.builtin.codecs:Raw",
             capabilities=[Capability.PLAIN],
             summary="stores bodies as they are",

@@ -11,7 +11,7 @@ A minimal plugin is one module, named in the entry-point group ``msgstore``::
 
     @hookimpl
     def msgstore_gc_policies():
-        return [GcPolicyDescriptor(name="acme", contract=(1, 0), factory="acme_policy.policy:AcmePolicy")]
+        return [GcPolicyDescriptor(name="acme", contract=(2, 0), factory="acme_policy.policy:AcmePolicy")]
 
     # pyproject.toml
     [project.entry-points.msgstore]

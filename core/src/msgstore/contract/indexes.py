@@ -1,8 +1,9 @@
 """Indexes: from a message id to the location of its record and its number of references.
 
-The engine is an index's only caller, and calls it under the store's lock, one thread at a time. ``get`` is the exception:
-reads call it at any time, from any thread, and see an entry as it was before or after what another method is doing. An
-entry has at least one reference: when the last one goes, the entry goes.
+The engine is an index's only caller, and calls it under the store's lock, one thread at a time. There are two exceptions.
+Reads call ``get`` at any time, from any thread, and see an entry as it was before or after what another method is doing.
+``commit`` is called without the lock, one thread at a time, while other threads call every other method: what it makes
+durable is what ``freeze`` set apart before. An entry has at least one reference: when the last one goes, the entry goes.
 
 A complete one, without persistence::
 
@@ -35,7 +36,8 @@ A complete one, without persistence::
             hits = [(i, n) for i, o, n in zip(ids, old, new) if self.get(i) == o]
             self._entries.update((i, (n, self._entries[i][1])) for i, n in hits)
             return len(hits)
-        def commit(self, state): pass
+        def freeze(self, state): pass
+        def commit(self): pass
         def close(self, state): pass
 """
 
@@ -110,7 +112,7 @@ class Index(Protocol):
         ...
 
     def clear(self) -> None:
-        """Drop every entry and all state: the engine rebuilds from the segments."""
+        """Drop every entry and all state, what is frozen included: the engine rebuilds from the segments."""
         ...
 
     def __len__(self) -> int:
@@ -120,7 +122,7 @@ class Index(Protocol):
     def get(self, msg_id: bytes, /) -> int | None:
         """The location, or None. Absent ids are asked for as often as present ones: both must be cheap.
 
-        The only method that is called without the store's lock. TypeError for what cannot be a key.
+        Called without the store's lock. TypeError for what cannot be a key.
         """
         ...
 
@@ -148,14 +150,25 @@ class Index(Protocol):
         """Compare and swap: each id whose location is still ``old`` gets ``new``. Returns how many. References stay."""
         ...
 
-    def freeze(self, state: Mapping[bytes, bytes | None]) -> None: ...
+    def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
+        """Everything up to now, together with ``state``, is what the next ``commit`` makes durable.
+
+        A value of None removes a key; keys are 1-511 bytes (ValueError). Touches no file, and
+        copies no changes unless an earlier freeze is due that no commit has taken up. May be called at any time, while a commit
+        runs and after one that failed: what is due adds up, and later values win. An index that is not PERSISTENT does nothing.
+        """
+        ...
 
     def commit(self) -> None:
-        """End of a flush, and of an opening. An index that is not PERSISTENT removes its snapshot at the first one, so that a
-        crash leaves none. PERSISTENT: everything since the last commit becomes durable in one step, together with ``state``
-        (None removes a key; keys are 1-511 bytes); otherwise nothing happens. A commit that raised OSError can be repeated."""
+        """What was frozen becomes durable, in one step; what has changed since is not part of it.
+
+        Called without the store's lock, by one thread at a time. Raises OSError: then all of it is still due, and the call can
+        be repeated, with or without another ``freeze`` in between. An index that is not PERSISTENT removes its snapshot at the
+        first one, so that a crash leaves none.
+        """
         ...
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
-        """Save entries and the whole ``state`` if it is not None (a clean stop), then let go of everything. Twice is fine."""
+        """Save entries and the whole ``state`` if it is not None (a clean stop), frozen or not, in one step, then let go of
+        everything. Waits for a ``commit`` that runs. Raises OSError: then nothing was let go of. Twice is fine."""
         ...

@@ -11,7 +11,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
     return [
         BodyCodecDescriptor(
             name="erlang",
-            contract=(1, 0),
+            contract=(2, 0),
             factory="msgstore_erlang_body.codec:ErlangBody",
             summary="Erlang external terms; bytes to and from a binary, other terms as they are stored",
         )

@@ -108,10 +108,10 @@ class EtsIndex:
         return len(moved)
 
     def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
-        """Nothing: what is in memory is not durable."""
+        """Nothing: what is in memory is not made durable before ``close``."""
 
     def commit(self) -> None:
-        """The first one removes the snapshot, so that a crash leaves none; then nothing: what is in memory is not durable."""
+        """The first one removes the snapshot, so that a crash leaves none; the others do nothing."""
         if self._has_snapshot and not self._context.read_only:
             self._context.files.unlink(self._path)
             self._has_snapshot = False

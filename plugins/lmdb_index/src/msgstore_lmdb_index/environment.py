@@ -37,7 +37,8 @@ class DamagedError(OSError):
 
 
 class Environment:
-    """``read`` is called by any thread, everything else by one at a time. Raises OSError, DamagedError among them."""
+    """``read`` and ``rows`` are called by any thread, also beside ``write``; everything else by one thread at a time, and
+    nothing beside ``renew``. Raises OSError, DamagedError among them."""
 
     entries: int
     """Entries of the snapshot."""
@@ -69,7 +70,7 @@ class Environment:
                 self._open_databases()
                 if sync and not read_only:
                     self._sync_names()
-                self._renew()
+                self._begin()
                 self.state = self._read_state()
         except BaseException:
             self._env.close()
@@ -109,7 +110,12 @@ class Environment:
         except lmdb.NotFoundError:
             raise FileNotFoundError(errno.ENOENT, "an LMDB environment without content", str(self._path)) from None
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """A new snapshot: from now on reads see what was written."""
+        with self._reading, self._translated():
+            self._begin()
+
+    def _begin(self) -> None:
         # The old transaction ends when nobody uses it any more: a reader on another thread may be inside its get.
         self._snapshot: lmdb.Transaction[bytes] = self._env.begin(db=self._entries)
         self._get: Callable[[bytes, bytes], bytes] = self._snapshot.get
@@ -154,7 +160,8 @@ class Environment:
         drop_entries: bool = False,
         drop_state: bool = False,
     ) -> None:
-        """Everything in one transaction, and a new snapshot. If it raises, nothing has changed. Sorted keys are faster.
+        """Everything in one transaction, which reads see after ``renew``. If it raises, nothing has changed. Sorted keys are
+        faster.
 
         Keys of ``state`` are 1 to 511 bytes (ValueError); None removes one.
         """
@@ -173,8 +180,6 @@ class Environment:
                 self._grow()
             else:
                 break
-        with self._reading, self._translated():
-            self._renew()
 
     def _write_state(self, transaction: lmdb.Transaction[bytes], state: Mapping[bytes, bytes | None]) -> None:
         for key, value in state.items():
@@ -188,8 +193,10 @@ class Environment:
         """Double the map. LMDB demands that no transaction is open meanwhile; readers wait in :meth:`read`."""
         with self._reading, self._translated():
             self._snapshot.abort()
-            self._env.set_mapsize(2 * self._env.info()["map_size"])
-            self._renew()
+            try:
+                self._env.set_mapsize(2 * self._env.info()["map_size"])
+            finally:
+                self._begin()
             self._extend()
 
     def close(self) -> None:

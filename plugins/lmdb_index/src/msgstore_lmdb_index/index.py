@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgstore.contract import IndexContext, Released
 from msgstore_lmdb_index.environment import DamagedError, Environment
+from msgstore_lmdb_index.layers import Layer, Read, gained, merged
 
 _log = logging.getLogger("msgstore.index")
 
@@ -18,37 +20,50 @@ _SLOT = 24
 _COUNT_BITS = 48
 _COUNT = (1 << _COUNT_BITS) - 1
 """An entry is one integer, its *slot*: ``location << 48 | references``, in LMDB as 24 bytes, big-endian. 0 is no entry."""
+_MAX_KEY = 511
 _ROW = struct.Struct(f"{_ID}s{_SLOT}s")
 
 
 class LmdbIndex:
     """An :class:`msgstore.contract.Index` that is PERSISTENT.
 
-    ``commit`` writes the overlay of changes and the state in one LMDB transaction; a crash, or ``close(None)``, leaves what the
-    last commit left. ``clear`` takes effect on disk with the next commit. Read-only, the overlay is never written. Methods
-    raise OSError where LMDB does; what was not committed stays in the overlay, so a commit can be tried again.
+    Changes go into the newest of the layers. ``freeze`` puts an empty one on top. ``commit`` writes the frozen ones in one
+    LMDB transaction, renews the snapshot that is read through, and only then drops them: a look-up without a lock, from the
+    top down, finds what it seeks in one or the other. A crash, or ``close(None)``, leaves what the last commit left. ``clear``
+    takes effect on disk with the next commit. Read-only, nothing is frozen or written. Methods raise OSError where LMDB does;
+    what was not committed stays in its layer, so a commit can be tried again.
     """
 
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / DIRECTORY
         self._environment: Environment | None = None
-        self._committed = False
+        self._committed = False  # whether there ever was a commit
+        self._committing = threading.Lock()
+        """Held while a transaction is written: one at a time. Taken before ``_swapping``."""
+        self._swapping = threading.Lock()
+        """Held while layers or the snapshot are replaced, and where both must be of one moment."""
+        self._taken: tuple[Layer, ...] = ()
+        """The layers that are being committed."""
         self._forget()
 
     def _forget(self) -> None:
         """Be empty: no changes, and nothing stored below them."""
-        self._read: Callable[[bytes], bytes] = _nothing
-        self._stored = 0
-        self._cleared = True
-        self._start_overlay()
+        with self._swapping:
+            self._arrange(Layer(cleared=True))
 
-    def _start_overlay(self) -> None:
-        # A new dictionary, not a cleared one: a reader without the lock has either all changes or the snapshot with them.
-        self._overlay: dict[bytes, int] = {}  # id -> slot
-        self._dead = 0  # ids of the overlay whose slot is 0
-        self._hidden = 0  # ids of the overlay that are stored too, as far as known
-        self._unknown: set[bytes] = set()  # ids of the overlay that nobody has looked up
+    def _arrange(self, *layers: Layer) -> None:
+        """Have these layers from now on, newest first."""
+        self._layers = layers
+        self._newest, self._slots = layers[0], layers[0].slots
+        # One tuple: a reader without the lock has all layers of one moment.
+        self._view = tuple(layer.slots for layer in layers), self._stored()[1]
+
+    def _stored(self) -> tuple[int, Read]:
+        """How many entries LMDB has below the layers, and where they are read."""
+        if self._environment is None or self._layers[-1].cleared:
+            return 0, _nothing
+        return self._environment.entries, self._environment.read
 
     def load(self) -> dict[bytes, bytes] | None:
         """The state of the last commit; None if there never was one, or if LMDB's files are damaged.
@@ -78,7 +93,7 @@ class LmdbIndex:
             return
         self._environment = environment
         self._committed = environment.state is not None
-        self._read, self._stored, self._cleared = environment.read, environment.entries, False
+        self._arrange(Layer())
 
     def _set_aside(self) -> None:
         number = 1
@@ -92,14 +107,16 @@ class LmdbIndex:
 
     def __len__(self) -> int:
         """Looks up what ``enter`` was given since the last commit, once; otherwise O(1)."""
-        if self._unknown:
-            self._hidden += sum(1 for msg_id in self._unknown if self._read(msg_id))
-            self._unknown.clear()
-        return self._stored - self._hidden + len(self._overlay) - self._dead
+        with self._swapping:
+            stored, read = self._stored()
+            return stored + gained(self._layers, read)
 
     def _slot(self, msg_id: bytes) -> int:
-        slot = self._overlay.get(msg_id)
-        return int.from_bytes(self._read(msg_id)) if slot is None else slot
+        layers, read = self._view
+        for slots in layers:
+            if (slot := slots.get(msg_id)) is not None:
+                return slot
+        return int.from_bytes(read(msg_id))
 
     def get(self, msg_id: bytes) -> int | None:
         slot = self._slot(msg_id)
@@ -110,40 +127,40 @@ class LmdbIndex:
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Copies what is stored: 40 bytes an entry for as long as the iterator lives, but no open transaction."""
-        rows = self._environment.rows(_ID, _SLOT) if self._environment and not self._cleared else b""
-        return _items(rows, self._overlay.copy())
+        with self._swapping:
+            changes = merged(self._layers)
+            rows = self._environment.rows(_ID, _SLOT) if self._environment and not changes.cleared else b""
+        return _items(rows, changes.slots)
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
         if references is None:
             slots = [location << _COUNT_BITS | 1 for location in locations]
         else:
             slots = [location << _COUNT_BITS | count for location, count in zip(locations, references, strict=True)]
-        batch = dict(zip(ids, slots, strict=True))
-        overlay = self._overlay
-        self._unknown |= set(batch).difference(overlay)
-        if self._dead:
-            self._dead -= sum(1 for msg_id in batch if overlay.get(msg_id) == 0)
-        overlay.update(batch)
+        self._newest.enter(ids, slots)
 
     def add_reference(self, msg_id: bytes) -> bool:
         slot = self._slot(msg_id)
         if slot:
-            self._put(msg_id, slot + 1)
+            self._slots[msg_id] = slot + 1
         return slot != 0
 
     def release(self, ids: Sequence[bytes]) -> Released:
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
-        for msg_id in ids:
-            slot = self._slot(msg_id)
-            if slot & _COUNT > 1:
-                self._put(msg_id, slot - 1)
-            elif slot:
-                self._put(msg_id, 0)
-                self._dead += 1
-                freed.append((msg_id, slot >> _COUNT_BITS))
-            else:
-                missing.append(msg_id)
+        newest, find = self._slots, self._slot
+        try:
+            for msg_id in ids:
+                slot = find(msg_id)
+                if not slot:
+                    missing.append(msg_id)
+                elif slot & _COUNT > 1:
+                    newest[msg_id] = slot - 1
+                else:
+                    newest[msg_id] = 0
+                    freed.append((msg_id, slot >> _COUNT_BITS))
+        finally:  # LMDB may have raised
+            self._newest.gained -= len(freed)
         return Released(freed, missing)
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
@@ -151,59 +168,91 @@ class LmdbIndex:
         for msg_id, at, to in zip(ids, old, new, strict=True):
             slot = self._slot(msg_id)
             if slot and slot >> _COUNT_BITS == at:
-                self._put(msg_id, to << _COUNT_BITS | slot & _COUNT)
+                self._slots[msg_id] = to << _COUNT_BITS | slot & _COUNT
                 moved += 1
         return moved
 
-    def _put(self, msg_id: bytes, slot: int) -> None:
-        """Change an entry that there is."""
-        if msg_id not in self._overlay:
-            self._hidden += 1
-        self._overlay[msg_id] = slot
-
-    def commit(self, state: Mapping[bytes, bytes | None]) -> None:
-        """Overlay and ``state`` to disk, synced if the context says so. Keys of ``state`` are 1 to 511 bytes."""
-        if self._overlay or state or self._cleared or not self._committed:
-            self._save(state, whole=False)
-
-    def _save(self, state: Mapping[bytes, bytes | None], *, whole: bool) -> None:
-        environment = self._environment
-        if environment is None or self._context.read_only:
+    def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
+        """Dictionaries change places. Only what an earlier freeze left, and no commit has taken, is added to, by copying."""
+        newest = self._newest
+        if self._environment is None or self._context.read_only or not (newest or state):
             return
-        overlay = self._overlay
-        ids = sorted(overlay)
-        puts = [(msg_id, slot.to_bytes(_SLOT)) for msg_id in ids if (slot := overlay[msg_id])]
-        deletes = [msg_id for msg_id in ids if not overlay[msg_id]] if self._dead and not self._cleared else []
-        environment.write(puts, deletes, state, drop_entries=self._cleared, drop_state=whole or self._cleared)
-        self._committed, self._cleared = True, False
-        self._read, self._stored = environment.read, environment.entries
-        self._start_overlay()
+        for key in state:
+            if not 0 < len(key) <= _MAX_KEY:  # refused by LMDB, and so would be every later commit
+                raise ValueError(f"{self._path}: a key of {len(key)} bytes; state has keys of 1 to {_MAX_KEY} bytes")
+        newest.state = dict(state)
+        with self._swapping:
+            frozen = self._layers[1:]
+            if frozen and frozen[0] not in self._taken:
+                frozen[0].absorb(newest)
+                self._arrange(Layer(), *frozen)
+            else:
+                self._arrange(Layer(), newest, *frozen)
+
+    def commit(self) -> None:
+        """The frozen layers to disk, synced if the context says so."""
+        with self._committing:
+            environment = self._environment
+            if environment is None or self._context.read_only:
+                return
+            with self._swapping:
+                self._taken = self._layers[1:]
+            try:
+                if self._taken or not self._committed:
+                    self._write(environment, self._taken or (Layer(),))
+                    with self._swapping:
+                        environment.renew()
+                        self._arrange(*(layer for layer in self._layers if layer not in self._taken))
+            finally:
+                with self._swapping:
+                    self._taken = ()
+                    self._fold()
+
+    def _fold(self) -> None:
+        """What failed commits left becomes one layer, or look-ups would have to go through more and more of them."""
+        newest, *frozen = self._layers
+        if len(frozen) > 1:
+            for layer in frozen[-2::-1]:
+                frozen[-1].absorb(layer)
+            self._arrange(newest, frozen[-1])
+
+    def _write(self, environment: Environment, layers: Sequence[Layer], whole: Mapping[bytes, bytes] | None = None) -> None:
+        """The layers in one transaction; ``whole`` takes the place of all state that there is."""
+        changes = merged(layers)
+        slots, cleared = changes.slots, changes.cleared
+        ids = sorted(slots)
+        puts = [(msg_id, slot.to_bytes(_SLOT)) for msg_id in ids if (slot := slots[msg_id])]
+        deletes = [] if cleared or len(puts) == len(ids) else [msg_id for msg_id in ids if not slots[msg_id]]
+        state = changes.state if whole is None else whole
+        environment.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
+        self._committed = True
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Commit with ``state`` as the whole state if it is not None, then let go. If the commit raises, nothing is let go.
 
         Files in which damage was met are set aside instead, so that the next start rebuilds the index.
         """
-        environment = self._environment
-        if environment is not None:
-            if state is not None and not environment.damaged:
-                self._save(state, whole=True)
-            environment.close()
-            if environment.damaged and not self._context.read_only:
-                self._set_aside()
-        self._environment = None
-        self._forget()
+        with self._committing:
+            environment = self._environment
+            if environment is not None:
+                if not (state is None or environment.damaged or self._context.read_only):
+                    self._write(environment, self._layers, whole=state)
+                environment.close()
+                if environment.damaged and not self._context.read_only:
+                    self._set_aside()
+            self._environment = None
+            self._forget()
 
 
 def _nothing(_: bytes) -> bytes:
     return b""
 
 
-def _items(rows: bytes, overlay: Mapping[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
+def _items(rows: bytes, changes: Mapping[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
     for msg_id, value in _ROW.iter_unpack(rows):
-        if msg_id not in overlay:
+        if msg_id not in changes:
             slot = int.from_bytes(value)
             yield msg_id, slot >> _COUNT_BITS, slot & _COUNT
-    for msg_id, slot in overlay.items():
+    for msg_id, slot in changes.items():
         if slot:
             yield msg_id, slot >> _COUNT_BITS, slot & _COUNT
