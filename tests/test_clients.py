@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -134,6 +135,23 @@ def test_a_dead_record_of_the_current_segment_is_revived_not_written_again(opene
     store.flush()
     assert store.stats().bytes_on_disk == size
     assert store.references(A) == 2
+
+
+def test_a_wrong_id_in_a_removal_costs_no_message(opened):
+    """What was popped before the mistake was met is given back, or removed; nothing is half there."""
+    store = opened()
+    one, two = store.client(), store.client()
+    for client in (one, two):
+        client.write(A, b"1")
+    one.write(B, b"2")
+    for wrong in (b"short", [], 7):
+        with pytest.raises(ValueError, match="16 bytes"):
+            two.remove([A, B, wrong])
+        assert store.references(A) >= 1
+    store.flush()
+    assert one.read(A) == b"1"
+    assert store.stats().pending == 0
+    assert store._writer.intake.shared == {}
 
 
 class Meeting(Files):
@@ -282,7 +300,8 @@ def test_one_of_many_first_writes_of_the_same_object_is_the_first(opened):
     for round_number in range(200):
         msg_id = round_number.to_bytes(16)
         body = b"the very same object"
-        in_threads(*(lambda client=store.client(), i=msg_id, b=body: client.write(i, b) for _ in range(3)))
+        clients = [store.client() for _ in range(3)]
+        in_threads(*(partial(client.write, msg_id, body) for client in clients))
         assert store.references(msg_id) == 3
 
 

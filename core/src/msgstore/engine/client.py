@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from msgstore.contract import StoreClosed
+from msgstore.engine.intake import Entry
 
 if TYPE_CHECKING:
     from msgstore.engine.store import Store
@@ -52,7 +53,7 @@ class Client:
         # Bound once: a method that only passes on would cost a tenth of a read.
         self.gate = self._writer.admit(self)
         self.write = self.gate.write
-        self.remove = self._writer.intake.remover(self._remove_slowly)
+        self.remove = self._writer.intake.remover(number, self._remove_slowly)
         self.read = store._reader.read
         self.read_many = store._reader.read_many
         self.contains = store._reader.contains
@@ -68,9 +69,9 @@ class Client:
         self._check_open()
         self._writer.write_slowly(self, msg_id, body)
 
-    def _remove_slowly(self, ids: Sequence[bytes]) -> None:
+    def _remove_slowly(self, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
         self._check_open()
-        self._writer.remove_slowly(self, ids)
+        self._writer.remove_slowly(self, popped)
 
     def close(self) -> None:
         """Flush, and let go of the store. When it returns, everything that the client wrote is confirmed."""

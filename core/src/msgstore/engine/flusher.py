@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("msgstore.flusher")
 
 _IDLE = 1.0
-"""Seconds after which a thread that nobody has woken looks for itself. Writers take no lock: one that is held up between its look
-at the intake and its entry there, for as long as a whole pause of the flusher, may wake nobody."""
+"""Seconds after which a thread that nobody has woken looks for itself. Writers take no lock: one that is held up between its
+look at the intake and its entry there, for as long as a whole pause of the flusher, may wake nobody."""
 
 
 class Wakeup:

@@ -1,22 +1,24 @@
 """The intake: what was written and is not on disk yet. Also the read cache of what was just written.
 
-``write`` and ``remove`` of a message that is still here take no lock; each rests on one operation of a dictionary that is atomic
-whatever threads do: ``setdefault`` tells one of many writers that its entry is the first, ``pop`` hands an entry to one of many
-removers, or to the flush. Whoever loses goes the slow way, under the store's lock:
+``write`` and ``remove`` of a message that is still here take no lock; each rests on one operation of a dictionary that is
+atomic whatever threads do: ``setdefault`` tells one of many writers that its entry is the first, ``pop`` hands an entry to one
+of many removers, or to the flush. Whoever loses goes the slow way, under the store's lock:
 
 - A message that is here once has the entry ``(body, client number)``. The number, not the client: what refers to no object but
   bytes and integers is let go of by the garbage collector, and there may be thousands.
-- A second reference, under the lock, makes it ``(body, {client number: references})``, also found in ``shared``. Only the lock's
-  holder changes ``shared``; whoever has the lock and finds an id neither in ``pending`` nor in ``shared`` nor in the index can say
-  that it is absent, even while a remover has popped the entry and waits for the lock to put it back with one reference less.
-- The flush copies entries, writes, and pops them under the lock when the index gets them. What was popped meanwhile was removed: its
-  record is dead before anybody has seen it.
+- A second reference, under the lock, makes it ``(body, {client number: references})``, also found in ``shared``. Only the
+  lock's holder changes ``shared``; whoever has the lock and finds an id neither in ``pending`` nor in ``shared`` nor in the
+  index can say that it is absent, even while a remover has popped the entry and waits for the lock to put it back with one
+  reference less.
+- The flush copies entries, writes, and pops them under the lock when the index gets them. What was popped meanwhile was
+  removed: its record is dead before anybody has seen it.
 
 Whether the index knows an id already is asked by the flush, for a whole batch.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
 
@@ -45,6 +47,8 @@ class Intake:
         """In the order of writing. Never another object: readers and writers are bound to it."""
         self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
         """The entries with several references, also while they are not in ``pending`` for an instant."""
+        self._dropped: deque[int] = deque(maxlen=1000)
+        """Clients of which ``drop_client`` was told lately: a remover may still have an entry of theirs in its hand."""
 
     def gate(
         self,
@@ -83,22 +87,27 @@ class Intake:
 
         return Gate(write, set_limit)
 
-    def remover(self, slowly: Callable[[list[bytes]], object]) -> Callable[[Iterable[bytes]], None]:
-        """``remove(ids)``: what has one reference, and that here, goes at once; the other ids are handed over."""
+    def remover(
+        self, number: int, slowly: Callable[[list[tuple[bytes, Entry | None]]], object]
+    ) -> Callable[[Iterable[bytes]], None]:
+        """``remove(ids)`` of one client: what has one reference, its own, and that here, goes at once. The other ids are handed
+        over, each with what was popped."""
         pop = self.pending.pop
 
         def remove(ids: Iterable[bytes]) -> None:
             if isinstance(ids, bytes):
-                raise ValueError("remove takes several ids: write remove([msg_id])")
+                raise ValueError("remove takes several ids: write remove([msg_id])")  # noqa: TRY004 - as for every wrong id
             rest = None
             try:
                 for msg_id in ids:
                     entry = pop(msg_id, None)
-                    if entry is None or entry[1].__class__ is dict:
+                    if entry is None or entry[1] != number:
                         if rest is None:
                             rest = []
-                        rest.append(msg_id)
+                        rest.append((msg_id, entry))
             except TypeError as error:
+                if rest is not None:
+                    slowly(rest)
                 iter(ids)  # raises what it is, if it is not several
                 raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}") from error
             if rest is not None:
@@ -130,18 +139,32 @@ class Intake:
                 for number, count in _owners(other).items():
                     entry[1][number] = entry[1].get(number, 0) + count
 
-    def take_one(self, msg_id: bytes, number: int) -> bool:
-        """Remove one reference, of client ``number`` if it has one, else of any. False if there is none here."""
-        entry = self.shared.get(msg_id)
-        if entry is None:
+    def take_one(self, msg_id: bytes, number: int, popped: Entry | None) -> bool:
+        """Remove one reference, of client ``number`` if it has one, else of any. False if there is none here. ``popped``: what
+        the remover has in its hand."""
+        shared = self.shared.get(msg_id)
+        if popped is not None and not isinstance(popped[1], dict):
+            # Another client's, and gone already: a shared entry was in somebody's hand, and this one was written meanwhile.
+            # What client ``number`` has there becomes the other one's.
+            if shared is not None and number in shared[1]:
+                _move(shared[1], number, None if popped[1] in self._dropped else popped[1])
+                self._settle_shared(msg_id, shared)
+            return True
+        if shared is None:
             return self.pending.pop(msg_id, None) is not None
-        owners = entry[1]
-        owner = number if number in owners else next(iter(owners))
-        owners[owner] -= 1
-        if not owners[owner]:
-            del owners[owner]
-        self._settle_shared(msg_id, entry)
+        _move(shared[1], number if number in shared[1] else next(iter(shared[1])), None)
+        self._settle_shared(msg_id, shared)
         return True
+
+    def hand_back(self, popped: Iterable[tuple[bytes, Entry | None]]) -> None:
+        """What a remover has popped, and does not remove after all."""
+        for msg_id, entry in popped:
+            if entry is None:
+                continue
+            if not isinstance(entry[1], dict):
+                self._put_plain(msg_id, entry)
+            elif msg_id in self.shared:
+                self._put_back(msg_id, self.shared[msg_id])
 
     def _settle_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
         """After its owners have changed: ``pending`` has it, or nobody does."""
@@ -161,6 +184,7 @@ class Intake:
 
     def drop_client(self, number: int, known: Callable[[bytes], bool]) -> None:
         """Forget what only this client has written, unless the id is ``known`` elsewhere."""
+        self._dropped.append(number)
         for msg_id, shared in list(self.shared.items()):
             if number in shared[1] and not known(msg_id):
                 del shared[1][number]
@@ -227,6 +251,15 @@ class Intake:
 def references(entry: Entry) -> int:
     owners = entry[1]
     return sum(owners.values()) if isinstance(owners, dict) else 1
+
+
+def _move(owners: dict[int, int], number: int, to: int | None) -> None:
+    """One reference of client ``number`` becomes another's, or nobody's."""
+    owners[number] -= 1
+    if not owners[number]:
+        del owners[number]
+    if to is not None:
+        owners[to] = owners.get(to, 0) + 1
 
 
 def _owners(entry: Entry) -> dict[int, int]:

@@ -1,8 +1,8 @@
 """The ledger: what is live in each segment, what is dead but can still be revived, and the commits that put this on disk.
 
 Two locks order everything that happens to a store. Whoever appends to segments, seals or deletes them, or commits, holds
-``flushing``, perhaps while the disk works. ``lock`` guards what is in memory and is never held over a write. ``flushing`` is taken
-first; it is re-entrant, because a client that is told of its messages may flush.
+``flushing``, perhaps while the disk works. ``lock`` guards what is in memory and is never held over a write. ``flushing`` is
+taken first; it is re-entrant, because a client that is told of its messages may flush.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from msgstore.engine.reader import Reader
 from msgstore.engine.segments import Segment
 from msgstore.engine.writer import Writer
 
-
 BATCH = 2**20
 """Bytes of records that are copied at a time."""
 

@@ -1,7 +1,7 @@
 """The segments of one open store: their files, their statistics, and the descriptors that are open on them.
 
-What writes is called by whoever holds ``Ledger.flushing``; what opens descriptors for reading, or closes them, under the store's
-lock. Errors of the operating system become StoreIOError with store, file and offset.
+What writes is called by whoever holds ``Ledger.flushing``; what opens descriptors for reading, or closes them, under the
+store's lock. Errors of the operating system become StoreIOError with store, file and offset.
 """
 
 from __future__ import annotations
@@ -267,7 +267,8 @@ class Segments:
         return bool(self._unsynced)
 
     def delete(self, segment: Segment, lock: AbstractContextManager[object]) -> None:
-        """Unlink a segment. Nothing is read, whatever was in it. Without ``lock``, the store's, which is taken for an instant."""
+        """Unlink a segment. Nothing is read, whatever was in it. Without ``lock``, the store's, which is taken for an
+        instant."""
         with lock:
             if segment.number in self.readers:
                 self._close_reader(segment.number)

@@ -88,7 +88,8 @@ class Store:
         self._writer.check_open()
         ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
         with self._ledger.lock:
-            client = Client(self, next(self._numbers), name if name is None or isinstance(name, str) else name.hex(), on_confirm)
+            shown = name.hex() if isinstance(name, bytes) else name
+            client = Client(self, next(self._numbers), shown, on_confirm)
             if ref is not None and self.mode == "rw":
                 self._parts.client_refs.add(ref)
         return client

@@ -2,8 +2,9 @@
 
 ``write`` puts a body into the intake and returns. Up to WINDOW bytes stay there, because a message that is removed before it is
 written costs nothing; what is above goes to the segments in steps, taken by the writers themselves, each so short that nobody
-notices. A *flush* writes all that was there when it began, commits, deletes empty segments, and tells the clients. Whoever asks for
-a flush while one is under way waits for it and for at most one more, which serves all who wait: so many threads share one sync.
+notices. A *flush* writes all that was there when it began, commits, deletes empty segments, and tells the clients. Whoever asks
+for a flush while one is under way waits for it and for at most one more, which serves all who wait: so many threads share one
+sync.
 
 Data is written before the index says so; the index says so before anything old is deleted. With ``durability = "fsync"`` no
 writer takes steps: the flush does, each with a sync behind it.
@@ -59,7 +60,8 @@ class Writer:
         self._at_once = not config.sync_interval
         self._syncs = config.durability == "fsync"
         self._held = 0
-        """Bytes in the intake, OVERHEAD included, as far as is known; less by what was removed, until they are counted again."""
+        """Bytes in the intake, OVERHEAD included, as far as is known; less by what was removed, until they are counted
+        again."""
         self._since_count = 0
         self._average = 0.0
         """Bytes of a message, OVERHEAD included, in what was written last."""
@@ -113,14 +115,20 @@ class Writer:
             client.unconfirmed.append(msg_id)
         self.due(len(body) + OVERHEAD)
 
-    def remove_slowly(self, client: Client, ids: Sequence[bytes]) -> None:
+    def remove_slowly(self, client: Client, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
         """One reference less for each. Raises MessageNotFound for the absent ones when the others are removed."""
-        for msg_id in ids:
-            check_id(msg_id)
-        if self._refusal is not None:
-            raise self._refusal
+        try:
+            for msg_id, _ in popped:
+                check_id(msg_id)
+            if self._refusal is not None:
+                raise self._refusal
+        except (ValueError, MsgStoreError):
+            with self.ledger.lock:
+                self.intake.hand_back(popped)
+            raise
+        take_one, number = self.intake.take_one, client.number
         with self.ledger.lock:
-            on_disk = [msg_id for msg_id in ids if not self.intake.take_one(msg_id, client.number)]
+            on_disk = [msg_id for msg_id, entry in popped if not take_one(msg_id, number, entry)]
             with io_errors(self.config.path):
                 released = self.index.release(on_disk)
             self.ledger.bury(released.freed)
@@ -203,7 +211,8 @@ class Writer:
                 self.wakeup.hurry()
 
     def flush(self) -> None:
-        """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is confirmed."""
+        """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is
+        confirmed."""
         wanted = self._begun + 1  # one that is under way may have begun before the caller's last write
         with self.ledger.flushing:
             if self._finished < wanted:
@@ -224,7 +233,8 @@ class Writer:
         self._finished = max(self._finished, number)
 
     def write_out(self, *, last: bool = False) -> list[tuple[Client, int]]:
-        """Everything to disk and into the index. Returns whom to ``tell`` of how many. ``last``: the store is about to close."""
+        """Everything to disk and into the index. Returns whom to ``tell`` of how many. ``last``: the store is about to
+        close."""
         with self.ledger.lock:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = list(self.intake.pending)
@@ -256,8 +266,8 @@ class Writer:
             self.ledger.delete_empty()
 
     def _write_some(self, ids: Sequence[bytes], weight: int) -> tuple[int, list[bytes]]:
-        """Write the first of ``ids``, up to about so many bytes. Returns how many were looked at, and the ids of those that have
-        to be written later after all."""
+        """Write the first of ``ids``, up to about so many bytes. Returns how many were looked at, and the ids of those that
+        have to be written later after all."""
         with self.ledger.lock:
             entries = self.intake.entries(ids)
         looked_at, ids, bodies, size = _cut(ids, entries, weight)
@@ -350,8 +360,8 @@ class Writer:
 def _cut(
     ids: Sequence[bytes], entries: Sequence[Entry | None], weight: int
 ) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
-    """How many of ``ids`` are looked at; of these the ones that are still there, at least one, up to about ``weight`` bytes, with
-    their bodies; and what they weigh."""
+    """How many of ``ids`` are looked at; of these the ones that are still there, at least one, up to about ``weight`` bytes,
+    with their bodies; and what they weigh."""
     looked_at = len(ids)
     if not all(entries):
         ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]

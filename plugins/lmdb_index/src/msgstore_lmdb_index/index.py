@@ -120,7 +120,11 @@ class LmdbIndex:
 
     def get(self, msg_id: bytes) -> int | None:
         slot = self._slot(msg_id)
-        return slot >> _COUNT_BITS if slot else None
+        if not slot:
+            return None
+        if slot & _COUNT > 1:
+            self._context.shared.add(msg_id)
+        return slot >> _COUNT_BITS
 
     def references(self, msg_id: bytes) -> int:
         return self._slot(msg_id) & _COUNT
