@@ -188,6 +188,12 @@ def _exactly(kind: type, noun: str) -> Any:
     return check
 
 
+def _number(value: object, _: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")  # noqa: TRY004 - as for every wrong value
+    return float(value)
+
+
 def _is_literal(kind: object) -> bool:
     return typing.get_origin(kind) is Literal
 
@@ -239,6 +245,7 @@ _converter.register_structure_hook(Backend, _structure_backend)
 _converter.register_structure_hook(Path, _structure_path)
 _converter.register_structure_hook(int, _exactly(int, "an integer"))
 _converter.register_structure_hook(bool, _exactly(bool, "true or false"))
+_converter.register_structure_hook(float, _number)
 _converter.register_structure_hook(str, _exactly(str, "text"))
 _converter.register_structure_hook_func(_is_literal, _literal)
 _converter.register_structure_hook_func(lambda kind: kind == Durability, _structure_durability)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgstore.builtin.policies import HalfEmptyOptions, RetentionOptions
 from msgstore.contract import BodyCodecDescriptor, Capability, GcPolicyDescriptor
 from msgstore.hookspecs import hookimpl
 
@@ -13,7 +14,27 @@ def msgstore_gc_policies() -> list[GcPolicyDescriptor]:
             name="half-empty",
             contract=(2, 0),
             factory="msgstore.builtin.policies:HalfEmpty",
+            options=HalfEmptyOptions,
             summary="compacts segments of which less than half is live",
+        ),
+        GcPolicyDescriptor(
+            name="combine",
+            contract=(2, 0),
+            factory="msgstore.builtin.policies:CombineNeighbours",
+            summary="combines neighbours that fit into one segment when half of the store is garbage",
+        ),
+        GcPolicyDescriptor(
+            name="never",
+            contract=(2, 0),
+            factory="msgstore.builtin.policies:Never",
+            summary="collects nothing but empty segments",
+        ),
+        GcPolicyDescriptor(
+            name="retention",
+            contract=(2, 0),
+            factory="msgstore.builtin.policies:Retention",
+            options=RetentionOptions,
+            summary="drops the oldest segments by age or total bytes, their live messages included",
         ),
     ]
 

@@ -3,15 +3,128 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
 
-from msgstore.contract import NoOptions, SegmentStats
+import attrs
+
+from msgstore.contract import Action, Combine, Compact, Drop, Duration, GcPolicy, NoOptions, SegmentStats, Size
+
+
+def _check_share(_: object, __: object, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"garbage: {value!r} is not a share between 0 and 1, such as 0.5")
+
+
+@attrs.frozen
+class HalfEmptyOptions:
+    garbage: float = attrs.field(default=0.5, validator=_check_share)
+    """The share of a segment above which it is compacted."""
 
 
 class HalfEmpty:
-    """Compact each segment of which less than half is live, oldest first: what RabbitMQ 3.13 and later do."""
+    """Compact each segment of which more than half is garbage, oldest first: what RabbitMQ 3.13 and later do."""
+
+    def __init__(self, options: HalfEmptyOptions) -> None:
+        self._garbage = options.garbage
+
+    def plan(self, segments: Sequence[SegmentStats], now: float) -> list[Action]:
+        return [Compact(s.number) for s in _collectable(segments) if s.garbage_bytes > s.used_bytes * self._garbage]
+
+
+class CombineNeighbours:
+    """Combine neighbours whose live records fit into one segment, once more than half of the store is garbage.
+
+    What RabbitMQ did before 3.13. The pair with most garbage comes first, and no more is done than brings the garbage
+    down to half: what is left for later may be empty by then, and go for nothing.
+    """
 
     def __init__(self, options: NoOptions) -> None:
         pass
 
-    def plan(self, segments: Sequence[SegmentStats]) -> list[int]:
-        return [s.number for s in segments if not s.current and s.live_bytes * 2 < s.size - s.header_bytes]
+    def plan(self, segments: Sequence[SegmentStats], now: float) -> list[Action]:
+        garbage, size = sum(s.garbage_bytes for s in segments), sum(s.used_bytes for s in segments)
+        taken: set[int] = set()
+        actions: list[Action] = []
+        for left, right in sorted(_combinable(segments), key=_garbage_of, reverse=True):
+            if garbage * 2 <= size:
+                break
+            if taken.isdisjoint((left.number, right.number)):
+                taken |= {left.number, right.number}
+                garbage -= left.garbage_bytes + right.garbage_bytes
+                size -= left.garbage_bytes + right.garbage_bytes
+                actions.append(Combine((left.number, right.number)))
+        return actions
+
+
+def _combinable(segments: Sequence[SegmentStats]) -> list[tuple[SegmentStats, SegmentStats]]:
+    """Neighbours in number order that fit into one file, and of which something can be had. Empty ones go by themselves."""
+    return [
+        (left, right)
+        for left, right in pairwise(s for s in segments if s.live_count or s.current or s.quarantined)
+        if not (left.current or right.current or left.quarantined or right.quarantined)
+        and max(left.header_bytes, right.header_bytes) + left.live_bytes + right.live_bytes <= right.size_limit
+        and left.garbage_bytes + right.garbage_bytes
+    ]
+
+
+def _garbage_of(pair: tuple[SegmentStats, SegmentStats]) -> int:
+    return pair[0].garbage_bytes + pair[1].garbage_bytes
+
+
+class Never:
+    """Collect nothing but segments that are empty."""
+
+    def __init__(self, options: NoOptions) -> None:
+        pass
+
+    def plan(self, segments: Sequence[SegmentStats], now: float) -> list[Action]:
+        return []
+
+
+@attrs.frozen
+class RetentionOptions:
+    max_age: Duration | None = None
+    """Segments whose newest message is older than this are dropped."""
+    max_bytes: Size | None = None
+    """Segments are dropped, the oldest first, until all files together are no larger than this."""
+    then: Literal["never", "half-empty"] = "never"
+    """What is done with the others."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_age is None and self.max_bytes is None:
+            raise ValueError('give max_age, max_bytes, or both, as in { use = "retention", max_age = "7d" }')
+
+
+class Retention:
+    """Drop segments that are too old, or that are too many, whether their messages are alive or not: the oldest first."""
+
+    def __init__(self, options: RetentionOptions) -> None:
+        self._max_age = options.max_age
+        self._max_bytes = options.max_bytes
+        self._then: GcPolicy = HalfEmpty(HalfEmptyOptions()) if options.then == "half-empty" else Never(NoOptions())
+
+    def plan(self, segments: Sequence[SegmentStats], now: float) -> list[Action]:
+        actions: list[Action] = []
+        sizes = {s.number: s.size for s in segments}
+        total = sum(sizes.values())
+        for sealed_at, number in sorted((s.sealed_at, s.number) for s in _collectable(segments) if s.sealed_at is not None):
+            reason = self._reason(now - sealed_at, total)
+            if reason is None:
+                break
+            total -= sizes[number]
+            actions.append(Drop(number, reason))
+        dropped = {action.number for action in actions if isinstance(action, Drop)}
+        return [*actions, *self._then.plan([s for s in segments if s.number not in dropped], now)]
+
+    def _reason(self, age: float, total: int) -> str | None:
+        """Why the oldest segment goes, when the store has ``total`` bytes; None if it stays."""
+        if self._max_age is not None and age > self._max_age:
+            return f"its newest message is {age:.0f} s old, and max_age is {self._max_age:.0f} s"
+        if self._max_bytes is not None and total > self._max_bytes:
+            return f"the store has {total} bytes, and max_bytes is {self._max_bytes}"
+        return None
+
+
+def _collectable(segments: Sequence[SegmentStats]) -> list[SegmentStats]:
+    return [s for s in segments if not (s.current or s.quarantined)]

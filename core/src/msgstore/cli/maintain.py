@@ -13,7 +13,7 @@ from msgstore.cli.scan import show_spots
 from msgstore.cli.stores import find_store
 from msgstore.config import Backend
 from msgstore.contract import Damage
-from msgstore.engine.compaction import Collected
+from msgstore.engine.collected import Collected
 from msgstore.salvage import SpanReport
 
 

@@ -38,12 +38,13 @@ from msgstore.contract.formats import (
 )
 from msgstore.contract.indexes import FileOperations, Index, IndexContext, IndexDescriptor, Released
 from msgstore.contract.options import Duration, Size
-from msgstore.contract.policies import GcPolicy, GcPolicyDescriptor, SegmentStats
+from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
 from msgstore.contract.records import BoundRecord, RecordContext, RecordType, RecordTypeDescriptor
 from msgstore.contract.version import CONTRACT_VERSION, is_compatible
 
 __all__ = [
     "CONTRACT_VERSION",
+    "Action",
     "BodyCodec",
     "BodyCodecDescriptor",
     "BoundRecord",
@@ -51,10 +52,13 @@ __all__ = [
     "Buffer",
     "Capability",
     "Columns",
+    "Combine",
+    "Compact",
     "ConfigError",
     "CorruptRecord",
     "Damage",
     "Descriptor",
+    "Drop",
     "DuplicatePlugin",
     "Duration",
     "End",
@@ -69,6 +73,7 @@ __all__ = [
     "IndexDescriptor",
     "MessageNotFound",
     "MessageTooLarge",
+    "Migrate",
     "MsgStoreError",
     "NoOptions",
     "PluginError",

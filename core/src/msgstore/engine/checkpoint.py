@@ -48,9 +48,9 @@ def row_key(segment: Segment) -> bytes:
     return _ROW_KEY + segment.path.name.encode()
 
 
-def pack_row(segment: Segment, *, compacting: bool = False) -> bytes:
+def pack_row(segment: Segment) -> bytes:
     """Raises StoreError if the index has led to statistics that no segment has."""
-    flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | compacting * _COMPACTING
+    flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | segment.compacting * _COMPACTING
     sealed = segment.sealed_mtime_ns
     mtime_ns = -1 if sealed is None or not 0 <= sealed <= _MAX_TIME else sealed
     if not (0 <= segment.live_count < _LIMIT and 0 <= segment.live_bytes < _LIMIT):

@@ -68,7 +68,9 @@ class Ledger:
             segment.live_count -= 1
             segment.live_bytes -= location & MASK
             self._touched.add(segment)
-            if segment is current or not segment.form.self_describing:
+            if segment.died is not None:
+                segment.died.add(location)
+            elif segment is current or not segment.form.self_describing:
                 self.lingering[msg_id] = location
             if segment.live_count == 0 and segment is not current:
                 self._empty.add(segment)
@@ -138,7 +140,8 @@ class Ledger:
             found = [
                 segment
                 for segment in sorted(self._empty, key=lambda segment: segment.number)
-                if segment.live_count == 0 and segment is not self.segments.current and not segment.quarantined
+                if segment.live_count == 0
+                and not (segment is self.segments.current or segment.quarantined or segment.collecting)
             ]
             for segment in found:
                 self.forget_lingering(segment)

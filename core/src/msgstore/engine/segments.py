@@ -45,6 +45,17 @@ class Segment:
     """True if recovery found a write at its end that was cut off."""
     sealed_mtime_ns: int | None = None
     """The file's time when it was last known not to change any more; None while it may."""
+    died: set[int] | None = None
+    """While it is being collected, the locations of the records in it that have died since that began; else None."""
+    compacting: bool = False
+    """True while its file is rewritten in place: then it may be shorter than ``size``, and its row says so."""
+    barren: int = -1
+    """Its live bytes when collection last found nothing to gain from it."""
+
+    @property
+    def collecting(self) -> bool:
+        """True while it must not be deleted, and no dead record in it may be revived."""
+        return self.died is not None
 
     @property
     def named(self) -> bool:
@@ -55,7 +66,7 @@ class Segment:
     def header_bytes(self) -> int:
         return len(self.form.format.header)
 
-    def stats(self, *, current: bool) -> SegmentStats:
+    def stats(self, *, current: bool, size_limit: int = 0) -> SegmentStats:
         return SegmentStats(
             number=self.number,
             file=self.path.name,
@@ -66,6 +77,8 @@ class Segment:
             header_bytes=self.header_bytes,
             current=current,
             quarantined=self.quarantined,
+            sealed_at=None if self.sealed_mtime_ns is None else self.sealed_mtime_ns / 1e9,
+            size_limit=size_limit,
         )
 
 
@@ -109,6 +122,11 @@ class Segments:
         self.by_number[found.number] = segment
         self._next_number = max(self._next_number, found.number + 1)
         return segment
+
+    def reserve(self) -> int:
+        """A number of its own for a segment that is not among these yet."""
+        self._next_number += 1
+        return self._next_number - 1
 
     def get(self, number: int) -> Segment:
         """Raises StoreError if there is none: then the index speaks of a segment that is not there."""

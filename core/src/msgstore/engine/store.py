@@ -13,9 +13,10 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import SegmentStats, StoreClosed
 from msgstore.contract.locations import unpack
-from msgstore.engine import compaction, migration, shutdown
+from msgstore.engine import shutdown
 from msgstore.engine.client import Client, OnConfirm
-from msgstore.engine.compaction import Collected
+from msgstore.engine.collected import Collected
+from msgstore.engine.collection import Collection
 from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
 from msgstore.engine.segments import io_errors
@@ -40,6 +41,10 @@ class StoreStats:
     garbage_bytes: int
     quarantined: int
     """Segments in which damage was found."""
+    dropped_messages: int
+    """Live messages that were deleted since the opening because the GC policy says so (``retention``)."""
+    dropped_segments: int
+    """Segments that they were in."""
     callback_failures: int
     """Times that an ``on_confirm`` raised."""
     recovery: Recovery
@@ -74,6 +79,7 @@ class Store:
         self._segments = parts.segments
         self._closed = False
         self._ledger = parts.writer.ledger
+        self._collection = Collection(parts.writer)
         self._numbers = count(1)
         self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
 
@@ -124,49 +130,16 @@ class Store:
 
         The current segment is left alone. Segments in which damage is found are left as they are, and say so.
         """
-        ledger, segments = self._ledger, self._segments
-        with ledger.flushing:
-            self.flush()
-            with ledger.lock:
-                stats = self._segment_stats()
-            if everything:
-                chosen = [s.number for s in stats if s.garbage_bytes]
-            else:
-                chosen = [*self._parts.backends.policy.plan(stats)]
-                chosen += [s.number for s in stats if s.live_count == 0 and s.number not in chosen]
-            eligible = {s.number for s in stats if not s.current and not s.quarantined}
-            todo = [number for number in chosen if number in eligible]
-            done: list[Collected] = []
-            for at, number in enumerate(todo):
-                segment = segments.by_number[number]
-                if segment.live_count == 0:
-                    with ledger.lock:
-                        ledger.note_empty(segment)
-                    done.append(Collected(segment.path.name, segment.size, 0))
-                else:
-                    done.append(compaction.compact(ledger, segment))
-                if progress:
-                    progress(at + 1, len(todo))
-            self._writer.settle()
-        return done
+        return self._collection.collect(everything=everything, progress=progress)
 
     def migrate(self, *, progress: Progress | None = None) -> list[Collected]:
         """Rewrite every segment of an older format in the store's own, and delete the old ones. Returns what was done."""
-        with self._ledger.flushing:
-            self.flush()
-            self._writer.appender.seal()
-            legacy = migration.legacy_segments(self._writer)
-            done = []
-            for at, segment in enumerate(legacy):
-                done.append(migration.migrate(self._writer, self._reader, segment))
-                if progress:
-                    progress(at + 1, len(legacy))
-        return done
+        return self._collection.migrate(progress)
 
     def stats(self) -> StoreStats:
         with self._ledger.lock:
             self._writer.check_open()
-            segments = self._segment_stats()
+            segments = self._collection.stats()
             pending = list(self._writer.intake.pending)
             with io_errors(self.path):
                 new = sum(self._writer.index.get(msg_id) is None for msg_id in pending)
@@ -178,6 +151,8 @@ class Store:
                 live_bytes=sum(s.live_bytes for s in segments),
                 garbage_bytes=sum(s.garbage_bytes for s in segments),
                 quarantined=sum(s.quarantined for s in segments),
+                dropped_messages=self._collection.dropped_messages,
+                dropped_segments=self._collection.dropped_segments,
                 callback_failures=self._writer.callback_failures,
                 recovery=self._parts.recovery,
             )
@@ -186,7 +161,7 @@ class Store:
         """Every segment, in number order."""
         with self._ledger.lock:
             self._writer.check_open()
-            return self._segment_stats()
+            return self._collection.stats()
 
     def entries(self) -> Iterator[Entry]:
         """Every live message that is on disk, by segment and offset, as of the call."""
@@ -213,7 +188,7 @@ class Store:
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
         again when there is room, or ``abandon``.
         """
-        with self._ledger.flushing:
+        with self._collection.ended(), self._ledger.flushing:
             told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
                 self.flush()
@@ -244,7 +219,7 @@ class Store:
 
     def abandon(self) -> None:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
-        with self._ledger.flushing:
+        with self._collection.ended(), self._ledger.flushing:
             told = self._writer.depth > 0
             if not self._closed:
                 self._let_go("abandoned")
@@ -284,10 +259,6 @@ class Store:
         """Without any lock: the thread may be waiting for one."""
         if self._flusher:
             self._flusher.stop(wait=wait)
-
-    def _segment_stats(self) -> list[SegmentStats]:
-        current = self._segments.current
-        return [segment.stats(current=segment is current) for segment in self._segments]
 
     def __enter__(self) -> Store:
         return self

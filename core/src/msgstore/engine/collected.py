@@ -1,0 +1,29 @@
+"""What collection did, as ``store.compact()`` and the command line tell it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+Done = Literal["compacted", "combined", "migrated", "dropped", "deleted", "none"]
+
+
+@attrs.frozen
+class Collected:
+    """What happened to one segment. Sizes in bytes."""
+
+    file: str
+    size_before: int
+    size_after: int
+    """0 if the segment was deleted."""
+    moved_records: int = 0
+    moved_bytes: int = 0
+    written: int = 0
+    """Bytes written: the moved records, and what holes cost."""
+    skipped: str | None = None
+    """Why it was left as it is."""
+    done: Done = "compacted"
+    """What was done: ``none`` if nothing was to be gained, or if it was skipped."""
+    dropped: int = 0
+    """Live messages that went with it, because the policy says so."""

@@ -1,0 +1,154 @@
+"""Collection: the actions that a GC policy plans, carried out one after the other, one collection at a time.
+
+Runs on the thread that calls it, beside writers, readers and removers. A segment in which damage is met is quarantined; one
+that cannot be read or written now is left for later; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
+from msgstore.engine import compaction, plans, retention, rewriting
+from msgstore.engine.collected import Collected
+from msgstore.engine.site import GiveWay, Site
+from msgstore.engine.sources import Unsound, marked
+from msgstore.engine.writer import Writer
+
+log = logging.getLogger("msgstore.collection")
+
+Progress = Callable[[int, int], object]
+"""Called with (done, total) of the actions."""
+
+
+class Collection:
+    """One for each open store."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._ledger = writer.ledger
+        self._segments = writer.ledger.segments
+        self._policy = writer.backends.policy
+        self._site = Site(writer.ledger, writer.backends.write_format, writer.config.file_size_limit)
+        self.dropped_messages = 0
+        """Live messages that were dropped since the store was opened, because the policy said so."""
+        self.dropped_segments = 0
+
+    def stats(self) -> list[SegmentStats]:
+        """Under the writer's lock: every segment, in number order."""
+        current, limit = self._segments.current, self._writer.config.file_size_limit
+        return [segment.stats(current=segment is current, size_limit=limit) for segment in self._segments]
+
+    def collect(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
+        """What the policy plans, or compaction of everything with garbage; then empty segments are deleted.
+
+        Raises StoreClosed, and StoreIOError when everything else is done, if the operating system refused something.
+        """
+        with self._begun():
+            with self._ledger.lock:
+                stats = self.stats()
+            eligible = [s for s in stats if not (s.current or s.quarantined)]
+            if everything:
+                actions: list[Action] = [Compact(s.number) for s in eligible if s.garbage_bytes and s.live_count]
+            else:
+                wanted = plans.ask(self._policy, stats, time.time())
+                actions = plans.check(wanted, stats, self._segments.by_number, self._generation)
+            return self._note_empty(eligible) + self._carry_out(actions, progress)
+
+    def migrate(self, progress: Progress | None = None) -> list[Collected]:
+        """Rewrite every segment of an older format, also what the policy would leave. Raises as ``collect``."""
+        with self._begun():
+            with self._ledger.lock:
+                old = {s.number for s in self._segments if s.form.descriptor.generation < self._generation}
+                stats = [s for s in self.stats() if s.number in old]
+            actions = [Migrate(s.number) for s in stats if s.live_count]
+            return self._note_empty(stats) + self._carry_out(actions, progress)
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Everything written so far is flushed, and nobody else collects. Raises StoreClosed, StoreReadOnly."""
+        self._writer.flush()
+        with self._site.held(now=self._told()):
+            self._writer.check_open()
+            yield
+
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """Inside, nothing is collected. What was being collected ends where it is."""
+        with self._site.held(now=True):
+            yield
+
+    def _told(self) -> bool:
+        """Whether the caller is a client that is being told, and has ``flushing``."""
+        with self._ledger.flushing:
+            return self._writer.depth > 0
+
+    @property
+    def _generation(self) -> int:
+        return self._writer.backends.write_format.descriptor.generation
+
+    def _note_empty(self, stats: Sequence[SegmentStats]) -> list[Collected]:
+        """Those without a live record are deleted when everything else is done."""
+        empty = [s for s in stats if not (s.live_count or s.current or s.quarantined)]
+        with self._ledger.lock:
+            for s in empty:
+                if segment := self._segments.by_number.get(s.number):
+                    self._ledger.note_empty(segment)
+        return [Collected(s.file, s.size, 0, done="deleted") for s in empty]
+
+    def _carry_out(self, actions: Sequence[Action], progress: Progress | None) -> list[Collected]:
+        done: list[Collected] = []
+        failure: StoreIOError | None = None
+        with contextlib.suppress(GiveWay):
+            for at, action in enumerate(actions):
+                if self._site.wanted:
+                    break
+                try:
+                    done += self._act(action)
+                except StoreIOError as error:
+                    log.warning("%r failed and is left for later: %s", action, error)
+                    failure = failure or error
+                if progress:
+                    progress(at + 1, len(actions))
+            self._delete_empty()
+        if failure:
+            raise failure
+        return done
+
+    def _act(self, action: Action) -> list[Collected]:
+        try:
+            with marked(self._site, plans.numbers_of(action)) as sources:
+                if not sources:
+                    return []
+                if isinstance(action, Compact):
+                    return [compaction.compact(self._site, sources[0])]
+                if isinstance(action, Drop):
+                    done = [retention.drop(self._site, sources[0], action.reason)]
+                    self.dropped_messages += done[0].dropped
+                    self.dropped_segments += 1
+                else:
+                    done = rewriting.rewrite(self._site, sources, "combined" if isinstance(action, Combine) else "migrated")
+        except Unsound as unsound:
+            return [self._leave(unsound)]
+        self._delete_empty()
+        return done
+
+    def _leave(self, unsound: Unsound) -> Collected:
+        """The segment stays exactly as it is. If it is damaged, it is read like that from now on, and never collected."""
+        segment = unsound.segment
+        log.warning("%s: %s; the segment is kept as it is and not collected", segment.path, unsound.reason)
+        if unsound.damaged:
+            with self._site.turn():
+                self._segments.hints.drop(segment)  # it says nothing of damage
+                with self._ledger.lock:
+                    segment.quarantined = True
+                    self._ledger.touch(segment)
+                self._site.commit()
+        return Collected(segment.path.name, segment.size, segment.size, skipped=unsound.reason, done="none")
+
+    def _delete_empty(self) -> None:
+        with self._site.turn():
+            self._writer.settle()

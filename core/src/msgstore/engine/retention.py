@@ -1,0 +1,44 @@
+"""Dropping a segment with live messages in it, because the policy says so.
+
+The messages are released, the index is committed, and only then the file goes, as that of any segment without live records.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+
+from msgstore.contract.locations import pack
+from msgstore.engine.collected import Collected
+from msgstore.engine.compaction import SWAPPED_AT_ONCE
+from msgstore.engine.moves import Live
+from msgstore.engine.site import Site
+from msgstore.engine.sources import Source
+
+log = logging.getLogger("msgstore.collection")
+
+
+def drop(site: Site, source: Source, reason: str) -> Collected:
+    """Release every message of a marked segment, whatever its number of references. Without the lock.
+
+    Raises Unsound, StoreIOError.
+    """
+    segment = source.segment
+    with site.segments.errors(segment), site.segments.files.view(segment.path) as data:
+        left = iter(source.live(site, data))
+    released = 0
+    while batch := list(islice(left, SWAPPED_AT_ONCE)):
+        with site.ledger.lock:
+            released += _release(site, source, batch)
+    site.commit()
+    log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
+    return Collected(source.name, segment.size, 0, done="dropped", dropped=released)
+
+
+def _release(site: Site, source: Source, batch: list[Live]) -> int:
+    """Under the lock. How many of them were still alive."""
+    segment, index, died = source.segment, site.index, source.died
+    alive = [record for record in batch if pack(segment.number, record.offset, record.size) not in died]
+    released = index.release([record.msg_id for record in alive for _ in range(index.references(record.msg_id))])
+    site.ledger.bury(released.freed)
+    return len(alive)

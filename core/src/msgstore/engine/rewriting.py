@@ -1,0 +1,229 @@
+"""Rewriting: the live records of some segments are copied into fresh ones of the store's format, then the old ones go.
+
+Two segments become one (``combine``), or one of an older format becomes one of the store's own (``migrate``). Order, so that a
+crash at any instant leaves whole copies of every live record, and brings none back that was removed:
+
+1. the copies are written under names that no start reads, and synced;
+2. the index is committed with their rows, in which nothing is alive yet;
+3. they get their names, and the directory is synced;
+4. the index is swapped to them and committed;
+5. the old segments are deleted: they are empty now.
+
+Killed between 3 and 4 a start finds the copies, knows by their rows that nothing in them is alive, and deletes them; were there
+no row, it would take all in them for new, and what was removed since 1 would be back. An index that is not persistent has no
+rows, and knows of no removal: of copies in several files the highest-numbered file's wins, and any copy is good.
+
+All of it goes on beside writers, readers and removers; the lock is taken to reserve numbers and to swap the index, a batch at a
+time. What has died meanwhile is dead in the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import attrs
+
+from msgstore.contract import Buffer, RecordError, StoreError, StoreIOError
+from msgstore.contract.locations import MASK, pack
+from msgstore.engine.collected import Collected, Done
+from msgstore.engine.hint_file import Hint
+from msgstore.engine.moves import Live
+from msgstore.engine.segments import UNNAMED, Segment
+from msgstore.engine.site import Site
+from msgstore.engine.sources import Source, Unsound
+
+_AT_ONCE = 2**20
+"""Bytes that are copied with one write, and whose locations are swapped in one turn of the lock."""
+
+
+@attrs.frozen
+class _Batch:
+    """Records of one source that were copied into one segment with one write."""
+
+    source: Source
+    copy: Segment
+    ids: list[bytes]
+    old: list[int]
+    new: list[int]
+
+    @property
+    def written(self) -> int:
+        return sum(location & MASK for location in self.new)
+
+
+def rewrite(site: Site, sources: Sequence[Source], done: Done) -> list[Collected]:
+    """Copy what is alive in marked segments, in this order, and leave them empty. Without the lock.
+
+    Raises Unsound, StoreIOError; then nothing has happened, or it has happened in part and what is left can be rewritten.
+    """
+    copying = _Copying(site)
+    moved = []
+    try:
+        for source in sources:
+            with site.segments.errors(source.segment), site.segments.files.view(source.segment.path) as data:
+                live = source.live(site, data)
+                for records in _batches(live, site.size_limit):
+                    copying.add(source, records, data)
+            moved.append((len(live), sum(record.size for record in live)))
+        copying.finish([source.segment.sealed_mtime_ns for source in sources])
+        _publish(site, copying)
+    except BaseException:
+        copying.discard()
+        raise
+    for batch in copying.batches:
+        with site.ledger.lock:
+            _swap(site, batch)
+    site.commit()
+    return [
+        Collected(
+            source.name, source.segment.size, 0, records, size,
+            sum(batch.written for batch in copying.batches if batch.source is source), done=done,
+        )
+        for source, (records, size) in zip(sources, moved, strict=True)
+    ]  # fmt: skip
+
+
+def unnamed(path: Path) -> Path:
+    return path if path.suffix == UNNAMED else path.with_name(path.name + UNNAMED)
+
+
+class _Copying:
+    """The fresh segments, as long as nobody else knows them."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._files = site.segments.files
+        self._form = site.form
+        self._fd: int | None = None
+        self._hints: list[tuple[bytearray, array[int]]] = []
+        self.copies: list[Segment] = []
+        self.batches: list[_Batch] = []
+
+    def add(self, source: Source, records: Sequence[Live], data: Buffer) -> None:
+        """Append copies of some records; they are not synced yet."""
+        ids = [record.msg_id for record in records]
+        encoded, sizes = self._form.format.encode(ids, [self._stored(source, record, data) for record in records])
+        if self._fd is None or self.copies[-1].size >= self._site.size_limit:
+            self._begin()
+        assert self._fd is not None
+        copy = self.copies[-1]
+        with self._site.segments.errors(copy, copy.size):
+            self._files.pwrite(self._fd, encoded, copy.size)
+        old = [pack(source.segment.number, record.offset, record.size) for record in records]
+        new = [pack(copy.number, at, size) for at, size in zip(accumulate(sizes, initial=copy.size), sizes, strict=False)]
+        self.batches.append(_Batch(source, copy, ids, old, new))
+        self._hints[-1][0].extend(b"".join(ids))
+        self._hints[-1][1].extend(sizes)
+        copy.size += len(encoded)
+
+    def _stored(self, source: Source, record: Live, data: Buffer) -> bytes:
+        try:
+            body = source.segment.form.format.decode(record.msg_id, data[record.offset : record.end])
+        except RecordError as error:
+            raise Unsound(source.segment, f"the record at offset {record.offset} is damaged ({error})") from error
+        if len(body) > self._form.format.max_body:
+            reason = f"the body at offset {record.offset} is too large for format {self._form.name!r}"
+            raise Unsound(source.segment, reason, damaged=False)
+        return body
+
+    def _begin(self) -> None:
+        self._end()
+        with self._site.turn():
+            number = self._site.segments.reserve()
+        path = unnamed(self._site.segments.directory / f"{number}{self._form.descriptor.extension}")
+        copy = Segment(number, path, self._form, len(self._form.format.header))
+        with self._site.segments.errors(copy):
+            self._files.unlink(path)  # of a crash
+            self._fd = self._files.create(path)
+            self.copies.append(copy)
+            self._hints.append((bytearray(), array("Q")))
+            self._files.pwrite(self._fd, self._form.format.header, 0)
+
+    def _end(self) -> None:
+        """The last copy is complete. It is synced with any durability: its records were confirmed long ago."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with self._site.segments.errors(self.copies[-1]):
+                try:
+                    self._files.sync(fd)
+                finally:
+                    self._files.close(fd)
+
+    def finish(self, times: Sequence[int | None]) -> None:
+        """All of them are complete. Their age is that of the youngest source."""
+        self._end()
+        youngest = max((time for time in times if time is not None), default=0)
+        for copy in self.copies:
+            with self._site.segments.errors(copy):
+                _, copy.sealed_mtime_ns = self._files.set_mtime(copy.path, youngest)
+
+    def hints(self) -> Iterator[tuple[Segment, Hint]]:
+        for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
+            yield copy, Hint.of_run(ids, copy.header_bytes, sizes)
+
+    def discard(self) -> None:
+        """Nothing came of it. What cannot be deleted now is deleted by the next start, or with the empty segments."""
+        with contextlib.suppress(StoreIOError):
+            self._end()
+        for copy in self.copies:
+            with contextlib.suppress(OSError):
+                self._files.unlink(unnamed(copy.path))
+            if copy.named:
+                with self._site.ledger.lock:
+                    self._site.ledger.note_empty(copy)
+
+
+def _batches(live: Sequence[Live], limit: int) -> Iterator[list[Live]]:
+    """Parts of at most 1 MiB, unless one record is larger, and of not much more than a segment holds."""
+    batch: list[Live] = []
+    size = 0
+    for record in live:
+        if batch and size + record.size > min(_AT_ONCE, limit):
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += record.size
+    if batch:
+        yield batch
+
+
+def _publish(site: Site, copying: _Copying) -> None:
+    segments, files = site.segments, site.segments.files
+    with site.ledger.lock:
+        for copy in copying.copies:
+            copy.path = copy.path.with_name(copy.path.name.removesuffix(UNNAMED))
+            segments.by_number[copy.number] = copy
+            site.ledger.touch(copy)
+    site.commit()
+    for copy in copying.copies:
+        with segments.errors(copy):
+            files.replace(unnamed(copy.path), copy.path)
+    segments.sync_directory()
+    for copy, hint in copying.hints():
+        segments.hints.found(copy, hint)
+
+
+def _swap(site: Site, batch: _Batch) -> None:
+    """Under the lock. What is alive is what has not died since the mark."""
+    ids, old, new = batch.ids, batch.old, batch.new
+    if died := batch.source.died:
+        alive = [at for at, location in enumerate(old) if location not in died]
+        ids, old, new = [ids[at] for at in alive], [old[at] for at in alive], [new[at] for at in alive]
+    moved = site.index.relocate(ids, old, new)
+    _account(site, batch.source.segment, -1, old)
+    _account(site, batch.copy, 1, new)
+    if moved != len(ids):
+        raise StoreError(
+            f"{batch.source.segment.path}: the index is damaged: {len(ids) - moved} live records are not where it said. Close "
+            f"the store, move the index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+        )
+
+
+def _account(site: Site, segment: Segment, sign: int, locations: Sequence[int]) -> None:
+    segment.live_count += sign * len(locations)
+    segment.live_bytes += sign * sum(location & MASK for location in locations)
+    site.ledger.touch(segment)

@@ -1,0 +1,76 @@
+"""Where a collection works: the ledger, in turns so short that writers hardly notice, and what is written there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from msgstore.engine.ledger import Ledger
+from msgstore.scan import OpenFormat
+
+_PATIENCE = 0.05
+"""Seconds that a collection waits for its turn before it looks whether it should end instead."""
+
+
+class GiveWay(Exception):
+    """Somebody who has ``flushing`` waits for the collection to end."""
+
+
+class Site:
+    """Of one open store. One collection at a time holds it, with ``held``; order of locks: this one, ``flushing``, ``lock``.
+
+    There is one way to want them in another order: a client that is told of its messages is told with ``flushing``, and may
+    collect, or close the store. Then a collection that is under way gives way: at its next turn it ends, wherever it is. What
+    it leaves is what any failure would leave, whole and readable.
+    """
+
+    def __init__(self, ledger: Ledger, form: OpenFormat, size_limit: int) -> None:
+        self.ledger = ledger
+        self.segments = ledger.segments
+        self.index = ledger.index
+        self.form = form
+        """What copies are written in."""
+        self.size_limit = size_limit
+        self._held = threading.RLock()
+        self._inside = 0
+        self._wanted = 0
+
+    @contextlib.contextmanager
+    def held(self, *, now: bool) -> Iterator[None]:
+        """Inside, nobody else collects. ``now``: a collection that is under way ends before what it would have done next."""
+        self._wanted += now
+        try:
+            self._held.acquire()
+        finally:
+            self._wanted -= now
+        self._inside += 1
+        try:
+            if self._inside > 1:
+                raise RuntimeError(f"{self.segments.directory}: a progress callback can neither collect nor close its store")
+            yield
+        finally:
+            self._inside -= 1
+            self._held.release()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for this collection to end."""
+        return self._wanted > 0
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """With ``flushing``: nobody appends, seals, deletes or commits. Raises StoreClosed if the collection is to end."""
+        while not self.ledger.flushing.acquire(timeout=_PATIENCE):
+            if self._wanted:
+                raise GiveWay
+        try:
+            yield
+        finally:
+            self.ledger.flushing.release()
+
+    def commit(self) -> None:
+        """Everything that is so now is so on disk, but not ahead of the records that the index speaks of."""
+        with self.turn():
+            self.segments.sync_written()
+            self.ledger.commit()
