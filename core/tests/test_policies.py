@@ -1,0 +1,243 @@
+"""The GC policies of core, and the check of what any policy plans."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgstore.builtin.policies import (
+    CombineNeighbours,
+    HalfEmpty,
+    HalfEmptyOptions,
+    Never,
+    Retention,
+    RetentionOptions,
+)
+from msgstore.config import structure
+from msgstore.contract import Combine, Compact, ConfigError, Drop, Migrate, NoOptions, SegmentStats
+from msgstore.engine import plans
+
+NOW = 1_000_000.0
+LIMIT = 1000
+HEADER = 64
+
+
+def stats(number: int, size: int = 500, live: int = 100, **changes: Any) -> SegmentStats:
+    """Sizes behind the header."""
+    found = SegmentStats(
+        number=number,
+        file=f"{number}.sqs",
+        format="v2",
+        size=HEADER + size,
+        live_count=min(live, 1),
+        live_bytes=live,
+        header_bytes=HEADER,
+        current=False,
+        quarantined=False,
+        sealed_at=NOW - 1000 + number,
+        size_limit=LIMIT,
+    )
+    return attrs.evolve(found, **changes)
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> list[SegmentStats]:
+    segments = []
+    for number in sorted(draw(st.sets(st.integers(0, 30), max_size=8))):
+        size = draw(st.integers(0, 1500))
+        live = draw(st.integers(0, size))
+        sealed_at = draw(st.none() | st.floats(0, 2 * NOW))
+        segments.append(stats(number, size, live, sealed_at=sealed_at, quarantined=draw(st.booleans() | st.just(False))))
+    if segments and draw(st.booleans()):
+        segments[-1] = attrs.evolve(segments[-1], current=True, sealed_at=None)
+    return segments
+
+
+OPTIONS = st.builds(
+    RetentionOptions,
+    max_age=st.floats(0, 2 * NOW),
+    max_bytes=st.none() | st.integers(0, 10_000),
+    then=st.sampled_from(["never", "half-empty"]),
+)
+POLICIES = st.one_of(
+    st.builds(HalfEmpty, st.builds(HalfEmptyOptions, st.floats(0.01, 0.99))),
+    st.just(CombineNeighbours(NoOptions())),
+    st.just(Never(NoOptions())),
+    st.builds(Retention, OPTIONS),
+)
+
+
+@given(stores(), POLICIES)
+def test_a_plan_is_pure_and_safe(segments, policy):
+    before = list(segments)
+    plan = policy.plan(segments, NOW)
+    assert plan == policy.plan(segments, NOW)
+    assert segments == before
+    named = [number for action in plan for number in plans.numbers_of(action)]
+    assert len(named) == len(set(named))
+    by_number = {s.number: s for s in segments}
+    assert not any(by_number[number].current or by_number[number].quarantined for number in named)
+
+
+@given(stores(), st.floats(0.01, 0.99))
+def test_half_empty_names_what_has_more_garbage_than_that(segments, share):
+    plan = HalfEmpty(HalfEmptyOptions(share)).plan(segments, NOW)
+    wanted = [
+        s for s in segments if not (s.current or s.quarantined) and s.size - HEADER - s.live_bytes > share * (s.size - HEADER)
+    ]
+    assert plan == [Compact(s.number) for s in wanted]
+
+
+@given(stores())
+def test_combine_respects_the_limit_and_stops_at_half(segments):
+    garbage = sum(s.garbage_bytes for s in segments)
+    size = sum(s.used_bytes for s in segments)
+    by_number = {s.number: s for s in segments}
+    there = [s.number for s in segments if s.live_count or s.current or s.quarantined]
+    last = None
+    for action in CombineNeighbours(NoOptions()).plan(segments, NOW):
+        assert isinstance(action, Combine)
+        assert garbage * 2 > size  # what came before was not enough
+        left, right = (by_number[number] for number in action.numbers)
+        assert there.index(right.number) == there.index(left.number) + 1
+        assert HEADER + left.live_bytes + right.live_bytes <= LIMIT
+        gain = left.garbage_bytes + right.garbage_bytes
+        assert gain > 0
+        assert last is None or gain <= last
+        last = gain
+        garbage, size = garbage - gain, size - gain
+
+
+def test_combine_takes_the_pair_with_most_garbage_first():
+    segments = [stats(1, 300, 50), stats(2, 300, 50), stats(3, 900, 100), stats(4, 900, 100), stats(5, 100, 100, current=True)]
+    assert CombineNeighbours(NoOptions()).plan(segments, NOW) == [Combine((3, 4)), Combine((1, 2))]
+    assert CombineNeighbours(NoOptions()).plan(segments[:2] + [stats(9, 2000, 2000)], NOW) == []
+
+
+@given(stores(), OPTIONS)
+def test_retention_drops_the_oldest_first_and_stops(segments, options):
+    plan = Retention(options).plan(segments, NOW)
+    dropped = [action.number for action in plan if isinstance(action, Drop)]
+    old = sorted((s for s in segments if s.sealed_at is not None and not s.quarantined), key=lambda s: (s.sealed_at, s.number))
+    assert dropped == [s.number for s in old[: len(dropped)]]
+    total = sum(s.size for s in segments)
+    for at, segment in enumerate(old):
+        too_old = NOW - segment.sealed_at > options.max_age
+        too_much = options.max_bytes is not None and total > options.max_bytes
+        assert (at < len(dropped)) == (too_old or too_much)
+        if at >= len(dropped):
+            break
+        total -= segment.size
+    others = [action for action in plan if not isinstance(action, Drop)]
+    left = [s for s in segments if s.number not in dropped]
+    assert others == (HalfEmpty(HalfEmptyOptions()).plan(left, NOW) if options.then == "half-empty" else [])
+
+
+def test_retention_says_why():
+    segments = [stats(1), stats(2), stats(3, current=True, sealed_at=None)]
+    (drop,) = Retention(RetentionOptions(max_bytes=1200)).plan(segments, NOW)
+    assert drop == Drop(1, "the store has 1692 bytes, and max_bytes is 1200")
+    (drop,) = Retention(RetentionOptions(max_age=998.5)).plan(segments, NOW)
+    assert drop == Drop(1, "its newest message is 999 s old, and max_age is 998 s")
+
+
+@pytest.mark.parametrize(
+    ("options", "table", "message"),
+    [
+        (RetentionOptions, {}, "give max_age, max_bytes, or both"),
+        (RetentionOptions, {"max_age": "7 weeks"}, "is not a time"),
+        (RetentionOptions, {"max_bytes": "1GiB", "then": "half-emty"}, "did you mean 'half-empty'"),
+        (RetentionOptions, {"max_bites": 1}, "did you mean 'max_bytes'"),
+        (HalfEmptyOptions, {"garbage": 1}, "is not a share between 0 and 1"),
+        (HalfEmptyOptions, {"garbage": "half"}, "'half' is not a number"),
+        (HalfEmptyOptions, {"garbage": True}, "True is not a number"),
+    ],
+)
+def test_wrong_options(options, table, message):
+    with pytest.raises(ConfigError, match=message):
+        structure(options, table, "here")
+
+
+def test_options_in_their_units():
+    assert structure(RetentionOptions, {"max_age": "7d", "max_bytes": "1GiB"}, "here") == RetentionOptions(7 * 86400.0, 2**30)
+    assert structure(HalfEmptyOptions, {"garbage": 0.3}, "here") == HalfEmptyOptions(0.3)
+
+
+# -- what any policy may answer -------------------------------------------------------------------------------------------
+
+SEGMENTS = [
+    stats(1),
+    stats(2),
+    stats(3, quarantined=True),
+    stats(4, 900, 900),
+    stats(5, current=True),
+    stats(6),
+]
+
+
+def segment(number: int, generation: int = 2) -> Any:
+    form = SimpleNamespace(descriptor=SimpleNamespace(generation=generation))
+    return SimpleNamespace(form=form, barren=-1, live_bytes=100, path=Path(f"{number}.sqs"))
+
+
+BY_NUMBER = {s.number: segment(s.number, 1 if s.number == 6 else 2) for s in SEGMENTS}
+
+
+def checked(*actions: object) -> list[object]:
+    return list(plans.check(actions, SEGMENTS, BY_NUMBER, 2))
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        (1, "none of Compact, Combine, Drop, Migrate"),
+        (None, "none of"),
+        (Compact(7), "there is no segment 7"),
+        (Compact("1"), "there is no segment '1'"),
+        (Compact([1]), "there is no segment"),
+        (Compact(3), "3.sqs is quarantined"),
+        (Drop(3, "old"), "3.sqs is quarantined"),
+        (Drop(5, "old"), "5.sqs is the one that new messages go to"),
+        (Combine((1, 5)), "5.sqs is the one"),
+        (Combine((1, 1)), "does not name two segments"),
+        (Combine((1, 2, 6)), "does not name two segments"),
+        (Combine(1), "does not name two segments"),
+        (Combine((2, 4)), "have 1064 bytes together, and a segment at most 1000"),
+        (Migrate(1), "not of an older format"),
+    ],
+)
+def test_what_cannot_be_done_is_passed_over(action, reason, caplog):
+    with caplog.at_level(logging.WARNING, "msgstore.collection"):
+        assert checked(action, Compact(6)) == [Compact(6)]
+    assert reason in caplog.text
+
+
+def test_what_is_named_twice_is_done_once(caplog):
+    assert checked(Compact(1), Drop(1, "old"), Combine((1, 2)), Combine((2, 6)), Migrate(6)) == [Compact(1), Combine((2, 6))]
+    assert caplog.text.count("is named by an earlier action") == 3
+
+
+def test_what_gave_nothing_is_not_tried_again(caplog):
+    BY_NUMBER[2].barren = 100
+    try:
+        assert checked(Compact(2), Migrate(6)) == [Migrate(6)]
+    finally:
+        BY_NUMBER[2].barren = -1
+    assert not caplog.text
+
+
+def test_a_policy_that_fails_wants_nothing(caplog):
+    class Failing:
+        def plan(self, segments, now):
+            raise ZeroDivisionError
+
+    assert plans.ask(Failing(), SEGMENTS, NOW) == []
+    assert "the GC policy Failing failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
