@@ -118,7 +118,7 @@ def test_combine_respects_the_limit_and_stops_at_half(segments):
 def test_combine_takes_the_pair_with_most_garbage_first():
     segments = [stats(1, 300, 50), stats(2, 300, 50), stats(3, 900, 100), stats(4, 900, 100), stats(5, 100, 100, current=True)]
     assert CombineNeighbours(NoOptions()).plan(segments, NOW) == [Combine((3, 4)), Combine((1, 2))]
-    assert CombineNeighbours(NoOptions()).plan(segments[:2] + [stats(9, 2000, 2000)], NOW) == []
+    assert CombineNeighbours(NoOptions()).plan([*segments[:2], stats(9, 2000, 2000)], NOW) == []
 
 
 @given(stores(), OPTIONS)

@@ -1,9 +1,14 @@
 """The hooks of msgstore, called through pluggy. They register backends and announce events; no message ever passes one.
 
 A plugin is a module (or any object) that an entry point of the group ``msgstore`` names; it implements any of these with
-``msgstore.hookimpl``. Each is called once, when the catalogue is built, without arguments, and returns descriptors. A plugin
-whose hook raises, or returns something else, is remembered as broken: an error when one of its names is selected, and in
+``msgstore.hookimpl``.
+
+*Registration hooks* are called once, when the catalogue is built, without arguments, and return descriptors. A plugin whose
+hook raises, or returns something else, is remembered as broken: an error when one of its names is selected, and in
 ``msgstore plugins --check``.
+
+*Event hooks* are called with one event (:mod:`msgstore.contract.events`) per segment or per store, on a thread of the store's
+own, without any of its locks; what they return is ignored. One that raises is logged and counted.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from msgstore.contract import (
     IndexDescriptor,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
+    events,
 )
 
 GROUP = "msgstore"
@@ -50,3 +56,43 @@ def msgstore_gc_policies() -> Iterable[GcPolicyDescriptor]:  # type: ignore[empt
 @hookspec
 def msgstore_body_codecs() -> Iterable[BodyCodecDescriptor]:  # type: ignore[empty-body]
     """Body codecs: selected by ``body``."""
+
+
+@hookspec
+def msgstore_store_opened(event: events.StoreOpened) -> None:
+    """The store serves."""
+
+
+@hookspec
+def msgstore_store_closed(event: events.StoreClosed) -> None:
+    """The store was closed, or abandoned. Its last event."""
+
+
+@hookspec
+def msgstore_segment_rolled(event: events.SegmentRolled) -> None:
+    """A segment was begun."""
+
+
+@hookspec
+def msgstore_segment_deleted(event: events.SegmentDeleted) -> None:
+    """A segment was unlinked."""
+
+
+@hookspec
+def msgstore_recovery_finished(event: events.RecoveryFinished) -> None:
+    """Segments had to be read for the opening, and were."""
+
+
+@hookspec
+def msgstore_corruption_found(event: events.CorruptionFound) -> None:
+    """Bytes that nobody wrote: once a spot."""
+
+
+@hookspec
+def msgstore_collection_finished(event: events.CollectionFinished) -> None:
+    """The collector is done with a segment, or has left it as it is."""
+
+
+@hookspec
+def msgstore_messages_dropped(event: events.MessagesDropped) -> None:
+    """Retention gave live messages up."""

@@ -4,6 +4,7 @@ Each module describes one kind of backend and shows a complete, minimal one. Sta
 :mod:`msgstore.contract.descriptors`.
 """
 
+from msgstore.contract import events
 from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, StoredBody
 from msgstore.contract.buffers import Buffer
 from msgstore.contract.descriptors import Capability, Descriptor, NoOptions
@@ -95,5 +96,6 @@ __all__ = [
     "StoreReadOnly",
     "StoredBody",
     "UnknownPlugin",
+    "events",
     "is_compatible",
 ]

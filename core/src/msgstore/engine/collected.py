@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
 
-Done = Literal["compacted", "combined", "migrated", "dropped", "deleted", "none"]
+from msgstore.contract.events import Done
 
 
 @attrs.frozen
@@ -24,6 +22,5 @@ class Collected:
     skipped: str | None = None
     """Why it was left as it is."""
     done: Done = "compacted"
-    """What was done: ``none`` if nothing was to be gained, or if it was skipped."""
     dropped: int = 0
     """Live messages that went with it, because the policy says so."""

@@ -15,7 +15,7 @@ from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentSt
 from msgstore.engine import compaction, plans, retention, rewriting
 from msgstore.engine.collected import Collected
 from msgstore.engine.site import GiveWay, Site
-from msgstore.engine.sources import Unsound, marked
+from msgstore.engine.sources import Source, Unsound, marked
 from msgstore.engine.writer import Writer
 
 log = logging.getLogger("msgstore.collection")
@@ -33,9 +33,6 @@ class Collection:
         self._segments = writer.ledger.segments
         self._policy = writer.backends.policy
         self._site = Site(writer.ledger, writer.backends.write_format, writer.config.file_size_limit)
-        self.dropped_messages = 0
-        """Live messages that were dropped since the store was opened, because the policy said so."""
-        self.dropped_segments = 0
 
     def stats(self) -> list[SegmentStats]:
         """Under the writer's lock: every segment, in number order."""
@@ -119,28 +116,35 @@ class Collection:
         return done
 
     def _act(self, action: Action) -> list[Collected]:
+        begin = time.perf_counter()
         try:
             with marked(self._site, plans.numbers_of(action)) as sources:
-                if not sources:
-                    return []
-                if isinstance(action, Compact):
-                    return [compaction.compact(self._site, sources[0])]
-                if isinstance(action, Drop):
-                    done = [retention.drop(self._site, sources[0], action.reason)]
-                    self.dropped_messages += done[0].dropped
-                    self.dropped_segments += 1
-                else:
-                    done = rewriting.rewrite(self._site, sources, "combined" if isinstance(action, Combine) else "migrated")
+                done = self._collect(action, sources) if sources else []
         except Unsound as unsound:
-            return [self._leave(unsound)]
-        self._delete_empty()
+            done = [self._leave(unsound)]
+        else:
+            if not isinstance(action, Compact):
+                self._delete_empty()
+        for found in done:
+            self._segments.happenings.collected(found, time.perf_counter() - begin)
         return done
+
+    def _collect(self, action: Action, sources: Sequence[Source]) -> list[Collected]:
+        if isinstance(action, Compact):
+            return [compaction.compact(self._site, sources[0])]
+        if isinstance(action, Drop):
+            size = sources[0].segment.live_bytes
+            found = retention.drop(self._site, sources[0], action.reason)
+            self._segments.happenings.dropped(found.file, found.dropped, size, action.reason)
+            return [found]
+        return rewriting.rewrite(self._site, sources, "combined" if isinstance(action, Combine) else "migrated")
 
     def _leave(self, unsound: Unsound) -> Collected:
         """The segment stays exactly as it is. If it is damaged, it is read like that from now on, and never collected."""
         segment = unsound.segment
         log.warning("%s: %s; the segment is kept as it is and not collected", segment.path, unsound.reason)
         if unsound.damaged:
+            self._segments.happenings.damage(segment.path.name, None, unsound.reason)
             with self._site.turn():
                 self._segments.hints.drop(segment)  # it says nothing of damage
                 with self._ledger.lock:

@@ -58,6 +58,12 @@ class Ledger:
             self._touched.add(segment)
             self._empty.discard(segment)
 
+    def appended(self, parts: Sequence[Part]) -> None:
+        """New records, which the index has now."""
+        self.account(parts)
+        if parts:
+            self.segments.happenings.wrote(parts)
+
     def bury(self, freed: Sequence[tuple[bytes, int]]) -> None:
         """(id, location) of records that lost their last reference."""
         if self.shared.ids:
@@ -82,6 +88,7 @@ class Ledger:
             return False
         self.index.enter([msg_id], [location])
         self.account([(self.segments.by_number[location >> NUMBER_SHIFT], 1, location & MASK)])
+        self.segments.happenings.counters.revived_messages += 1
         return True
 
     def forget_lingering(self, segment: Segment) -> None:

@@ -13,6 +13,7 @@ from msgstore.config import Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError
 from msgstore.engine.recovery import Progress
 from msgstore.engine.startup import open_parts
+from msgstore.engine.statistics import statistics_of
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -55,6 +56,13 @@ def open_configured(
         raise ValueError(f"mode is 'rw' or 'r', not {mode!r}")
     parts = open_parts(config, catalogue, files or Files(), read_only=mode == "r", refcounts=refcounts, progress=progress)
     store = Store(config, parts, mode)
+    parts.segments.happenings.opened(
+        mode=mode,
+        index=config.index.name,
+        form=config.format.name,
+        recovery=parts.recovery,
+        statistics=statistics_of(store),
+    )
     if mode == "rw" and config.on_legacy == "migrate":
         try:
             store.migrate()

@@ -195,6 +195,7 @@ class Reader:
     def _corrupt(self, msg_id: bytes, location: int, error: RecordError) -> CorruptRecord:
         number, offset, _ = unpack(location)
         path = self._segments.by_number[number].path
+        self._segments.happenings.damage(path.name, offset, error.reason)
         return CorruptRecord(
             f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
             f"'msgstore salvage' copies every good record into a fresh store.",

@@ -294,4 +294,6 @@ def _scan(segments: Segments, segment: Segment, start: int, recovery: Recovery) 
     for offset, reason in spots:
         recovery.damaged.append(f"{segment.path.name} at offset {offset}: {reason}")
         log.warning("%s at offset %d: %s: %s", segment.path, offset, reason, becomes)
+        if segment.quarantined:
+            segments.happenings.damage(segment.path.name, offset, reason)
     return scan

@@ -28,8 +28,9 @@ from pathlib import Path
 import attrs
 
 from msgstore.contract import Buffer, RecordError, StoreError, StoreIOError
+from msgstore.contract.events import Done
 from msgstore.contract.locations import MASK, pack
-from msgstore.engine.collected import Collected, Done
+from msgstore.engine.collected import Collected
 from msgstore.engine.hint_file import Hint
 from msgstore.engine.moves import Live
 from msgstore.engine.segments import UNNAMED, Segment

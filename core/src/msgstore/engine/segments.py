@@ -16,6 +16,7 @@ import attrs
 
 from msgstore.contract import SegmentStats, StoreError, StoreIOError
 from msgstore.directory import SegmentFile
+from msgstore.engine.happenings import Happenings
 from msgstore.engine.hints import Hints
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
@@ -91,6 +92,7 @@ class Segments:
         self.formats = formats
         self.sync = sync
         self.hints = Hints(directory, files)
+        self.happenings = Happenings(directory)
         self.by_number: dict[int, Segment] = {}
         self._next_number = 0
         """Never one that was in use since the store was opened: what is known of a deleted segment must not meet another."""
@@ -109,8 +111,6 @@ class Segments:
         """What is appended is not synced at once, but by ``sync_written``."""
         self._unsynced: dict[int, Segment] = {}
         """What was appended to since the last of these, by number."""
-        self._unnamed: list[Segment] | None = None
-        """Inside ``unnamed``: the segments that were begun there."""
 
     def __iter__(self) -> Iterator[Segment]:
         """In number order."""
@@ -174,12 +174,8 @@ class Segments:
         self.seal_current()
         number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
-        if self._unnamed is not None:
-            path = path.with_name(path.name + UNNAMED)
         segment = Segment(number, path, form, 0, appendable=True)
         with self.errors(segment):
-            if self._unnamed is not None:
-                self.files.unlink(path)  # of a crash
             fd = self.files.create(path)
             try:
                 self.files.pwrite(fd, form.format.header, 0)
@@ -201,8 +197,7 @@ class Segments:
         self._next_number = number + 1
         self._writer = fd
         self.by_number[number] = self.current = segment
-        if self._unnamed is not None:
-            self._unnamed.append(segment)
+        self.happenings.rolled(path.name, form.name)
         return segment
 
     def resume(self, segment: Segment) -> None:
@@ -297,55 +292,9 @@ class Segments:
             if segment.number in self.readers:  # of somebody who came between
                 self._close_reader(segment.number)
             self.by_number.pop(segment.number, None)
+        self.happenings.deleted(segment.path.name, segment.size)
         if segment in self._given_up:
             self._given_up.remove(segment)
-
-    @contextlib.contextmanager
-    def unnamed(self) -> Iterator[None]:
-        """Inside, new segments have names that no start reads; they get their own together, sealed, when everything is on disk.
-
-        For copies: of copies in several files the newest counts, and a power loss may leave any half of one that is not synced.
-        If anything fails they are deleted.
-        """
-        self.seal_current()
-        begun = self._unnamed = []
-        try:
-            yield
-            self.seal_current()
-            for segment in begun:
-                with self.errors(segment):
-                    named = segment.path.with_name(segment.path.name.removesuffix(UNNAMED))
-                    self.files.replace(segment.path, named)
-                    segment.path = named
-            if begun:
-                self.sync_directory()
-        except BaseException:
-            with contextlib.suppress(StoreIOError):
-                self.seal_current()
-            for segment in begun:
-                self._discard(segment)
-            raise
-        finally:
-            self._unnamed = None
-
-    def _discard(self, segment: Segment) -> None:
-        try:
-            self.delete(segment, contextlib.nullcontext())
-        except StoreIOError:
-            if segment.path.suffix == UNNAMED:
-                self.by_number.pop(segment.number, None)
-            else:
-                segment.appendable = False
-                self._given_up.append(segment)
-
-    @contextlib.contextmanager
-    def synced(self) -> Iterator[None]:
-        """Inside, what is appended is on disk before ``append`` returns, whatever the store's durability."""
-        usual, self.sync = self.sync, True
-        try:
-            yield
-        finally:
-            self.sync = usual
 
     def sync_directory(self) -> None:
         """Make new and deleted names durable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgstore.contract.locations import LIMIT
 from msgstore.directory import Settings, check_writable, find_segments, read_settings, write_settings
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
+from msgstore.engine.happenings import Happenings
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.reader import Reader
@@ -63,13 +65,16 @@ def open_parts(
         remembered = read_settings(files, directory)
         backends = resolve(config, catalogue, remembered)
         segments = _find(config, backends, files, read_only=read_only)
+        segments.happenings = Happenings(directory, catalogue.observers)
         leftovers = Leftovers.read(files, directory)
         shared = SharedBodies(config.shared_cache)
         index, persistent = make_index(config, catalogue, files, shared.ids, read_only=read_only)
         segments.hints.writes = not (read_only or persistent)
         segments.hints.find(segments)
         state = index.load() or {}
+        begin = time.perf_counter()
         recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts, progress)
+        segments.happenings.recovered(recovery, time.perf_counter() - begin)
         ledger = Ledger(segments, index, shared, persistent=persistent)
         writer = Writer(config, backends, ledger, read_only=read_only)
         if not read_only:
@@ -87,6 +92,8 @@ def open_parts(
         return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
     except BaseException as error:
         with ExitStack() as stack:
+            if segments is not None:
+                stack.callback(segments.happenings.failed_to_open)  # last, when nothing is held any more
             if lock is not None:
                 stack.callback(lock.release)
             if index is not None:

@@ -17,6 +17,7 @@ from msgstore.engine import shutdown
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.collected import Collected
 from msgstore.engine.collection import Collection
+from msgstore.engine.counters import Counters
 from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
 from msgstore.engine.segments import io_errors
@@ -41,14 +42,17 @@ class StoreStats:
     garbage_bytes: int
     quarantined: int
     """Segments in which damage was found."""
-    dropped_messages: int
-    """Live messages that were deleted since the opening because the GC policy says so (``retention``)."""
-    dropped_segments: int
-    """Segments that they were in."""
     callback_failures: int
     """Times that an ``on_confirm`` raised."""
     recovery: Recovery
     """How the store came up."""
+    counters: Counters
+    """What it has done since."""
+
+    @property
+    def observer_failures(self) -> int:
+        """Times that an observer raised, or could not be told of an event."""
+        return self.counters.observer_failures
 
 
 @attrs.frozen
@@ -79,6 +83,7 @@ class Store:
         self._segments = parts.segments
         self._closed = False
         self._ledger = parts.writer.ledger
+        self._found = len(parts.writer.index) if mode == "rw" else 0
         self._collection = Collection(parts.writer)
         self._numbers = count(1)
         self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
@@ -151,11 +156,18 @@ class Store:
                 live_bytes=sum(s.live_bytes for s in segments),
                 garbage_bytes=sum(s.garbage_bytes for s in segments),
                 quarantined=sum(s.quarantined for s in segments),
-                dropped_messages=self._collection.dropped_messages,
-                dropped_segments=self._collection.dropped_segments,
                 callback_failures=self._writer.callback_failures,
                 recovery=self._parts.recovery,
+                counters=self._counters(),
             )
+
+    def _counters(self) -> Counters:
+        """As of now. What was removed is calculated: to count it would cost something a message."""
+        happenings = self._segments.happenings
+        now = happenings.counters
+        come = self._found + now.written_messages + now.revived_messages
+        gone = come - len(self._writer.index) - now.dropped_messages if self.mode == "rw" else 0
+        return attrs.evolve(now, removed_messages=gone, observer_failures=happenings.announcer.failures)
 
     def segments(self) -> list[SegmentStats]:
         """Every segment, in number order."""
@@ -194,7 +206,7 @@ class Store:
                 self.flush()
             if not self._closed:  # a client that was just told may have closed it
                 self._close()
-        self._stop_flusher(wait=not told)
+        self._stop_threads(wait=not told)
 
     def _close(self) -> None:
         late: list[tuple[Client, int]] = []
@@ -223,7 +235,7 @@ class Store:
             told = self._writer.depth > 0
             if not self._closed:
                 self._let_go("abandoned")
-        self._stop_flusher(wait=not told)
+        self._stop_threads(wait=not told)
 
     def _save_index(self) -> None:
         """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""
@@ -245,20 +257,23 @@ class Store:
             if self._segments.sync:
                 files.sync_directory(directory)
 
-    def _let_go(self, how: str) -> None:
+    def _let_go(self, how: Literal["closed", "abandoned"]) -> None:
         with self._ledger.lock, ExitStack() as stack:  # every one of them, even if one fails
             self._closed = True
             self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
             self._writer.intake.clear()  # or a read would still find what was never written
+            stack.callback(self._segments.happenings.closed, how)
             if self._parts.lock:
                 stack.callback(self._parts.lock.release)
             stack.callback(self._segments.close)
             stack.callback(self._writer.index.close, None)  # nothing to do if it was saved
 
-    def _stop_flusher(self, *, wait: bool) -> None:
-        """Without any lock: the thread may be waiting for one."""
+    def _stop_threads(self, *, wait: bool) -> None:
+        """Without any lock: the threads may be waiting for one."""
         if self._flusher:
             self._flusher.stop(wait=wait)
+        if wait:
+            self._segments.happenings.announcer.wait()
 
     def __enter__(self) -> Store:
         return self

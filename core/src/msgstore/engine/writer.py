@@ -303,7 +303,7 @@ class Writer:
         entries = self.intake.pop(ids)
         if plain and all(entries):
             self.index.enter(ids, appended.locations)
-            self.ledger.account(appended.parts)
+            self.ledger.appended(appended.parts)
             return []
         late: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
@@ -330,7 +330,7 @@ class Writer:
             for msg_id, entry in left.items():
                 if entry is not None:
                     self.intake.put_back(msg_id, entry)
-        self.ledger.account(appended.parts)
+        self.ledger.appended(appended.parts)
         self.ledger.bury(dead)
         return late
 

@@ -28,7 +28,7 @@ from msgstore.contract import (
     UnknownPlugin,
     is_compatible,
 )
-from msgstore.plugins.loader import Failure, Loaded, Provider, Registration, find_entry_points, load
+from msgstore.plugins.loader import Failure, Loaded, Observer, Provider, Registration, find_entry_points, load
 
 D = TypeVar("D", bound=Descriptor)
 
@@ -54,6 +54,8 @@ class Catalogue:
     failures: tuple[Failure, ...] = ()
     providers: tuple[Provider, ...] = ()
     disabled: tuple[str, ...] = ()
+    observers: tuple[Observer, ...] = ()
+    """Who is told of events; there is no name to select them by: what is installed and not disabled observes."""
 
     def format(self, name: str) -> SegmentFormatDescriptor:
         return self._resolve(SegmentFormatDescriptor, "format", name)
@@ -200,7 +202,7 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {known}"
             raise ConfigError(f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'{hint}")
     loaded: Loaded = load([item for item in found if not _names(item[0]) & set(disabled)])
-    return Catalogue(loaded.registrations, loaded.failures, loaded.providers, disabled)
+    return Catalogue(loaded.registrations, loaded.failures, loaded.providers, disabled, loaded.observers)
 
 
 def _names(provider: Provider) -> set[str]:

@@ -5,7 +5,7 @@ Nothing here decides that a failure matters: a store that does not select a brok
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 
 import attrs
@@ -19,6 +19,7 @@ from msgstore.contract import (
     IndexDescriptor,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
+    events,
 )
 
 HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
@@ -29,6 +30,18 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "body": ("msgstore_body_codecs", BodyCodecDescriptor),
 }
 """Kinds of backend, by the configuration key that selects one: (hook, class of its descriptors)."""
+
+EVENT_HOOKS: dict[str, type[events.Event]] = {
+    "msgstore_store_opened": events.StoreOpened,
+    "msgstore_store_closed": events.StoreClosed,
+    "msgstore_segment_rolled": events.SegmentRolled,
+    "msgstore_segment_deleted": events.SegmentDeleted,
+    "msgstore_recovery_finished": events.RecoveryFinished,
+    "msgstore_corruption_found": events.CorruptionFound,
+    "msgstore_collection_finished": events.CollectionFinished,
+    "msgstore_messages_dropped": events.MessagesDropped,
+}
+"""Hook to the class of its events."""
 
 
 @attrs.frozen
@@ -63,8 +76,18 @@ class Registration:
 
 
 @attrs.frozen
+class Observer:
+    """One plugin's implementation of one event hook."""
+
+    hook: str
+    call: Callable[[events.Event], object]
+    provider: Provider
+
+
+@attrs.frozen
 class Loaded:
     registrations: tuple[Registration, ...]
+    observers: tuple[Observer, ...]
     failures: tuple[Failure, ...]
     providers: tuple[Provider, ...]
     """Every plugin that was loaded without a failure, in the order of loading."""
@@ -106,8 +129,10 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
         for kind, (hook, expected) in HOOKS.items()
         for provider, descriptor in _call(manager, hook, expected, providers, failures)
     ]
+    observers = [found for hook in EVENT_HOOKS for found in _observers(manager, hook, providers, failures)]
     broken = {failure.provider for failure in failures}
-    return Loaded(tuple(registrations), tuple(failures), tuple(p for p in providers.values() if p not in broken))
+    whole = tuple(provider for provider in providers.values() if provider not in broken)
+    return Loaded(tuple(registrations), tuple(observers), tuple(failures), whole)
 
 
 def _call(
@@ -126,6 +151,23 @@ def _call(
             failures.append(Failure(provider, f"{hook} failed: {_describe(error)}"))
         else:
             yield from ((provider, descriptor) for descriptor in descriptors)
+
+
+def _observers(
+    manager: pluggy.PluginManager, hook: str, providers: dict[str, Provider], failures: list[Failure]
+) -> Iterator[Observer]:
+    """Who implements an event hook. pluggy has checked the arguments: the event, or none."""
+    for implementation in getattr(manager.hook, hook).get_hookimpls():
+        provider = providers[implementation.plugin_name]
+        if implementation.wrapper or implementation.hookwrapper:
+            failures.append(Failure(provider, f"{hook} cannot be used: it is a wrapper, and nothing is there to be wrapped"))
+        else:
+            yield Observer(hook, _taking(implementation.function, len(implementation.argnames)), provider)
+
+
+def _taking(function: Callable[..., object], arguments: int) -> Callable[[events.Event], object]:
+    """As pluggy does: an implementation may leave out arguments that it does not need."""
+    return function if arguments else lambda _: function()
 
 
 def _checked(descriptors: Iterable[object], expected: type[Descriptor]) -> Iterator[Descriptor]:

@@ -1,0 +1,447 @@
+"""Events: when they fire, on which thread, and that no observer can do harm. Counters. Log records."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+import msgstore
+from msgstore import hookimpl
+from msgstore.config import store_config
+from msgstore.contract import StoreClosed, StoreIOError, events
+from msgstore.engine import announcing
+from msgstore.engine.announcing import Announcer
+from msgstore.engine.happenings import Happenings
+from msgstore.engine.opening import open_configured
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.plugins.loader import EVENT_HOOKS, Loaded, Observer, Provider, find_entry_points, load
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
+ACME = Provider("acme-watch", "1.0", "watch", "acme_watch")
+IDS = [bytes([n]) * 16 for n in range(100)]
+
+
+class Recorder:
+    """Observes everything."""
+
+    def __init__(self) -> None:
+        self.events: list[events.Event] = []
+        self.threads: set[str] = set()
+
+    def __call__(self, event: events.Event) -> None:
+        self.events.append(event)
+        self.threads.add(threading.current_thread().name)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if type(event) is kind]
+
+
+def observing(call: Callable[[events.Event], object], *hooks: str) -> Catalogue:
+    observers = tuple(Observer(hook, call, ACME) for hook in hooks or EVENT_HOOKS)
+    return attrs.evolve(load_catalogue(), observers=observers)
+
+
+def open_observed(path: Path, catalogue: Catalogue, files: Files | None = None, **keys: Any) -> msgstore.Store:
+    mode = keys.pop("mode", "rw")
+    return open_configured(store_config({"path": path, **keys}, "test", Path()), catalogue, mode=mode, files=files)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+def test_the_life_of_a_store(tmp_path: Path, recorder: Recorder) -> None:
+    with open_observed(tmp_path, observing(recorder), file_size_limit="8KiB") as store, store.client() as client:
+        client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:16])
+        store.roll()
+        client.remove(IDS[:15])
+        store.flush()
+        (collected,) = store.compact(everything=True)
+    kinds = [type(event) for event in recorder.events]
+    assert kinds[0] is events.StoreOpened
+    assert kinds[-1] is events.StoreClosed
+    assert kinds.count(events.SegmentRolled) == 2
+    assert [event.file for event in recorder.of(events.SegmentRolled)] == ["0.sqs", "1.sqs"]
+    assert [(e.file, e.size) for e in recorder.of(events.SegmentDeleted)] == [("0.sqs", 64 + 8 * 1021)]
+    (found,) = recorder.of(events.CollectionFinished)
+    assert attrs.asdict(collected).items() <= attrs.asdict(found).items()
+    assert (found.done, found.skipped) == ("compacted", None)
+    assert 0 < found.seconds < 60
+    assert all(event.store == tmp_path for event in recorder.events)
+    assert recorder.threads == {f"msgstore-observers {tmp_path}"}
+    (opened,) = recorder.of(events.StoreOpened)
+    assert (opened.mode, opened.index, opened.format, opened.recovery.how) == ("rw", "ets", "v2", "new")
+    assert recorder.of(events.StoreClosed)[0].how == "closed"
+
+
+def test_nothing_fires_per_message(tmp_path: Path, recorder: Recorder) -> None:
+    with open_observed(tmp_path, observing(recorder)) as store, store.client() as client:
+        client.write_many((n.to_bytes(16, "big"), b"body") for n in range(10_000))
+        store.flush()
+        for n in range(10_000):
+            client.read(n.to_bytes(16, "big"))
+            client.remove([n.to_bytes(16, "big")])
+    assert [type(event) for event in recorder.events] == [events.StoreOpened, events.SegmentRolled, events.StoreClosed]
+
+
+def test_a_dirty_start_says_how_it_came_up(tmp_path: Path, recorder: Recorder) -> None:
+    store = msgstore.open_store(tmp_path)
+    store.client().write(IDS[1], b"body")
+    store.flush()
+    store.abandon()
+    with (tmp_path / "0.sqs").open("ab") as stream:
+        stream.write(b"\3\0\0\1")
+    open_observed(tmp_path, observing(recorder), mode="r").abandon()
+    recovered, opened, closed = recorder.events
+    assert isinstance(recovered, events.RecoveryFinished)
+    assert isinstance(opened, events.StoreOpened)
+    assert recovered.recovery == opened.recovery
+    assert (opened.recovery.how, opened.recovery.scanned, opened.recovery.entered) == ("rebuild", ("0.sqs",), 1)
+    assert opened.recovery.damaged == ("0.sqs at offset 89: torn",)
+    assert recovered.seconds > 0
+    assert closed == events.StoreClosed(store=tmp_path, how="abandoned")
+
+
+def test_damage_is_announced_once_a_spot(tmp_path: Path, recorder: Recorder) -> None:
+    with open_observed(tmp_path, observing(recorder), record="checksum") as store, store.client() as client:
+        client.write_many((msg_id, b"body" + msg_id) for msg_id in IDS[:10])
+        store.roll()
+        client.remove(IDS[5:10])
+        store.flush()
+        path = tmp_path / "0.sqs"
+        data = bytearray(path.read_bytes())
+        data[data.index(b"body" + IDS[2])] ^= 1
+        path.write_bytes(data)
+        for _ in range(3):
+            with pytest.raises(msgstore.CorruptRecord) as caught:
+                client.read(IDS[2])
+        assert store.compact(everything=True)[0].skipped
+        counters = store.stats().counters
+    read, collected = recorder.of(events.CorruptionFound)
+    assert (read.file, read.offset, read.reason) == ("0.sqs", caught.value.offset, "checksum_mismatch")
+    assert (collected.file, collected.offset) == ("0.sqs", None)
+    assert "checksum_mismatch" in collected.reason
+    assert (counters.corruptions, counters.collections) == (2, 0)
+    assert recorder.of(events.CollectionFinished)[0].skipped == collected.reason
+
+
+def test_damage_that_an_opening_finds(tmp_path: Path, recorder: Recorder) -> None:
+    shutil.copy(DATA / "v2_corrupt" / "type0_byte" / "0.sqs", tmp_path)
+    with open_observed(tmp_path, observing(recorder)) as store:
+        assert store.stats().counters.corruptions == 1
+    (found,) = recorder.of(events.CorruptionFound)
+    assert f"0.sqs at offset {found.offset}: {found.reason}" in recorder.of(events.RecoveryFinished)[0].recovery.damaged
+
+
+def test_a_migration(tmp_path: Path, recorder: Recorder) -> None:
+    copy = shutil.copytree(DATA / "mixed_upgrade" / "store", tmp_path / "store")
+    open_observed(copy, observing(recorder), on_legacy="migrate").close()
+    found = recorder.of(events.CollectionFinished)
+    assert [(event.file, event.done, event.size_after) for event in found] == [
+        ("0.rdq", "migrated", 0),
+        ("1.rdq", "migrated", 0),
+    ]
+    assert [event.file for event in recorder.of(events.SegmentDeleted)] == ["0.rdq", "1.rdq"]
+    assert all(not event.file.endswith(".tmp") for event in recorder.of(events.SegmentRolled))
+
+
+def test_messages_that_retention_gives_up(tmp_path: Path, recorder: Recorder) -> None:
+    happenings = Happenings(tmp_path, [Observer(hook, recorder, ACME) for hook in EVENT_HOOKS])
+    happenings.dropped("7.sqs", 3, 300, "older than 1d")
+    happenings.closed("closed")
+    happenings.announcer.wait()
+    assert recorder.events[0] == events.MessagesDropped(
+        store=tmp_path, file="7.sqs", messages=3, bytes=300, reason="older than 1d"
+    )
+    assert happenings.counters.dropped_messages == 3
+
+
+# -- observers that misbehave ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_an_observer_that_raises_is_logged_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    told = threading.Event()
+
+    def observe(event: events.Event) -> None:
+        if isinstance(event, events.SegmentDeleted):
+            told.set()
+        raise error
+
+    with open_observed(tmp_path, observing(observe)) as store, store.client() as client:
+        client.write(IDS[0], b"body")
+        store.roll()
+        client.remove([IDS[0]])
+        store.flush()
+        assert told.wait(10)
+        assert store.stats().observer_failures >= 2  # the last one may not have been counted yet
+    assert store._segments.happenings.announcer.failures == 4
+    records = [record for record in caplog.records if record.name == "msgstore.observers"]
+    assert len(records) == 4
+    assert "msgstore_store_opened of acme-watch 1.0 (entry point 'watch = acme_watch') failed" in records[0].getMessage()
+    assert records[0].exc_info is not None
+    assert records[0].exc_info[1] is error
+
+
+def test_an_observer_may_use_the_store(tmp_path: Path) -> None:
+    """Whatever holds which lock when an event is announced: nothing is held when it is told."""
+    seen: list[object] = []
+    stores: list[msgstore.Store] = []
+
+    def observe(event: events.Event) -> None:
+        try:
+            with stores[0].client() as client:
+                client.write(IDS[50], b"from an observer")
+                stores[0].flush()
+                seen.append(stores[0].stats().messages)
+        except StoreClosed:
+            seen.append("closed")
+
+    hooks = [hook for hook in EVENT_HOOKS if hook != "msgstore_store_opened"]
+    store = open_observed(tmp_path, observing(observe, *hooks), file_size_limit="4KiB")
+    stores.append(store)
+    with store, store.client() as client:
+        client.write_many((msg_id, bytes(500)) for msg_id in IDS[:40])
+        store.roll()
+        client.remove(IDS[:30])
+        store.flush()
+        store.compact(everything=True)
+    assert len(seen) > 8
+    assert seen[-1] == "closed"
+
+
+def test_an_observer_may_close_the_store(tmp_path: Path) -> None:
+    stores: list[msgstore.Store] = []
+    closed = threading.Event()
+
+    def observe(event: events.SegmentRolled) -> None:
+        stores[0].close()
+        closed.set()
+
+    store = open_observed(tmp_path, observing(observe, "msgstore_segment_rolled"))  # type: ignore[arg-type]
+    stores.append(store)
+    store.client().write(IDS[0], b"body")
+    store.flush()
+    assert closed.wait(10)
+    with pytest.raises(StoreClosed):
+        store.stats()
+
+
+def test_an_observer_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(announcing, "PATIENCE", 0.05)
+    monkeypatch.setattr(announcing, "LIMIT", 3)
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def observe(event: events.Event) -> None:
+        hanging.set()
+        go_on.wait()
+
+    announcer = Announcer(tmp_path, [Observer("msgstore_segment_deleted", observe, ACME)])
+    announcer.announce(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
+    assert hanging.wait(10)
+    for _ in range(5):
+        announcer.announce(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
+    assert announcer.failures == 2
+    announcer.finish()
+    announcer.wait()
+    assert "has not come back within 0.05 s" in caplog.text
+    go_on.set()
+
+
+def test_nobody_observes_and_there_is_no_thread(tmp_path: Path) -> None:
+    with open_observed(tmp_path, attrs.evolve(load_catalogue(), observers=())):
+        assert not [thread for thread in threading.enumerate() if thread.name == f"msgstore-observers {tmp_path}"]
+
+
+def test_the_thread_ends_with_the_store_also_if_it_does_not_open(tmp_path: Path, recorder: Recorder) -> None:
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("msgstore-observers")]
+
+    store = open_observed(tmp_path, observing(recorder))
+    store.client().write(IDS[0], b"body")
+    store.flush()
+    assert threads() == [f"msgstore-observers {tmp_path}"]
+    store.abandon()
+    assert threads() == []
+
+    class Full(Files):
+        def write_file(self, path: Path, chunks: object, *, sync: bool) -> None:
+            raise OSError(28, "No space left on device", str(path))
+
+    (tmp_path / "msgstore.json").unlink()
+    with pytest.raises(msgstore.StoreError, match="cannot be opened"):
+        open_observed(tmp_path, observing(recorder), Full())
+    assert threads() == []
+    assert [type(event) for event in recorder.events[-1:]] == [events.RecoveryFinished]
+
+
+def test_a_store_that_cannot_be_saved_is_closed_all_the_same(tmp_path: Path, recorder: Recorder) -> None:
+    class NoRename(Files):
+        def replace(self, source: Path, target: Path) -> None:
+            if target.name == "clean.dot":
+                raise OSError(5, "Input/output error", str(target))
+            super().replace(source, target)
+
+    store = open_observed(tmp_path, observing(recorder), NoRename())
+    with pytest.raises(StoreIOError):
+        store.close()
+    store.close()
+    assert [type(event) for event in recorder.events] == [events.StoreOpened, events.StoreClosed]
+
+
+# -- statistics -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_statistics_of_an_opened_store(tmp_path: Path, recorder: Recorder) -> None:
+    with open_observed(tmp_path, observing(recorder)) as store, store.client() as client:
+        client.write_many((msg_id, b"body") for msg_id in IDS)
+        store.flush()
+        while not recorder.events:  # it is told on another thread
+            time.sleep(0.001)
+        (opened,) = recorder.of(events.StoreOpened)
+        numbers = opened.statistics()
+        assert numbers["flushes"] == 1
+        assert numbers["messages"] == numbers["written_messages"] == 100
+        assert numbers["live_bytes"] == numbers["written_bytes"] == 100 * 25
+        assert all(type(value) is int for value in numbers.values())
+    assert opened.statistics() == {}
+
+
+@pytest.mark.parametrize("index", ["ets", "lmdb"])
+def test_counters(tmp_path: Path, index: str) -> None:
+    with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
+        client.write_many((msg_id, b"body") for msg_id in IDS[:10])
+    with msgstore.open_store(tmp_path, index=index, file_size_limit="4KiB") as store, store.client() as client:
+        assert attrs.asdict(store.stats().counters) == dict.fromkeys(attrs.asdict(store.stats().counters), 0)
+        client.write(IDS[20], b"never on disk")
+        client.remove([IDS[20]])
+        client.write_many((msg_id, bytes(479)) for msg_id in IDS[30:50])
+        client.write(IDS[49], b"")
+        client.write(IDS[0], b"")
+        store.flush()
+        client.remove([*IDS[:10], *IDS[30:49], IDS[49]])
+        client.write(IDS[48], b"once more")  # its record is in the current segment: revived
+        store.flush()
+        now = store.stats().counters
+        assert (now.written_messages, now.written_bytes, now.flushes) == (20, 20 * 500, 1)
+        assert (now.revived_messages, now.removed_messages) == (1, 9 + 19)
+        assert store.stats().messages == 10 + 20 + 1 - 28
+        store.roll()
+        before = store.stats()
+        store.compact(everything=True)
+        after = store.stats()
+        assert after.counters.collections == before.counters.collections + 2
+        freed = after.counters.collected_bytes - before.counters.collected_bytes
+        assert freed == before.bytes_on_disk - after.bytes_on_disk > 0
+        assert after.counters.rolled_segments == len(list(tmp_path.glob("*.sqs"))) + after.counters.deleted_segments - 1
+
+
+# -- log records ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "msgstore")
+    store = msgstore.open_store(tmp_path, file_size_limit="4KiB")
+    client = store.client()
+    client.write_many((msg_id, bytes(479)) for msg_id in IDS[:16])
+    store.roll()
+    client.remove(IDS[:12])
+    store.flush()
+    store.compact(everything=True)
+    store.abandon()
+    msgstore.open_store(tmp_path).close()
+    found = [(record.name, record.levelname) for record in caplog.records]
+    for expected in (
+        ("msgstore.store", "INFO"),
+        ("msgstore.segments", "DEBUG"),
+        ("msgstore.collection", "INFO"),
+        ("msgstore.recovery", "INFO"),
+    ):
+        assert expected in found
+    text = caplog.text
+    for part in ("opened, mode rw", "0.sqs begun", "0.sqs deleted", "1.sqs compacted", "abandoned", "recovered (rebuild)"):
+        assert f"{tmp_path}: {part}" in text
+    assert text.rstrip().endswith(f"{tmp_path}: closed")
+
+
+# -- loading --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loaded]:
+    def load_plugin(**members: Any) -> Loaded:
+        module = SimpleNamespace(**members)
+        monkeypatch.setitem(sys.modules, "acme_watch", module)  # type: ignore[arg-type]
+        return load([(ACME, metadata.EntryPoint("watch", "acme_watch", "msgstore"))])
+
+    return load_plugin
+
+
+def test_an_observer_is_loaded(plugin: Callable[..., Loaded]) -> None:
+    seen = []
+
+    @hookimpl
+    def msgstore_store_closed(event: events.StoreClosed) -> None:
+        seen.append(event)
+
+    @hookimpl
+    def msgstore_segment_rolled() -> None:
+        seen.append(None)
+
+    loaded = plugin(msgstore_store_closed=msgstore_store_closed, msgstore_segment_rolled=msgstore_segment_rolled)
+    assert (loaded.failures, loaded.providers) == ((), (ACME,))
+    closed = events.StoreClosed(store=Path("x"), how="closed")
+    for observer in loaded.observers:
+        assert observer.provider is ACME
+        observer.call(closed)
+    assert sorted(seen, key=str) == [None, closed]
+    assert {observer.hook for observer in loaded.observers} == {"msgstore_store_closed", "msgstore_segment_rolled"}
+
+
+def test_broken_observers_are_remembered(plugin: Callable[..., Loaded]) -> None:
+    @hookimpl
+    def msgstore_store_closed(store: Path) -> None: ...
+
+    loaded = plugin(msgstore_store_closed=msgstore_store_closed)
+    assert loaded.observers == ()
+    assert "msgstore_store_closed" in loaded.failures[0].what
+
+    @hookimpl(wrapper=True)
+    def msgstore_segment_rolled(event: events.Event) -> Iterator[None]:
+        yield
+
+    loaded = plugin(msgstore_segment_rolled=msgstore_segment_rolled)
+    assert loaded.observers == ()
+    assert "is a wrapper" in loaded.failures[0].what
+    problems = list(Catalogue(failures=loaded.failures).problems())
+    assert problems == [f"{ACME} {loaded.failures[0].what}"]
+
+
+def test_a_disabled_plugin_does_not_observe(monkeypatch: pytest.MonkeyPatch) -> None:
+    @hookimpl
+    def msgstore_store_closed(event: events.StoreClosed) -> None: ...
+
+    module = SimpleNamespace(msgstore_store_closed=msgstore_store_closed)
+    monkeypatch.setitem(sys.modules, "acme_watch", module)  # type: ignore[arg-type]
+    found = [*find_entry_points(), (ACME, metadata.EntryPoint("watch", "acme_watch", "msgstore"))]
+    monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: found)
+    assert ACME in [observer.provider for observer in load_catalogue().observers]
+    assert ACME not in [observer.provider for observer in load_catalogue(["watch"]).observers]
+    assert ACME not in [observer.provider for observer in load_catalogue(["acme-watch:watch"]).observers]
