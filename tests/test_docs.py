@@ -39,7 +39,7 @@ PAGES = sorted(
     [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/README.md")]
 )
 RUN = ["README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md", "docs/reference/command-line.md"]
-PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body"]
+PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "prometheus_observer"]
 
 needs_all_plugins = pytest.mark.skipif(
     not all(find_spec(f"msgstore_{name}") for name in PLUGINS), reason="the examples use every plugin of the repository"

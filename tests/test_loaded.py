@@ -21,7 +21,7 @@ def test_exactly_the_plugins_of_the_cell_are_loaded(request, cells):
     for cell in cells:
         expected |= {DISTRIBUTIONS[name] for name in (cell.index, cell.format, cell.record) if name in DISTRIBUTIONS}
     if request.config.getoption("--everything-installed"):
-        expected |= {*DISTRIBUTIONS.values(), "msgstore-erlang-body"}
+        expected |= {*DISTRIBUTIONS.values(), "msgstore-erlang-body", "msgstore-prometheus-observer"}
     print("loaded:", ", ".join(sorted(loaded)))
     assert loaded == expected
     assert list(catalogue().problems()) == []

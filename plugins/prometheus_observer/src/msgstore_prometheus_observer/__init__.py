@@ -1,0 +1,1 @@
+"""Metrics of msgstore's stores for Prometheus."""
