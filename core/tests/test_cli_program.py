@@ -85,12 +85,16 @@ def test_plugins() -> None:
     assert result.exit_code == 0
     found = {(entry["kind"], entry["name"]): entry for entry in objects(result.stdout)}
     assert {("format", "v1"), ("format", "v2"), ("index", "ets"), ("gc", "half-empty"), ("body", "raw")} <= set(found)
+    observer = found["observer", "prometheus-observer"]
+    assert observer["distribution"] == "msgstore-prometheus-observer"
+    assert "msgstore_store_opened" in observer["events"]
     v2 = found["format", "v2"]
     assert (v2["distribution"], v2["contract"]) == ("msgstore-format-v2", [2, 0])
     assert v2["capabilities"] == ["self-describing", "typed-records"]
     for width in ("80", "150"):
         text = CliRunner(env={"COLUMNS": width}).invoke(main, ["plugins"]).stdout
         assert "msgstore-format-v2" in text
+        assert "prometheus-observer" in text
         assert "no problems" in text
         assert max(map(len, text.splitlines())) <= int(width)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from msgstore.cli.agreement import Finding, contradictions
 from msgstore.cli.scan import damaged_spans
 from msgstore.cli.stores import Target
 from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
@@ -47,6 +48,7 @@ class SegmentCheck:
     entry_bytes: int
     verified: int
     unreachable: list[Unreachable]
+    findings: list[Finding]
 
     @property
     def counts_agree(self) -> bool:
@@ -54,7 +56,7 @@ class SegmentCheck:
 
     @property
     def ok(self) -> bool:
-        return self.report is not None and not self.report.is_damaged and not self.unreachable and self.counts_agree
+        return self.report is not None and not self.report.is_damaged and not self.unreachable and not self.findings
 
     def without_records(self) -> SegmentCheck:
         """The same without the records of the scan, to be kept until the end."""
@@ -86,6 +88,7 @@ class SegmentCheck:
                 {"id": entry.msg_id.hex(), "offset": entry.offset, "size": entry.size, "reason": entry.reason}
                 for entry in self.unreachable
             ],
+            "findings": [finding.as_json() for finding in self.findings],
             "ok": self.ok,
         }
 
@@ -149,6 +152,7 @@ def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats
         entry_bytes=sum(entry.size for entry in entries),
         verified=len(entries) - len(unreachable),
         unreachable=unreachable,
+        findings=list(contradictions(segment, report.size, entries)),
     )
 
 
@@ -164,4 +168,5 @@ def _check_lost(target: Target, number: int, entries: list[Entry]) -> SegmentChe
         entry_bytes=sum(entry.size for entry in entries),
         verified=0,
         unreachable=[Unreachable(entry.msg_id, entry.offset, entry.size, "segment_missing") for entry in entries],
+        findings=[],
     )

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from msgstore.cli import options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
-from msgstore.cli.scan import damaged_spans, show_spots
+from msgstore.cli.scan import MAX_SPOTS, damaged_spans, show_spots
 from msgstore.cli.stores import Target, find_store
 from msgstore.directory import read_settings
 from msgstore.engine.shutdown import Leftovers, last_v1_file
@@ -121,6 +121,9 @@ def _as_table(facts: dict[str, Any]) -> Table:
 def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
     """Check segments, index and counts against one another, and read every live message. Writes nothing.
 
+    Every entry of the index has its record, of its id and size, inside its segment and in a place of its own, and a reference;
+    every segment's row counts what the index has in it.
+
     \b
     Examples:
       msgstore verify data/orders
@@ -129,21 +132,25 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
     target = find_store(store, config_file)
     checks: list[SegmentCheck] = []
     with target.open("r", options.read_refcounts(refcounts_file)) as opened:
-        recovery = opened.stats().recovery
+        stats = opened.stats()
+        recovery = stats.recovery
         with output.progress("verifying", quiet=as_json) as progress:
             for check in check_segments(target, opened, progress):
                 if as_json:
                     output.emit(check.as_json())
                 checks.append(check.without_records())
     missing = recovery.missing
-    ok = not missing and all(check.ok for check in checks)
+    entries = sum(check.entries for check in checks)
+    ok = not missing and stats.messages == entries and all(check.ok for check in checks)
     summary = {
         "kind": "summary",
         "path": str(target.path),
         "segments": len(checks),
-        "messages": sum(check.entries for check in checks),
+        "messages": entries,
+        "counted": stats.messages,
         "verified": sum(check.verified for check in checks),
         "unreachable": sum(len(check.unreachable) for check in checks),
+        "findings": sum(len(check.findings) for check in checks),
         "missing": missing,
         "damaged_segments": sum(not check.ok for check in checks),
         "recovery": recovery.how,
@@ -182,9 +189,27 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
     for check in checks:
         for entry in check.unreachable[:20]:
             console.print(f"{check.path.name} at offset {entry.offset}: {entry.msg_id.hex()}: {entry.reason}", style="red")
+    _show_findings(console, checks)
+    if summary["counted"] != summary["messages"]:
+        console.print(f"the index counts {summary['counted']:,} entries and lists {summary['messages']:,}", style="red")
     if summary["missing"]:
         console.print(f"{output.plural(summary['missing'], 'id')} with references without a record", style="red")
     verdict = (
         f"{summary['verified']:,} of {output.plural(summary['messages'], 'live message')} verified ({summary['recovery']})"
     )
     console.print(verdict, style="green" if summary["ok"] else "bold red")
+
+
+def _show_findings(console: output.Terminal, checks: list[SegmentCheck]) -> None:
+    """Where index, counts and segments contradict each other."""
+    found = [(check.path.name, finding) for check in checks for finding in check.findings]
+    if not found:
+        return
+    rows = output.table("contradictions", "file", "what", "offset", "id", "", right="offset")
+    for file, finding in found[:MAX_SPOTS]:
+        offset = "" if finding.offset is None else f"{finding.offset:,}"
+        msg_id = "" if finding.msg_id is None else finding.msg_id.hex()
+        rows.add_row(file, finding.what, offset, msg_id, finding.detail, style="red")
+    console.print(rows)
+    if len(found) > MAX_SPOTS:
+        console.print(f"... and {len(found) - MAX_SPOTS:,} more; --json lists them all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ from rich.text import Text
 from msgstore.cli import options, output
 from msgstore.config import read_config
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.plugins.loader import Provider
 
 WIDE = 130
 """Columns that the whole table needs; with fewer, contract and capabilities stand below the summary."""
@@ -20,7 +22,7 @@ WIDE = 130
 @click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Leave out what FILE disables.")
 @options.as_json
 def plugins(check: bool, config_file: Path | None, as_json: bool) -> None:
-    """List the formats, record types, indexes, GC policies and body codecs that are installed.
+    """List the formats, record types, indexes, GC policies, body codecs and observers that are installed.
 
     \b
     Examples:
@@ -52,8 +54,27 @@ def _emit(catalogue: Catalogue, problems: list[str]) -> None:
                 "summary": descriptor.summary,
             }
         )
+    for provider, hooks in _observers(catalogue):
+        output.emit(
+            {
+                "kind": "observer",
+                "name": provider.entry_point,
+                "distribution": provider.distribution,
+                "version": provider.version,
+                "entry_point": provider.entry_point,
+                "events": hooks,
+            }
+        )
     for problem in problems:
         output.emit({"kind": "problem", "message": problem})
+
+
+def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
+    """Each plugin that observes, with the event hooks that it implements."""
+    found = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
+    return [
+        (provider, [observer.hook for observer in group]) for provider, group in groupby(found, key=lambda one: one.provider)
+    ]
 
 
 def _show(catalogue: Catalogue, problems: list[str]) -> None:
@@ -71,6 +92,9 @@ def _show(catalogue: Catalogue, problems: list[str]) -> None:
         else:
             powers = f"; {capabilities}" if capabilities else ""
             rows.add_row(*start, Text.assemble(descriptor.summary, (f"\ncontract {contract}{powers}", "dim")))
+    for provider, hooks in _observers(catalogue):
+        start = "observer", provider.entry_point, Text(f"{provider.distribution} {provider.version}", no_wrap=True)
+        rows.add_row(*start, *(("-", "-") if wide else ()), f"is told of {output.plural(len(hooks), 'kind')} of events")
     console.print(rows)
     if catalogue.disabled:
         console.print(f"disabled: {', '.join(catalogue.disabled)}")

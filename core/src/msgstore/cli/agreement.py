@@ -1,0 +1,56 @@
+"""Where index, counts and segments contradict each other: what ``verify`` finds without reading a record. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import attrs
+
+from msgstore.contract import SegmentStats
+from msgstore.engine.store import Entry
+
+What = Literal["outside_the_segment", "same_place", "overlap", "no_reference", "live_count", "live_bytes"]
+
+
+@attrs.frozen
+class Finding:
+    """One contradiction. Without an id it is about the segment as a whole."""
+
+    what: What
+    detail: str
+    msg_id: bytes | None = None
+    offset: int | None = None
+    size: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "id": self.msg_id.hex() if self.msg_id is not None else None,
+            "offset": self.offset,
+            "size": self.size,
+            "detail": self.detail,
+        }
+
+
+def contradictions(segment: SegmentStats, file_size: int, entries: Iterable[Entry]) -> Iterator[Finding]:
+    """``entries`` are all that the index has in the segment, by offset; ``file_size`` is that of the file, not of the row."""
+    count = total = end = 0
+    previous: Entry | None = None
+    for entry in entries:
+        place = entry.msg_id, entry.offset, entry.size
+        if entry.references < 1:
+            yield Finding("no_reference", f"{entry.references} references", *place)
+        if entry.offset < segment.header_bytes or entry.offset + entry.size > file_size:
+            inside = f"the segment's records are between {segment.header_bytes} and {file_size}"
+            yield Finding("outside_the_segment", inside, *place)
+        if previous is not None and entry.offset == previous.offset:
+            yield Finding("same_place", f"so is {previous.msg_id.hex()}", *place)
+        elif previous is not None and entry.offset < end:
+            yield Finding("overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place)
+        count, total = count + 1, total + entry.size
+        previous, end = entry, max(end, entry.offset + entry.size)
+    if segment.live_count != count:
+        yield Finding("live_count", f"the segment's row counts {segment.live_count} live records, the index has {count}")
+    if segment.live_bytes != total:
+        yield Finding("live_bytes", f"the segment's row counts {segment.live_bytes} live bytes, the index has {total}")

@@ -1,0 +1,125 @@
+"""``verify`` finds each way in which index, counts and segments can contradict each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.cli.main import main
+from msgstore.contract.locations import pack, unpack
+
+IDS = [bytes([n]) * 16 for n in range(10)]
+
+
+def verify(store: Path) -> tuple[int, list[dict[str, Any]], dict[str, Any], str]:
+    """(exit code, findings, summary, text)."""
+    result = CliRunner().invoke(main, ["verify", "--json", str(store)])
+    *segments, summary = map(json.loads, result.stdout.splitlines())
+    text = CliRunner().invoke(main, ["verify", str(store)])
+    assert text.exit_code == result.exit_code == (0 if summary["ok"] else 1)
+    findings = [finding for segment in segments for finding in segment["findings"]]
+    assert summary["findings"] == len(findings)
+    return result.exit_code, findings, summary, text.stdout
+
+
+@pytest.fixture(params=["ets", "lmdb"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> msgstore.Store:
+    """Ten messages of 25 bytes each in ``0.sqs``, on disk; whoever damages the index closes it."""
+    opened = msgstore.open_store(tmp_path, index=request.param)
+    with opened.client() as client:
+        client.write_many((msg_id, b"body") for msg_id in IDS)
+    return opened
+
+
+def located(store: msgstore.Store, msg_id: bytes) -> tuple[int, int, int]:
+    location = store._writer.index.get(msg_id)
+    assert location is not None
+    return unpack(location)
+
+
+def test_a_store_without_contradictions(store: msgstore.Store) -> None:
+    store.close()
+    code, findings, summary, text = verify(store.path)
+    assert (code, findings, summary["counted"], summary["verified"]) == (0, [], 10, 10)
+    assert "contradictions" not in text
+
+
+@pytest.mark.parametrize(("offset", "size"), [(64 + 250, 25), (64 + 230, 50), (10, 25), (2**39, 25)])
+def test_an_entry_that_points_outside(store: msgstore.Store, offset: int, size: int) -> None:
+    store._writer.index.enter([IDS[3]], [pack(0, offset, size)])
+    store.close()
+    code, findings, summary, text = verify(store.path)
+    assert code == 1
+    outside = [finding for finding in findings if finding["what"] == "outside_the_segment"]
+    assert [(f["id"], f["offset"], f["size"]) for f in outside] == [(IDS[3].hex(), offset, size)]
+    assert "between 64 and 314" in outside[0]["detail"]
+    assert summary["unreachable"] == 1
+    assert "outside_the_segment" in text
+    assert IDS[3].hex() in text
+
+
+def test_two_entries_in_one_place(store: msgstore.Store) -> None:
+    number, offset, size = located(store, IDS[4])
+    store._writer.index.enter([IDS[3]], [pack(number, offset, size)])
+    store.close()
+    code, findings, summary, _ = verify(store.path)
+    assert code == 1
+    assert [(f["what"], f["id"], f["offset"]) for f in findings] == [("same_place", IDS[4].hex(), offset)]
+    assert IDS[3].hex() in findings[0]["detail"]
+    assert summary["unreachable"] == 1  # the record has one id
+
+
+def test_entries_that_overlap(store: msgstore.Store) -> None:
+    number, offset, size = located(store, IDS[3])
+    store._writer.index.enter([IDS[3]], [pack(number, offset, size + 1)])
+    store.close()
+    code, findings, _, _ = verify(store.path)
+    assert code == 1
+    assert {f["what"] for f in findings} == {"overlap", "live_bytes"}
+    assert next(f for f in findings if f["what"] == "overlap")["id"] == IDS[4].hex()
+
+
+def test_an_entry_without_a_reference(tmp_path: Path) -> None:
+    """With ``lmdb``; ``ets`` has no way to keep such an entry."""
+    with msgstore.open_store(tmp_path, index="lmdb") as store:
+        with store.client() as client:
+            client.write(IDS[3], b"body")
+        store._writer.index.enter([IDS[3]], [pack(*located(store, IDS[3]))], [0])
+    code, findings, _, _ = verify(tmp_path)
+    assert (code, [(f["what"], f["id"]) for f in findings]) == (1, [("no_reference", IDS[3].hex())])
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 0), (0, 5), (-1, -25)])
+def test_a_row_that_counts_wrong(store: msgstore.Store, count: int, size: int) -> None:
+    (segment,) = store._segments
+    segment.live_count += count
+    segment.live_bytes += size
+    store.close()
+    code, findings, summary, _ = verify(store.path)
+    expected = {name for name, delta in (("live_count", count), ("live_bytes", size)) if delta}
+    assert (code, {f["what"] for f in findings}) == (1, expected)
+    assert all(f["id"] is None for f in findings)
+    assert summary["verified"] == 10
+
+
+def test_an_entry_that_is_gone(store: msgstore.Store) -> None:
+    """The row still counts it: a message was lost by the index."""
+    store._writer.index.release([IDS[7]])
+    store.close()
+    code, findings, summary, text = verify(store.path)
+    assert (code, [f["what"] for f in findings]) == (1, ["live_count", "live_bytes"])
+    assert "counts 10 live records, the index has 9" in text
+    assert summary["messages"] == 9
+
+
+def test_a_record_of_another_size(store: msgstore.Store) -> None:
+    number, offset, size = located(store, IDS[9])
+    store._writer.index.enter([IDS[9]], [pack(number, offset, size - 1)])
+    store.close()
+    code, _, summary, _ = verify(store.path)
+    assert (code, summary["unreachable"], summary["verified"]) == (1, 1, 9)
