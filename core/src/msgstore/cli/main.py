@@ -20,6 +20,8 @@ from msgstore.cli.messages import get, ls, put, rm
 from msgstore.cli.plugins import plugins
 from msgstore.cli.salvage import salvage
 from msgstore.cli.scan import scan
+from msgstore.cli.scrub import scrub
+from msgstore.cli.top import top
 from msgstore.contract import CorruptRecord, MsgStoreError
 
 DAMAGE = 1
@@ -27,7 +29,7 @@ MISUSE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-_REPORTS_DAMAGE_ITSELF = {"demo", "info", "map", "salvage", "scan", "verify"}
+_REPORTS_DAMAGE_ITSELF = {"demo", "info", "map", "salvage", "scan", "scrub", "top", "verify"}
 
 
 class Program(click.Group):
@@ -86,5 +88,5 @@ def main(ctx: click.Context) -> None:
     ctx.call_on_close(lambda: logger.removeHandler(handler))
 
 
-for command in (scan, map_, info, verify, ls, get, put, rm, compact, migrate, salvage, plugins, config, demo):
+for command in (scan, map_, info, verify, scrub, top, ls, get, put, rm, compact, migrate, salvage, plugins, config, demo):
     main.add_command(command)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
 
 from msgstore.contract import ConfigError
+from msgstore.contract.options import parse_duration, parse_size
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines: one compact object a line.")
 config_file = click.option(
@@ -32,6 +34,31 @@ def message_id(value: str) -> bytes:
     if len(msg_id) != 16:
         raise click.BadParameter(f"{value!r} is not a message id: 32 hexadecimal digits")
     return msg_id
+
+
+def size(value: str) -> int:
+    """Bytes, as in a configuration; at least one."""
+    try:
+        found = parse_size(int(value) if value.isascii() and value.isdigit() else value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if not found:
+        raise click.BadParameter("0 bytes would never come to an end")
+    return found
+
+
+def seconds(value: str) -> float:
+    """A time, as in a configuration: a number of seconds, or text such as 500ms; at least 100 ms."""
+    given: float | str = value
+    with contextlib.suppress(ValueError):
+        given = float(value)
+    try:
+        found = parse_duration(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if found < 0.1:
+        raise click.BadParameter("at least 100ms")
+    return found
 
 
 def binding(value: str) -> tuple[str, int]:

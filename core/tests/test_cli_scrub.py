@@ -1,0 +1,311 @@
+"""``scrub``: what it finds, that it goes on where it was stopped, how fast it reads."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import msgstore
+from msgstore.cli import scrub as verb
+from msgstore.cli.main import main
+from msgstore.cli.scrub_state import STATE, Spot, State, read_state, write_state
+from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle
+from msgstore.contract import MessageNotFound
+from msgstore.contract.locations import pack
+from msgstore.engine.store import Entry
+from msgstore.files import Files
+from msgstore.scan import FormatSet
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
+IDS = [n.to_bytes(2, "big") * 8 for n in range(100)]
+
+
+def scrub(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, ["scrub", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def told(*arguments: object) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
+    """(damage, summary, exit code) of ``scrub --json``."""
+    result = scrub("--json", *arguments)
+    *damage, summary = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {spot["kind"] for spot in damage} <= {"damage"}
+    assert summary["kind"] == "summary"
+    assert (result.exit_code, summary["ok"], summary["damaged_spans"]) == (bool(damage), not damage, len(damage))
+    return damage, summary, result.exit_code
+
+
+def flip(path: Path, at: int) -> None:
+    """One bit, unseen by size and time."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Ten segments of ten checksummed messages of 425 bytes."""
+    path = tmp_path / "store"
+    with msgstore.open_store(path, record="checksum", file_size_limit=64 + 10 * 425) as opened, opened.client() as client:
+        client.write_many((msg_id, msg_id * 25) for msg_id in IDS)
+    assert len(list(path.glob("*.sqs"))) == 10
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in DATA.glob("*/store")))
+def test_what_brokers_wrote(tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(DATA / name / "store", tmp_path / "store")
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    damage, summary, _ = told(copy)
+    assert [spot["reason"] for spot in damage] == (["torn"] if name.endswith("torn") else [])
+    assert summary["bytes"] == sum(len(data) for file, data in before.items() if file.endswith((".rdq", ".sqs")))
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+
+
+def test_a_good_store(store: Path) -> None:
+    damage, summary, _ = told(store)
+    assert (damage, summary["segments"], summary["records"], summary["resumed_behind"]) == ([], 10, 100, None)
+    assert summary["bytes"] == 10 * (64 + 10 * 425)
+    assert "100 live records in 10 segments checked" in scrub(store).stdout
+    assert not (store / STATE).exists()
+
+
+def test_every_damaged_record_is_told(store: Path) -> None:
+    flip(store / "2.sqs", 64 + 3 * 425 + 100)
+    flip(store / "7.sqs", 64 + 424)
+    damage, summary, _ = told(store)
+    assert [(Path(spot["path"]).name, spot["offset"], spot["size"], spot["reason"], spot["id"]) for spot in damage] == [
+        ("2.sqs", 64 + 3 * 425, 425, "checksum_mismatch", IDS[23].hex()),
+        ("7.sqs", 64, 425, "checksum_mismatch", IDS[70].hex()),
+    ]
+    assert summary["segments"] == 10
+    text = scrub(store)
+    assert text.exit_code == 1
+    assert f"checksum_mismatch: message {IDS[23].hex()}" in text.stdout
+
+
+def test_the_index_has_to_agree(store: Path) -> None:
+    with msgstore.open_store(store, record="checksum") as opened:
+        opened._writer.index.enter([IDS[5]], [pack(0, 64 + 4 * 425, 425)])  # where another message is
+        opened._writer.index.enter([IDS[15]], [pack(1, 64 + 5 * 425, 400)])
+        opened._writer.index.enter([IDS[25]], [pack(77, 64, 425)])
+    damage, _, _ = told(store)
+    assert [(spot["id"], spot["reason"]) for spot in damage] == [
+        (IDS[5].hex(), "id_mismatch"),
+        (IDS[15].hex(), "size_mismatch"),
+        (IDS[25].hex(), "segment_missing"),
+    ]
+
+
+def test_the_frame_of_dead_records_is_checked_too(store: Path) -> None:
+    with msgstore.open_store(store, record="checksum") as opened, opened.client() as client:
+        client.remove([IDS[33]])
+    flip(store / "3.sqs", 64 + 3 * 425)  # its type byte
+    damage, _, _ = told(store)
+    assert [(Path(spot["path"]).name, spot["offset"], spot["id"]) for spot in damage] == [("3.sqs", 64 + 3 * 425, None)]
+
+
+# -- going on -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stop_behind(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ctrl-C while the segment behind this number is checked."""
+
+    def stop(number: int) -> None:
+        check = Scrubber.check
+
+        def interrupted(self: Scrubber, path: Path, form: Any, entries: Sequence[Entry]) -> Any:
+            if path.stem == str(number + 1):
+                monkeypatch.setattr(Scrubber, "check", check)
+                raise KeyboardInterrupt
+            return check(self, path, form, entries)
+
+        monkeypatch.setattr(Scrubber, "check", interrupted)
+
+    return stop
+
+
+def test_it_goes_on_where_it_was_stopped(store: Path, stop_behind: Callable[[int], None]) -> None:
+    flip(store / "1.sqs", 64 + 424)
+    stop_behind(4)
+    stopped = scrub(store)
+    assert (stopped.exit_code, stopped.stderr) == (130, "msgstore: interrupted\n")
+    state = read_state(Files(), store)
+    assert state is not None
+    assert (state.behind, state.segments, state.records) == (4, 5, 50)
+    flip(store / "0.sqs", 64 + 424)  # is behind it: the next scrub finds it
+    flip(store / "8.sqs", 64 + 424)
+    damage, summary, _ = told(store)
+    assert [Path(spot["path"]).name for spot in damage] == ["1.sqs", "8.sqs"]
+    assert (summary["resumed_behind"], summary["segments"], summary["records"]) == (4, 10, 100)
+    assert not (store / STATE).exists()
+    damage, summary, _ = told(store)
+    assert [Path(spot["path"]).name for spot in damage] == ["0.sqs", "1.sqs", "8.sqs"]
+
+
+def test_restart(store: Path, stop_behind: Callable[[int], None]) -> None:
+    stop_behind(4)
+    scrub(store)
+    _, summary, _ = told(store, "--restart")
+    assert (summary["resumed_behind"], summary["segments"]) == (None, 10)
+
+
+def test_a_kill_costs_a_second_of_work(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is written while it runs, not only when it ends."""
+    monkeypatch.setattr(verb, "EVERY", 0)
+    written = []
+    write = Files.write_file
+
+    def watch(self: Files, path: Path, chunks: Any, *, sync: bool) -> None:
+        write(self, path, chunks, sync=sync)
+        state = read_state(Files(), store)
+        assert state is not None
+        written.append(state.behind)
+
+    monkeypatch.setattr(Files, "write_file", watch)
+    told(store)
+    assert written == list(range(10))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"layout": 1, "crc32": 1}', "[" * 100_000, '"x"', "\xff"])
+def test_a_damaged_state_is_told_and_left(store: Path, text: str) -> None:
+    (store / STATE).write_bytes(text.encode("latin-1"))
+    result = scrub(store)
+    assert result.exit_code == 0
+    assert f"{store / STATE}: cannot be used: " in result.stderr
+    assert "100 live records in 10 segments" in result.stdout
+    assert not (store / STATE).exists()
+
+
+def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
+    state = State(3, 4, 40, 4000, [Spot("1.sqs", 64, 100, "torn"), Spot("2.sqs", 64, 100, "id_mismatch", "00" * 16)])
+    write_state(Files(), tmp_path, state)
+    assert read_state(Files(), tmp_path) == state
+    whole = (tmp_path / STATE).read_bytes()
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / STATE).write_bytes(changed)
+        with contextlib.suppress(ValueError):
+            assert read_state(Files(), tmp_path) == state  # a blank that became another one
+
+
+def test_a_directory_that_cannot_be_written(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Files, path: Path, chunks: Any, *, sync: bool) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(verb, "EVERY", 0)
+    monkeypatch.setattr(Files, "write_file", refuse)
+    result = scrub(store)
+    assert result.exit_code == 0
+    assert result.stderr.count("cannot be written: Permission denied") == 1
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate() -> None:
+    clock = [100.0]
+    throttle = Throttle(1000, now=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    for _ in range(8):
+        throttle.spend(500)
+        clock[0] += 0.1  # what is done with it
+    assert clock[0] == pytest.approx(100 + 8 * 0.5 + 0.1)
+    clock[0] += 60
+    throttle.spend(500)
+    assert clock[0] == pytest.approx(164.35)  # a minute's rest is no reason to hurry
+    Throttle(None, sleep=lambda _: pytest.fail("no rate, no rest")).spend(2**40)
+
+
+def test_a_scrub_takes_its_time(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rested: list[float] = []
+    monkeypatch.setattr(verb, "Throttle", lambda rate: Throttle(rate, now=lambda: 0.0, sleep=rested.append))
+    told(store, "--rate", "1KiB")
+    assert max(rested) == pytest.approx(10 * (64 + 10 * 425) / 1024)
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"), [("0", "never come to an end"), ("quick", "is not a size"), ("-5", "is not a size")]
+)
+def test_a_wrong_rate(store: Path, rate: str, message: str) -> None:
+    result = scrub(store, f"--rate={rate}")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def entry(number: int, offset: int, msg_id: bytes) -> Entry:
+    return Entry(msg_id, number, offset, 425, 1, pack(number, offset, 425))
+
+
+@pytest.fixture
+def form(store: Path) -> Any:
+    return FormatSet(msgstore.load_catalogue(), {"checksum": 4}).by_extension(".sqs")
+
+
+def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
+    class Bad(Files):
+        def __init__(self) -> None:
+            self.pread = self.fail  # type: ignore[method-assign]
+
+        def fail(self, fd: int, size: int, offset: int) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def lost(msg_id: bytes) -> bytes:
+        raise msgstore.StoreIOError("cannot be read")
+
+    spots, size = Scrubber(Bad(), Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
+    assert size == 64 + 10 * 425
+    assert spots[0] == Spot("0.sqs", 0, size, "unreadable")
+    assert (spots[1].offset, spots[1].msg_id) == (64, IDS[0].hex())
+    assert size < CHUNK
+
+
+def test_what_was_moved_or_removed_meanwhile_is_not_damaged(store: Path, form: Any) -> None:
+    wrong = [entry(0, 64 + 425, IDS[0]), entry(0, 64, IDS[1])]
+
+    def read(msg_id: bytes) -> bytes:
+        if msg_id == IDS[0]:
+            return b"it is elsewhere by now"
+        raise MessageNotFound([msg_id])
+
+    scrubber = Scrubber(Files(), Throttle(None), read)
+    assert scrubber.check(store / "0.sqs", form, wrong)[0] == []
+    assert scrubber.check(store / "99.sqs", form, wrong) == ([], 0)
+
+
+def test_a_segment_that_changes_meanwhile_is_read_again(store: Path, form: Any) -> None:
+    path = store / "0.sqs"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:500])
+    os.utime(path, ns=(0, 0))
+    reads = 0
+
+    class Growing(Files):
+        def size_and_mtime(self, fd: int) -> tuple[int, int]:
+            nonlocal reads
+            reads += 1
+            if reads == 2:
+                path.write_bytes(whole)
+            return super().size_and_mtime(fd)
+
+    spots, size = Scrubber(Growing(), Throttle(None), lambda _: b"").check(path, form, [])
+    assert (spots, size) == ([], 500 + len(whole))
+
+
+def test_a_store_that_is_open_elsewhere(store: Path) -> None:
+    with msgstore.open_store(store, record="checksum"):
+        result = scrub(store)
+    assert result.exit_code == 2
+    assert "has the store open" in result.stderr

@@ -1,0 +1,165 @@
+"""``top``: what two looks at a directory tell, and that looking disturbs nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import msgstore
+from msgstore.cli.looking import Change, Known, Look, Observer
+from msgstore.cli.main import main
+from msgstore.cli.stores import find_store
+from msgstore.cli.top import Totals
+from msgstore.files import Files
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
+IDS = [bytes([n]) * 16 for n in range(100)]
+
+
+def top(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, ["top", "--once", "--interval", "100ms", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def shown(*arguments: object) -> dict[str, Any]:
+    result = top("--json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    return dict(json.loads(line))
+
+
+def look(at: float, segments: dict[str, int], messages: int | None = None) -> Look:
+    known = None if messages is None else Known(messages, {}, 0)
+    return Look(at, 0.0, {name: (size, 0) for name, size in segments.items()}, 0, is_open=False, writer=None, known=known)
+
+
+def test_what_two_looks_tell() -> None:
+    before = look(10.0, {"0.sqs": 1000, "1.sqs": 5000, "2.sqs": 100}, 50)
+    after = look(12.0, {"1.sqs": 2000, "2.sqs": 600, "3.sqs": 64}, 46)
+    change = Change.between(before, after)
+    assert (change.seconds, change.written, change.freed, change.messages) == (2.0, 564, 4000, -4)
+    assert (change.begun, change.deleted, change.shrunk) == (["3.sqs"], ["0.sqs"], ["1.sqs"])
+    totals = Totals()
+    totals.add(change, after)
+    totals.add(Change.between(after, after), after)
+    assert (totals.begun, totals.deleted, totals.shrunk, totals.freed) == (1, 1, 1, 4000)
+    assert totals.last.startswith("cut 1.sqs and 1 more at ")
+    assert Change.between(before, look(12.0, {})).messages is None
+
+
+def test_looks_at_a_store_at_work(tmp_path: Path) -> None:
+    """Sizes are the writer's own, and what it does between two looks is what they tell."""
+    with msgstore.open_store(tmp_path, file_size_limit="8KiB") as store, store.client() as client:
+        client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:20])
+        store.flush()
+        observer = Observer(find_store(str(tmp_path), None), Files())
+        before = observer.look()
+        assert (before.is_open, before.writer, before.known) == (True, os.getpid(), None)
+        assert before.bytes_on_disk == store.stats().bytes_on_disk
+        client.remove(IDS[:15])
+        client.write_many((msg_id, bytes(1000)) for msg_id in IDS[30:40])
+        store.roll()
+        counters = store.stats().counters
+        (done,) = store.compact(everything=True)
+        change = Change.between(before, observer.look())
+        assert done.size_after
+        assert change.deleted == ["0.sqs"]
+        assert change.shrunk == ["1.sqs"]
+        assert change.begun == ["3.sqs"]
+        assert change.written == counters.written_bytes - 20 * 1021 + 64
+        assert change.freed == store.stats().counters.collected_bytes
+
+
+@pytest.mark.parametrize("index", ["ets", "lmdb"])
+def test_a_store_that_nobody_has_open(tmp_path: Path, index: str) -> None:
+    with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
+        client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:20])
+        store.flush()
+        client.remove(IDS[:5])
+        store.flush()
+        stats = store.stats()
+    found = shown(tmp_path)
+    assert (found["open"], found["writer"]) == (False, None)
+    for member in ("messages", "segments", "bytes_on_disk", "live_bytes", "garbage_bytes"):
+        assert found[member] == getattr(stats, member), member
+    assert (found["written_per_second"], found["freed_per_second"], found["messages_per_second"]) == (0, 0, 0)
+    text = top(tmp_path).stdout
+    assert "open for writing  nobody" in text
+    assert "15  +0/s" in text
+    assert "0.sqs" in text
+
+
+def test_a_crashed_store_is_not_read_for_it(tmp_path: Path) -> None:
+    """With ``ets`` that would be a scan of everything, at each look."""
+    store = msgstore.open_store(tmp_path)
+    store.client().write(IDS[0], b"body")
+    store.flush()
+    store.abandon()
+    assert shown(tmp_path)["messages"] is None
+    assert "only the index knows" in top(tmp_path).stdout
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    for name, known in (("mixed_upgrade", False), ("v2_dirty_torn", False)):
+        copy = shutil.copytree(DATA / name / "store", tmp_path / name)
+        before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in copy.iterdir()}
+        assert (shown(copy)["messages"] is not None) == known
+        assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in copy.iterdir()} == before
+
+
+def test_a_closed_store_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with msgstore.open_store(tmp_path) as store, store.client() as client:
+        client.write(IDS[0], b"body")
+    observer = Observer(find_store(str(tmp_path), None), Files())
+    asked = []
+    ask = Observer._ask
+    monkeypatch.setattr(Observer, "_ask", lambda self: asked.append(1) or ask(self))
+    assert [observer.look().known for _ in range(3)][2] is not None
+    assert len(asked) == 1
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    assert top(tmp_path / "nowhere").exit_code == 2
+    for interval, message in (
+        ("0", "at least 100ms"),
+        ("soon", "is not a time"),
+        ("nan", "is not a time"),
+        ("1e99", "too large"),
+    ):
+        result = CliRunner().invoke(main, ["top", str(tmp_path), "--interval", interval])
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+def test_a_directory_that_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+    msgstore.open_store(store).close()
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(store))
+    result = top(store)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "No such file or directory" in result.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("extra", [["--json"], []])
+def test_ctrl_c_ends_it(tmp_path: Path, extra: list[str]) -> None:
+    msgstore.open_store(tmp_path).close()
+    command = [sys.executable, "-u", "-c", "from msgstore.cli.main import main; main()", "top", str(tmp_path), *extra]
+    with subprocess.Popen([*command, "--interval", "100ms"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, b"")
