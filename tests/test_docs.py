@@ -30,15 +30,20 @@ import msgstore
 from msgstore import hookspecs
 from msgstore.cli.main import main
 from msgstore.config import StoreConfig
+from msgstore.contract import events
 from msgstore.contract.locations import pack
 from msgstore.engine import hint_file
+from msgstore.engine.counters import Counters
+from msgstore.engine.store import StoreStats
+from msgstore.plugins.loader import EVENT_HOOKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/README.md")]
 )
-RUN = ["README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md", "docs/reference/command-line.md"]
+RUN = ["README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md",
+       "docs/reference/command-line.md", "docs/reference/logging-and-events.md"]  # fmt: skip
 PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "prometheus_observer"]
 
 needs_all_plugins = pytest.mark.skipif(
@@ -167,11 +172,16 @@ def test_every_verb_and_option_is_explained(name, command):
 def test_every_member_of_the_json_objects_is_explained(reader):
     page = (DOCS / "reference/command-line.md").read_text(encoding="utf-8")
     reader.shell("cp -r tests/data/msg-store/mixed_upgrade/store one && cp -r tests/data/msg-store/v2_clean/store two")
+    reader.shell("cp -r tests/data/msg-store/v2_dirty_torn/store broken")
+    with msgstore.open_store(reader.directory / "contradictory") as store:
+        store._writer.index.enter([bytes(16)], [pack(0, 10, 10)])
+        store.client().write(bytes([1]) * 16, b"")
     message = "915fc214106f14391b488a84b9247ca5"
     verbs = [
-        "plugins", "scan one", "info one", "verify one", "ls two", f"get two {message}", f"rm two {message}",
+        "plugins", "scan one", "info one", "verify one", "scrub one", "top one --once --interval 100ms",
+        "ls two", f"get two {message}", f"rm two {message}",
         f"put two {message}", "migrate one --to v2", "compact one --all", "map one",
-        "salvage tests/data/msg-store/v2_dirty_torn/store new", "demo",
+        "salvage tests/data/msg-store/v2_dirty_torn/store new", "scrub broken", "verify contradictory", "demo",
     ]  # fmt: skip
     missing = set()
     for verb in verbs:
@@ -194,9 +204,32 @@ def _keys(value: object) -> set[str]:
 
 def test_every_hook_is_explained():
     page = (DOCS / "how-to/write-a-plugin.md").read_text(encoding="utf-8")
-    hooks = [name for name in vars(hookspecs) if name.startswith("msgstore_")]
+    hooks = {name for name in vars(hookspecs) if name.startswith("msgstore_")} - EVENT_HOOKS.keys()
     assert len(hooks) == 5
     assert [hook for hook in hooks if f"`{hook}`" not in page] == []
+
+
+def test_every_event_and_counter_is_explained():
+    page = (DOCS / "reference/logging-and-events.md").read_text(encoding="utf-8")
+    assert EVENT_HOOKS.keys() <= vars(hookspecs).keys()
+    missing = {hook for hook in EVENT_HOOKS if f"| `{hook}` |" not in page}
+    for hook, event in EVENT_HOOKS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{hook}`")]
+        members = attrs.fields_dict(event).keys() - attrs.fields_dict(events.Event).keys()
+        missing |= {f"{hook}: {name}" for name in members if f"`{name}`" not in row}
+    for made in (events.RecoverySummary, StoreStats, Counters):
+        missing |= {f"{made.__name__}: {name}" for name in attrs.fields_dict(made) if f"`{name}`" not in page}
+    assert missing == set()
+
+
+def test_every_logger_is_explained():
+    page = (DOCS / "reference/logging-and-events.md").read_text(encoding="utf-8")
+    sources = [*(ROOT / "core/src").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
+    loggers = {
+        name for path in sources for name in re.findall(r"getLogger\(\"(msgstore\.\w+)\"\)", path.read_text(encoding="utf-8"))
+    }
+    assert len(loggers) >= 8
+    assert [name for name in sorted(loggers) if f"| `{name}` |" not in page] == []
 
 
 def test_every_page_is_on_the_map():
