@@ -96,8 +96,8 @@ def test_memory_is_a_small_multiple_of_the_size(name, kind):
     assert peak <= MULTIPLE.get(name, 16) * len(data) + 2 * 2**20
 
 
-MULTIPLE = {"settings": 40}
-"""``msgstore.json`` is refused above 1 MiB."""
+MULTIPLE = {"settings": 40, "scrub-state": 40}
+"""``msgstore.json`` is refused above 1 MiB, the state of a scrub above 16 MiB."""
 
 
 def parse(target: Target, data: bytes) -> None:

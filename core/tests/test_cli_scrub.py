@@ -7,10 +7,12 @@ import errno
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner, Result
 
@@ -179,7 +181,7 @@ def test_a_kill_costs_a_second_of_work(store: Path, monkeypatch: pytest.MonkeyPa
     assert written == list(range(10))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"layout": 1, "crc32": 1}', "[" * 100_000, '"x"', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"layout": 1, "crc32": 1}', "[" * 100_000, '"x"', "\xff", "9" * 5000])
 def test_a_damaged_state_is_told_and_left(store: Path, text: str) -> None:
     (store / STATE).write_bytes(text.encode("latin-1"))
     result = scrub(store)
@@ -200,6 +202,21 @@ def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
         (tmp_path / STATE).write_bytes(changed)
         with contextlib.suppress(ValueError):
             assert read_state(Files(), tmp_path) == state  # a blank that became another one
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"behind": "4"}, {"behind": -2}, {"bytes": 1.5}, {"records": True}, {"more": 1}, {"spots": 5}, {"spots": [{"file": "x"}]},
+     {"spots": [{"file": "\x1b[2J", "offset": 0, "size": 1, "reason": "torn"}]}],
+    ids=str,
+)  # fmt: skip
+def test_a_state_that_somebody_made(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """Its checksum is right, and no scrub has written it."""
+    members = {"layout": 1, **attrs.asdict(State()), **wrong}
+    crc32 = zlib.crc32(json.dumps(members, sort_keys=True).encode())
+    (tmp_path / STATE).write_text(json.dumps({**members, "crc32": crc32}))
+    with pytest.raises(ValueError, match=r"its|it is not|it has more"):
+        read_state(Files(), tmp_path)
 
 
 def test_a_directory_that_cannot_be_written(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

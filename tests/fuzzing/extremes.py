@@ -180,6 +180,12 @@ EXTREMES: dict[str, dict[str, Family]] = {
         "digits": _filled(b"9"),
         "members": lambda size: b"{" + b",".join(b'"%d":0' % n for n in range(size // 9)) + b"}",
     },
+    "scrub-state": {
+        "lists": _filled(b"["),
+        "objects": _filled(b'{"a":'),
+        "digits": _filled(b"9"),
+        "spots": lambda size: b'{"spots":[' + b",".join([b'{"file":"0.sqs"}'] * (size // 17)) + b"]}",
+    },
     "clean-dot": {
         "numbers": lambda size: b"{client_refs,[<<" + b"1," * (size // 2) + b"1>>]}.",
         "names": lambda size: b"{client_refs,[" + b",".join(b"<<%d>>" % (n % 256) for n in range(size // 7)) + b"]}.",

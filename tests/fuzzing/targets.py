@@ -14,6 +14,7 @@ import attrs
 
 from fuzzing import corpus
 from fuzzing.mutations import Member
+from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RecordError, SegmentFormat, SegmentScan
 from msgstore.contract.locations import unpack
 from msgstore.directory import _settings
@@ -203,6 +204,18 @@ def with_json_crc(data: bytes) -> bytes:
         return data
 
 
+def scrubbed(data: bytes, member: Member) -> None:
+    """The state of a scrub: refused, or numbers and lines of text."""
+    try:
+        state = parse_state(data)
+    except ValueError:
+        return
+    assert all(type(number) is int and number >= -1 for number in (state.behind, state.segments, state.records, state.bytes))
+    for spot in state.spots:
+        assert type(spot.offset) is type(spot.size) is int
+        assert (spot.file + spot.reason + (spot.msg_id or "")).isprintable()
+
+
 def stopped(data: bytes, member: Member) -> None:
     """``clean.dot``: some names, each of which stands in it."""
     refs = parse_client_refs(data)
@@ -255,6 +268,7 @@ TARGETS = {
         Target("state-rows", 8, corpus.states, judged, lambda data: checkpoint.rows(corpus.unframe(data))),
         Target("lmdb-slots", 4, corpus.slots, listed, lambda data: list(_items(data[: len(data) // 40 * 40], {}))),
         Target("settings", 6, corpus.settings, remembered, _settings, with_json_crc),
+        Target("scrub-state", 4, corpus.scrubs, scrubbed, parse_state, with_json_crc),
         Target("clean-dot", 8, corpus.cleans, stopped, parse_client_refs),
         Target("lock-file", 2, corpus.pids, held, parse_lock),
         Target("erlang-term", 20, corpus.terms, walked, is_term),

@@ -12,23 +12,34 @@ from typing import Any
 
 import attrs
 
+from msgstore.contract import Buffer
 from msgstore.files import Files
 
 STATE = "msgstore-scrub.json"
 _LAYOUT = 1
-_LARGEST = 2**26
-"""Bytes of a state that is read: hundreds of thousands of damaged spans."""
+_LARGEST = 16 * 2**20
+"""Bytes of a state that is read: a hundred thousand damaged spans."""
+
+
+def _check_count(_: object, field: attrs.Attribute[int], value: object) -> None:
+    if type(value) is not int or value < -1:
+        raise ValueError(f"its {field.name} is not a number")
+
+
+def _check_text(_: object, field: attrs.Attribute[str], value: object) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"its {field.name} is not text")  # noqa: TRY004 - one error for all that is wrong with a state
 
 
 @attrs.frozen
 class Spot:
     """A damaged span, or a record that is not what the index says."""
 
-    file: str
-    offset: int
-    size: int
-    reason: str
-    msg_id: str | None = None
+    file: str = attrs.field(validator=_check_text)
+    offset: int = attrs.field(validator=_check_count)
+    size: int = attrs.field(validator=_check_count)
+    reason: str = attrs.field(validator=_check_text)
+    msg_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_text))
     """In hexadecimal; None if it is no live record."""
 
 
@@ -36,33 +47,39 @@ class Spot:
 class State:
     """What a scrub has done, up to and including the segment ``behind``."""
 
-    behind: int = -1
-    segments: int = 0
-    records: int = 0
-    bytes: int = 0
+    behind: int = attrs.field(default=-1, validator=_check_count)
+    segments: int = attrs.field(default=0, validator=_check_count)
+    records: int = attrs.field(default=0, validator=_check_count)
+    bytes: int = attrs.field(default=0, validator=_check_count)
     spots: list[Spot] = attrs.field(factory=list)
 
 
 def read_state(files: Files, directory: Path) -> State | None:
     """None if there is none. Raises ValueError for what no scrub has written, OSError."""
-    path = directory / STATE
     try:
-        with files.view(path) as data:
-            if len(data) > _LARGEST:
-                raise ValueError(f"it has {len(data)} bytes")
-            text = data[:]
+        with files.view(directory / STATE) as data:
+            return parse_state(data)
     except FileNotFoundError:
         return None
+
+
+def parse_state(data: Buffer) -> State:
+    """Raises ValueError for what no scrub has written. A right checksum is no proof: who can write the file can make one."""
+    if len(data) > _LARGEST:
+        raise ValueError(f"it is larger than {_LARGEST} bytes")
     try:
-        members = json.loads(text)
+        members = json.loads(data[:])
         if members.pop("crc32") != _checksum(members):
             raise ValueError("its checksum is wrong")
         if members.pop("layout") != _LAYOUT:
             raise ValueError("it was written by a newer msgstore")
         members["spots"] = [Spot(**spot) for spot in members["spots"]]
-        return State(**members)
+        state = State(**members)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("it is not what a scrub writes") from error
+    if not all((spot.file + spot.reason + (spot.msg_id or "")).isprintable() for spot in state.spots):
+        raise ValueError("it has more than lines of text in it")
+    return state
 
 
 def write_state(files: Files, directory: Path, state: State) -> None:
