@@ -271,22 +271,52 @@ def form(store: Path) -> Any:
     return FormatSet(msgstore.load_catalogue(), {"checksum": 4}).by_extension(".sqs")
 
 
-def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
-    class Bad(Files):
-        def __init__(self) -> None:
-            self.pread = self.fail  # type: ignore[method-assign]
+class Disk:
+    """That cannot read."""
 
-        def fail(self, fd: int, size: int, offset: int) -> bytes:
-            raise OSError(errno.EIO, "Input/output error")
+    @staticmethod
+    def fail(fd: int, size: int, offset: int, /) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
+    bad = Files()
+    bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
 
     def lost(msg_id: bytes) -> bytes:
         raise msgstore.StoreIOError("cannot be read")
 
-    spots, size = Scrubber(Bad(), Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
+    spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
     assert size == 64 + 10 * 425
     assert spots[0] == Spot("0.sqs", 0, size, "unreadable")
     assert (spots[1].offset, spots[1].msg_id) == (64, IDS[0].hex())
     assert size < CHUNK
+
+
+def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above 64 MiB."""
+    monkeypatch.setattr("msgstore.cli.scrubbing.READ_WHOLE", 1000)
+    monkeypatch.setattr("msgstore.files.READ_WHOLE", 1000)
+    entries = [entry(0, 64 + 425 * n, IDS[n]) for n in range(10)]
+    throttled: list[int] = []
+
+    class Counting(Throttle):
+        def spend(self, size: int) -> None:
+            throttled.append(size)
+
+    def lost(msg_id: bytes) -> bytes:
+        raise msgstore.StoreIOError("cannot be read")
+
+    scrubber = Scrubber(Files(), Counting(None), lost)
+    assert scrubber.check(store / "0.sqs", form, entries) == ([], 64 + 10 * 425)
+    assert sum(throttled) == 64 + 10 * 425
+    flip(store / "0.sqs", 64 + 424)
+    ((spot,), _) = scrubber.check(store / "0.sqs", form, entries)
+    assert (spot.offset, spot.reason, spot.msg_id) == (64, "checksum_mismatch", IDS[0].hex())
+    bad = Files()
+    bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
+    spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
+    assert spots == [Spot("0.sqs", 0, size, "unreadable")]
 
 
 def test_what_was_moved_or_removed_meanwhile_is_not_damaged(store: Path, form: Any) -> None:

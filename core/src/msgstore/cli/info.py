@@ -201,15 +201,10 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
 
 
 def _show_findings(console: output.Terminal, checks: list[SegmentCheck]) -> None:
-    """Where index, counts and segments contradict each other."""
+    """Where index, counts and segments contradict each other, a line each."""
     found = [(check.path.name, finding) for check in checks for finding in check.findings]
-    if not found:
-        return
-    rows = output.table("contradictions", "file", "what", "offset", "id", "", right="offset")
     for file, finding in found[:MAX_SPOTS]:
-        offset = "" if finding.offset is None else f"{finding.offset:,}"
-        msg_id = "" if finding.msg_id is None else finding.msg_id.hex()
-        rows.add_row(file, finding.what, offset, msg_id, finding.detail, style="red")
-    console.print(rows)
+        where = "" if finding.msg_id is None else f" at offset {finding.offset}: {finding.msg_id.hex()}"
+        console.print(f"{file}{where}: {finding.what}: {finding.detail}", style="red")
     if len(found) > MAX_SPOTS:
         console.print(f"... and {len(found) - MAX_SPOTS:,} more; --json lists them all")
