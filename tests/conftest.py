@@ -20,6 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every", type=int, default=1, help="of the crash harness's states, failures and flips only every so-manieth"
     )
+    parser.addoption("--stress", type=int, default=60_000, help="messages of the stress test, for each cell")
+    parser.addoption(
+        "--collector", choices=["thread", "background"], default="thread",
+        help="of the stress test: a thread that calls store.compact(), or the store's own",
+    )  # fmt: skip
     parser.addoption("--kills", type=int, default=60, help="kill -9 for each cell of the crash harness")
 
 

@@ -1,0 +1,62 @@
+"""Eight threads write, read and remove on one store while it is collected: nothing is lost, nothing returns, no byte is wrong.
+
+``--stress N`` sets the number of messages; with two million a run takes minutes a cell. Formats and record types other than the
+default's are run with the ordinary number at most: they do not differ in what threads can do to each other.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stress.running import Options
+from support import CELLS
+
+ORDINARY = 60_000
+FULL = ("ets-v2", "lmdb-v2")
+VARIANTS = [
+    ("ets-v2", {"reads": "mmap"}),
+    ("ets-v2", {"durability": "fsync"}),
+    ("lmdb-v2", {"durability": "fsync"}),
+    ("lmdb-v2", {"sync_interval": "1h"}),
+]
+
+
+@pytest.fixture
+def messages(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--stress")
+
+
+@pytest.fixture
+def collector(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--collector")
+
+
+def check(outcome, messages):
+    assert not outcome.findings, str(outcome.findings)
+    counts = outcome.counts
+    assert counts.messages >= messages
+    assert counts.reads > messages, "too little was read to say anything"
+    assert counts.writes == counts.confirmed > counts.messages
+    assert counts.removes > counts.messages // 2
+    assert outcome.cuts > 10
+    assert outcome.deletions > 10
+
+
+def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_path, run_bounded, tell):
+    if str(cell) not in FULL:
+        messages = min(messages, ORDINARY)
+    outcome = run_bounded(tmp_path / "store", Options(messages, cell.keys, collector))
+    tell(str(cell), outcome)
+    check(outcome, messages)
+    if messages >= ORDINARY:
+        assert outcome.segments > 200
+
+
+@pytest.mark.parametrize(("name", "keys"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
+def test_with_other_keys_of_the_configuration(name, keys, cells, messages, collector, tmp_path, run_bounded, tell):
+    if CELLS[name] not in cells:
+        pytest.skip(f"{name} is not among the cells of this run")
+    messages = min(messages, ORDINARY) // 3
+    outcome = run_bounded(tmp_path / "store", Options(messages, CELLS[name].keys | keys, collector))
+    tell(f"{name} {keys}", outcome)
+    check(outcome, messages)
