@@ -16,6 +16,7 @@ import children
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
 from peers import LMDB, MsgStore, Pair, Peer, RocksDB, SQLite, batches
+from profiling import Line, TimedFiles
 
 import msgstore
 
@@ -37,8 +38,8 @@ SEGMENT = 2 * 2**20
 class CountedMsgStore(MsgStore):
     """Flushes when the engine does, and once in the end."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
-        super().__init__(directory, file_size_limit=SEGMENT, **options)
+    def __init__(self, directory: Path, files: TimedFiles | None = None, **options: Any) -> None:
+        super().__init__(directory, files, file_size_limit=SEGMENT, **options)
 
     def put_all(self, pairs: Sequence[Any]) -> None:
         self.client.write_many(pairs)
@@ -70,9 +71,7 @@ COUNTED: dict[str, tuple[str, Callable[[Path], Peer]]] = {
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
     """Counts, not times: one round."""
     for size in plan.messages:
-        # The same for a quick run: if all that lives fitted into one flush, it would never be written.
-        messages = MESSAGES.get(size, max(SET_BYTES // size, 1000))
-        messages = min(messages, plan.most or messages)
+        messages = _messages(plan, size)
         for name, (store, _) in COUNTED.items():
             if not plan.has(store):
                 continue
@@ -91,6 +90,30 @@ def bounds(figures: Figures) -> list[Bound]:
         for size in figures.sizes(NAME)
         if (figure := figures.get(NAME, "msgstore", f"{how}: / records", size))
     ]
+
+
+def _messages(plan: Plan, size: int) -> int:
+    """The same for a quick run: if all that lives fitted into one flush, it would never be written."""
+    messages = MESSAGES.get(size, max(SET_BYTES // size, 1000))
+    return min(messages, plan.most or messages)
+
+
+def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+    """Bytes by the kind of file, before and while space is given back."""
+    messages = _messages(plan, bound.size)
+    whole = record_bytes(bound.size) * messages
+    files = TimedFiles()
+    with fresh_directory(plan.directory) as directory:
+        peer = CountedMsgStore(directory, files)
+        pairs = make_messages(bound.size, messages, random.Random(SEED))
+        (_first_in_first_out if bound.what.startswith(FIFO) else _at_random)(peer, pairs)
+        loaded = files.written_by_kind()
+        _collect(peer)
+        collected = files.written_by_kind()
+        peer.close()
+    lines = [Line(f"{kind}: puts and removals", size / whole, "") for kind, size in loaded.items()]
+    lines += [Line(f"{kind}: collection", (size - loaded.get(kind, 0)) / whole, "") for kind, size in collected.items()]
+    return f"{messages:,} messages; bytes that pass Files, by records' bytes", lines
 
 
 def count(name: str, directory: str, how: str, size: int, messages: int) -> dict[str, float]:

@@ -14,29 +14,15 @@ from typing import Any
 import children
 from figures import Bound, Figures, Progress
 from measure import CHECKED, SEED, Plan, fresh_directory, make_messages
-from peers import Pair
+from peers import Pair, open_msgstore
+from profiling import TimedFiles
 
 import msgstore
-from msgstore.config import store_config
-from msgstore.engine.opening import open_configured
-from msgstore.files import Files
 
 NAME = "compaction"
 TITLE = "Compaction of a segment of 16 MiB, 60 % removed at random: milliseconds, KiB"
 SEGMENT = 16 * 2**20
 REMOVED = 0.6
-
-
-class TimedFiles(Files):
-    """Adds up what is waited for the disk."""
-
-    def __init__(self) -> None:
-        self.waited = 0.0
-
-    def sync(self, fd: int) -> None:
-        start = time.perf_counter()
-        super().sync(fd)
-        self.waited += time.perf_counter() - start
 
 
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
@@ -65,11 +51,10 @@ def bounds(figures: Figures) -> list[Bound]:
 def compact(path: str, size: int, most: int | None) -> list[float | None]:
     """In a child: one value for each of COLUMNS. With ``most`` messages at most the segment is smaller."""
     files = TimedFiles()
-    catalogue = msgstore.load_catalogue()
-    keys: dict[str, Any] = {"path": path, "file_size_limit": SEGMENT, "sync_interval": "1h"}
-    if "never" in catalogue.names("gc"):
+    keys: dict[str, Any] = {"file_size_limit": SEGMENT, "sync_interval": "1h"}
+    if "never" in msgstore.load_catalogue().names("gc"):
         keys["gc"] = "never"
-    with open_configured(store_config(keys, "bench", Path()), catalogue, files=files) as store, store.client() as client:
+    with open_msgstore(Path(path), files, **keys) as store, store.client() as client:
         pairs: list[Pair] = []
         rng = random.Random(SEED)
         while len(pairs) != most and (not pairs or store.segments()[0].size < SEGMENT):
@@ -83,7 +68,8 @@ def compact(path: str, size: int, most: int | None) -> list[float | None]:
         store.flush()
         first = store.segments()[0]
 
-        files.waited, before, start = 0.0, children.bytes_written(), time.perf_counter()
+        files.events.clear()
+        before, start = children.bytes_written(), time.perf_counter()
         done = store.compact(everything=True)
         took, after = time.perf_counter() - start, children.bytes_written()
 
@@ -95,4 +81,4 @@ def compact(path: str, size: int, most: int | None) -> list[float | None]:
             raise RuntimeError("another body than was put")
         written = None if before is None or after is None else (after - before) / 1024
         moved = sum(each.moved_bytes for each in done) / 1024, sum(each.written for each in done) / 1024
-        return [took * 1000, files.waited * 1000, first.size / 1024, *moved, written]
+        return [took * 1000, files.seconds("sync") * 1000, first.size / 1024, *moved, written]

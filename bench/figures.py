@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from measure import Plan
+from profiling import Line
 
 Limit = Literal["at least", "at most"]
 Progress = Callable[[str], object]
@@ -79,7 +80,7 @@ class Bound:
 
 
 class Measurement(Protocol):
-    """A module that measures one operation and has a table of its own."""
+    """A module that measures one operation and has a table of its own. One without bounds needs no ``profile``."""
 
     NAME: str
     """The operation."""
@@ -90,3 +91,6 @@ class Measurement(Protocol):
 
     def bounds(self, figures: Figures) -> list[Bound]:
         """The requirements on what was measured."""
+
+    def profile(self, plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+        """The operation of a bound once more, under a profiler: what was run and how, and what took how much."""

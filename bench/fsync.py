@@ -19,14 +19,17 @@ import lmdb
 import rocksdict
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
-from peers import BATCH, Pair
-
-import msgstore
+from peers import BATCH, Pair, open_msgstore
+from profiling import Line, TimedFiles
 
 NAME = "fsync"
 TITLE = "Durable messages a second"
-ALONE, SHARED, BATCHED = "one by one", "one by one, 16 threads", "by 1000"
-"""A message and its fsync at a time; the same on each of THREADS; 1000 messages an fsync."""
+ALONE, SHARED = "one by one", "one by one, 16 threads"
+"""A message and its fsync at a time; the same on each of THREADS."""
+BATCHED, SHARED_BATCHED = "by 1000", "by 1000, 16 threads"
+"""1000 messages an fsync; the same on each of THREADS, for bodies of SMALL bytes at most: larger ones would be a quarter of
+a gigabyte a slice."""
+SMALL = 1024
 THREADS = 16
 SLICES = 4
 """In each round."""
@@ -34,10 +37,13 @@ ALONE_MESSAGES = 10
 """In a slice."""
 SHARED_MESSAGES = 4
 """In a slice, by each thread."""
+PROFILED = 20
+"""Times as many messages as in a slice are in a profile."""
 OF_FLOOR = 0.9
 OF_ALONE = 4.0
 
 One = Callable[[bytes, bytes], object]
+Batch = Callable[[Sequence[Pair]], object]
 
 
 class Durable(ABC):
@@ -53,8 +59,8 @@ class Durable(ABC):
         """For one thread: what stores a message durably."""
 
     @abstractmethod
-    def batch(self, pairs: Sequence[Pair]) -> None:
-        """All, durable when it returns, with one sync if the store can."""
+    def batcher(self) -> Batch:
+        """For one thread: what stores all of a batch durably, with one sync if the store can."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -63,9 +69,8 @@ class Durable(ABC):
 class DurableMsgStore(Durable):
     name = "msgstore"
 
-    def __init__(self, directory: Path) -> None:
-        self.store = msgstore.open_store(directory, index="ets", format="v2", durability="fsync")
-        self.client = self.store.client()
+    def __init__(self, directory: Path, files: TimedFiles | None = None) -> None:
+        self.store = open_msgstore(directory, files, index="ets", format="v2", durability="fsync")
 
     def worker(self) -> One:
         write, flush = self.store.client().write, self.store.flush
@@ -76,9 +81,14 @@ class DurableMsgStore(Durable):
 
         return one
 
-    def batch(self, pairs: Sequence[Pair]) -> None:
-        self.client.write_many(pairs)
-        self.store.flush()
+    def batcher(self) -> Batch:
+        write_many, flush = self.store.client().write_many, self.store.flush
+
+        def batch(pairs: Sequence[Pair]) -> None:
+            write_many(pairs)
+            flush()
+
+        return batch
 
     def close(self) -> None:
         self.store.close()
@@ -94,11 +104,16 @@ class DurableRocksDB(Durable):
         put, options = self.db.put, self._synced()
         return lambda msg_id, body: put(msg_id, body, options)
 
-    def batch(self, pairs: Sequence[Pair]) -> None:
-        writes = rocksdict.WriteBatch(raw_mode=True)
-        for msg_id, body in pairs:
-            writes.put(msg_id, body)
-        self.db.write(writes, self._synced())
+    def batcher(self) -> Batch:
+        write, options = self.db.write, self._synced()
+
+        def batch(pairs: Sequence[Pair]) -> None:
+            writes = rocksdict.WriteBatch(raw_mode=True)
+            for msg_id, body in pairs:
+                writes.put(msg_id, body)
+            write(writes, options)
+
+        return batch
 
     @staticmethod
     def _synced() -> rocksdict.WriteOptions:
@@ -123,9 +138,12 @@ class DurableLMDB(Durable):
 
         return one
 
-    def batch(self, pairs: Sequence[Pair]) -> None:
-        with self.env.begin(write=True) as transaction:
-            transaction.cursor().putmulti(pairs)
+    def batcher(self) -> Batch:
+        def batch(pairs: Sequence[Pair]) -> None:
+            with self.env.begin(write=True) as transaction:
+                transaction.cursor().putmulti(pairs)
+
+        return batch
 
     def close(self) -> None:
         self.env.close()
@@ -138,9 +156,9 @@ class DurableSQLite(Durable):
     def __init__(self, directory: Path) -> None:
         self.path = directory / "messages.db"
         self.open: list[sqlite3.Connection] = []
-        self.db = self._connect()
-        self.db.execute("PRAGMA journal_mode=WAL")
-        self.db.execute("CREATE TABLE messages (id BLOB PRIMARY KEY, body BLOB NOT NULL)")
+        db = self._connect()
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE messages (id BLOB PRIMARY KEY, body BLOB NOT NULL)")
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=120, isolation_level=None, check_same_thread=False)
@@ -152,10 +170,15 @@ class DurableSQLite(Durable):
         execute = self._connect().execute
         return lambda msg_id, body: execute(self._INSERT, (msg_id, body))
 
-    def batch(self, pairs: Sequence[Pair]) -> None:
-        self.db.execute("BEGIN")
-        self.db.executemany(self._INSERT, pairs)
-        self.db.execute("COMMIT")
+    def batcher(self) -> Batch:
+        db = self._connect()
+
+        def batch(pairs: Sequence[Pair]) -> None:
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany(self._INSERT, pairs)
+            db.execute("COMMIT")
+
+        return batch
 
     def close(self) -> None:
         for db in self.open:
@@ -177,9 +200,12 @@ class DurableFloor(Durable):
 
         return one
 
-    def batch(self, pairs: Sequence[Pair]) -> None:
-        os.write(self.fd, b"".join([body for _, body in pairs]))
-        os.fsync(self.fd)
+    def batcher(self) -> Batch:
+        def batch(pairs: Sequence[Pair]) -> None:
+            os.write(self.fd, b"".join([body for _, body in pairs]))
+            os.fsync(self.fd)
+
+        return batch
 
     def close(self) -> None:
         os.close(self.fd)
@@ -215,6 +241,35 @@ def bounds(figures: Figures) -> list[Bound]:
     return found
 
 
+def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+    """The store's time inside fsync and outside of it, and that of the bare floor, one after the other."""
+    share = min(PROFILED * (SHARED_MESSAGES if bound.what.startswith("16") else ALONE_MESSAGES), plan.most or 10**9)
+    threads = THREADS if bound.what.startswith("16") else 1
+    pairs = make_messages(bound.size, threads * share, random.Random(SEED))
+    files = TimedFiles()
+    with fresh_directory(plan.directory) as directory, contextlib.closing(DurableMsgStore(directory, files)) as store:
+        store.worker()(*make_messages(bound.size, 1, random.Random(SEED + 1))[0])
+        files.events.clear()
+        rate = _shared(store, pairs) if threads > 1 else _alone(store, pairs)
+        events = list(files.events)
+    with fresh_directory(plan.directory) as directory, contextlib.closing(DurableFloor(directory)) as floor:
+        bare = _shared(floor, pairs) if threads > 1 else _alone(floor, pairs)
+    syncs = [event for event in events if event.name == "sync"]
+    writes = [event for event in events if event.name == "pwrite"]
+    inside, writing, whole = (sum(e.seconds for e in syncs), sum(e.seconds for e in writes), len(pairs) / rate)
+    scale = 1e6 / len(pairs)
+    lines = [
+        Line("wall time a message", whole * scale, "us"),
+        Line("of that, inside fsync (one at a time)", inside * scale, "us"),
+        Line("inside pwrite", writing * scale, "us"),
+        Line("the rest: locks, threads, Python", (whole - inside - writing) * scale, "us"),
+        Line("one fsync", inside * 1e6 / max(len(syncs), 1), "us"),
+        Line("messages an fsync", len(pairs) / max(len(syncs), 1), ""),
+        Line("the floor's wall time a message", 1e6 / bare, "us"),
+    ]
+    return f"{len(pairs):,} messages, {threads} threads; file operations timed", lines
+
+
 def _round(stores: Sequence[Durable], size: int, order: random.Random, figures: Figures) -> None:
     """Each measurement in slices, in which the stores take turns; each store is warmed up with one message."""
     for store in stores:
@@ -230,6 +285,9 @@ def _round(stores: Sequence[Durable], size: int, order: random.Random, figures: 
             for store in order.sample(stores, len(stores)):
                 batched = _batched(store, make_messages(size, BATCH, order))
                 figures.add(NAME, store.name, BATCHED, size, "1/s", batched)
+            for store in order.sample(stores, len(stores)) if size <= SMALL else ():
+                batches = [make_messages(size, BATCH, order) for _ in range(THREADS)]
+                figures.add(NAME, store.name, SHARED_BATCHED, size, "1/s", _shared_batched(store, batches))
 
 
 def _alone(store: Durable, pairs: Sequence[Pair]) -> float:
@@ -241,26 +299,42 @@ def _alone(store: Durable, pairs: Sequence[Pair]) -> float:
 
 
 def _batched(store: Durable, pairs: Sequence[Pair]) -> float:
+    batch = store.batcher()
     start = time.perf_counter()
-    store.batch(pairs)
+    batch(pairs)
     return len(pairs) / (time.perf_counter() - start)
 
 
 def _shared(store: Durable, pairs: Sequence[Pair]) -> float:
-    """From the moment at which all threads may begin until the last one has ended. A thread's error is raised here."""
+    ones = [store.worker() for _ in range(THREADS)]
+
+    def work(at: int) -> None:
+        one = ones[at]
+        for msg_id, body in pairs[at::THREADS]:
+            one(msg_id, body)
+
+    return len(pairs) / _together(work)
+
+
+def _shared_batched(store: Durable, batches: Sequence[Sequence[Pair]]) -> float:
+    batchers = [store.batcher() for _ in batches]
+    return sum(map(len, batches)) / _together(lambda at: batchers[at](batches[at]))
+
+
+def _together(work: Callable[[int], object]) -> float:
+    """Seconds from the moment at which all threads may begin until the last one has ended. A thread's error is raised here."""
     begun: list[float] = []
     errors: list[BaseException] = []
     barrier = threading.Barrier(THREADS, action=lambda: begun.append(time.perf_counter()))
 
-    def work(one: One, share: Sequence[Pair]) -> None:
+    def run_one(at: int) -> None:
         barrier.wait()
         try:
-            for msg_id, body in share:
-                one(msg_id, body)
+            work(at)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(store.worker(), pairs[at::THREADS])) for at in range(THREADS)]
+    threads = [threading.Thread(target=run_one, args=(at,)) for at in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -268,4 +342,4 @@ def _shared(store: Durable, pairs: Sequence[Pair]) -> float:
     took = time.perf_counter() - begun[0]
     if errors:
         raise errors[0]
-    return len(pairs) / took
+    return took

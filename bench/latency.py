@@ -18,6 +18,7 @@ import rocksdict
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
 from peers import BATCH, LMDB, RIVALS, MsgStore, Pair, Peer, RocksDB, SQLite
+from profiling import Line, TimedFiles, collections_of_garbage, slowest_calls
 
 NAME = "latency"
 TITLE = "Microseconds a call of write"
@@ -54,6 +55,25 @@ def run(plan: Plan, figures: Figures, progress: Progress) -> None:
 def bounds(figures: Figures) -> list[Bound]:
     figure = figures.get(NAME, "msgstore", "p99.99", 1024)
     return [Bound("msgstore", NAME, "p99.99", 1024, "us", "at most", MOST_AT_1_KIB, figure.value)] if figure else []
+
+
+def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+    """The slowest calls, with the time stamps of the file operations and collections of garbage in them."""
+    pairs = make_messages(bound.size, plan.messages[bound.size], random.Random(SEED))
+    files, starts, samples = TimedFiles(), [0.0] * len(pairs), [0.0] * len(pairs)
+    clock = time.perf_counter
+    with fresh_directory(plan.directory) as directory:
+        peer = MsgStore(directory, files)
+        put = peer.client.write
+        gc.collect()
+        with collections_of_garbage(files.events):
+            for at, (msg_id, body) in enumerate(pairs):
+                starts[at] = start = clock()
+                put(msg_id, body)
+                samples[at] = clock() - start
+        peer.close()
+    lines = slowest_calls(starts, samples, files.events)
+    return f"{len(pairs):,} calls; the slowest, with microseconds from each one's start", lines
 
 
 def note(figures: Figures, store: str, size: int, samples: array[int]) -> None:

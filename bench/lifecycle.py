@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import children
-from amplification import COUNTED
+from amplification import COUNTED, CountedMsgStore
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
 from peers import LAG
+from profiling import Line, TimedFiles
 
 NAME = "lifecycle"
 TITLE = "Short lives (put, get, remove, lag 500): bytes written, of the bodies' bytes"
@@ -39,6 +40,24 @@ def bounds(figures: Figures) -> list[Bound]:
         for size in figures.sizes(NAME)
         if (figure := figures.get(NAME, "msgstore", WRITTEN, size))
     ]
+
+
+def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+    """Bytes by the kind of file, in one pass."""
+    messages = max(plan.messages[bound.size] // 4, 2 * LAG)
+    files = TimedFiles()
+    with fresh_directory(plan.directory) as directory:
+        peer = CountedMsgStore(directory, files)
+        peer.lifecycles(make_messages(bound.size, messages, random.Random(SEED)))
+        found = files.written_by_kind()
+        peer.close()
+    whole = bound.size * messages
+    lines = [Line(kind, size / whole, "") for kind, size in found.items()]
+    lines += [
+        Line("bodies that live at a time, flushed at 1 MiB", LAG * bound.size / 2**20, "MiB"),
+        Line("writes to files", files.count("pwrite") / messages, "a message"),
+    ]
+    return f"{messages:,} messages; bytes that pass Files, by bodies' bytes", lines
 
 
 def count(name: str, directory: str, size: int, messages: int) -> float | None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peers import LAG, OPERATIONS, Pair, Peer
+from peers import LAG, OPERATIONS, MsgStore, Pair, Peer
+from profiling import MOST_MESSAGES, Line, TimedFiles, own_times
 
 SEED = 20
 WORKING_SET = 10_000
@@ -226,3 +227,33 @@ def file_system(directory: Path) -> str:
     here = directory.resolve()
     kinds = {point: kind for _, point, kind, *_ in mounts}  # the last one mounted at a point counts
     return next((kinds[str(point)] for point in [here, *here.parents] if str(point) in kinds), "unknown")
+
+
+def profile(plan: Plan, kind: type[MsgStore], operation: str, size: int) -> tuple[str, list[Line]]:
+    """One operation of the first table once more: functions under ``cProfile``, then file operations on all threads."""
+    pairs = make_messages(size, min(plan.messages[size], MOST_MESSAGES), random.Random(SEED + size))
+    lines: list[Line] = []
+    with fresh_directory(plan.directory) as directory, contextlib.closing(kind(directory)) as peer:
+        lines += own_times(_prepared(peer, operation, pairs), len(pairs))
+    files = TimedFiles()
+    with fresh_directory(plan.directory) as directory, contextlib.closing(kind(directory, files)) as peer:
+        action = _prepared(peer, operation, pairs)
+        files.events.clear()
+        wall, cpu = timed(action, len(pairs))
+        lines += [Line(f"file operation {line.what}", line.value, line.unit) for line in files.lines(len(pairs))]
+    lines += [Line("all of it, wall time", wall, "ns"), Line("all of it, processor time", cpu, "ns")]
+    return f"{len(pairs):,} messages; own time of functions under cProfile, then file operations without it", lines
+
+
+def _prepared(peer: Peer, operation: str, pairs: Sequence[Pair]) -> Callable[[], object]:
+    """What is to be timed, with what comes before it done."""
+    ids = [msg_id for msg_id, _ in pairs]
+    if operation in ("put", "lifecycle"):
+        return partial(peer.put_all if operation == "put" else peer.lifecycles, pairs)
+    peer.put_all(peer.prepare_puts(pairs))
+    peer.settle()
+    targets = peer.prepare_gets(random.Random(SEED).sample(ids, len(ids)))
+    if operation == "get":
+        peer.get_all(targets)  # the first pass opens and maps
+        return partial(peer.get_all, targets)
+    return partial(peer.get_many_all if operation == "read_many" else peer.remove_all, ids)

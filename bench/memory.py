@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import gc
 import random
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import children
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory
+from profiling import TOP, Line
 
 import msgstore
 
+T = TypeVar("T")
 NAME = "memory"
 TITLE = "Resident bytes an entry of the index, and how many entries there were"
 BARE = "bare dict"
@@ -25,6 +30,8 @@ INDEXES = {"msgstore": "ets", "msgstore, lmdb": "lmdb"}
 BYTES, COUNT = "an entry", "entries"
 BODY = 64
 MOST = 160
+PROFILED = 200_000
+"""Entries of a profile: allocations are traced one by one."""
 
 
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
@@ -46,35 +53,55 @@ def bounds(figures: Figures) -> list[Bound]:
     return [Bound("msgstore", NAME, "resident bytes an entry", BODY, "B", "at most", MOST, figure.value)] if figure else []
 
 
+def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+    """What is still allocated in the end, by the line that allocated it."""
+    count = min(plan.count(ENTRIES[bound.store]), PROFILED)
+    with fresh_directory(plan.directory) as directory:
+        lines = children.call(trace, bound.store, str(directory), count)
+    how = f"{count:,} entries, tracemalloc; by the line that allocates"
+    return how, [Line(place, size / count, "B") for place, size in lines]
+
+
+def trace(name: str, directory: str, count: int) -> list[tuple[str, int]]:
+    """In a child: (line, bytes) of what is allocated and was not before, the most first."""
+    tracemalloc.start()
+    before, after = _fill(name, directory, count, tracemalloc.take_snapshot)
+    rows = sorted(after.compare_to(before, "lineno"), key=lambda row: -row.size_diff)[:TOP]
+    places = [(row.traceback[0], row.size_diff) for row in rows]
+    return [(f"{'/'.join(Path(place.filename).parts[-2:])}:{place.lineno}", size) for place, size in places]
+
+
 def grow(name: str, directory: str, count: int) -> int | None:
     """In a child: by how many bytes the process grew while ``count`` messages were written and flushed."""
+    before, after = _fill(name, directory, count, _resident)
+    return None if before is None or after is None else after - before
+
+
+def _fill(name: str, directory: str, count: int, measure: Callable[[], T]) -> tuple[T, T]:
+    """``measure``, before and after ``count`` messages were written and flushed."""
     block = random.Random(SEED).randbytes(16 * count)
     if name == BARE:
         bare: dict[bytes, int] = {}
-        before = _resident()
+        before = measure()
         for at in range(0, len(block), 16):
             bare[block[at : at + 16]] = 2**40 + at
-        return _difference(before, _resident())
+        return before, measure()
     store = msgstore.open_store(Path(directory), index=INDEXES[name], format="v2")
     client, body = store.client(), bytes(BODY)
     client.write(bytes(16), body)
     store.flush()
-    before = _resident()
+    before = measure()
     write = client.write
     for at in range(0, len(block), 16):
         write(block[at : at + 16], body)
     store.flush()
-    after = _resident()
+    after = measure()
     if (messages := store.stats().messages) != count + 1:
         raise RuntimeError(f"{messages} messages instead of {count + 1}")
     store.close()
-    return _difference(before, after)
+    return before, after
 
 
 def _resident() -> int | None:
     gc.collect()
     return children.resident_bytes()
-
-
-def _difference(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else after - before

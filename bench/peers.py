@@ -20,6 +20,9 @@ import lmdb
 import rocksdict
 
 import msgstore
+from msgstore.config import store_config
+from msgstore.engine.opening import open_configured
+from msgstore.files import Files
 
 BATCH = 1000
 """Operations in a peer's batch or transaction."""
@@ -92,9 +95,9 @@ class MsgStore(Peer):
     name = "msgstore"
     how = "index ets, format v2, durability os; one call a message; put, remove and lifecycle end with store.flush()"
 
-    def __init__(self, directory: Path, **options: Any) -> None:
-        """``options``: keys of the configuration."""
-        self.store = msgstore.open_store(directory, **({"index": "ets", "format": "v2", "durability": "os"} | options))
+    def __init__(self, directory: Path, files: Files | None = None, **options: Any) -> None:
+        """``options``: keys of the configuration. ``files``: for a profile."""
+        self.store = open_msgstore(directory, files, **({"index": "ets", "format": "v2", "durability": "os"} | options))
         self.client = self.store.client()
 
     def put_all(self, pairs: Sequence[Any]) -> None:
@@ -147,13 +150,21 @@ class MsgStore(Peer):
         self.store.close()
 
 
+def open_msgstore(directory: Path, files: Files | None = None, **keys: Any) -> msgstore.Store:
+    """``open_store``; with a file layer of the bench's own if one is given."""
+    if files is None:
+        return msgstore.open_store(directory, **keys)
+    config = store_config({"path": directory, **keys}, "bench", Path())
+    return open_configured(config, msgstore.load_catalogue(), files=files)
+
+
 class MappedMsgStore(MsgStore):
     name = "msgstore mmap"
     how = 'the same with reads = "mmap"'
     operations: ClassVar[Sequence[str]] = ("get",)
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, reads="mmap")
+    def __init__(self, directory: Path, files: Files | None = None) -> None:
+        super().__init__(directory, files, reads="mmap")
 
 
 class RocksDB(Peer):

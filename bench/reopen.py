@@ -19,6 +19,7 @@ import children
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, check, fresh_directory
 from peers import LMDB, MsgStore, Pair, Peer, RocksDB, SQLite
+from profiling import Line, TimedFiles, own_times
 
 NAME = "reopen"
 TITLE = "Milliseconds from opening to the first answer, 64-byte bodies"
@@ -33,8 +34,8 @@ MOST_DIRTY = {"msgstore": 500.0, "msgstore, lmdb": 20.0}
 
 
 class LmdbIndexMsgStore(MsgStore):
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, index="lmdb")
+    def __init__(self, directory: Path, files: TimedFiles | None = None) -> None:
+        super().__init__(directory, files, index="lmdb")
 
 
 KINDS: dict[str, tuple[str, Callable[[Path], Peer]]] = {
@@ -70,6 +71,49 @@ def bounds(figures: Figures) -> list[Bound]:
     ]
 
 
+def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+    """Functions and file operations of a dirty opening, both from one directory: the first time under ``cProfile``."""
+    count = plan.count(MESSAGES)
+    lines: list[Line] = []
+    for what in (_profile_functions, _profile_files):
+        with fresh_directory(plan.directory) as directory, fresh_directory(plan.directory) as empty:
+            children.call_killed(fill, bound.store, str(directory), count)
+            lines += [Line(*line) for line in children.call(what, bound.store, str(directory), str(empty / DIRTY))]
+    return f"{count:,} messages; own time of functions under cProfile, then file operations without it", lines
+
+
+def _profile_functions(name: str, directory: str, empty: str) -> list[tuple[str, float, str]]:
+    """In a child."""
+    open_store = _warmed_up(name, empty)
+    peers: list[Peer] = []
+    lines = own_times(lambda: peers.append(open_store(Path(directory))), 1, "ms")
+    peers[0].close()
+    return [(line.what, line.value, line.unit) for line in lines]
+
+
+def _profile_files(name: str, directory: str, empty: str) -> list[tuple[str, float, str]]:
+    """In a child."""
+    _warmed_up(name, empty)
+    kind, files = KINDS[name][1], TimedFiles()
+    start = time.perf_counter()
+    peer = kind(Path(directory), files)  # type: ignore[call-arg]
+    took = time.perf_counter() - start
+    lines = [(f"file operation {line.what}", line.value, line.unit) for line in files.lines(1, "ms")]
+    lines.append(("the rest", (took - files.seconds()) * 1e3, "ms"))
+    peer.close()
+    return lines
+
+
+def _warmed_up(name: str, empty: str) -> Callable[[Path], Peer]:
+    """What opens such a store, after imports and first calls."""
+    open_store = KINDS[name][1]
+    Path(empty).mkdir()
+    first = open_store(Path(empty))
+    first.look(bytes(16))
+    first.close()
+    return open_store
+
+
 def message(number: int) -> Pair:
     """Random enough, and known to every process by its number."""
     body = hashlib.blake2b(number.to_bytes(8, "big"), digest_size=SIZE).digest()
@@ -85,11 +129,7 @@ def fill(name: str, directory: str, count: int) -> None:
 
 def reopen(name: str, directory: str, empty: str, count: int) -> float:
     """In a child: milliseconds. Then some of the messages are looked at, the last one among them, and the store is closed."""
-    open_store = KINDS[name][1]
-    Path(empty).mkdir()
-    first = open_store(Path(empty))
-    first.look(bytes(16))
-    first.close()
+    open_store = _warmed_up(name, empty)
     numbers = [*random.Random(count).sample(range(count), min(CHECKED, count)), count - 1]
     wanted = message(numbers[0])
     start = time.perf_counter()

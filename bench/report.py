@@ -14,6 +14,7 @@ from typing import Any
 from figures import Bound, Figure, Figures, Measurement
 from measure import Plan, Result, Results, file_system
 from peers import RIVALS
+from profiling import Profile
 from ratios import Ratio, ratios
 from rich.console import Console
 from rich.table import Table
@@ -70,19 +71,33 @@ def bound_object(bound: Bound) -> dict[str, Any]:
     return {"kind": "requirement"} | asdict(bound) | {"measured": _rounded(bound.measured), "met": bound.met}
 
 
+def profile_object(profile: Profile) -> dict[str, Any]:
+    """``lines``: ``what`` took ``value``, in ``unit``; see ``how``."""
+    lines = [asdict(line) | {"value": _rounded(line.value)} for line in profile.lines]
+    return {"kind": "profile"} | asdict(profile) | {"lines": lines}
+
+
 def _rounded(value: float) -> float:
     """To five digits."""
     return float(f"{value:.5g}")
 
 
-def json_lines(plan: Plan, results: Results, figures: Figures, bounds: Sequence[Bound]) -> Iterator[str]:
+def json_lines(
+    plan: Plan, results: Results, figures: Figures, bounds: Sequence[Bound], profiles: Sequence[Profile]
+) -> Iterator[str]:
     rows = [machine(plan), *map(result_object, results), *map(figure_object, figures)]
-    rows += [*map(ratio_object, ratios(results)), *map(bound_object, bounds)]
+    rows += [*map(ratio_object, ratios(results)), *map(bound_object, bounds), *map(profile_object, profiles)]
     return (json.dumps(row, separators=(",", ":")) for row in rows)
 
 
 def print_tables(
-    plan: Plan, results: Results, measured: Sequence[Measurement], figures: Figures, bounds: Sequence[Bound], console: Console
+    plan: Plan,
+    results: Results,
+    measured: Sequence[Measurement],
+    figures: Figures,
+    bounds: Sequence[Bound],
+    profiles: Sequence[Profile],
+    console: Console,
 ) -> None:
     about = machine(plan)
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
@@ -99,6 +114,11 @@ def print_tables(
     required = [ratio for ratio in found_ratios if ratio.required is not None]
     if required or bounds:
         console.print(_required(required, bounds))
+    for profile in profiles:
+        title = f"\n{profile.operation}, {profile.size} B, {profile.store}, {profile.what}: {profile.how}"
+        console.print(title, style="italic", highlight=False, soft_wrap=True)
+        for line in profile.lines:
+            console.print(f"{_value(line.value, line.unit):>14}  {line.what}", highlight=False, soft_wrap=True, markup=False)
     if information := [ratio for ratio in found_ratios if ratio.required is None]:
         console.print(_information(information))
 

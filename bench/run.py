@@ -16,9 +16,11 @@ import latency
 import lifecycle
 import memory
 import reopen
-from figures import Bound, Figures, Measurement
-from measure import Plan, run
-from peers import OPERATIONS, PEERS
+from figures import Bound, Figures, Measurement, Progress
+from measure import Plan, Results, profile, run
+from peers import OPERATIONS, PEERS, MappedMsgStore, MsgStore
+from profiling import Profile
+from ratios import ratios
 from report import json_lines, print_tables
 from rich.console import Console
 
@@ -69,8 +71,34 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=_positive, help="default 5, with --quick 3")
     stores = tuple(peer.name for peer in PEERS)
     parser.add_argument("--stores", type=_names(stores), default=list(stores), help=f"of {','.join(stores)}")
+    about_profiles = "of which requirements the operation is run once more under a profiler; default: missed"
+    parser.add_argument("--profile", choices=["missed", "all", "none"], default="missed", help=about_profiles)
     parser.add_argument("--dir", type=Path, help="where stores are made and deleted; default: the temporary directory")
     return parser
+
+
+def take_profiles(plan: Plan, results: Results, bounds: list[Bound], which: str, progress: Progress) -> list[Profile]:
+    """Why what is missed is missed: each operation, store and size once."""
+    by_name = {measurement.NAME: measurement for measurement in MEASUREMENTS}
+    found: dict[tuple[str, ...], Profile] = {}
+    for ratio in ratios(results):
+        key = ratio.store, ratio.operation, str(ratio.size)
+        if ratio.required is not None and wanted(which, met=bool(ratio.met)) and key not in found:
+            progress(f"profile of {ratio.operation}, {ratio.size} B")
+            kind = MappedMsgStore if ratio.store == MappedMsgStore.name else MsgStore
+            how, lines = profile(plan, kind, ratio.operation, ratio.size)
+            found[key] = Profile(ratio.store, ratio.operation, ratio.size, "speed", how, lines)
+    for bound in bounds:
+        if wanted(which, met=bound.met):
+            progress(f"profile of {bound.operation}, {bound.size} B")
+            how, lines = by_name[bound.operation].profile(plan, bound)
+            key = bound.store, bound.operation, str(bound.size), bound.what
+            found[key] = Profile(bound.store, bound.operation, bound.size, bound.what, how, lines)
+    return list(found.values())
+
+
+def wanted(which: str, *, met: bool) -> bool:
+    return which == "all" or (which == "missed" and not met)
 
 
 def main() -> None:
@@ -96,11 +124,13 @@ def main() -> None:
         for measurement in chosen:
             measurement.run(plan, figures, status.update)
         bounds: list[Bound] = [bound for measurement in chosen for bound in measurement.bounds(figures)]
+        profiles = take_profiles(plan, results, bounds, arguments.profile, status.update)
         status.stop()
         if arguments.json:
-            sys.stdout.writelines(line + "\n" for line in json_lines(plan, results, figures, bounds))
+            sys.stdout.writelines(line + "\n" for line in json_lines(plan, results, figures, bounds, profiles))
         else:
-            print_tables(plan, results, chosen, figures, bounds, Console(width=None if sys.stdout.isatty() else 140))
+            console = Console(width=None if sys.stdout.isatty() else 140)
+            print_tables(plan, results, chosen, figures, bounds, profiles, console)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def bench(directory: Path, *arguments: str) -> str:
 
 
 def test_every_operation_runs_and_every_requirement_is_judged(tmp_path):
-    rows = [json.loads(line) for line in bench(tmp_path, "--sizes", "64,1024", "--json").splitlines()]
+    text = bench(tmp_path, "--sizes", "64,1024", "--json", "--profile", "all")
+    rows = [json.loads(line) for line in text.splitlines()]
     assert rows[0]["kind"] == "machine"
     results = {(row["operation"], row["store"]) for row in rows if row["kind"] == "result"}
     stores = ["msgstore", "RocksDB", "LMDB", "SQLite"]
@@ -48,7 +49,24 @@ def test_every_operation_runs_and_every_requirement_is_judged(tmp_path):
     for row in required.values():
         reached = row["measured"] >= row["required"] if row["limit"] == "at least" else row["measured"] <= row["required"]
         assert row["met"] == reached
+    durable = {row["name"] for row in rows if row["kind"] == "figure" and row["operation"] == "fsync"}
+    assert durable == {f"{how}{threads}" for how in ("one by one", "by 1000") for threads in ("", ", 16 threads")}
+    profiles = [row for row in rows if row["kind"] == "profile"]
+    judged = {(row["store"], row["operation"], row["size"]) for row in rows if row["kind"] == "requirement"}
+    assert {(row["store"], row["operation"], row["size"]) for row in profiles} == judged
+    for row in profiles:
+        assert row["lines"], row
+        assert all(line["what"] and isinstance(line["value"], float) for line in row["lines"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missed_has_a_profile_and_nothing_else_has(tmp_path):
+    chosen = "deletion,latency,fsync"
+    rows = [json.loads(line) for line in bench(tmp_path, "--only", chosen, "--sizes", "1024", "--json").splitlines()]
+    missed = {(row["operation"], row["what"]) for row in rows if row["kind"] == "requirement" and not row["met"]}
+    assert {(row["operation"], row["what"]) for row in rows if row["kind"] == "profile"} == missed
+    text = bench(tmp_path, "--only", "latency", "--sizes", "1024", "--profile", "all")
+    assert text.index("Required") < text.index("600 calls; the slowest")
 
 
 def test_only_what_is_asked_for_is_printed(tmp_path):

@@ -17,7 +17,7 @@ GRACE = 60
 
 
 def bounded(action: Callable[[], T], seconds: float, stderr: int) -> T:
-    """What ``action`` returns or raises, in a thread of its own; AssertionError after ``seconds``. ``stderr`` is a descriptor."""
+    """What ``action`` returns or raises, on a thread of its own. AssertionError after ``seconds``. ``stderr``: descriptor."""
     done: list[Any] = []
     thread = threading.Thread(target=_keep, args=(action, done), name="bounded", daemon=True)
     faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=stderr)

@@ -1,0 +1,210 @@
+"""Why a figure is what it is: the same operation once more, under a profiler. Done for what is missed.
+
+Under ``cProfile`` each call costs more than it does otherwise, so own times say where to look, not how long it takes. File
+operations are timed where they pass ``msgstore.files.Files``, on all threads; that costs about a microsecond each.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import pstats
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgstore.files import Files
+
+TOP = 8
+"""Functions in a profile."""
+MOST_MESSAGES = 20_000
+"""Of a profiled run."""
+MANAGERS = ("view",)
+"""Of ``Files``: context managers, in which other operations happen."""
+
+
+@dataclass(frozen=True)
+class Line:
+    what: str
+    value: float
+    unit: str
+
+
+@dataclass
+class Profile:
+    """Of one requirement that was missed."""
+
+    store: str
+    operation: str
+    size: int
+    what: str
+    """What was required, as in the table."""
+    how: str
+    """What was run, and how the lines were taken."""
+    lines: list[Line] = field(default_factory=list)
+
+
+def own_times(action: Callable[[], object], messages: int, unit: str = "ns") -> list[Line]:
+    """Functions by own time, ``unit`` a message, of the calling thread."""
+    profiler = cProfile.Profile()
+    gc.collect()
+    profiler.enable()
+    try:
+        action()
+    finally:
+        profiler.disable()
+    return functions(profiler, messages, unit)
+
+
+def functions(profiler: cProfile.Profile, messages: int, unit: str = "ns") -> list[Line]:
+    """What a profiler has seen, by own time, ``unit`` a message."""
+    found = pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
+    scale = {"ns": 1e9, "us": 1e6, "ms": 1e3}[unit] / messages
+    rows = [(own * scale, _name(*place), calls / messages) for place, (_, calls, own, _, _) in found]
+    rows.sort(reverse=True)
+    return [Line(f"{name}, {calls:.3g} calls", value, unit) for value, name, calls in rows[:TOP]]
+
+
+def _name(file: str, line: int, function: str) -> str:
+    if file == "~":
+        return function.strip("<>")
+    return f"{'/'.join(Path(file).parts[-2:])}:{line} {function}"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that took time. Seconds of ``perf_counter``."""
+
+    name: str
+    start: float
+    end: float
+    thread: int
+    path: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class TimedFiles(Files):
+    """Every file operation as an Event, and the bytes that were written, by the name of the file.
+
+    An operation that consists of others is one event. Which ones there are is asked of ``Files`` itself.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.written: dict[str, int] = {}
+        self._inside = threading.local()
+        self._paths: dict[int, str] = {}
+        for name in dir(Files):
+            if not name.startswith("_") and name not in MANAGERS and callable(getattr(Files, name)):
+                setattr(self, name, self._timed(name, getattr(self, name)))
+
+    def seconds(self, *names: str) -> float:
+        """Of all threads together; of all operations if none is named."""
+        return sum(event.seconds for event in self.events if event.name in names or not names)
+
+    def count(self, *names: str) -> int:
+        return sum(event.name in names for event in self.events)
+
+    def lines(self, messages: int, unit: str = "ns") -> list[Line]:
+        """Time by operation, a message, of all threads."""
+        scale = {"ns": 1e9, "us": 1e6, "ms": 1e3}[unit] / messages
+        names = sorted({event.name for event in self.events}, key=lambda name: -self.seconds(name))
+        return [
+            Line(f"{name}, {self.count(name) / messages:.3g} calls", self.seconds(name) * scale, unit) for name in names[:TOP]
+        ]
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        inside, events, clock = self._inside, self.events, time.perf_counter
+
+        def timed(*arguments: Any, **keys: Any) -> Any:
+            if name == "pwrite":
+                self._note_written(*arguments)
+            if getattr(inside, "any", False):
+                return self._note_path(name, arguments, call(*arguments, **keys))
+            inside.any = True
+            start = clock()
+            try:
+                return self._note_path(name, arguments, call(*arguments, **keys))
+            finally:
+                events.append(Event(name, start, clock(), threading.get_ident(), self._path_of(arguments)))
+                inside.any = False
+
+        return timed
+
+    def _note_path(self, name: str, arguments: Sequence[Any], result: Any) -> Any:
+        if name in ("open_read", "open_write", "create"):
+            self._paths[result] = Path(arguments[0]).name
+        return result
+
+    def _path_of(self, arguments: Sequence[Any]) -> str:
+        first = arguments[0] if arguments else ""
+        return self._paths.get(first, "") if isinstance(first, int) else Path(first).name
+
+    def _note_written(self, fd: int, data: bytes, offset: int) -> None:
+        path = self._paths.get(fd, "")
+        self.written[path] = self.written.get(path, 0) + len(data)
+
+    def written_by_kind(self) -> dict[str, int]:
+        """Bytes by what the files are: everything but the digits of their names."""
+        found: dict[str, int] = {}
+        for path, size in self.written.items():
+            kind = "N" + "".join(Path(path).suffixes) if path[:1].isdigit() else path.translate(_NO_DIGITS)
+            found[kind] = found.get(kind, 0) + size
+        return found
+
+
+_NO_DIGITS = str.maketrans({str(digit): "" for digit in range(10)})
+
+
+@contextmanager
+def collections_of_garbage(events: list[Event]) -> Iterator[None]:
+    """Adds the interpreter's own collections to ``events``: while one runs, no other Python code does."""
+    begun: list[float] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            begun.append(now)
+        elif begun:
+            name = f"garbage collection of generation {about['generation']}"
+            events.append(Event(name, begun.pop(), now, threading.get_ident()))
+
+    gc.callbacks.append(note)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(note)
+
+
+def slowest_calls(starts: Sequence[float], seconds: Sequence[float], events: Sequence[Event], most: int = 5) -> list[Line]:
+    """The slowest calls of this thread, with the time stamps of what happened meanwhile, on this thread and on others."""
+    me = threading.get_ident()
+    lines = []
+    for at in sorted(range(len(seconds)), key=lambda at: -seconds[at])[:most]:
+        start, end = starts[at], starts[at] + seconds[at]
+        meanwhile = sorted((e for e in events if e.start < end and e.end > start), key=lambda e: e.start)
+        mine = [event for event in meanwhile if event.thread == me]
+        stamps = [f"{e.name} {_stamp(e, start)}" for e in mine]
+        others = [f"{e.name} {_stamp(e, start)}" for e in meanwhile if e.thread != me]
+        rest = seconds[at] - sum(min(e.end, end) - max(e.start, start) for e in mine)
+        inside = ", ".join(_short(stamps)) or "no file operation"
+        text = f"call {at + 1:,} of {len(seconds):,}: {inside}; the rest {rest * 1e6:,.0f}"
+        if others:
+            text += f"; other threads: {', '.join(_short(others))}"
+        lines.append(Line(text, seconds[at] * 1e6, "us"))
+    return lines
+
+
+def _stamp(event: Event, start: float) -> str:
+    return f"{(event.start - start) * 1e6:,.0f}-{(event.end - start) * 1e6:,.0f}"
+
+
+def _short(stamps: Sequence[str], most: int = 6) -> list[str]:
+    return [*stamps[:most], f"{len(stamps) - most} more"] if len(stamps) > most else [*stamps]
