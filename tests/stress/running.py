@@ -20,7 +20,7 @@ from msgstore.cli.main import main
 from stress.board import Board
 from stress.bodies import LARGE_MESSAGE, body_of
 from stress.findings import Counts, Findings
-from stress.worker import Task, Worker
+from stress.worker import Task, Worker, open_descriptors
 from support import UnsyncedFiles, open_with
 
 THREADS = 8
@@ -29,11 +29,13 @@ LIVING = 12_000
 KEPT = 150
 """Ids that a thread leaves in the end."""
 REMOVED = 500
-"""References that are given back between two turns of the collector."""
-EVERYTHING = 6
+"""References that are given back between two turns of the collector ..."""
+BEHIND = 8
+"""... which may be so many turns behind: then whoever removes waits for it, so that it collects all the while."""
+EVERYTHING = 10
 """Every so-manieth turn collects whatever has garbage, not only what the policy names."""
 DESCRIPTORS = 400
-"""The process has fewer open, whatever the number of segments."""
+"""A run has fewer open, whatever the number of segments."""
 MAPPED = 256
 """With ``reads = "mmap"`` so many more: Python duplicates the descriptor of what it maps."""
 SEGMENTS = (".rdq", ".sqs")
@@ -148,6 +150,7 @@ def switching_often() -> Iterator[None]:
 def _load(store: msgstore.Store, options: Options, outcome: Outcome) -> Counter[bytes]:
     """All threads, from their start to their end. Returns the references that they have left."""
     findings, board, barrier = outcome.findings, Board(THREADS), threading.Barrier(THREADS)
+    opened = open_descriptors()
     collecting = CollectorThread(store, findings)
     quota = -(-options.messages // THREADS)
     workers = []
@@ -164,6 +167,7 @@ def _load(store: msgstore.Store, options: Options, outcome: Outcome) -> Counter[
         outcome.counts.add(worker.counts)
     collecting.end()
     outcome.turns = collecting.turns
+    outcome.counts.descriptors -= min(opened, outcome.counts.descriptors)
     if outcome.counts.descriptors >= DESCRIPTORS + (MAPPED if options.keys.get("reads") == "mmap" else 0):
         findings.add("descriptors", f"{outcome.counts.descriptors} were open")
     if options.collector == "background" and not findings:
@@ -186,35 +190,47 @@ class CollectorThread(threading.Thread):
         self._store = store
         self._findings = findings
         self._removed = 0
-        self._lock = threading.Lock()
-        self._due = threading.Semaphore(0)
+        self._changed = threading.Condition()
         self._ended = False
 
     def removed(self, count: int) -> None:
-        with self._lock:
+        """By a thread that holds nothing. Waits while the collector is too far behind."""
+        with self._changed:
             self._removed += count
-            due, self._removed = divmod(self._removed, REMOVED)
-        if due:
-            self._due.release(due)
+            self._changed.notify_all()
+            if self.ident is not None:
+                self._changed.wait_for(lambda: self._ended or self._removed < BEHIND * REMOVED)
 
     def end(self) -> None:
         """After the turn that it is in. Fine if it was never started."""
-        self._ended = True
-        self._due.release()
+        self._end()
         if self.ident is not None:
             self.join()
 
+    def _end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
     def run(self) -> None:
         try:
-            while self._due.acquire() and not self._ended:
-                while self._due.acquire(blocking=False):  # one turn for all that has become due meanwhile
-                    pass
+            while self._is_due():
                 for done in self._store.compact(everything=self.turns % EVERYTHING == EVERYTHING - 1):
                     if done.skipped:
                         self._findings.add("skipped", f"{done.file}: {done.skipped}")
                 self.turns += 1
         except BaseException:
             self._findings.error("the collector failed")
+        finally:
+            self._end()
+
+    def _is_due(self) -> bool:
+        """Waits for it. One turn for all that was removed since the last one began."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._removed >= REMOVED)
+            self._removed = 0
+            self._changed.notify_all()  # whoever waits in ``removed``
+            return not self._ended
 
 
 def _end(store: msgstore.Store, path: Path, options: Options, model: Counter[bytes], outcome: Outcome) -> None:
@@ -224,6 +240,10 @@ def _end(store: msgstore.Store, path: Path, options: Options, model: Counter[byt
     if counts.confirmed != counts.writes:
         findings.add("confirm", f"{counts.confirmed} confirms of {counts.writes} writes")
     compare(store, model, findings, "before closing")
+    skipped = [done.skipped for done in store.compact(everything=True) if done.skipped]
+    if skipped:
+        findings.add("skipped", f"in the end: {skipped[0]}")
+    compare(store, model, findings, "collected")
     store.close()
     verify(path, model, findings)
     with open_with(path, StressFiles(), **options.all_keys) as again:
