@@ -50,8 +50,8 @@ def open_with(
     refcounts: Iterable[tuple[bytes, int]] | None = None,
     **keys: Any,
 ) -> msgstore.Store:
-    """``open_store`` with a file layer of the test's own."""
-    config = store_config({"path": path, **keys}, "test", Path())
+    """``open_store`` with a file layer of the test's own, and no collector in the background unless asked for."""
+    config = store_config({"path": path, "gc_interval": 0, **keys}, "test", Path())
     return open_configured(config, catalogue(), mode=mode, refcounts=refcounts, files=files)
 
 

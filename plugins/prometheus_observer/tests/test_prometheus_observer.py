@@ -43,9 +43,9 @@ def opened(statistics: dict[str, int], mode: str = "rw", how: str = "trust") -> 
     )
 
 
-def collected(action: events.Action = "compact", skipped: str | None = None) -> events.CollectionFinished:
+def collected(done: events.Done = "compacted", skipped: str | None = None) -> events.CollectionFinished:
     return events.CollectionFinished(
-        store=STORE, file="3.sqs", action=action, size_before=1000, size_after=1000 if skipped else 400, moved_records=2,
+        store=STORE, file="3.sqs", done=done, size_before=1000, size_after=1000 if skipped else 400, moved_records=2,
         moved_bytes=70, written=85, seconds=0.3, skipped=skipped,
     )  # fmt: skip
 
@@ -96,10 +96,10 @@ def test_what_events_tell(registry: CollectorRegistry, metrics: Metrics) -> None
     metrics.corruption_found(events.CorruptionFound(store=STORE, file="2.sqs", offset=None, reason="checksum_mismatch"))
     metrics.collection_finished(collected())
     metrics.collection_finished(collected(skipped="it is damaged"))
-    metrics.collection_finished(collected("migrate"))
+    metrics.collection_finished(collected("migrated"))
     metrics.messages_dropped(events.MessagesDropped(store=STORE, file="0.sqs", messages=12, bytes=1200, reason="old"))
     found = samples(registry)
-    compact, migrate = (("action", "compact"),), (("action", "migrate"),)
+    compact, migrate = (("action", "compacted"),), (("action", "migrated"),)
     expected = {
         ("msgstore_recovery_seconds_count", ()): 1,
         ("msgstore_recovery_seconds_sum", ()): 1.5,
@@ -134,7 +134,7 @@ def test_a_store_of_ones_own(tmp_path: Path) -> None:
         store.flush()
         store.compact(everything=True)
         deadline = time.monotonic() + 30
-        key = "msgstore_collection_seconds_count", (("action", "compact"),)
+        key = "msgstore_collection_seconds_count", (("action", "compacted"),)
         while key not in (found := samples(REGISTRY, tmp_path)) and time.monotonic() < deadline:
             time.sleep(0.01)  # events are told on another thread
         stats = store.stats()

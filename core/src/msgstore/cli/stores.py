@@ -10,7 +10,7 @@ import attrs
 
 from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config, store_config
-from msgstore.contract import StoreError
+from msgstore.contract import Duration, StoreError
 from msgstore.directory import Settings, read_settings
 from msgstore.engine.opening import open_configured
 from msgstore.engine.store import Store
@@ -31,7 +31,8 @@ class Target:
 
     def open(self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None) -> Store:
         with output.progress("recovering", quiet=False) as progress:
-            return open_configured(self.config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress)
+            config = attrs.evolve(self.config, gc_interval=Duration(0))  # a command collects what it is told to
+            return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress)
 
 
 def find_store(store: str, config_file: Path | None) -> Target:

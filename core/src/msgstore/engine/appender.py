@@ -94,6 +94,8 @@ class Appender:
         self.seal()
         segment = self._segments.roll(self._form)
         self._ledger.touch(segment)
+        if self._ledger.collector is not None:
+            self._ledger.collector.look()
         return segment
 
     def seal(self, *, appendable: bool = True) -> None:

@@ -44,6 +44,14 @@ class Collection:
 
         Raises StoreClosed, and StoreIOError when everything else is done, if the operating system refused something.
         """
+        self._writer.flush()
+        return self._collect_now(everything, progress)
+
+    def collect_what_is_due(self) -> list[Collected]:
+        """As ``collect``, of what is on disk: what was just written is not flushed for it."""
+        return self._collect_now(everything=False, progress=None)
+
+    def _collect_now(self, everything: bool, progress: Progress | None) -> list[Collected]:
         with self._begun():
             with self._ledger.lock:
                 stats = self.stats()
@@ -57,6 +65,7 @@ class Collection:
 
     def migrate(self, progress: Progress | None = None) -> list[Collected]:
         """Rewrite every segment of an older format, also what the policy would leave. Raises as ``collect``."""
+        self._writer.flush()
         with self._begun():
             with self._ledger.lock:
                 old = {s.number for s in self._segments if s.form.descriptor.generation < self._generation}
@@ -66,8 +75,7 @@ class Collection:
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
-        """Everything written so far is flushed, and nobody else collects. Raises StoreClosed, StoreReadOnly."""
-        self._writer.flush()
+        """Nobody else collects. Raises StoreClosed."""
         with self._site.held(now=self._told()):
             self._writer.check_open()
             yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgstore.contract import Index
 from msgstore.contract.locations import MASK, NUMBER_SHIFT
@@ -16,6 +17,11 @@ from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, 
 from msgstore.engine.segments import Segment, Segments, io_errors
 from msgstore.engine.shared_bodies import SharedBodies
 
+if TYPE_CHECKING:
+    from msgstore.engine.collector import Collector
+
+_LOOK = 2**22
+"""Bytes of records that have died since the collector was asked to look."""
 Part = tuple[Segment, int, int]
 """(segment, records, bytes) that were appended."""
 
@@ -33,6 +39,11 @@ class Ledger:
         self.lingering: dict[bytes, int] = {}
         """Dead records that a late second write can revive: id to location. Of the current segment, and of segments that are
         not self-describing."""
+        self.collector: Collector | None = None
+        """Who collects in the background; None if nobody does."""
+        self.worth_a_look = threading.Event()
+        """Set when there may be something to collect."""
+        self._freed = 0
         self._touched: set[Segment] = set()
         self._deleted: list[Segment] = []
         self._empty: set[Segment] = set()
@@ -69,10 +80,12 @@ class Ledger:
         if self.shared.ids:
             self.shared.forget(freed)
         by_number, current = self.segments.by_number, self.segments.current
+        freed_before = self._freed
         for msg_id, location in freed:
             segment = by_number.get(location >> NUMBER_SHIFT) or self.segments.get(location >> NUMBER_SHIFT)
             segment.live_count -= 1
             segment.live_bytes -= location & MASK
+            self._freed += location & MASK
             self._touched.add(segment)
             if segment.died is not None:
                 segment.died.add(location)
@@ -80,6 +93,14 @@ class Ledger:
                 self.lingering[msg_id] = location
             if segment.live_count == 0 and segment is not current:
                 self._empty.add(segment)
+
+        if self._freed // _LOOK > freed_before // _LOOK:
+            self.worth_a_look.set()
+
+    def totals(self) -> tuple[int, int]:
+        """(bytes of all segments, bytes of what is alive)."""
+        segments = self.segments.by_number.values()
+        return sum([s.size for s in segments]), sum([s.live_bytes for s in segments])
 
     def revive(self, msg_id: bytes) -> bool:
         """One reference to a record that died lately; False if it cannot be had any more."""
@@ -99,6 +120,7 @@ class Ledger:
     def sealed(self, segment: Segment) -> None:
         """It takes no more records; if it is self-describing, its dead ones can no longer be revived."""
         self._touched.add(segment)
+        self.worth_a_look.set()
         if segment.live_count == 0:
             self._empty.add(segment)
         if segment.form.self_describing:

@@ -17,6 +17,7 @@ from msgstore.engine import shutdown
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.collected import Collected
 from msgstore.engine.collection import Collection
+from msgstore.engine.collector import Collector
 from msgstore.engine.counters import Counters
 from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
@@ -86,6 +87,7 @@ class Store:
         self._found = len(parts.writer.index) if mode == "rw" else 0
         self._collection = Collection(parts.writer)
         self._numbers = count(1)
+        self._collector = Collector(self._collection, self._ledger, config.gc_interval if mode == "rw" else 0, config.file_size_limit)
         self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
@@ -272,6 +274,7 @@ class Store:
         """Without any lock: the threads may be waiting for one."""
         if self._flusher:
             self._flusher.stop(wait=wait)
+        self._collector.stop(wait=wait)
         if wait:
             self._segments.happenings.announcer.wait()
 

@@ -13,6 +13,7 @@ writer takes steps: the flush does, each with a sync behind it.
 from __future__ import annotations
 
 import logging
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
@@ -67,6 +68,8 @@ class Writer:
         """Bytes of a message, OVERHEAD included, in what was written last."""
         self._uncommitted = 0
         """Bytes, OVERHEAD included, that went to the segments and whose entries a persistent index has not on disk yet."""
+        self._holder: int | None = None
+        """The thread that flushes: a client that it tells must not wait for whoever needs ``flushing``."""
         self._begun = self._finished = 0
         """Flushes."""
         # A body of half of what fits is looked at before it is taken: that leaves room for what a codec adds.
@@ -165,6 +168,9 @@ class Writer:
                 self._since_count += weight
             if self._held <= min(WINDOW, self.config.max_unconfirmed):
                 return
+            collector = self.ledger.collector
+            if collector is not None and collector.behind and self._holder != threading.get_ident():
+                collector.catch_up()
             if self._syncs:
                 self._wait_for_disk()
             elif self.ledger.flushing.acquire(blocking=self._held > max(2 * WINDOW, self.config.max_unconfirmed)):
@@ -218,11 +224,13 @@ class Writer:
             if self._finished < wanted:
                 if self._refusal is not None:
                     raise self._refusal
+                holder, self._holder = self._holder, threading.get_ident()
                 self.depth += 1
                 try:
                     self._flush()
                 finally:
                     self.depth -= 1
+                    self._holder = holder
 
     # -- with ``flushing`` ------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class Metrics:
         self._corruptions.labels(str(event.store)).inc()
 
     def collection_finished(self, event: events.CollectionFinished) -> None:
-        labels = str(event.store), event.action
+        labels = str(event.store), event.done
         self._collection.labels(*labels).observe(event.seconds)
         self._moved.labels(*labels).inc(event.moved_bytes)
         self._written.labels(*labels).inc(event.written)

@@ -1,0 +1,229 @@
+"""The collector in the background: space comes back while load goes on, nothing that was put off is forgotten, nobody hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import threading
+import time
+
+import pytest
+
+import msgstore
+from msgstore.files import Files
+from support import open_with
+
+LIMIT = 64 * 2**10
+BODY = b"b" * 500
+
+
+@pytest.fixture
+def opened(cell, tmp_path):
+    stores = []
+
+    def open_it(files=None, **keys):
+        keys = {"file_size_limit": LIMIT, "sync_interval": "10ms", "gc_interval": "10ms"} | keys
+        stores.append(open_with(tmp_path / "store", files, **cell.keys, **keys))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        store.abandon()
+
+
+def fill(client, count, start=0):
+    ids = [number.to_bytes(16) for number in range(start, start + count)]
+    for msg_id in ids:
+        client.write(msg_id, BODY)
+    return ids
+
+
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def sizes(directory):
+    """Of the segments, by the file system; some may go meanwhile."""
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.name.removesuffix(".tmp").endswith((".sqs", ".rdq")):
+                yield path.stat().st_size
+
+
+@pytest.mark.parametrize("policy", ["half-empty", "combine"])
+def test_space_comes_back_without_being_asked_for(opened, policy):
+    store = opened(gc=policy)
+    client = store.client()
+    ids = fill(client, 2000)
+    store.roll()
+    rng = random.Random(1)
+    kept = set(rng.sample(ids, 400))
+    for msg_id in ids:
+        if msg_id not in kept:
+            client.remove([msg_id])
+    until(lambda: store.stats().bytes_on_disk <= 2.2 * store.stats().live_bytes + 2 * LIMIT)
+    assert all(client.read(msg_id) == BODY for msg_id in kept)
+    assert store.stats().messages == 400
+
+
+@pytest.mark.parametrize("order", ["first in, first out", "random"])
+def test_at_full_speed_the_directory_stays_small(opened, order, tmp_path):
+    """Twice what is alive and four segments, at every moment, whatever the load; the files themselves are counted."""
+    limit = 2**20
+    store = opened(file_size_limit=limit, gc_interval="1s", sync_interval="50ms")
+    client = store.client()
+    rng = random.Random(2)
+    alive: list[bytes] = []
+    size = 4096
+    worst = 0.0
+    for number in range(30_000):
+        msg_id = number.to_bytes(16)
+        client.write(msg_id, b"b" * size)
+        alive.append(msg_id)
+        if len(alive) > 6000:  # 24 MiB, more than is held back
+            at = 0 if order == "first in, first out" else rng.randrange(len(alive))
+            alive[at], alive[0] = alive[0], alive[at]
+            client.remove([alive.pop(0)])
+        if number % 500 == 0:
+            live = len(alive) * (size + 21)  # of which some are held back in memory
+            on_disk = sum(sizes(tmp_path / "store"))
+            worst = max(worst, on_disk / (2 * live + 4 * limit))
+    assert worst <= 1
+    assert store.stats().counters.collections or store.stats().counters.deleted_segments
+
+
+class Full(Files):
+    """No room for a while."""
+
+    def __init__(self):
+        self.full = False
+        self.refused = 0
+
+    def open_write(self, path):
+        if self.full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().open_write(path)
+
+
+def test_what_could_not_be_collected_is_collected_later(opened):
+    files = Full()
+    store = opened(files)
+    client = store.client()
+    ids = fill(client, 1000)
+    store.roll()
+    files.full = True
+    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
+    until(lambda: files.refused > 2)
+    before = store.stats().bytes_on_disk
+    files.full = False
+    until(lambda: store.stats().bytes_on_disk < before / 2)
+    assert client.read(ids[0]) == BODY
+
+
+def test_the_collector_waits_for_no_further_removal(opened):
+    """Everything is removed at once, while the collector is busy, and then nothing happens any more."""
+    store = opened(gc_interval="20ms")
+    client = store.client()
+    ids = fill(client, 3000)
+    store.roll()
+    client.remove(ids[:1400])
+    client.remove(ids[1500:])
+    until(lambda: store.stats().bytes_on_disk < 4 * LIMIT)
+
+
+def test_without_an_interval_nobody_collects(opened):
+    store = opened(gc_interval=0)
+    client = store.client()
+    ids = fill(client, 1000)
+    store.roll()
+    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
+    store.flush()
+    before = store.stats().bytes_on_disk
+    assert not any("collector" in thread.name for thread in threading.enumerate() if thread.is_alive())
+    assert store.stats().bytes_on_disk == before
+
+
+def test_a_client_that_is_told_may_write_while_writers_wait_for_the_collector(opened):
+    """It has what the collector needs: it must not wait for it."""
+    store = opened()
+    done = threading.Event()
+
+    def answer(ids):
+        store._collector._idle.clear()
+        other = store.client()
+        for number in range(40):
+            other.write(bytes([number]) * 16, b"b" * 2**20)
+        done.set()
+
+    client = store.client(on_confirm=answer)
+    client.write(b"i" * 16, BODY)
+    threading.Thread(target=store.flush, daemon=True).start()
+    assert done.wait(60)
+
+
+def test_closing_does_not_wait_for_a_collection_to_end(opened):
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Files):
+        def open_write(self, path):
+            inside.set()
+            assert go_on.wait(60)
+            return super().open_write(path)
+
+    store = opened(Slow())
+    client = store.client()
+    ids = fill(client, 1000)
+    store.roll()
+    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
+    assert inside.wait(60)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    go_on.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    store = opened(gc_interval=0)
+    assert sorted(entry.msg_id for entry in store.entries()) == ids[::4]
+
+
+def test_many_threads_and_the_collector_agree(opened):
+    store = opened(gc="combine")
+    errors = []
+
+    def work(number):
+        rng = random.Random(number)
+        client = store.client()
+        alive = []
+        try:
+            for count in range(2000):
+                msg_id = bytes([number]) * 8 + count.to_bytes(8)
+                client.write(msg_id, msg_id * rng.randrange(1, 60))
+                alive.append(msg_id)
+                if len(alive) > 100:
+                    at = rng.randrange(len(alive))
+                    gone = alive.pop(at)
+                    client.remove([gone])
+                    assert not client.contains(gone)
+                    with pytest.raises(msgstore.MessageNotFound):
+                        client.read(gone)
+                kept = rng.choice(alive)
+                assert client.read(kept).startswith(kept)
+                if count % 100 == 0:
+                    store.flush()
+            assert client.read_many(alive).keys() == set(alive)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert not errors, errors[0]
+    assert store.stats().messages == 400
+    assert store.stats().quarantined == 0
