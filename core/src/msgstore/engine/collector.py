@@ -1,8 +1,8 @@
 """The collector: the thread that asks the GC policy what is worth collecting, does it, and holds writers up if it falls behind.
 
-It looks every ``gc_interval``, and at once when a segment is full or as much as a segment has become garbage. What it could not do
-(a disk that was full, a collection that gave way) is garbage still, and is found again at its next look: nothing is put on a list
-that could be forgotten.
+It looks every ``gc_interval``, and at once when a segment is full or as much as a segment has become garbage. What it could not
+do (a disk that was full, a collection that gave way) is garbage still, and is found again at its next look: nothing is put on a
+list that could be forgotten.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Collector:
         return not self._idle.is_set()
 
     def look(self) -> None:
-        """Somebody has begun a segment, and has ``flushing``: if there is too much garbage, writers wait from now on. All segments
-        are looked at, so not each time if there are many."""
+        """Somebody has begun a segment, and has ``flushing``: if there is too much garbage, writers wait from now on. All
+        segments are looked at, so not each time if there are many."""
         self._begun += 1
         if self._begun >= len(self._ledger.segments.by_number) // 32:
             self._begun = 0
@@ -77,7 +77,8 @@ class Collector:
             self._idle.set()
 
     def _collect(self) -> bool:
-        """One look and what follows from it. Whether another one is worth it at once: writers wait, and this one has freed something."""
+        """One look and what follows from it. Whether another one is worth it at once: writers wait, and this one has freed
+        something."""
         size = self._overfull()
         if size is None:
             self._idle.set()

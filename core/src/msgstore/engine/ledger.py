@@ -141,7 +141,9 @@ class Ledger:
             if self.persistent:
                 state |= {row_key(segment): None for segment in self._deleted}
                 state |= {row_key(segment): pack_row(segment) for segment in self._touched}
-            self.index.freeze({**state, **(extra or {})})
+            if extra:
+                state |= extra
+            self.index.freeze(state)
             self._touched.clear()
             self._deleted.clear()
         with io_errors(self.segments.directory):
@@ -149,6 +151,8 @@ class Ledger:
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
+        if not (self._empty or self._deleted):
+            return
         for segment in self._take_empty():
             try:
                 self.segments.delete(segment, self.lock)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from mmap import mmap
 from pathlib import Path
+from types import TracebackType
 
 import attrs
 
@@ -316,22 +317,26 @@ class Segments:
                 stack.callback(self._close_reader, number)
             stack.callback(self.seal_current)
 
-    @contextlib.contextmanager
-    def errors(self, segment: Segment, offset: int | None = None) -> Iterator[None]:
+    def errors(self, segment: Segment, offset: int | None = None) -> io_errors:
         """Say where an error of the operating system happened, and what to do."""
-        try:
-            yield
-        except OSError as error:
-            raise io_error(segment.path, offset, error) from error
+        return io_errors(segment.path, offset)
 
 
-@contextlib.contextmanager
-def io_errors(path: Path) -> Iterator[None]:
-    """Errors of the operating system about a whole directory, its index for one, become StoreIOError."""
-    try:
-        yield
-    except OSError as error:
-        raise io_error(path, None, error) from error
+class io_errors:  # noqa: N801 - used as a function; a generator would cost a flush several microseconds
+    """A context in which errors of the operating system, about a file or a whole directory, become StoreIOError."""
+
+    __slots__ = ("_offset", "_path")
+
+    def __init__(self, path: Path, offset: int | None = None) -> None:
+        self._path = path
+        self._offset = offset
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, OSError):
+            raise io_error(self._path, self._offset, error) from error
 
 
 def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:

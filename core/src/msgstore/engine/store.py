@@ -87,7 +87,8 @@ class Store:
         self._found = len(parts.writer.index) if mode == "rw" else 0
         self._collection = Collection(parts.writer)
         self._numbers = count(1)
-        self._collector = Collector(self._collection, self._ledger, config.gc_interval if mode == "rw" else 0, config.file_size_limit)
+        gc_interval = config.gc_interval if mode == "rw" else 0
+        self._collector = Collector(self._collection, self._ledger, gc_interval, config.file_size_limit)
         self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:

@@ -254,7 +254,7 @@ class Writer:
                 again += late
             ids = again
         with self.ledger.lock:
-            self._held, self._since_count = self.intake.weight(), 0
+            self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
         self.settle(sync=last or not self.ledger.segments.sync_later)
         return confirmed
 
