@@ -238,6 +238,30 @@ def test_every_page_is_on_the_map():
     assert [page for page in pages if f"({page})" not in index] == []
 
 
+ESSAY = (DOCS / "explanation/essay.md").read_text(encoding="utf-8")
+
+
+def test_no_paragraph_of_the_essay_is_left_out():
+    text, faults = ESSAY.split("\n## What that implementation gets wrong")
+    numbers = re.findall(r"^\| (\d+)([a-z]?) \| \S", text, re.MULTILINE)
+    assert list(dict.fromkeys(int(number) for number, _ in numbers)) == list(range(1, 30))
+    assert re.findall(r"^\| (\d) \| \S", faults, re.MULTILINE) == list("123456789")
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| \d.*$", ESSAY, re.MULTILINE), ids=lambda row: row[2:5].strip("| "))
+def test_every_test_and_module_that_the_essays_page_names_is_there(row):
+    named = re.findall(r"`([\w/.-]+\.py)(?:::(\w+))?`", row)
+    assert named, "what holds it?"
+    if "TODO(" in row:
+        return
+    for file, test in named:
+        assert (ROOT / file).exists(), file
+        defined = re.findall(r"^def (test_\w+)\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+        assert not test or test in defined, f"{file}::{test}"
+    for module in re.findall(r"`(msgstore(?:\.\w+)+)`", row):
+        assert find_spec(module), module
+
+
 def _slug(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 

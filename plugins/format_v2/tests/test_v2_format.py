@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -177,6 +178,19 @@ def test_header_is_judged_and_records_are_read_all_the_same() -> None:
         scan = V2.scan(header + record)
         assert (scan.header, len(scan.records), scan.end.state) == (state, 1, "clean")
     assert V2.header == HEADER
+
+
+def test_a_large_record_is_stepped_over() -> None:
+    """One message of 64 MiB: neither it nor a part of it is copied, so the scan takes no longer than that of a small one."""
+    data = HEADER + message(bytes(range(16)), bytes(2**26))
+    tracemalloc.start()
+    try:
+        found = V2.scan(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(found.records), found.end.state) == (1, "clean")
+    assert peak < 2**20
 
 
 def test_damage_is_stepped_over_and_its_id_is_not_seen() -> None:
