@@ -54,13 +54,13 @@ class Collection:
     def _collect_now(self, everything: bool, progress: Progress | None) -> list[Collected]:
         with self._begun():
             with self._ledger.lock:
-                stats = self.stats()
+                stats, segments = self.stats(), self._segments.by_number.copy()
             eligible = [s for s in stats if not (s.current or s.quarantined)]
             if everything:
                 actions: list[Action] = [Compact(s.number) for s in eligible if s.garbage_bytes and s.live_count]
             else:
                 wanted = plans.ask(self._policy, stats, time.time())
-                actions = plans.check(wanted, stats, self._segments.by_number, self._generation)
+                actions = plans.check(wanted, stats, segments, self._generation)
             return self._note_empty(eligible) + self._carry_out(actions, progress)
 
     def migrate(self, progress: Progress | None = None) -> list[Collected]:

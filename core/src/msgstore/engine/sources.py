@@ -71,7 +71,8 @@ def marked(site: Site, numbers: Sequence[int]) -> Iterator[list[Source]]:
 
     One that is empty afterwards is noted for deletion.
     """
-    with site.ledger.lock:
+    # In turn: records that were appended just before a segment was sealed may not be in the index yet.
+    with site.turn(), site.ledger.lock:
         found = [segment for number in numbers if (segment := site.segments.by_number.get(number))]
         segments = found if len(found) == len(numbers) and any(segment.live_count for segment in found) else []
         for segment in segments:
