@@ -76,14 +76,14 @@ class Collection:
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
         """Nobody else collects. Raises StoreClosed."""
-        with self._site.held(now=self._told()):
+        with self._site.collecting(now=self._told()):
             self._writer.check_open()
             yield
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:
         """Inside, nothing is collected. What was being collected ends where it is."""
-        with self._site.held(now=True):
+        with self._site.ended():
             yield
 
     def _told(self) -> bool:

@@ -18,7 +18,7 @@ class GiveWay(Exception):
 
 
 class Site:
-    """Of one open store. One collection at a time holds it, with ``held``; order of locks: this one, ``flushing``, ``lock``.
+    """Of one open store. One collection at a time holds it, with ``collecting``; order of locks: this one, ``flushing``, ``lock``.
 
     There is one way to want them in another order: a client that is told of its messages is told with ``flushing``, and may
     collect, or close the store. Then a collection that is under way gives way: at its next turn it ends, wherever it is. What
@@ -33,24 +33,32 @@ class Site:
         """What copies are written in."""
         self.size_limit = size_limit
         self._held = threading.RLock()
-        self._inside = 0
+        self._collecting = False
         self._wanted = 0
 
     @contextlib.contextmanager
-    def held(self, *, now: bool) -> Iterator[None]:
+    def collecting(self, *, now: bool) -> Iterator[None]:
         """Inside, nobody else collects. ``now``: a collection that is under way ends before what it would have done next."""
+        with self.ended(now=now):
+            self._collecting = True
+            try:
+                yield
+            finally:
+                self._collecting = False
+
+    @contextlib.contextmanager
+    def ended(self, *, now: bool = True) -> Iterator[None]:
+        """Inside, nothing is collected; one may be inside several times. Arguments as of ``collecting``."""
         self._wanted += now
         try:
             self._held.acquire()
         finally:
             self._wanted -= now
-        self._inside += 1
         try:
-            if self._inside > 1:
+            if self._collecting:
                 raise RuntimeError(f"{self.segments.directory}: a progress callback can neither collect nor close its store")
             yield
         finally:
-            self._inside -= 1
             self._held.release()
 
     @property
