@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,9 @@ def test_a_directory_that_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_ctrl_c_ends_it(tmp_path: Path, extra: list[str]) -> None:
     msgstore.open_store(tmp_path).close()
     command = [sys.executable, "-u", "-c", "from msgstore.cli.main import main; main()", "top", str(tmp_path), *extra]
-    with subprocess.Popen([*command, "--interval", "100ms"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background of a shell does not hear it
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--interval", "100ms"], **pipes, preexec_fn=heard) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -13,8 +13,8 @@ There is a sync after 2, 3, 4 and 6, whatever the store's durability: a power lo
 what was confirmed long ago and happens to be moved. A segment in which anything is damaged, or in which a live
 record is not found, is left exactly as it is and quarantined.
 
-All of it goes on beside writers, readers and removers; the lock is taken to swap the index, some thousand records at a time,
-and to cut. Records that die meanwhile are moved for nothing. ``Segments.epoch`` goes up after 1 and after 5: a look-up that is
+All of it goes on beside writers, readers and removers; the lock is taken to swap the index, some thousand records at a time.
+Records that die meanwhile are moved for nothing. ``Segments.epoch`` goes up after 1 and after 5: a look-up that is
 older than that may point to what is then overwritten, or cut.
 """
 
@@ -81,8 +81,8 @@ def _rewrite(site: Site, segment: Segment, todo: Plan, steps: Sequence[list[Writ
             _swap(site, segment, moves)
             with ledger.lock:
                 segments.epoch += 1
-                segments.unmap(segment.number)
-                files.truncate(fd, todo.end)
+                segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
+            files.truncate(fd, todo.end)
             files.sync(fd)
         finally:
             try:

@@ -78,6 +78,10 @@ def rewrite(site: Site, sources: Sequence[Source], done: Done) -> list[Collected
     for batch in copying.batches:
         with site.ledger.lock:
             _swap(site, batch)
+    with site.ledger.lock:
+        for copy in copying.copies:
+            if not copy.live_count:  # everything has died meanwhile
+                site.ledger.note_empty(copy)
     site.commit()
     return [
         Collected(

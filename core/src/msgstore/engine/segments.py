@@ -155,6 +155,8 @@ class Segments:
         """Map a segment as far as it is written. What cannot be mapped is left to ``pread``, which tells why."""
         fd, decode = self.reader(number)
         segment = self.by_number[number]
+        if segment.compacting:  # it is about to be cut
+            return
         if number in self.maps and len(self.maps[number][0]) >= segment.size:
             return
         with contextlib.suppress(ValueError, OSError):

@@ -18,7 +18,8 @@ class GiveWay(Exception):
 
 
 class Site:
-    """Of one open store. One collection at a time holds it, with ``collecting``; order of locks: this one, ``flushing``, ``lock``.
+    """Of one open store. One collection at a time holds it, with ``collecting``; order of locks: this one, ``flushing``,
+    ``lock``.
 
     There is one way to want them in another order: a client that is told of its messages is told with ``flushing``, and may
     collect, or close the store. Then a collection that is under way gives way: at its next turn it ends, wherever it is. What
@@ -34,7 +35,7 @@ class Site:
         self.size_limit = size_limit
         self._held = threading.RLock()
         self._collecting = False
-        self._wanted = 0
+        self._wanted: list[None] = []
 
     @contextlib.contextmanager
     def collecting(self, *, now: bool) -> Iterator[None]:
@@ -49,11 +50,13 @@ class Site:
     @contextlib.contextmanager
     def ended(self, *, now: bool = True) -> Iterator[None]:
         """Inside, nothing is collected; one may be inside several times. Arguments as of ``collecting``."""
-        self._wanted += now
+        if now:
+            self._wanted.append(None)  # and pop: atomic, as += is not
         try:
             self._held.acquire()
         finally:
-            self._wanted -= now
+            if now:
+                self._wanted.pop()
         try:
             if self._collecting:
                 raise RuntimeError(f"{self.segments.directory}: a progress callback can neither collect nor close its store")
@@ -64,11 +67,11 @@ class Site:
     @property
     def wanted(self) -> bool:
         """Whether somebody waits for this collection to end."""
-        return self._wanted > 0
+        return bool(self._wanted)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """With ``flushing``: nobody appends, seals, deletes or commits. Raises StoreClosed if the collection is to end."""
+        """With ``flushing``: nobody appends, seals, deletes or commits. Raises GiveWay."""
         while not self.ledger.flushing.acquire(timeout=_PATIENCE):
             if self._wanted:
                 raise GiveWay

@@ -1,0 +1,560 @@
+"""Collection beside writers, removers and readers: every action on every index and format, and what it does with damage."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import msgstore
+from msgstore.contract import Combine, Compact, Drop
+from msgstore.files import Files
+from support import open_with
+
+LIMIT = 20_000
+HOUR = {"sync_interval": "1h", "file_size_limit": LIMIT}
+
+
+@pytest.fixture
+def opened(cell, tmp_path):
+    stores = []
+
+    def open_it(files=None, **keys):
+        stores.append(open_with(tmp_path / "store", files, **cell.keys, **HOUR | keys))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        store.abandon()
+
+
+class Says:
+    """A policy that answers what it is told to."""
+
+    def __init__(self, *actions):
+        self.actions = list(actions)
+
+    def plan(self, segments, now):
+        return self.actions
+
+
+def told(store, *actions):
+    store._collection._policy = Says(*actions)
+    return store.compact()
+
+
+def id_of(number: int) -> bytes:
+    return number.to_bytes(2, "big") * 8
+
+
+def body_of(msg_id: bytes) -> bytes:
+    return msg_id * (1 + msg_id[1] % 20)
+
+
+def fill(store, numbers) -> dict[bytes, bytes]:
+    """Messages in segments of their own, sealed."""
+    bodies = {id_of(number): body_of(id_of(number)) for number in numbers}
+    with store.client() as client:
+        client.write_many(bodies.items())
+    store.roll()
+    return bodies
+
+
+def halves(store) -> tuple[dict[bytes, bytes], list[int]]:
+    """Two segments of which every third message is left. Returns these, and the numbers of the two."""
+    left = {}
+    for begin in (100, 200):
+        bodies = fill(store, range(begin, begin + 60))
+        gone = [msg_id for at, msg_id in enumerate(bodies) if at % 3]
+        with store.client() as client:
+            client.remove(gone)
+        left |= {msg_id: body for msg_id, body in bodies.items() if msg_id not in gone}
+    store.flush()
+    return left, [s.number for s in store.segments()]
+
+
+def contents(store) -> dict[bytes, bytes]:
+    with store.client() as client:
+        return client.read_many([entry.msg_id for entry in store.entries()])
+
+
+def check(store, expected: dict[bytes, bytes]) -> None:
+    """What is there, one by one and together, and that the statistics are those of the index."""
+    assert contents(store) == expected
+    client = store.client()
+    assert all(client.read(msg_id) == body for msg_id, body in expected.items())
+    live: dict[int, list[int]] = {}
+    for entry in store.entries():
+        live.setdefault(entry.number, []).append(entry.size)
+    for segment in store.segments():
+        sizes = live.pop(segment.number, [])
+        assert (segment.live_count, segment.live_bytes) == (len(sizes), sum(sizes)), segment
+        assert (store.path / segment.file).stat().st_size == segment.size
+    assert live == {}
+    assert not list(store.path.glob("*.tmp"))
+
+
+def test_two_segments_become_one(cell, opened, tmp_path):
+    store = opened()
+    expected, numbers = halves(store)
+    times = [s.sealed_at for s in store.segments()]
+    with store.client() as client:
+        client.write(next(iter(expected)), b"")  # two references
+    done = told(store, Combine(tuple(numbers)))
+    assert [(one.done, one.size_after, one.moved_records) for one in done] == [("combined", 0, 20)] * 2
+    (segment,) = [s for s in store.segments() if not s.current]
+    assert segment.number > max(numbers)
+    assert segment.garbage_bytes == 0
+    assert segment.sealed_at == pytest.approx(max(times), abs=1e-5)  # it is as old as its youngest message
+    assert sorted(path.name for path in store.path.iterdir() if path.suffix in (".rdq", ".sqs")) == [segment.file]
+    check(store, expected)
+    assert store.references(next(iter(expected))) == 2
+    store.close()
+    store = opened()
+    assert store.stats().recovery.how == "trust"
+    check(store, expected)
+    assert store.references(next(iter(expected))) == 2
+
+
+def test_after_a_kill_the_combined_segment_is_there(cell, opened):
+    store = opened()
+    expected, numbers = halves(store)
+    told(store, Combine(tuple(numbers)))
+    store.abandon()
+    store = opened()
+    check(store, expected)
+    assert (store.stats().recovery.how == "rebuild") == (cell.index == "ets")
+
+
+def test_what_does_not_fit_into_one_is_not_combined(opened, caplog):
+    store = opened()
+    expected = fill(store, range(100, 160)) | fill(store, range(200, 260))
+    numbers = tuple(s.number for s in store.segments())[:2]
+    assert told(store, Combine(numbers)) == []
+    assert "a segment at most 20000" in caplog.text
+    check(store, expected)
+
+
+def test_dropping_is_reported(opened, caplog):
+    store = opened()
+    expected, (first, _) = halves(store)
+    dropped = dict(list(expected.items())[:20])
+    with store.client() as client:
+        client.write(next(iter(dropped)), b"")  # also what has two references goes
+        store.flush()
+        with caplog.at_level(logging.WARNING, "msgstore.collection"):
+            (done,) = told(store, Drop(first, "it is too old"))
+        assert (done.done, done.size_after, done.dropped) == ("dropped", 0, 20)
+        assert caplog.records[-1].getMessage().endswith("dropped with 20 live messages: it is too old")
+        left = {msg_id: body for msg_id, body in expected.items() if msg_id not in dropped}
+        check(store, left)
+        assert (store.stats().dropped_messages, store.stats().dropped_segments) == (20, 1)
+        with pytest.raises(msgstore.MessageNotFound):
+            client.remove([next(iter(dropped))])
+        assert first not in [s.number for s in store.segments()]
+        msg_id, body = next(iter(dropped.items()))
+        client.write(msg_id, body)  # a dropped id may be written again
+        store.flush()
+        check(store, left | {msg_id: body})
+    store.abandon()
+    found = contents(opened())
+    assert found.items() >= left.items()
+    assert found.keys() & dropped.keys() == {msg_id}
+
+
+def test_retention_by_total_bytes(opened):
+    store = opened(gc={"use": "retention", "max_bytes": 30_000})
+    bodies = {}
+    for begin in range(100, 500, 60):
+        bodies |= fill(store, range(begin, begin + 60))
+    before = store.stats().bytes_on_disk
+    assert before > 60_000
+    done = store.compact()
+    assert {one.done for one in done} == {"dropped"}
+    stats = store.stats()
+    assert 15_000 < stats.bytes_on_disk <= 30_000
+    assert stats.dropped_messages == len(bodies) - stats.messages > 0
+    check(store, dict(list(bodies.items())[-stats.messages :]))  # the youngest are left
+    assert store.compact() == []
+
+
+def test_retention_by_age_keeps_what_is_young(opened):
+    store = opened(gc={"use": "retention", "max_age": "1h"})
+    expected = fill(store, range(100, 150))
+    assert store.compact() == []
+    (segment,) = [s for s in store.segments() if not s.current]
+    store._segments.by_number[segment.number].sealed_mtime_ns -= 3601 * 10**9
+    (done,) = store.compact()
+    assert done.dropped == len(expected)
+    check(store, {})
+
+
+def test_compaction_leaves_a_segment_as_old_as_it_was(opened):
+    store = opened()
+    expected, numbers = halves(store)
+    before = {s.number: s.sealed_at for s in store.segments()}
+    time.sleep(0.02)
+    store.compact(everything=True)
+    check(store, expected)
+    for segment in store.segments():
+        assert segment.sealed_at == pytest.approx(before[segment.number], abs=1e-5)
+        assert (store.path / segment.file).stat().st_mtime == pytest.approx(before[segment.number], abs=1e-5)
+    assert numbers == [s.number for s in store.segments()]
+
+
+def test_what_gives_nothing_is_looked_at_once(opened):
+    """Or a collector in the background would read it again and again."""
+    store = opened(gc={"use": "half-empty", "garbage": 0.01})
+    with store.client() as client:
+        client.write_many([(bytes(16), b"x" * 3000), (b"1" * 16, b"y" * 4000)])
+        store.roll()
+        client.remove([bytes(16)])
+        (done,) = store.compact()
+        assert (done.done, done.written) == ("none", 0)
+        assert store.compact() == []
+        assert [one.done for one in store.compact(everything=True)] == ["none"]
+
+
+# -- meanwhile ------------------------------------------------------------------------------------------------------------
+
+
+class Meanwhile(Files):
+    """Calls ``act`` once, before the ``at``-th change of a file whose name has ``name`` in it."""
+
+    def __init__(self, kind: str, name: str = "") -> None:
+        self.kind, self.name, self.act = kind, name, None
+        self._names: dict[int, str] = {}
+
+    def _happens(self, kind, name):
+        if self.act is not None and kind == self.kind and self.name in name:
+            act, self.act = self.act, None
+            act()
+
+    def create(self, path):
+        fd = super().create(path)
+        self._names[fd] = path.name
+        return fd
+
+    def open_write(self, path):
+        fd = super().open_write(path)
+        self._names[fd] = path.name
+        return fd
+
+    def pwrite(self, fd, data, offset):
+        self._happens("pwrite", self._names[fd])
+        super().pwrite(fd, data, offset)
+
+    def sync(self, fd):
+        self._happens("sync", self._names.get(fd, ""))
+        super().sync(fd)
+
+    def replace(self, source, target):
+        self._happens("replace", source.name)
+        super().replace(source, target)
+
+    def truncate(self, fd, size):
+        self._happens("truncate", self._names[fd])
+        super().truncate(fd, size)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("pwrite", ".tmp"), ("sync", ".tmp"), ("replace", ".tmp")])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_is_removed_while_it_is_copied_stays_removed(cell, opened, kind, name, flushed):
+    files = Meanwhile(kind, name)
+    store = opened(files)
+    expected, numbers = halves(store)
+    first, *_, second = expected
+    client = store.client()
+
+    def remove():
+        client.remove([first, second])
+        if flushed:
+            store.flush()
+
+    files.act = remove
+    told(store, Combine(tuple(numbers)))
+    assert files.act is None
+    del expected[first], expected[second]
+    check(store, expected)
+    store.flush()
+    store.abandon()
+    store = opened()
+    if cell.index == "lmdb":
+        check(store, expected)
+    assert contents(store).items() >= expected.items()
+
+
+@pytest.mark.parametrize("kind", ["pwrite", "sync", "truncate"])
+def test_what_is_removed_while_it_is_moved_stays_removed(cell, opened, kind):
+    files = Meanwhile(kind)
+    store = opened(files)
+    expected, numbers = halves(store)
+    gone = [list(expected)[at] for at in (0, 18, 19)]
+    client = store.client()
+
+    def remove():
+        client.remove(gone)
+        store.flush()
+
+    files.act = remove
+    (done,) = told(store, Compact(numbers[0]))
+    assert done.moved_records > 0
+    for msg_id in gone:
+        del expected[msg_id]
+    check(store, expected)
+    store.abandon()
+    store = opened()
+    if cell.index == "lmdb":
+        check(store, expected)
+        assert store.stats().recovery.how in ("trust", "tail")
+    assert contents(store).items() >= expected.items()
+
+
+def test_a_segment_that_empties_while_it_is_copied_is_deleted(opened):
+    files = Meanwhile("sync", ".tmp")
+    store = opened(files)
+    expected, numbers = halves(store)
+    client = store.client()
+    files.act = lambda: (client.remove(expected), store.flush())
+    told(store, Combine(tuple(numbers)))
+    store.flush()
+    check(store, {})
+    assert store.segments() == []
+
+
+def test_a_dead_record_is_not_revived_while_its_segment_is_collected(cell, opened):
+    """The second write comes when the place of the first may be gone: it is written once more."""
+    files = Meanwhile("pwrite")
+    store = opened(files)
+    expected, numbers = halves(store)
+    client = store.client()
+    msg_id, body = list(expected.items())[-1]
+
+    def remove_and_write():
+        client.remove([msg_id])
+        store.flush()
+        client.write(msg_id, body)
+        store.flush()
+
+    files.act = remove_and_write
+    told(store, Compact(numbers[1]))
+    check(store, expected)
+
+
+def test_a_client_that_is_told_may_collect_and_close(opened):
+    """It has the locks that a collection under way waits for: that one gives way."""
+    files = Meanwhile("sync", ".tmp")
+    store = opened(files)
+    expected, numbers = halves(store)
+    closing = threading.Event()
+
+    def close(ids):
+        store.compact(everything=True)
+        store.close()
+        closing.set()
+
+    client = store.client(on_confirm=close)
+
+    def flush_beside():
+        client.write(bytes(16), b"")
+        threading.Thread(target=store.flush, daemon=True).start()
+        time.sleep(0.2)
+
+    files.act = flush_beside
+    told(store, Combine(tuple(numbers)))
+    assert closing.wait(30)
+    check(opened(), expected | {bytes(16): b""})
+
+
+def test_a_progress_callback_cannot_close(opened):
+    store = opened()
+    expected, _ = halves(store)
+    with pytest.raises(RuntimeError, match="can neither collect nor close"):
+        store.compact(everything=True, progress=lambda *_: store.close())
+    check(store, expected)
+
+
+def test_every_action_beside_writers_removers_and_readers(cell, opened):
+    """Whatever meets whatever: contents, counts and statistics are exact at the end, and after the next opening."""
+    store = opened(sync_interval="5ms", file_size_limit=8000, gc="combine")
+    stop = threading.Event()
+    errors: list[BaseException] = []
+    owned: list[dict[bytes, int]] = [{}, {}]
+    compactions: list[str] = []
+
+    def write(owner: int) -> None:
+        """Ids of its own, with counts; removes about as much as it writes."""
+        rng, mine = random.Random(owner), owned[owner]
+        client = store.client()
+        number = 0
+        while not stop.is_set():
+            for _ in range(20):
+                number += 1
+                msg_id = bytes([owner, 0]) + number.to_bytes(14)
+                client.write(msg_id, long_body(msg_id))
+                mine[msg_id] = 1
+                if not number % 7:
+                    client.write(msg_id, long_body(msg_id))
+                    mine[msg_id] = 2
+            for msg_id in rng.sample(sorted(mine), max(len(mine) - 150, 0)):
+                client.remove([msg_id])
+                mine[msg_id] -= 1
+                if not mine[msg_id]:
+                    del mine[msg_id]
+
+    def read() -> None:
+        rng = random.Random(7)
+        client = store.client()
+        while not stop.is_set():
+            for mine in owned:
+                for msg_id in rng.sample(list(mine.copy()), min(20, len(mine))):
+                    with contextlib.suppress(msgstore.MessageNotFound):
+                        assert client.read(msg_id) == long_body(msg_id)
+                found = client.read_many(list(mine.copy()))
+                assert all(body == long_body(msg_id) for msg_id, body in found.items())
+
+    def collect() -> None:
+        rng = random.Random(9)
+        while not stop.is_set():
+            numbers = [s.number for s in store.segments() if not s.current]
+            pairs = [Combine(pair) for pair in pairwise(numbers)]
+            actions = rng.sample([*map(Compact, numbers), *pairs], min(4, len(numbers)))
+            compactions.extend(one.done for one in told(store, *actions))
+            assert not [s for s in store.segments() if s.quarantined]
+
+    def run(work, *arguments):
+        try:
+            work(*arguments)
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=run, args=job) for job in ((write, 0), (write, 1), (read,), (collect,))]
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        for thread in threads:
+            thread.start()
+        stop.wait(4)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(usual)
+    assert errors == []
+    assert {"compacted", "combined"} <= set(compactions)
+    store.flush()
+    counts = owned[0] | owned[1]
+    expected = {msg_id: long_body(msg_id) for msg_id in counts}
+    check(store, expected)
+    assert {entry.msg_id: entry.references for entry in store.entries()} == counts
+    store.close()
+    store = opened()
+    check(store, expected)
+    assert {entry.msg_id: entry.references for entry in store.entries()} == counts
+    if cell.index == "lmdb":
+        store.abandon()
+        store = opened()
+        check(store, expected)
+        assert {entry.msg_id: entry.references for entry in store.entries()} == counts
+
+
+def long_body(msg_id: bytes) -> bytes:
+    return msg_id * (1 + msg_id[-1] % 10)
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["compact", "combine", "drop"])
+def test_damage_is_quarantined_and_stops_nobody_else(cell, opened, kind, caplog):
+    store = opened()
+    expected, (first, second) = halves(store)
+    third = fill(store, range(300, 340))
+    with store.client() as client:
+        client.remove(list(third)[:30])
+    store.flush()
+    expected |= dict(list(third.items())[30:])
+    numbers = [s.number for s in store.segments() if not s.current]
+    victim = next(entry for entry in store.entries() if entry.number == first)
+    damaged = store.path / f"{first}{'.rdq' if cell.format == 'v1' else '.sqs'}"
+    # In v2 the size of the record, in v1 its last byte: a scan does not find it where the index says.
+    flip(damaged, victim.offset + (victim.size - 1 if cell.format == "v1" else 1))
+    before = damaged.read_bytes()
+    actions = {"compact": Compact(first), "combine": Combine((first, second)), "drop": Drop(first, "old")}
+    done = told(store, actions[kind], Compact(numbers[-1]))
+    assert done[0].skipped
+    assert done[0].file == damaged.name
+    assert "is kept as it is" in caplog.text
+    assert done[1].size_after < done[1].size_before
+    assert damaged.read_bytes() == before
+    assert store.stats().quarantined == 1
+    assert [s.number for s in store.segments() if s.quarantined] == [first]
+    client = store.client()
+    for msg_id, body in expected.items():
+        if msg_id != victim.msg_id:
+            assert client.read(msg_id) == body
+    assert told(store, Compact(first)) == []  # from now on it is left alone
+    store.close()
+    assert opened().stats().quarantined == 1
+
+
+@pytest.mark.parametrize("cells_of", ["checksum"])
+def test_a_record_that_does_not_decode_is_not_copied(cell, opened, cells_of, monkeypatch):
+    """The scan has passed it, and then the disk gives other bytes."""
+    store = opened()
+    expected, numbers = halves(store)
+    form = store._segments.by_number[numbers[1]].form.format
+    victim = next(entry for entry in store.entries() if entry.number == numbers[1])
+    decode = form.decode
+
+    def failing(msg_id, record):
+        if msg_id == victim.msg_id:
+            raise msgstore.contract.RecordError("checksum_mismatch")
+        return decode(msg_id, record)
+
+    monkeypatch.setattr(form, "decode", failing)
+    (done,) = told(store, Combine(tuple(numbers)))
+    monkeypatch.undo()
+    assert "checksum_mismatch" in done.skipped
+    assert not list(store.path.glob("*.tmp"))
+    assert [s.number for s in store.segments() if s.quarantined] == [numbers[1]]
+    check(store, expected)
+
+
+class FailingFiles(Files):
+    def __init__(self):
+        self.fails = ""
+
+    def view(self, path):
+        if path.name == self.fails:
+            raise OSError(5, "Input/output error", str(path))
+        return super().view(path)
+
+
+def test_what_cannot_be_read_now_is_left_for_later(opened):
+    files = FailingFiles()
+    store = opened(files)
+    expected, numbers = halves(store)
+    files.fails = store.segments()[0].file
+    with pytest.raises(msgstore.StoreIOError, match=r"Input/output error"):
+        told(store, *map(Compact, numbers))
+    sizes = [s.garbage_bytes for s in store.segments()]
+    assert sizes[0] > 1000 > sizes[1]  # the other one was compacted all the same
+    files.fails = ""
+    done = told(store, *map(Compact, numbers))
+    assert done[0].done == "compacted"
+    check(store, expected)
