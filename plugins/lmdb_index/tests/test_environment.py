@@ -17,7 +17,7 @@ import pytest
 
 from msgstore.contract import IndexContext, Size
 from msgstore.contract.locations import pack
-from msgstore_lmdb_index.environment import DamagedError
+from msgstore_lmdb_index.errors import DamagedError
 from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex
 from msgstore_lmdb_index.plugin import LmdbOptions
 

@@ -234,7 +234,7 @@ def listing(directory: Path) -> list[tuple[str, int, int]]:
 def test_the_descriptor() -> None:
     (descriptor,) = plugin.msgstore_indexes()
     assert descriptor.name == "lmdb"
-    assert descriptor.capabilities == {Capability.PERSISTENT}
+    assert descriptor.capabilities == {Capability.PERSISTENT, Capability.LIVE_READS}
 
 
 def test_read_only_writes_nothing(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ class Capability(enum.Enum):
     PERSISTENT = "persistent"
     """Index: what :meth:`Index.commit` was given is there after a crash of the process."""
 
+    LIVE_READS = "live-reads"
+    """Index, PERSISTENT: other processes can read it while one writes it; see ``live`` of its context."""
+
     SELF_DESCRIBING = "self-describing"
     """Segment format: a dead record needs no index entry to be skipped, so entries are dropped as soon as they are dead."""
 

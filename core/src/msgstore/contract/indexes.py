@@ -54,7 +54,7 @@ from msgstore.contract.descriptors import Descriptor
 
 @attrs.frozen(kw_only=True)
 class IndexDescriptor(Descriptor):
-    """``factory(IndexContext) -> Index``. Capability: PERSISTENT."""
+    """``factory(IndexContext) -> Index``. Capabilities: PERSISTENT, LIVE_READS."""
 
 
 class FileOperations(Protocol):
@@ -88,6 +88,11 @@ class IndexContext:
     shared: set[bytes] = attrs.field(factory=set)
     """An index adds the ids whose entries have several references, when it meets them: in ``load``, or in ``get``. Their bodies
     are cached. To leave one out costs memory elsewhere, nothing else."""
+    live: bool = False
+    """True, with ``read_only``, only for an index with LIVE_READS. Another process may commit at any time, then: each call sees
+    what the last commit left, changes in memory on top of it, and nothing is held between calls. ``load`` is called again when
+    another writer has opened the store: it drops the changes, and opens what is there then. It raises PermissionError where it
+    may not note its readers for the writer. Readers may be noted in files of the index, nothing else is written."""
 
 
 @attrs.define  # not frozen: made once a removal, and freezing would cost a third of it

@@ -8,8 +8,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgstore.contract import IndexContext, Released
-from msgstore_lmdb_index.environment import DamagedError, Environment
+from msgstore_lmdb_index.environment import Environment
+from msgstore_lmdb_index.errors import DamagedError
 from msgstore_lmdb_index.layers import Layer, Read, gained, merged
+from msgstore_lmdb_index.live import LiveEnvironment
 
 _log = logging.getLogger("msgstore.index")
 
@@ -30,14 +32,17 @@ class LmdbIndex:
     Changes go into the newest of the layers. ``freeze`` puts an empty one on top. ``commit`` writes the frozen ones in one
     LMDB transaction, renews the snapshot that is read through, and only then drops them: a look-up without a lock, from the
     top down, finds what it seeks in one or the other. A crash, or ``close(None)``, leaves what the last commit left. ``clear``
-    takes effect on disk with the next commit. Read-only, nothing is frozen or written. Methods raise OSError where LMDB does;
-    what was not committed stays in its layer, so a commit can be tried again.
+    takes effect on disk with the next commit. Methods raise OSError where LMDB does; what was not committed stays in its layer,
+    so a commit can be tried again.
+
+    Read-only, nothing is frozen or written, and changes end with ``close``. Live, LMDB is read as of each call.
     """
 
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / DIRECTORY
-        self._environment: Environment | None = None
+        self._environment: Environment | LiveEnvironment | None = None
+        self._state: dict[bytes, bytes] | None = None  # as loaded
         self._committed = False  # whether there ever was a commit
         self._committing = threading.Lock()
         """Held while a transaction is written: one at a time. Taken before ``_swapping``."""
@@ -69,8 +74,9 @@ class LmdbIndex:
         """The state of the last commit; None if there never was one, or if LMDB's files are damaged.
 
         Damaged files are set aside as ``msgstore-lmdb.damaged-N`` unless read-only (logged). An OSError of another kind, such
-        as a missing permission, is raised.
+        as a missing permission, is raised. Live, it may be called again.
         """
+        self._state = None
         try:
             self._open()
         except DamagedError as error:
@@ -79,10 +85,13 @@ class LmdbIndex:
                 return None
             self._set_aside()
             self._open()
-        return self._environment.state if self._environment else None
+        return self._state
 
     def _open(self) -> None:
         context = self._context
+        if context.live:
+            self._follow()
+            return
         try:
             environment = Environment(
                 self._path, map_size=context.options.map_size, sync=context.sync, read_only=context.read_only
@@ -92,8 +101,17 @@ class LmdbIndex:
                 raise
             return
         self._environment = environment
+        self._state = environment.state
         self._committed = environment.state is not None
         self._arrange(Layer())
+
+    def _follow(self) -> None:
+        """Begin to see what another process commits, or make sure that it is still seen. Changes of our own are dropped."""
+        if not isinstance(self._environment, LiveEnvironment):
+            self._environment = LiveEnvironment(self._path)
+        self._state = self._environment.refresh()
+        with self._swapping:
+            self._arrange(Layer())
 
     def _set_aside(self) -> None:
         number = 1
@@ -133,7 +151,7 @@ class LmdbIndex:
         """Copies what is stored: 40 bytes an entry for as long as the iterator lives, but no open transaction."""
         with self._swapping:
             changes = merged(self._layers)
-            rows = self._environment.rows(_ID, _SLOT) if self._environment and not changes.cleared else b""
+            rows = self._environment.rows(_ROW.size) if self._environment and not changes.cleared else b""
         return _items(rows, changes.slots)
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
@@ -197,7 +215,7 @@ class LmdbIndex:
         """The frozen layers to disk, synced if the context says so."""
         with self._committing:
             environment = self._environment
-            if environment is None or self._context.read_only:
+            if not isinstance(environment, Environment) or self._context.read_only:
                 return
             with self._swapping:
                 self._taken = self._layers[1:]
@@ -238,12 +256,14 @@ class LmdbIndex:
         """
         with self._committing:
             environment = self._environment
-            if environment is not None:
-                if not (state is None or environment.damaged or self._context.read_only):
+            if isinstance(environment, Environment) and not self._context.read_only:
+                if state is not None and not environment.damaged:
                     self._write(environment, self._layers, whole=state)
                 environment.close()
-                if environment.damaged and not self._context.read_only:
+                if environment.damaged:
                     self._set_aside()
+            elif environment is not None:
+                environment.close()
             self._environment = None
             self._forget()
 

@@ -22,7 +22,7 @@ def msgstore_indexes() -> list[IndexDescriptor]:
             contract=(2, 0),
             factory="msgstore_lmdb_index.index:LmdbIndex",
             options=LmdbOptions,
-            capabilities=frozenset({Capability.PERSISTENT}),
+            capabilities=frozenset({Capability.PERSISTENT, Capability.LIVE_READS}),
             summary="persistent, one LMDB transaction a flush; reference counts survive a crash",
         )
     ]
