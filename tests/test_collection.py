@@ -155,7 +155,7 @@ def test_dropping_is_reported(opened, caplog):
         assert caplog.records[-1].getMessage().endswith("dropped with 20 live messages: it is too old")
         left = {msg_id: body for msg_id, body in expected.items() if msg_id not in dropped}
         check(store, left)
-        assert (store.stats().dropped_messages, store.stats().dropped_segments) == (20, 1)
+        assert (store.stats().counters.dropped_messages, store.stats().counters.dropped_segments) == (20, 1)
         with pytest.raises(msgstore.MessageNotFound):
             client.remove([next(iter(dropped))])
         assert first not in [s.number for s in store.segments()]
@@ -180,7 +180,7 @@ def test_retention_by_total_bytes(opened):
     assert {one.done for one in done} == {"dropped"}
     stats = store.stats()
     assert 15_000 < stats.bytes_on_disk <= 30_000
-    assert stats.dropped_messages == len(bodies) - stats.messages > 0
+    assert stats.counters.dropped_messages == len(bodies) - stats.messages > 0
     check(store, dict(list(bodies.items())[-stats.messages :]))  # the youngest are left
     assert store.compact() == []
 

@@ -60,7 +60,7 @@ class Hints:
         self._end = 0
         self._ids = bytearray()
         self._sizes = array("Q")
-        self._finished: dict[int, tuple[Segment, Hint]] = {}
+        self.finished: dict[int, tuple[Segment, Hint]] = {}
         """By number: collected whole, and not written yet."""
 
     # -- what a writer appends --------------------------------------------------------------------------------------------
@@ -84,14 +84,14 @@ class Hints:
         """``segment`` was sealed. Its hint is written by the next ``save``, if it was collected from its header to its end."""
         if segment.number == self._number:
             if self._end == segment.size and segment.named:
-                self._finished[segment.number] = segment, Hint.of_run(self._ids, segment.header_bytes, self._sizes)
+                self.finished[segment.number] = segment, Hint.of_run(self._ids, segment.header_bytes, self._sizes)
             self._forget()
 
     def save(self) -> list[Segment]:
         """Write the hints of segments that were sealed. Returns those whose time was changed for it."""
         changed = []
-        while self._finished:
-            segment, hint = self._finished.pop(next(iter(self._finished)))
+        while self.finished:
+            segment, hint = self.finished.pop(next(iter(self.finished)))
             if not segment.quarantined:
                 before = segment.sealed_mtime_ns
                 self._save(segment, hint)
@@ -181,7 +181,7 @@ class Hints:
         """Before the segment changes or goes. ``lasting``: on disk, too, because what follows will be."""
         if segment.number == self._number:
             self._forget()
-        self._finished.pop(segment.number, None)
+        self.finished.pop(segment.number, None)
         self._remove(hint_name(segment), lasting=lasting)
 
     def _remove(self, name: str, *, lasting: bool) -> None:

@@ -44,9 +44,15 @@ class Ledger:
         self.worth_a_look = threading.Event()
         """Set when there may be something to collect."""
         self._freed = 0
+        self._committed = False
         self._touched: set[Segment] = set()
         self._deleted: list[Segment] = []
         self._empty: set[Segment] = set()
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling thread has ``flushing``: then it must not wait for anybody who needs it."""
+        return self.flushing._is_owned()  # type: ignore[attr-defined, no-any-return]  # what Condition asks it, too
 
     @property
     def changed(self) -> bool:
@@ -136,6 +142,11 @@ class Ledger:
     def commit(self, extra: Mapping[bytes, bytes | None] | None = None) -> None:
         """Commit the index with the rows of every segment that has changed. If it raises (StoreIOError), the next commit has
         all of it as well."""
+        if not self.persistent and self._committed:  # its first commit removed its snapshot; more it does not do
+            with self.lock:
+                self._touched.clear()
+                self._deleted.clear()
+            return
         with self.lock:
             state: dict[bytes, bytes | None] = {}
             if self.persistent:
@@ -148,6 +159,7 @@ class Ledger:
             self._deleted.clear()
         with io_errors(self.segments.directory):
             self.index.commit()
+        self._committed = True
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""

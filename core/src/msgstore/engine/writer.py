@@ -13,7 +13,6 @@ writer takes steps: the flush does, each with a sync behind it.
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
@@ -27,6 +26,7 @@ from msgstore.engine.flusher import Wakeup
 from msgstore.engine.intake import OVERHEAD, Entry, Gate, Intake, references
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.segments import io_error, io_errors
+from msgstore.engine.turns import Turns
 
 if TYPE_CHECKING:
     from msgstore.engine.client import Client
@@ -68,10 +68,7 @@ class Writer:
         """Bytes of a message, OVERHEAD included, in what was written last."""
         self._uncommitted = 0
         """Bytes, OVERHEAD included, that went to the segments and whose entries a persistent index has not on disk yet."""
-        self._holder: int | None = None
-        """The thread that flushes: a client that it tells must not wait for whoever needs ``flushing``."""
-        self._begun = self._finished = 0
-        """Flushes."""
+        self._turns = Turns(ledger.flushing)
         # A body of half of what fits is looked at before it is taken: that leaves room for what a codec adds.
         self._big = min(config.large_message, backends.write_format.format.max_body // 2)
         self._refusal: MsgStoreError | None = None
@@ -169,7 +166,7 @@ class Writer:
             if self._held <= min(WINDOW, self.config.max_unconfirmed):
                 return
             collector = self.ledger.collector
-            if collector is not None and collector.behind and self._holder != threading.get_ident():
+            if collector is not None and collector.behind and not self.ledger.mine:
                 collector.catch_up()
             if self._syncs:
                 self._wait_for_disk()
@@ -219,26 +216,21 @@ class Writer:
     def flush(self) -> None:
         """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is
         confirmed."""
-        wanted = self._begun + 1  # one that is under way may have begun before the caller's last write
-        with self.ledger.flushing:
-            if self._finished < wanted:
-                if self._refusal is not None:
-                    raise self._refusal
-                holder, self._holder = self._holder, threading.get_ident()
-                self.depth += 1
-                try:
-                    self._flush()
-                finally:
-                    self.depth -= 1
-                    self._holder = holder
+        if self.ledger.mine:
+            self._flush()
+        else:
+            self._turns.take(self._flush)
 
     # -- with ``flushing`` ------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        self._begun += 1
-        number = self._begun
-        self.tell(self.write_out())
-        self._finished = max(self._finished, number)
+        if self._refusal is not None:
+            raise self._refusal
+        self.depth += 1
+        try:
+            self.tell(self.write_out())
+        finally:
+            self.depth -= 1
 
     def write_out(self, *, last: bool = False) -> list[tuple[Client, int]]:
         """Everything to disk and into the index. Returns whom to ``tell`` of how many. ``last``: the store is about to
@@ -265,10 +257,13 @@ class Writer:
 
     def settle(self, *, sync: bool = True) -> None:
         """Commit, and delete what is empty. Not ``sync``: the index must not get ahead of what is synced, so it waits."""
-        for segment in self.ledger.segments.hints.save():
-            self.ledger.touch(segment)
+        segments = self.ledger.segments
+        if segments.hints.finished:
+            for segment in segments.hints.save():
+                self.ledger.touch(segment)
         if sync:
-            self.ledger.segments.sync_written()
+            if segments.sync_later:
+                segments.sync_written()
             self._uncommitted = 0
             self.ledger.commit()
             self.ledger.delete_empty()

@@ -1,0 +1,63 @@
+"""Turns: something that takes long and serves everybody who asked for it before it began, such as a flush with its sync."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class _Turn:
+    """One time that it is done."""
+
+    def __init__(self) -> None:
+        self.waiting: list[threading.Lock] = []
+        """One for each thread that waits for it, held until it is over."""
+        self.succeeded = False
+
+
+class Turns:
+    """Whoever comes first waits until the way is free, and does it for all who come meanwhile; the others wait for that one
+    turn.
+
+    They do not queue for the lock itself: then each of them would be held up once more, by a turn that is not for it.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        """``lock``: held while it is done."""
+        self._lock = lock
+        self._mutex = threading.Lock()
+        self._next: _Turn | None = None
+        """The turn that has not begun yet, if anybody wants one."""
+
+    def take(self, work: Callable[[], object]) -> None:
+        """Returns when ``work`` was done, by somebody, from its beginning on. Never with the lock. Raises what ``work`` raises
+        to whoever does it; the others then try for themselves."""
+        while True:
+            self._mutex.acquire()
+            turn = self._next
+            if turn is None:
+                turn = self._next = _Turn()
+                self._mutex.release()
+                self._do(work, turn)
+                return
+            waiting = threading.Lock()
+            waiting.acquire()
+            turn.waiting.append(waiting)
+            self._mutex.release()
+            waiting.acquire()
+            if turn.succeeded:
+                return
+
+    def _do(self, work: Callable[[], object], turn: _Turn) -> None:
+        try:
+            with self._lock:
+                with self._mutex:
+                    self._next = None  # who comes from now on is not served by this one
+                work()
+            turn.succeeded = True
+        finally:
+            with self._mutex:
+                if self._next is turn:  # interrupted before it began
+                    self._next = None
+            for waiting in turn.waiting:
+                waiting.release()
