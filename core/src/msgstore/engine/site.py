@@ -18,12 +18,12 @@ class GiveWay(Exception):
 
 
 class Site:
-    """Of one open store. One collection at a time holds it, with ``collecting``; order of locks: this one, ``flushing``,
-    ``lock``.
+    """Of one open store. One collection at a time has it, inside ``collecting``, and takes ``flushing`` in turns.
 
-    There is one way to want them in another order: a client that is told of its messages is told with ``flushing``, and may
-    collect, or close the store. Then a collection that is under way gives way: at its next turn it ends, wherever it is. What
-    it leaves is what any failure would leave, whole and readable.
+    Others want the two in the other order: who closes the store, and a client that is told of its messages, and is told with
+    ``flushing``, when it collects. For them a collection that is under way gives way: it ends at its next turn, wherever it
+    is. What it leaves is what any failure would leave, whole and readable. So whoever waits for a collection with ``flushing``
+    says ``now``, and a collection never waits for ``flushing`` but in turns.
     """
 
     def __init__(self, ledger: Ledger, form: OpenFormat, size_limit: int) -> None:

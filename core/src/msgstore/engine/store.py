@@ -203,7 +203,7 @@ class Store:
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
         again when there is room, or ``abandon``.
         """
-        with self._collection.ended(), self._ledger.flushing:
+        with self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
                 self.flush()
@@ -234,7 +234,7 @@ class Store:
 
     def abandon(self) -> None:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
-        with self._collection.ended(), self._ledger.flushing:
+        with self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0
             if not self._closed:
                 self._let_go("abandoned")
