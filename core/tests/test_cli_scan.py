@@ -151,7 +151,7 @@ def test_a_damaged_settings_file_does_not_stop_a_scan(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere"], "there is no such file or directory"),
-        ([DATA / "v1_clean" / "manifest.json"], "known are *.rdq (v1), *.sqs (v2)"),
+        ([DATA / "v1_clean" / "manifest.json"], "known are *.rdq (v1), *.rdt (v1), *.sqs (v2)"),
         ([DATA / "v1_clean"], "directories beneath it that have some: store"),
         (["--record", "checksum=5", DATA], "or 4, which is assigned to it"),
         (["--record", "message=200", DATA], "message is the format's own record type, and has byte 3"),

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import attrs
 
 from msgstore.contract import Buffer, StoreError, StoreMismatch
 from msgstore.files import Files
+
+log = logging.getLogger("msgstore.recovery")
 
 SETTINGS = "msgstore.json"
 LOCK = "msgstore.lock"
@@ -26,6 +29,8 @@ _MAX_SETTINGS = 2**20
 """Bytes of a ``msgstore.json`` that is read."""
 MAX_NUMBER = 10**18 - 10**9
 """A store with a segment of this number or above is not opened for writing: numbers have 18 digits, and it goes on counting."""
+UNNAMED = ".tmp"
+"""What the name of a segment ends in that is not to be read yet."""
 _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
@@ -70,16 +75,48 @@ def list_segments(files: Files, directory: Path, extensions: Collection[str]) ->
     return sorted(found, key=lambda segment: (segment.number, segment.extension))
 
 
-def find_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
-    """The segments of a store in ``directory``, in number order. Raises StoreMismatch if two files claim one number."""
-    found = list_segments(files, directory, extensions)
+def find_segments(
+    files: Files, directory: Path, extensions: Collection[str], leftovers: Collection[str] = ()
+) -> list[SegmentFile]:
+    """The segments of a store in ``directory``, in number order. Raises StoreMismatch if two files claim one number.
+
+    A file with one of the extensions ``leftovers`` counts as a segment of the next number that is free.
+    """
+    everything = list_segments(files, directory, extensions)
+    found = [segment for segment in everything if segment.extension not in leftovers]
     for one, other in itertools.pairwise(found):
         if one.number == other.number:
             raise StoreMismatch(
                 f"{directory}: {one.path.name} and {other.path.name} have the same number; a store has one segment a number. "
                 f"Use 'msgstore salvage' to make a fresh store of both."
             )
-    return found
+    left = [segment for segment in everything if segment.extension in leftovers]
+    free = itertools.count(max((segment.number for segment in everything), default=-1) + 1)
+    return found + [attrs.evolve(segment, number=number) for segment, number in zip(left, free, strict=False)]
+
+
+def adopt_leftovers(files: Files, directory: Path, formats: Mapping[str, str], leftovers: Collection[str]) -> None:
+    """Give each leftover the name that it counts as: its format's extension, the next free number. On disk when it returns.
+
+    ``formats``: extension to format. Killed in between, some are segments and the others are adopted by the next start.
+    """
+    adopted = False
+    own = {name: extension for extension, name in formats.items() if extension not in leftovers}
+    for segment in find_segments(files, directory, formats, leftovers):
+        if segment.extension in leftovers:
+            name = f"{segment.number}{own[formats[segment.extension]]}"
+            log.warning("%s: is left over from a collection that did not finish, and becomes %s", segment.path, name)
+            files.replace(segment.path, directory / name)
+            adopted = True
+    if adopted:
+        files.sync_directory(directory)
+
+
+def remove_unnamed(files: Files, directory: Path, extensions: Collection[str]) -> None:
+    """Delete copies that a crash has kept from getting their names: nobody knows them."""
+    for name in files.list(directory):
+        if name.endswith(UNNAMED) and (match := _SEGMENT.fullmatch(name.removesuffix(UNNAMED))) and match[2] in extensions:
+            files.unlink(directory / name)
 
 
 def check_writable(files: Files, directory: Path, segments: Iterable[SegmentFile], extensions: Collection[str]) -> None:

@@ -20,8 +20,8 @@ from msgstore.directory import SETTINGS
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import SegmentReport
 
-Live = Mapping[int, frozenset[int]]
-"""Segment number to the offsets of its live records."""
+Live = Mapping[str, frozenset[int]]
+"""A segment's file name to the offsets of its live records."""
 
 _TRUSTED = {"trust", "tail", "taken over"}
 
@@ -122,8 +122,9 @@ def live_offsets(directory: Path, catalogue: Catalogue, refcounts: list[tuple[by
         with bare_store(directory, catalogue).open("r", refcounts) as store:
             how = store.stats().recovery.how
             if how in _TRUSTED or (how == "rebuild" and refcounts is not None):
+                names = {segment.number: segment.file for segment in store.segments()}
                 by_number = groupby(store.entries(), key=lambda entry: entry.number)
-                return {number: frozenset(entry.offset for entry in entries) for number, entries in by_number}
+                return {names.get(number, ""): frozenset(entry.offset for entry in entries) for number, entries in by_number}
     except MsgStoreError as error:
         output.note(f"{error} Drawn without it.")
     return None
@@ -136,8 +137,7 @@ def draw(report: SegmentReport, live: Live | None) -> Drawing:
 
 def _spans(report: SegmentReport, live: Live | None) -> list[tuple[int, int, str]]:
     scan = report.scan
-    stem = report.path.stem
-    offsets = None if live is None else live.get(int(stem) if stem.isascii() and stem.isdigit() else -1, frozenset())
+    offsets = None if live is None else live.get(report.path.name, frozenset())
     spans = [(spot.offset, spot.size, "torn" if spot.reason == "torn" else "damaged") for spot in damaged_spans(report)]
     if scan.header == "ok":
         spans.append((0, len(report.format.format.header), "header"))

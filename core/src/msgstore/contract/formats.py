@@ -61,6 +61,9 @@ class SegmentFormatDescriptor(Descriptor):
     """How the files of this format end, with the dot: a segment is ``<number><extension>``. It says how to read."""
     generation: int
     """Formats of a higher generation are newer: a store refuses to write an older one beside a newer one."""
+    leftover_extensions: tuple[str, ...] = ()
+    """How files end, with the dot, in which a program that was killed while it collected left records of this format, beside
+    the segment of the same number or in its place. Each becomes a segment of its own when a store is opened for writing."""
 
 
 @attrs.frozen

@@ -30,10 +30,11 @@ import attrs
 from msgstore.contract import Buffer, RecordError, StoreError, StoreIOError
 from msgstore.contract.events import Done
 from msgstore.contract.locations import MASK, pack
+from msgstore.directory import UNNAMED
 from msgstore.engine.collected import Collected
 from msgstore.engine.hint_file import Hint
 from msgstore.engine.moves import Live
-from msgstore.engine.segments import UNNAMED, Segment
+from msgstore.engine.segments import Segment
 from msgstore.engine.site import Site
 from msgstore.engine.sources import Source, Unsound
 

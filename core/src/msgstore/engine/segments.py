@@ -16,14 +16,12 @@ from types import TracebackType
 import attrs
 
 from msgstore.contract import SegmentStats, StoreError, StoreIOError
-from msgstore.directory import SegmentFile
+from msgstore.directory import UNNAMED, SegmentFile
 from msgstore.engine.happenings import Happenings
 from msgstore.engine.hints import Hints
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
-UNNAMED = ".tmp"
-"""What the name of a segment ends in that is not to be read yet."""
 MAX_OPEN = 256
 """Descriptors that one store keeps open; the least recently opened one is closed first."""
 

@@ -13,7 +13,15 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import Index, PluginError, StoreError, StoreMismatch
 from msgstore.contract.locations import LIMIT
-from msgstore.directory import Settings, check_writable, find_segments, read_settings, write_settings
+from msgstore.directory import (
+    Settings,
+    adopt_leftovers,
+    check_writable,
+    find_segments,
+    read_settings,
+    remove_unnamed,
+    write_settings,
+)
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.happenings import Happenings
@@ -64,6 +72,9 @@ def open_parts(
         lock = _enter(files, directory, read_only=read_only)
         remembered = read_settings(files, directory)
         backends = resolve(config, catalogue, remembered)
+        if not read_only:
+            adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
+            remove_unnamed(files, directory, backends.formats.extensions)
         segments = _find(config, backends, files, read_only=read_only)
         segments.happenings = Happenings(directory, catalogue.observers)
         leftovers = Leftovers.read(files, directory)
@@ -141,7 +152,7 @@ def _find(config: StoreConfig, backends: Backends, files: Files, *, read_only: b
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     segments.sync_later = config.fsync_every is not None
     ours = backends.write_format.descriptor
-    everything = find_segments(files, config.path, backends.formats.extensions)
+    everything = find_segments(files, config.path, backends.formats.extensions, backends.formats.leftovers)
     if not read_only:
         check_writable(files, config.path, everything, backends.formats.extensions)
     for found in everything:

@@ -73,12 +73,21 @@ class Catalogue:
         return self._resolve(BodyCodecDescriptor, "body", name)
 
     def formats_by_extension(self) -> dict[str, str]:
-        """Extension to format name, for every format that is installed."""
+        """Extension to format name, of segments and of leftovers, for every format that is installed."""
         return {
-            cast("SegmentFormatDescriptor", found.descriptor).extension: found.descriptor.name
-            for found in self.registrations
-            if found.kind == "format"
+            extension: descriptor.name
+            for descriptor in self._formats()
+            for extension in (*descriptor.leftover_extensions, descriptor.extension)
         }
+
+    def leftover_extensions(self) -> frozenset[str]:
+        """Those of files that become segments when a store is opened for writing."""
+        return frozenset(extension for descriptor in self._formats() for extension in descriptor.leftover_extensions)
+
+    def _formats(self) -> Iterator[SegmentFormatDescriptor]:
+        for found in self.registrations:
+            if isinstance(found.descriptor, SegmentFormatDescriptor):
+                yield found.descriptor
 
     def names(self, kind: str) -> list[str]:
         return sorted({found.descriptor.name for found in self.registrations if found.kind == kind})
@@ -94,11 +103,11 @@ class Catalogue:
             except PluginError as error:
                 yield str(error)
         by_extension: dict[str, str] = {}
-        for found in self.registrations:
-            if isinstance(found.descriptor, SegmentFormatDescriptor):
-                other = by_extension.setdefault(found.descriptor.extension, found.descriptor.name)
-                if other != found.descriptor.name:
-                    yield f"the formats {other!r} and {found.descriptor.name!r} both claim files *{found.descriptor.extension}"
+        for descriptor in self._formats():
+            for extension in (descriptor.extension, *descriptor.leftover_extensions):
+                other = by_extension.setdefault(extension, descriptor.name)
+                if other != descriptor.name:
+                    yield f"the formats {other!r} and {descriptor.name!r} both claim files *{extension}"
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
         """Call the factory of ``descriptor``; an error of the plugin's own becomes BrokenPlugin."""

@@ -67,6 +67,9 @@ class FormatSet:
         self._where = where
         self._made: dict[str, OpenFormat] = {}
         self.extensions = catalogue.formats_by_extension()
+        """Of everything that can be read, to the format's name."""
+        self.leftovers = catalogue.leftover_extensions()
+        """Of these those of files that another program left behind."""
 
     def by_extension(self, extension: str) -> OpenFormat:
         return self.by_name(self.extensions[extension])

@@ -16,6 +16,7 @@ def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
             contract=(2, 0),
             factory="msgstore_format_v1.format:SegmentFormatV1",
             extension=".rdq",
+            leftover_extensions=(".rdt",),  # what RabbitMQ before 3.13 moved into while it combined two segments
             generation=1,
             summary="RabbitMQ's shared message store, as it was before typed records (.rdq)",
         )

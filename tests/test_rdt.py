@@ -1,0 +1,183 @@
+"""What a broker before 3.13 leaves that is killed while it combines two segments: ``N.rdt`` beside ``N.rdq``.
+
+As the essay on RabbitMQ's message store has it: the live messages of the left segment that do not stand together at its start
+are copied into ``N.rdt``; the left segment is cut behind those that do; the others are copied back from ``N.rdt``; the live
+messages of the right segment are copied behind them; the right one is deleted. Real segments, killed after each step.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.cli.main import main
+from support import Crash, RealDirectory, StoppingFiles, hashes, open_with
+
+
+class Combining:
+    """The two segments with most records of a real directory, and the steps."""
+
+    def __init__(self, path: Path) -> None:
+        self.real = RealDirectory.load("v1_clean")
+        self.path = self.real.copy(path)
+        for name in ("clean.dot", "msg_store_index.ets", "file_summary.ets"):
+            (self.path / name).unlink()  # it was killed
+        left, right = self.real.manifest["segments"][:2]
+        self.left, self.right = self.path / left["name"], self.path / right["name"]
+        self.leftover = self.left.with_suffix(".rdt")
+        self._source = self.left.read_bytes()
+        live = [r for r in left["records"] if bytes.fromhex(r["id"]) in self.real.refcounts]
+        self.base = 0
+        while live and live[0]["offset"] == self.base:
+            self.base += live.pop(0)["total_size"]
+        self.moved = b"".join(self._source[r["offset"] : r["offset"] + r["total_size"]] for r in live)
+        source = self.right.read_bytes()
+        self.from_right = b"".join(
+            source[r["offset"] : r["offset"] + r["total_size"]]
+            for r in right["records"]
+            if bytes.fromhex(r["id"]) in self.real.refcounts
+        )
+        assert len(self.moved) > 10_000
+        assert len(self.from_right) > 10_000
+
+    def killed(self, step: str) -> None:
+        base = self._source[: self.base]
+        if step == "while the leftover is written":
+            self.leftover.write_bytes(self.moved[: len(self.moved) * 2 // 3 + 5])
+            return
+        self.leftover.write_bytes(self.moved)
+        if step == "when the leftover is written":
+            return
+        self.left.write_bytes(base)
+        if step == "when the left one is cut":
+            return
+        if step == "while the leftover is copied back":
+            self.left.write_bytes(base + self.moved[: len(self.moved) // 2 + 7])
+            return
+        if step == "while the right one is copied":
+            self.left.write_bytes(base + self.moved + self.from_right[: len(self.from_right) // 2 + 3])
+            return
+        assert step == "when the right one is deleted"
+        self.left.write_bytes(base + self.moved + self.from_right)
+        self.right.unlink()
+
+
+STEPS = [
+    "while the leftover is written",
+    "when the leftover is written",
+    "when the left one is cut",
+    "while the leftover is copied back",
+    "while the right one is copied",
+    "when the right one is deleted",
+]
+
+
+@pytest.fixture(params=STEPS)
+def killed(request, tmp_path) -> Combining:
+    combining = Combining(tmp_path)
+    combining.killed(request.param)
+    return combining
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_every_message_is_there_and_the_leftover_is_a_segment(killed, index, form, caplog):
+    counts = killed.real.refcounts
+    with msgstore.open_store(killed.path, index=index, format=form, refcounts=counts.items()) as store:
+        assert hashes(store) == killed.real.live
+        assert {entry.msg_id: entry.references for entry in store.entries()} == counts
+        assert not list(killed.path.glob("*.rdt"))
+        highest = max(int(segment["name"].split(".")[0]) for segment in killed.real.manifest["segments"])
+        assert (killed.path / f"{highest + 1}.rdq").exists()
+        assert f"becomes {highest + 1}.rdq" in caplog.text
+        store.compact(everything=True)
+        assert hashes(store) == killed.real.live
+        if form == "v2":
+            assert not any(done.skipped for done in store.migrate())
+            assert not list(killed.path.glob("*.rd?"))
+            assert hashes(store) == killed.real.live
+    with msgstore.open_store(killed.path, index=index, format=form) as store:
+        assert store.stats().recovery.how == "trust"
+        assert hashes(store) == killed.real.live
+
+
+def test_it_is_read_without_a_change(killed, index, tmp_path):
+    before = {path.name: path.read_bytes() for path in killed.path.iterdir()}
+    with msgstore.open_store(killed.path, index=index, mode="r", refcounts=killed.real.refcounts.items()) as store:
+        assert hashes(store) == killed.real.live
+        with store.client() as client:
+            assert client.read_many(killed.real.live).keys() == killed.real.live.keys()
+    assert {path.name: path.read_bytes() for path in killed.path.iterdir()} == before
+
+
+def msgstore_json(*arguments: object) -> list[dict]:
+    done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert done.exit_code in (0, 1), done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_tools_read_it_as_a_segment(tmp_path):
+    combining = Combining(tmp_path)
+    combining.killed("when the left one is cut")
+    live = {msg_id.hex() for msg_id in combining.real.live}
+    scanned = msgstore_json("scan", combining.path)
+    assert [Path(segment["path"]).name for segment in scanned] == ["0.rdq", "0.rdt", "1.rdq", "2.rdq"]
+    assert {record["id"] for segment in scanned for record in segment["records"]} >= live
+    assert [Path(segment["path"]).name for segment in msgstore_json("scan", combining.leftover)] == ["0.rdt"]
+    assert {line["id"] for line in msgstore_json("ls", combining.path)} >= live
+    assert msgstore_json("info", combining.path)[0]["segments"] == 4
+    assert [segment["format"] for segment in msgstore_json("map", combining.path)] == ["v1"] * 4
+    counts = tmp_path / "counts.csv"
+    counts.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in combining.real.refcounts.items()))
+    drawn = {Path(one["path"]).name: one for one in msgstore_json("map", combining.path, "--refcounts", counts)}
+    assert drawn["0.rdt"]["live_bytes"] == drawn["0.rdt"]["size"]
+    report = msgstore_json("salvage", combining.path, tmp_path / "new")
+    assert report[-1]["messages"] >= len(live)
+    with msgstore.open_store(tmp_path / "new") as store:
+        assert hashes(store).items() >= combining.real.live.items()
+    assert combining.leftover.exists()
+
+
+def test_killed_while_it_is_adopted(index, tmp_path):
+    """Two leftovers: some are segments already, the others still are what they were."""
+    combining = Combining(tmp_path)
+    combining.killed("when the left one is cut")
+    (combining.path / "1.rdt").write_bytes(combining.from_right)
+    start = combining.path.rename(tmp_path / "start")
+    counts = combining.real.refcounts
+    seen = set()
+    for stop in range(4):
+        shutil.rmtree(combining.path, ignore_errors=True)
+        shutil.copytree(start, combining.path)
+        with pytest.raises(Crash):
+            open_with(combining.path, StoppingFiles(stop), index=index, format="v2", refcounts=counts.items())
+        seen.add(len(list(combining.path.glob("*.rdt"))))
+        with open_with(combining.path, index=index, format="v2", refcounts=counts.items()) as store:
+            assert hashes(store) == combining.real.live
+            assert not list(combining.path.glob("*.rdt"))
+    assert seen == {0, 1, 2}
+
+
+def test_a_store_that_refuses_older_formats_refuses_it(tmp_path):
+    (tmp_path / "0.rdt").write_bytes(b"")
+    with pytest.raises(msgstore.StoreMismatch, match=r"0\.rdt is of the older format 'v1'"):
+        msgstore.open_store(tmp_path, format="v2", on_legacy="refuse")
+    assert (tmp_path / "0.rdt").exists()
+
+
+def test_copies_that_never_got_a_name_are_removed(index, tmp_path):
+    with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
+        client.write(bytes(16), b"body")
+    (tmp_path / "7.sqs.tmp").write_bytes(b"half a copy")
+    (tmp_path / "notes.tmp").write_bytes(b"not ours")
+    with msgstore.open_store(tmp_path, index=index, mode="r"):
+        pass
+    assert (tmp_path / "7.sqs.tmp").exists()
+    with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
+        assert client.read(bytes(16)) == b"body"
+    assert not (tmp_path / "7.sqs.tmp").exists()
+    assert (tmp_path / "notes.tmp").exists()
