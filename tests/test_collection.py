@@ -403,7 +403,7 @@ def test_every_action_beside_writers_removers_and_readers(cell, opened):
                 if not number % 7:
                     client.write(msg_id, long_body(msg_id))
                     mine[msg_id] = 2
-            for msg_id in rng.sample(sorted(mine), max(len(mine) - 150, 0)):
+            for msg_id in rng.sample(there := sorted(mine), max(len(there) - 150, 0)):
                 client.remove([msg_id])
                 mine[msg_id] -= 1
                 if not mine[msg_id]:
@@ -414,7 +414,7 @@ def test_every_action_beside_writers_removers_and_readers(cell, opened):
         client = store.client()
         while not stop.is_set():
             for mine in owned:
-                for msg_id in rng.sample(list(mine.copy()), min(20, len(mine))):
+                for msg_id in rng.sample(there := list(mine.copy()), min(20, len(there))):
                     with contextlib.suppress(msgstore.MessageNotFound):
                         assert client.read(msg_id) == long_body(msg_id)
                 found = client.read_many(list(mine.copy()))
