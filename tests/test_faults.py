@@ -242,7 +242,9 @@ def test_closing_from_a_confirm_does_not_wait_for_a_flusher_that_waits_for_it(ce
         flushing.set()
         flush()
 
-    store._flusher._writer = SimpleNamespace(wakeup=store._writer.wakeup, has_work=True, flush=flush_on_the_flusher)
+    store._flusher._writer = SimpleNamespace(
+        wakeup=store._writer.wakeup, has_work=True, invite=lambda: None, flush=flush_on_the_flusher
+    )
 
     def close(ids):
         store._writer.wakeup.hurry()

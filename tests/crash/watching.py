@@ -12,7 +12,10 @@ from msgstore.files import Files
 
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory")
 """Operations that change something, or decide what survives a power loss."""
-LOOKS = ("open_read", "open_write", "close", "pread", "map", "size_and_mtime", "list", "strangers", "read_file", "set_mtime")
+LOOKS = (
+    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "list", "strangers", "read_file",
+    "set_mtime",
+)  # fmt: skip
 COMPOSED = ("write_file", "view")
 """Made of the others; each part is told of by itself."""
 
@@ -92,6 +95,11 @@ class WatchedFiles(Files):
         with self.busy:
             self.before("size_and_mtime", self.names[fd], fd=fd)
             return super().size_and_mtime(fd)
+
+    def is_deleted(self, fd):
+        with self.busy:
+            self.before("is_deleted", self.names[fd], fd=fd)
+            return super().is_deleted(fd)
 
     def list(self, directory):
         with self.busy:

@@ -65,13 +65,22 @@ class Settings:
     """Record type name to the type byte it is bound to, in this directory, for ever."""
 
 
+def segment_number(name: str, extensions: Collection[str]) -> int | None:
+    """The number in a segment's name; None if it is no segment's."""
+    match = _SEGMENT.fullmatch(name)
+    if match and match[2] in extensions and str(int(match[1])) == match[1]:
+        return int(match[1])
+    return None
+
+
 def list_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
     """The segments in ``directory``, in number order; several of one number in the order of their extensions."""
     found = []
     for name, (size, mtime_ns) in files.list(directory).items():
-        match = _SEGMENT.fullmatch(name)
-        if match and match[2] in extensions and str(int(match[1])) == match[1]:
-            found.append(SegmentFile(int(match[1]), match[2], directory / name, size, mtime_ns))
+        number = segment_number(name, extensions)
+        if number is not None:
+            path = directory / name
+            found.append(SegmentFile(number, path.suffix, path, size, mtime_ns))
     return sorted(found, key=lambda segment: (segment.number, segment.extension))
 
 

@@ -86,6 +86,10 @@ class Files:
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns
 
+    def is_deleted(self, fd: int) -> bool:
+        """Whether the file has no name any more, and its space comes back only when its last descriptor is closed."""
+        return os.fstat(fd).st_nlink == 0
+
     def set_mtime(self, path: Path, mtime_ns: int) -> tuple[int, int]:
         """Set a file's modification time. Returns (bytes, modification time) as the file system keeps them."""
         os.utime(path, ns=(path.stat().st_atime_ns, mtime_ns))

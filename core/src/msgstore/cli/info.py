@@ -24,6 +24,7 @@ _HOW = {
     "tail": "from its index, and what was appended after the last commit",
     "rebuild": "by scanning every segment",
     "taken over": "from the index of the last opening",
+    "live": "beside its writer: as of the last commit",
 }
 
 
@@ -131,7 +132,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
     """
     target = find_store(store, config_file)
     checks: list[SegmentCheck] = []
-    with target.open("r", options.read_refcounts(refcounts_file)) as opened:
+    with target.open("r", options.read_refcounts(refcounts_file), live="never") as opened:
         stats = opened.stats()
         recovery = stats.recovery
         with output.progress("verifying", quiet=as_json) as progress:

@@ -119,7 +119,7 @@ def live_offsets(directory: Path, catalogue: Catalogue, refcounts: list[tuple[by
     if refcounts is None and not (directory / SETTINGS).exists():
         return None
     try:
-        with bare_store(directory, catalogue).open("r", refcounts) as store:
+        with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:
             how = store.stats().recovery.how
             if how in _TRUSTED or (how == "rebuild" and refcounts is not None):
                 names = {segment.number: segment.file for segment in store.segments()}

@@ -43,7 +43,10 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, as_jso
         stats = opened.stats()
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
-            body_sha256 = _body_sha256(opened, entry)
+            try:
+                body_sha256 = _body_sha256(opened, entry)
+            except MessageNotFound:  # somebody has removed it meanwhile
+                continue
             damaged |= body_sha256 is None
             if as_json:
                 line(output.as_line(_as_json(entry, body_sha256)))

@@ -12,7 +12,7 @@ from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config, store_config
 from msgstore.contract import Duration, StoreError
 from msgstore.directory import Settings, read_settings
-from msgstore.engine.opening import open_configured
+from msgstore.engine.opening import Live, open_configured
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -29,10 +29,12 @@ class Target:
     def path(self) -> Path:
         return self.config.path
 
-    def open(self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None) -> Store:
+    def open(
+        self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: Live = "beside"
+    ) -> Store:
         with output.progress("recovering", quiet=False) as progress:
             config = attrs.evolve(self.config, gc_interval=Duration(0))  # a command collects what it is told to
-            return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress)
+            return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
 
 
 def find_store(store: str, config_file: Path | None) -> Target:

@@ -64,13 +64,21 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
 
 
 def make_index(
-    config: StoreConfig, catalogue: Catalogue, files: Files, shared: set[bytes], *, read_only: bool
+    config: StoreConfig, catalogue: Catalogue, files: Files, shared: set[bytes], *, read_only: bool, live: bool = False
 ) -> tuple[Index, bool]:
     """The configured index, and whether it is persistent."""
     descriptor, options = _index_options(config, catalogue)
-    context = IndexContext(options, config.path, files, config.durability != "os", read_only, shared)
+    context = IndexContext(options, config.path, files, config.durability != "os", read_only, shared, live)
     with _selected(config, "index"):
         return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
+
+
+def can_be_read_live(name: str, catalogue: Catalogue) -> bool:
+    """Whether an index of this name can be had, and be read while another process writes it."""
+    try:
+        return Capability.LIVE_READS in catalogue.index(name).capabilities
+    except PluginError:
+        return False
 
 
 def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, files: Files) -> Index:

@@ -83,6 +83,7 @@ class Flusher:
                 wakeup.pause(self._interval)
 
     def _flush(self) -> None:
+        self._writer.invite()
         self._writer.flush()
         if self._sync_interval is not None and time.monotonic() - self._synced >= self._sync_interval:
             with self._writer.ledger.flushing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from msgstore.contract import StoreLocked
@@ -18,10 +19,15 @@ except ImportError:  # Windows
 
 _ATTEMPTS, _PAUSE = 50, 0.02
 """A reader holds the lock for an instant to see whether there is a writer; a writer waits that out, a second at most."""
+_ATTEMPTS_AT_A_WRITER = 3
+"""If the file names a process that is alive. The name may be old, and whoever holds the lock a reader."""
 
 
 class WriterLock:
-    """Held from construction to ``release``. Raises StoreLocked with the holder's process id."""
+    """Held from construction to ``release``. Raises StoreLocked with the holder's process id.
+
+    The file's text tells other processes what they read beside: see :mod:`msgstore.engine.watch`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._fd: int | None = open_lock(directory, os.O_RDWR | os.O_CREAT)
@@ -31,19 +37,46 @@ class WriterLock:
                 break
             except OSError as error:
                 holder = locked(directory)
-                if holder.pid is None and attempt + 1 < _ATTEMPTS:  # somebody only looks whether there is a writer
+                if attempt + 1 < (_ATTEMPTS_AT_A_WRITER if _alive(holder.pid) else _ATTEMPTS):
                     time.sleep(_PAUSE)
                     continue
                 os.close(self._fd)
                 raise holder from error
-        os.ftruncate(self._fd, 0)
-        os.write(self._fd, f"{os.getpid()}\n".encode())
+        _say(self._fd, f"{os.getpid()}")
+
+    def opened(self) -> None:
+        """The store is open: what another process finds in the index is whole from now on."""
+        if self._fd is not None:
+            _say(self._fd, f"{os.getpid()} {os.urandom(8).hex()}")
 
     def release(self) -> None:
         if self._fd is not None:
-            os.ftruncate(self._fd, 0)
+            with suppress(OSError):  # a full disk: what stands there is of a process that is not there
+                _say(self._fd, f"- {os.urandom(8).hex()}")
             os.close(self._fd)
             self._fd = None
+
+
+def _alive(pid: int | None) -> bool:
+    """False if there is surely no such process."""
+    if pid is None:
+        return False
+    if os.name == "posix":  # elsewhere signal 0 is none
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+    return True
+
+
+def _say(fd: int, text: str) -> None:
+    """In one write: who reads meanwhile finds what stood there before, or this, or for an instant something else."""
+    data = f"{text}\n".encode()
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, data)
+    os.ftruncate(fd, len(data))
 
 
 def check_no_writer(directory: Path) -> None:

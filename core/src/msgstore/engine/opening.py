@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from msgstore.config import Config, StoreConfig, read_config, store_config
-from msgstore.contract import ConfigError, MsgStoreError
+from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
+from msgstore.engine.backends import can_be_read_live
+from msgstore.engine.live_opening import open_live
 from msgstore.engine.recovery import Progress
 from msgstore.engine.startup import open_parts
 from msgstore.engine.statistics import statistics_of
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+Live = Literal["follow", "beside", "never"]
 
 
 def open_store(
@@ -34,7 +39,9 @@ def open_store(
 
     ``progress(done, total)`` is called, in bytes, while segments are read because the last stop was not a clean one.
 
-    ``mode="r"`` writes nothing into the directory, not even a lock, and refuses changes.
+    ``mode="r"`` refuses changes, and writes nothing into the directory, not even a lock. With an index that can be read beside
+    its writer (capability LIVE_READS) another process may have the store open for writing, or open it so later: each call
+    then sees everything that was confirmed before it began. Such an index may note its readers in files of its own.
 
     Raises ConfigError, PluginError, StoreLocked, StoreMismatch, StoreError.
     """
@@ -50,11 +57,22 @@ def open_configured(
     refcounts: Iterable[tuple[bytes, int]] | None = None,
     files: Files | None = None,
     progress: Progress | None = None,
+    live: Live = "follow",
 ) -> Store:
-    """Open what a checked configuration describes. ``files`` is the seam where tests count operations and inject faults."""
+    """Open what a checked configuration describes. ``files`` is the seam where tests count operations and inject faults.
+
+    ``live``, of an index that can be read beside its writer: ``beside`` reads beside a writer that is there, and otherwise
+    leaves no trace and ends when one comes; ``never`` is for checks of what must not change meanwhile.
+    """
     if mode not in ("rw", "r"):
         raise ValueError(f"mode is 'rw' or 'r', not {mode!r}")
-    parts = open_parts(config, catalogue, files or Files(), read_only=mode == "r", refcounts=refcounts, progress=progress)
+    files = files or Files()
+    if mode == "r" and live != "never" and can_be_read_live(config.index.name, catalogue):
+        return open_live(config, catalogue, files, refcounts=refcounts, progress=progress, follow=live == "follow")
+    try:
+        parts = open_parts(config, catalogue, files, read_only=mode == "r", refcounts=refcounts, progress=progress)
+    except StoreLocked as error:
+        raise (_with_a_hint(error, catalogue) if mode == "r" and live != "never" else error) from error.__cause__
     store = Store(config, parts, mode)
     parts.segments.happenings.opened(
         mode=mode,
@@ -72,6 +90,14 @@ def open_configured(
             store.abandon()
             raise
     return store
+
+
+def _with_a_hint(error: StoreLocked, catalogue: Catalogue) -> StoreLocked:
+    able = [name for name in catalogue.names("index") if can_be_read_live(name, catalogue)]
+    if not able or error.pid == os.getpid():
+        return error
+    listed = " or ".join(f'index = "{name}"' for name in able)
+    return StoreLocked(f"{error} A store with {listed} can be read while another process writes it.", error.pid)
 
 
 @attrs.frozen

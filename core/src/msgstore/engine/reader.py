@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
 from msgstore.engine.intake import Entry
+from msgstore.engine.runs import runs
 from msgstore.engine.segments import Segments, io_error, io_errors
 from msgstore.engine.writer import Writer, check_id
-
-MERGE_GAP = 4096
-"""Records of one segment that are at most this many bytes apart are read together ..."""
-MERGE_LIMIT = 2**20
-"""... up to this many bytes at once."""
 
 
 class Reader:
@@ -145,7 +141,7 @@ class Reader:
                     doubtful.append(msg_id)
                 else:
                     located.append((location, msg_id))
-        for run in _runs(sorted(located)):
+        for run in runs(sorted(located)):
             bodies = self._read_run(run)
             if bodies is None or self._segments.epoch != epoch:
                 doubtful += [msg_id for _, msg_id in run]
@@ -214,20 +210,3 @@ def _whole(record: bytes, size: int) -> bytes:
     if len(record) != size:
         raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
     return record
-
-
-def _runs(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Group sorted locations into runs that one read serves."""
-    run: list[tuple[int, bytes]] = []
-    run_number = run_start = run_end = 0
-    for location, msg_id in located:
-        number, offset, size = unpack(location)
-        if run and not (number == run_number and offset - run_end <= MERGE_GAP and offset + size - run_start <= MERGE_LIMIT):
-            yield run
-            run = []
-        if not run:
-            run_number, run_start = number, offset
-        run.append((location, msg_id))
-        run_end = offset + size
-    if run:
-        yield run

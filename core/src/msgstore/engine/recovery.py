@@ -5,6 +5,8 @@
 ``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.hints`);
             reference counts come from the caller, or are one for each id.
 
+``live``    a reader beside a writer in another process: it sees what that one commits, and recovers nothing.
+
 Opening never shortens a segment that it found. One whose end is not clean is sealed; one in which damage was found is
 quarantined besides.
 """
@@ -41,7 +43,7 @@ BATCH = 100_000
 class Recovery:
     """How a store came up; ``store.stats().recovery``."""
 
-    how: Literal["new", "trust", "tail", "rebuild", "taken over"] = "new"
+    how: Literal["new", "trust", "tail", "rebuild", "taken over", "live"] = "new"
     scanned: list[str] = attrs.field(factory=list)
     """Names of the segments that were read, in whole or from their last commit on."""
     hinted: list[str] = attrs.field(factory=list)

@@ -59,8 +59,9 @@ def open_parts(
     read_only: bool,
     refcounts: Iterable[tuple[bytes, int]] | None,
     progress: Progress | None = None,
+    live: bool = False,
 ) -> Parts:
-    """Everything between a configuration and a store that serves."""
+    """Everything between a configuration and a store that serves. ``live``: the index is to see what others commit."""
     directory = config.path
     counts = None if refcounts is None else sum_counts(refcounts)
     index: Index | None = None
@@ -79,7 +80,7 @@ def open_parts(
         segments.happenings = Happenings(directory, catalogue.observers)
         leftovers = Leftovers.read(files, directory)
         shared = SharedBodies(config.shared_cache)
-        index, persistent = make_index(config, catalogue, files, shared.ids, read_only=read_only)
+        index, persistent = make_index(config, catalogue, files, shared.ids, read_only=read_only, live=live)
         segments.hints.writes = not (read_only or persistent)
         segments.hints.find(segments)
         state = index.load() or {}
@@ -98,6 +99,8 @@ def open_parts(
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.sync)
             leftovers.remove(sync=segments.sync)
+        if lock is not None:
+            lock.opened()
         mapped = config.reads == "mmap" and not read_only and _has_global_lock()
         reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=mapped)
         return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
@@ -116,6 +119,17 @@ def open_parts(
         if isinstance(error, OSError):
             raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
         raise
+
+
+def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Parts:
+    """The same for reading beside a writer in another process. The segments are that one's: nothing is looked at or loaded."""
+    backends = resolve(config, catalogue, read_settings(files, config.path))
+    segments = Segments(config.path, files, backends.formats, sync=False)
+    shared = SharedBodies(config.shared_cache)
+    index, persistent = make_index(config, catalogue, files, shared.ids, read_only=True, live=True)
+    writer = Writer(config, backends, Ledger(segments, index, shared, persistent=persistent), read_only=True)
+    reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=False)
+    return Parts(backends, segments, writer, reader, Recovery("live"), set(), None)
 
 
 def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:

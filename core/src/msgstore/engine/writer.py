@@ -13,6 +13,7 @@ writer takes steps: the flush does, each with a sync behind it.
 from __future__ import annotations
 
 import logging
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
@@ -35,10 +36,12 @@ log = logging.getLogger("msgstore.writer")
 
 WINDOW = 16 * 2**20
 """Bytes that may stay in the intake, OVERHEAD of each message included."""
-STEP = 2**19
+STEP = 2**18
 """Bytes that a writer writes at once, when there are more: so long may the slowest ``write`` take."""
 PORTION = 2**21
 """Bytes that a flush writes at once."""
+_MOMENT = 0.02
+"""Seconds."""
 MOST = 4096
 """Messages that are looked at for one step or portion."""
 
@@ -63,6 +66,9 @@ class Writer:
         self._held = 0
         """Bytes in the intake, OVERHEAD included, as far as is known; less by what was removed, until they are counted
         again."""
+        self._window = min(WINDOW, config.max_unconfirmed)
+        self._shrunk = threading.Event()
+        """Set by a writer who finds no more in the intake than the window allows."""
         self._since_count = 0
         self._average = 0.0
         """Bytes of a message, OVERHEAD included, in what was written last."""
@@ -163,7 +169,7 @@ class Writer:
             with self.ledger.lock:
                 self._held += weight
                 self._since_count += weight
-            if self._held <= min(WINDOW, self.config.max_unconfirmed):
+            if self._held <= self._window:
                 return
             collector = self.ledger.collector
             if collector is not None and collector.behind and not self.ledger.mine:
@@ -193,14 +199,24 @@ class Writer:
         return self._held
 
     def _shrink(self) -> None:
-        """Steps until the intake is within its window again; with ``flushing``."""
-        while self._refusal is None and self._held > WINDOW and self._count() > WINDOW:
-            ids = self.intake.oldest(STEP * (len(self.intake.pending) + 1) // self._held + 1)
-            if not ids:
+        """Two steps at most, since a call that has brought one comes soon again; with ``flushing``."""
+        for _ in range(2):
+            if self._refusal is not None or self._held <= self._window or self._count() <= self._window:
+                self._shrunk.set()
                 break
+            ids = self.intake.oldest(STEP * (len(self.intake.pending) + 1) // self._held + 1)
             before = self._held
             self._write_some(ids, STEP)
             self._bound(before - self._held)
+
+    def invite(self) -> None:
+        """Before a flush in the background: writers who come by in the next moments write what is held back. Beside a writer
+        that computes, the thread of the flush would have to wait for the interpreter's lock after each part of it."""
+        if not self._syncs and self._held > 2 * STEP:
+            self._shrunk.clear()
+            self._window = STEP
+            self._shrunk.wait(_MOMENT)
+            self._window = min(WINDOW, self.config.max_unconfirmed)
 
     def _bound(self, weight: int) -> None:
         """Entries of a persistent index that are not committed: from the bound on, whoever adds some waits."""

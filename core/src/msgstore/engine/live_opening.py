@@ -1,0 +1,98 @@
+"""Opening a store for reading with an index that can be read beside its writer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from msgstore.config import StoreConfig
+from msgstore.contract import StoreError, StoreLocked
+from msgstore.engine.following import Following, View
+from msgstore.engine.live_store import LiveStore
+from msgstore.engine.lock import check_no_writer
+from msgstore.engine.recovery import Progress
+from msgstore.engine.startup import open_parts, parts_beside
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue
+
+_NOT_NOTED = "it was opened without being noted anywhere. Open it again"
+_ATTEMPTS = 20
+"""Writers that may come and go while the store is being opened."""
+
+
+def open_live(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    files: Files,
+    *,
+    refcounts: Iterable[tuple[bytes, int]] | None,
+    progress: Progress | None,
+    follow: bool,
+) -> LiveStore:
+    """Beside a writer nothing is recovered: its index is right. Without one the store is opened as any other; unless it is to
+    ``follow`` writers that come later, nothing is written for it then, and it can be read until one comes.
+    """
+    if not config.path.is_dir():
+        raise StoreError(f"{config.path}: there is no such directory")
+    counts = None if refcounts is None else list(refcounts)
+    for _ in range(_ATTEMPTS):
+        following = Following(config, catalogue, files)
+        try:
+            store = _open(config, catalogue, files, following, counts, progress, follow=follow)
+        except BaseException:
+            following.close()
+            raise
+        if store is not None:
+            return store
+        following.close()
+    raise StoreError(f"{config.path}: writers came and went {_ATTEMPTS} times while the store was being opened; try again")
+
+
+def _open(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    files: Files,
+    following: Following,
+    counts: Iterable[tuple[bytes, int]] | None,
+    progress: Progress | None,
+    *,
+    follow: bool,
+) -> LiveStore | None:
+    """None if a writer came meanwhile."""
+    text = following.text()
+    try:
+        check_no_writer(config.path)
+    except StoreLocked as error:
+        if error.pid == os.getpid():
+            raise
+        return _beside(config, catalogue, files, following)
+    obstacle = None if follow else _NOT_NOTED
+    try:
+        try:
+            parts = open_parts(config, catalogue, files, read_only=True, live=follow, refcounts=counts, progress=progress)
+        except StoreError as error:
+            if not (follow and isinstance(error.__cause__, PermissionError)):
+                raise
+            obstacle = str(error)  # without a writer all can be read, but no writer would know of this reader
+            parts = open_parts(config, catalogue, files, read_only=True, refcounts=counts, progress=progress)
+    except StoreError:
+        if following.text() == text:
+            raise
+        return None
+    store = LiveStore(config, parts, following, files)
+    following.begin(parts.writer.index, View(text, parts.backends, live=False), obstacle=obstacle)
+    if following.text() != text:
+        store.close()
+        return None
+    return store
+
+
+def _beside(config: StoreConfig, catalogue: Catalogue, files: Files, following: Following) -> LiveStore:
+    parts = parts_beside(config, catalogue, files)
+    store = LiveStore(config, parts, following, files)
+    try:
+        following.begin(parts.writer.index, None)
+    except BaseException:
+        store.close()
+        raise
+    return store
