@@ -58,6 +58,7 @@ class StoreConfig:
     record: str = "message"
     body: Backend = _backend("raw")
     gc: Backend = _backend("half-empty")
+    erase: bool = False
     gc_interval: Duration = Duration(1.0)
     on_legacy: OnLegacy = "read"
     durability: Durability = "os"

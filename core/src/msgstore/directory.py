@@ -31,6 +31,8 @@ MAX_NUMBER = 10**18 - 10**9
 """A store with a segment of this number or above is not opened for writing: numbers have 18 digits, and it goes on counting."""
 UNNAMED = ".tmp"
 """What the name of a segment ends in that is not to be read yet."""
+DOOMED = ".erase"
+"""What the name of a segment ends in that is deleted, and whose bytes are not overwritten yet."""
 _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
@@ -121,11 +123,14 @@ def adopt_leftovers(files: Files, directory: Path, formats: Mapping[str, str], l
         files.sync_directory(directory)
 
 
-def remove_unnamed(files: Files, directory: Path, extensions: Collection[str]) -> None:
-    """Delete copies that a crash has kept from getting their names: nobody knows them."""
-    for name in files.list(directory):
-        if name.endswith(UNNAMED) and (match := _SEGMENT.fullmatch(name.removesuffix(UNNAMED))) and match[2] in extensions:
-            files.unlink(directory / name)
+def segments_ending(names: Iterable[str], suffix: str, extensions: Collection[str]) -> list[str]:
+    """Of ``names`` those of a segment with ``suffix`` behind them, which no start reads."""
+    found = []
+    for name in names:
+        match = _SEGMENT.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
+        if match and match[2] in extensions:
+            found.append(name)
+    return found
 
 
 def check_writable(files: Files, directory: Path, segments: Iterable[SegmentFile], extensions: Collection[str]) -> None:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
-from msgstore.engine import compaction, plans, retention, rewriting
+from msgstore.engine import compaction, erasing, plans, retention, rewriting
 from msgstore.engine.collected import Collected
+from msgstore.engine.segments import io_errors
 from msgstore.engine.site import GiveWay, Site
 from msgstore.engine.sources import Source, Unsound, marked
 from msgstore.engine.writer import Writer
@@ -131,7 +132,7 @@ class Collection:
         except Unsound as unsound:
             done = [self._leave(unsound)]
         else:
-            if not isinstance(action, Compact):
+            if self._segments.erase or not isinstance(action, Compact):
                 self._delete_empty()
         for found in done:
             self._segments.happenings.collected(found, time.perf_counter() - begin)
@@ -139,6 +140,8 @@ class Collection:
 
     def _collect(self, action: Action, sources: Sequence[Source]) -> list[Collected]:
         if isinstance(action, Compact):
+            if self._segments.erase:
+                return rewriting.rewrite(self._site, sources, "compacted")
             return [compaction.compact(self._site, sources[0])]
         if isinstance(action, Drop):
             size = sources[0].segment.live_bytes
@@ -164,3 +167,14 @@ class Collection:
     def _delete_empty(self) -> None:
         with self._site.turn():
             self._writer.settle()
+        self.erase()
+
+    def erase(self) -> None:
+        """Overwrite and unlink the segments that have lost their names, which must be on disk first. Raises StoreIOError."""
+        doomed = self._segments.doomed
+        if doomed:
+            self._segments.sync_directory()
+        while doomed:
+            with io_errors(doomed[0]):
+                erasing.remove(self._segments.files, doomed[0], erase=True)
+            doomed.pop(0)

@@ -176,6 +176,8 @@ class Ledger:
                 self._touched.discard(segment)
                 self._deleted.append(segment)
         if self._deleted:
+            if self.segments.doomed:
+                self.worth_a_look.set()
             if self.segments.sync:  # before the index forgets them, or a power loss brings back strangers
                 self.segments.sync_directory()
             self.commit()

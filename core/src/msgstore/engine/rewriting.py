@@ -32,6 +32,7 @@ from msgstore.contract.events import Done
 from msgstore.contract.locations import MASK, pack
 from msgstore.directory import UNNAMED
 from msgstore.engine.collected import Collected
+from msgstore.engine.erasing import remove
 from msgstore.engine.hint_file import Hint
 from msgstore.engine.moves import Live
 from msgstore.engine.segments import Segment
@@ -177,7 +178,7 @@ class _Copying:
             self._end()
         for copy in self.copies:
             with contextlib.suppress(OSError):
-                self._files.unlink(unnamed(copy.path))
+                remove(self._files, unnamed(copy.path), erase=self._site.segments.erase)
             if copy.named:
                 with self._site.ledger.lock:
                     self._site.ledger.note_empty(copy)

@@ -16,7 +16,7 @@ from types import TracebackType
 import attrs
 
 from msgstore.contract import SegmentStats, StoreError, StoreIOError
-from msgstore.directory import UNNAMED, SegmentFile
+from msgstore.directory import DOOMED, UNNAMED, SegmentFile
 from msgstore.engine.happenings import Happenings
 from msgstore.engine.hints import Hints
 from msgstore.files import Files
@@ -106,6 +106,10 @@ class Segments:
         """The descriptor of the current segment."""
         self._given_up: list[Segment] = []
         """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
+        self.erase = False
+        """Deleted segments only lose their names, and are overwritten by the collector."""
+        self.doomed: list[Path] = []
+        """Those."""
         self.sync_later = False
         """What is appended is not synced at once, but by ``sync_written``."""
         self._unsynced: dict[int, Segment] = {}
@@ -288,7 +292,13 @@ class Segments:
                 self._close_reader(segment.number)
         self.hints.drop(segment)
         with self.errors(segment):
-            self.files.unlink(segment.path)
+            if self.erase:
+                doomed = segment.path.with_name(segment.path.name + DOOMED)
+                with contextlib.suppress(FileNotFoundError):  # as for ``unlink``
+                    self.files.replace(segment.path, doomed)
+                    self.doomed.append(doomed)
+            else:
+                self.files.unlink(segment.path)
         with lock:
             if segment.number in self.readers:  # of somebody who came between
                 self._close_reader(segment.number)

@@ -19,11 +19,11 @@ from msgstore.directory import (
     check_writable,
     find_segments,
     read_settings,
-    remove_unnamed,
     write_settings,
 )
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
+from msgstore.engine.erasing import remove_leftovers
 from msgstore.engine.happenings import Happenings
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
@@ -75,7 +75,7 @@ def open_parts(
         backends = resolve(config, catalogue, remembered)
         if not read_only:
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
-            remove_unnamed(files, directory, backends.formats.extensions)
+            remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, read_only=read_only)
         segments.happenings = Happenings(directory, catalogue.observers)
         leftovers = Leftovers.read(files, directory)
@@ -165,6 +165,7 @@ def _find(config: StoreConfig, backends: Backends, files: Files, *, read_only: b
     """The segments. Refuses newer ones than the store writes, and older ones if the configuration says so."""
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     segments.sync_later = config.fsync_every is not None
+    segments.erase = config.erase
     ours = backends.write_format.descriptor
     everything = find_segments(files, config.path, backends.formats.extensions, backends.formats.leftovers)
     if not read_only:

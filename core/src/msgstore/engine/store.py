@@ -217,6 +217,7 @@ class Store:
             self._refuse(StoreClosed(f"{self.path}: the store is being closed"))
             try:
                 late = self._writer.write_out(last=True)  # what was written since the flush, by a client that was told, for one
+                self._collection.erase()
                 self._save_index()
             except BaseException:
                 self._refuse(None)
