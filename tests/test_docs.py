@@ -42,8 +42,10 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/README.md")]
 )
-RUN = ["README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md",
-       "docs/reference/command-line.md", "docs/reference/logging-and-events.md"]  # fmt: skip
+RUN = [
+    "README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md",
+    "docs/how-to/read-from-another-process.md", "docs/reference/command-line.md", "docs/reference/logging-and-events.md",
+]  # fmt: skip
 PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "prometheus_observer"]
 
 needs_all_plugins = pytest.mark.skipif(

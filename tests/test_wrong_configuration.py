@@ -210,6 +210,11 @@ def configured(machine: Machine) -> None:
     machine.file.write_text('[stores.orders]\npath = "orders"\n')
 
 
+def kept_open_with_ets(machine: Machine) -> None:
+    machine.keep_open(index="ets")
+    machine.file.write_text('[stores.orders]\npath = "orders"\nindex = "lmdb"\n')
+
+
 def misspelt(machine: Machine) -> None:
     machine.file.write_text('[stores.orders]\npath = "orders"\nindx = "lmdb"\nfile_size_limit = "16 megs"\n')
 
@@ -252,6 +257,8 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Older format over newer segments": lambda m: m.copy_store("mixed_upgrade"),
     "Older segments, and on_legacy refuses them": lambda m: m.copy_store("mixed_upgrade"),
     "Second writer": lambda m: m.keep_open(),
+    "Reader beside a writer": lambda m: m.keep_open(),
+    "Reader with another index than the writer": kept_open_with_ets,
     "Second writer in one process": lambda m: m.keep_open(),
     "Change of a store that was opened for reading": lambda m: m.write_store(),
 }

@@ -38,8 +38,8 @@ def check(outcome, messages):
     assert counts.reads > messages, "too little was read to say anything"
     assert counts.writes == counts.confirmed > counts.messages
     assert counts.removes > counts.messages // 2
-    assert outcome.cuts > 10, "the collector had too little to do to say anything"
-    assert outcome.deletions > 10
+    assert outcome.cuts > 2, "the collector had too little to do to say anything"
+    assert outcome.cuts + outcome.deletions > 20
 
 
 def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_path, run_bounded, tell):

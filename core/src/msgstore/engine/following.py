@@ -23,7 +23,7 @@ from msgstore.engine.checkpoint import LAYOUT, LAYOUT_KEY
 from msgstore.engine.lock import check_no_writer
 from msgstore.engine.lock_file import parse_lock
 from msgstore.engine.recovery import judge
-from msgstore.engine.segments import Segments, io_errors
+from msgstore.engine.segments import Segments, io_error, io_errors
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.watch import Watch
 from msgstore.files import Files
@@ -95,8 +95,10 @@ class Following:
         raise StoreError(f"{self._config.path}: writers came and went {_VIEWS} times within one call; try again")
 
     def _is_current(self, view: View) -> bool:
-        with io_errors(self._config.path):
+        try:
             text = self._watch.text()
+        except OSError as error:
+            raise io_error(self._config.path, None, error) from error
         if self._closed:
             raise StoreClosed(f"{self._config.path}: the store is closed")
         return text == view.text
@@ -139,8 +141,8 @@ class Following:
         if remembered is None or remembered.index != self._config.index.name:
             found = "none" if remembered is None else repr(remembered.index)
             raise StoreMismatch(
-                f"{directory}: the store is kept with the index {found} now, and was opened here with "
-                f"{self._config.index.name!r}. Close it, and open it as its writer does."
+                f"{directory}: the store is kept with the index {found} now, not with {self._config.index.name!r} as "
+                f"configured here. Open it as its writer does."
             )
         state = index.load() or {}
         if state.get(LAYOUT_KEY) != LAYOUT:

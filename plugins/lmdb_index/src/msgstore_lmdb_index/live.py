@@ -38,6 +38,7 @@ class LiveEnvironment:
         self._reading = threading.Lock()
         self._env: lmdb.Environment | None = None
         self._contents: Contents | None = None
+        self._entries: lmdb._Database | None = None
         self._identity: tuple[int, int] | None = None
         """Of the file that is open: a damaged one is set aside by a writer that opens, and another one begun."""
 
@@ -78,6 +79,7 @@ class LiveEnvironment:
         identity = self._found()
         self._env = lmdb.Environment(str(self._path), max_dbs=2, max_spare_txns=1, readonly=True, create=False, map_size=0)
         self._contents = Contents.open(self._env, self._path, self._errors, create=False)
+        self._entries = self._contents.entries
         self._identity = identity
 
     @contextlib.contextmanager
@@ -93,7 +95,7 @@ class LiveEnvironment:
         assert self._env is not None
         for _ in range(_ATTEMPTS):
             try:
-                return self._env.begin(db=self._contents.entries)  # type: ignore[union-attr]
+                return self._env.begin(self._entries)
             except lmdb.MapResizedError:  # the writer's has grown
                 self._env.set_mapsize(0)
             except lmdb.ReadersFullError:
@@ -107,7 +109,10 @@ class LiveEnvironment:
             if self._env is None:
                 return b""
             try:
-                transaction = self._begin()
+                try:
+                    transaction = self._env.begin(self._entries)
+                except (lmdb.MapResizedError, lmdb.ReadersFullError):
+                    transaction = self._begin()
                 try:
                     return transaction.get(key, b"")
                 finally:
