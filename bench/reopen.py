@@ -124,6 +124,8 @@ def fill(name: str, directory: str, count: int) -> None:
     """In a child, which does not survive it: all messages, with the operating system when the process is killed."""
     peer = KINDS[name][1](Path(directory))
     peer.put_all([message(number) for number in range(count)])
+    if isinstance(peer, MsgStore):
+        peer.store.roll()  # or its last segments, sealed less than two seconds ago, would have no hints yet
     os.kill(os.getpid(), signal.SIGKILL)
 
 

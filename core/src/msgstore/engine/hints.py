@@ -34,6 +34,11 @@ log = logging.getLogger("msgstore.recovery")
 
 SMALLEST = 2**20
 """Bytes of a segment that gets a hint: a smaller one is scanned in milliseconds, and is deleted with one unlink."""
+RIPE = 2.0
+"""Seconds that a segment is sealed before its hint is written: one that is emptied by then costs no hint, and at 64 bytes a
+message a hint is a seventh of its segment."""
+MOST_UNRIPE = 8
+"""Hints that are held in memory for so long: 24 bytes a record."""
 _PREFIX, _SUFFIX = "msgstore-", ".hint"
 _TICK_NS = 2_000_000_000
 """No file system that is in use counts time in larger steps (FAT does in these)."""
@@ -60,8 +65,8 @@ class Hints:
         self._end = 0
         self._ids = bytearray()
         self._sizes = array("Q")
-        self.finished: dict[int, tuple[Segment, Hint]] = {}
-        """By number: collected whole, and not written yet."""
+        self.finished: dict[int, tuple[Segment, Hint, float]] = {}
+        """By number, the oldest first: collected whole at that time, and not written yet."""
 
     # -- what a writer appends --------------------------------------------------------------------------------------------
 
@@ -84,15 +89,22 @@ class Hints:
         """``segment`` was sealed. Its hint is written by the next ``save``, if it was collected from its header to its end."""
         if segment.number == self._number:
             if self._end == segment.size and segment.named:
-                self.finished[segment.number] = segment, Hint.of_run(self._ids, segment.header_bytes, self._sizes)
+                hint = Hint.of_run(self._ids, segment.header_bytes, self._sizes)
+                self.finished[segment.number] = segment, hint, time.monotonic()
             self._forget()
 
-    def save(self) -> list[Segment]:
-        """Write the hints of segments that were sealed. Returns those whose time was changed for it."""
+    def save(self, *, everything: bool = False) -> list[Segment]:
+        """Write the hints of segments that were sealed ``RIPE`` seconds ago, or of ``everything``. Returns those whose time was
+        changed for it. Those of which less than half is still alive get none: they will soon be collected."""
         changed = []
+        ripe = time.monotonic() - RIPE
         while self.finished:
-            segment, hint = self.finished.pop(next(iter(self.finished)))
-            if not segment.quarantined:
+            number = next(iter(self.finished))
+            segment, hint, since = self.finished[number]
+            if not (everything or since <= ripe or len(self.finished) > MOST_UNRIPE):
+                break
+            del self.finished[number]
+            if not segment.quarantined and 2 * segment.live_bytes >= segment.size - segment.header_bytes:
                 before = segment.sealed_mtime_ns
                 self._save(segment, hint)
                 if segment.sealed_mtime_ns != before:

@@ -127,11 +127,13 @@ class Store:
         self._writer.flush()
 
     def roll(self) -> None:
-        """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected."""
+        """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected.
+
+        Everything is flushed, and hints are written for what a start after a crash would have to read."""
         with self._ledger.flushing:
             self.flush()
             self._writer.appender.seal()
-            self._writer.settle()
+            self._writer.settle(hints=True)
 
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
@@ -245,7 +247,7 @@ class Store:
         """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""
         files, directory = self._segments.files, self.path
         self._segments.seal_current()
-        self._segments.hints.save()
+        self._segments.hints.save(everything=True)
         numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
         clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
         with io_errors(directory):

@@ -269,13 +269,15 @@ class Writer:
     @property
     def has_work(self) -> bool:
         """Whether a flush would find anything. Without the lock a hint."""
-        return bool(self.intake.pending) or self.ledger.changed or self.ledger.segments.unsynced
+        segments = self.ledger.segments
+        return bool(self.intake.pending or segments.hints.finished) or self.ledger.changed or segments.unsynced
 
-    def settle(self, *, sync: bool = True) -> None:
-        """Commit, and delete what is empty. Not ``sync``: the index must not get ahead of what is synced, so it waits."""
+    def settle(self, *, sync: bool = True, hints: bool = False) -> None:
+        """Commit, and delete what is empty. Not ``sync``: the index must not get ahead of what is synced, so it waits.
+        ``hints``: write them all, ripe or not."""
         segments = self.ledger.segments
         if segments.hints.finished:
-            for segment in segments.hints.save():
+            for segment in segments.hints.save(everything=hints):
                 self.ledger.touch(segment)
         if sync:
             if segments.sync_later:
