@@ -20,11 +20,13 @@ class Gaps:
 records = st.lists(st.tuples(st.integers(0, 60), st.integers(21, 90)), max_size=80)
 
 
-def laid_out(pieces: list[tuple[int, int]]) -> list[Live]:
+def laid_out(pieces: list[tuple[int, int]]) -> Live:
     """(gap before, size) of each live record, from the header on."""
-    live, at = [], 64
+    live, at = Live([], [], []), 64
     for n, (gap, size) in enumerate(pieces):
-        live.append(Live(at + gap, size, n.to_bytes(16)))
+        live.ids.append(n.to_bytes(16))
+        live.offsets.append(at + gap)
+        live.sizes.append(size)
         at += gap + size
     return live
 
@@ -33,21 +35,39 @@ def laid_out(pieces: list[tuple[int, int]]) -> list[Live]:
 def test_a_plan_moves_records_down_into_gaps_without_overlap(pieces):
     live = laid_out(pieces)
     todo = plan(Gaps(), live)
-    moved = {record: target for gap in todo.gaps for record, target in gap.targets()}
-    after = sorted((moved.get(record, record.offset), record.size) for record in live)
-    assert all(target < record.offset for record, target in moved.items())
+    moved = dict(todo.moves(live.sizes))
+    after = sorted((moved.get(at, live.offsets[at]), live.sizes[at]) for at in range(len(live)))
+    assert all(target < live.offsets[at] for at, target in moved.items())
     assert all(end <= start for end, (start, _) in zip([64, *(o + s for o, s in after)], after, strict=False))
     assert todo.end == max([64, *(o + s for o, s in after)])
-    assert todo.end <= max([64, *(record.end for record in live)])
-    assert all(sum(record.size for record in gap.moved) <= gap.size for gap in todo.gaps)
-    assert all(record.offset >= todo.end for record in moved), "what moves is what the cut frees"
+    assert todo.end <= max([64, *(offset + size for offset, size in zip(live.offsets, live.sizes, strict=True))])
+    assert all(sum(live.sizes[at] for at in gap.moved) <= gap.size for gap in todo.gaps)
+    assert all(live.offsets[at] >= todo.end for at in moved), "what moves is what the cut frees"
+
+
+@given(records)
+def test_each_moves_into_the_first_gap_with_room(pieces):
+    """As a search through all gaps finds it."""
+    live = laid_out(pieces)
+    todo = plan(Gaps(), live)
+    starts = [64, *(offset + size for offset, size in zip(live.offsets, live.sizes, strict=True))]
+    gaps = [[start, offset - start] for start, offset in zip(starts, live.offsets, strict=False) if offset - start >= 5]
+    expected = {}
+    for at in reversed(range(len(live))):
+        first = next((gap for gap in gaps if gap[1] >= live.sizes[at]), None)
+        end = max((target + live.sizes[moved] for moved, target in expected.items()), default=64)
+        if first is None or first[0] >= live.offsets[at] or live.offsets[at] < end:
+            break
+        expected[at] = first[0]
+        first[0], first[1] = first[0] + live.sizes[at], first[1] - live.sizes[at]
+    assert dict(todo.moves(live.sizes)) == expected
 
 
 @given(records)
 def test_only_the_end_moves(pieces):
     live = laid_out(pieces)
-    moved = {record for gap in plan(Gaps(), live).gaps for record in gap.moved}
-    assert moved == set(live[len(live) - len(moved) :])
+    moved = {at for gap in plan(Gaps(), live).gaps for at in gap.moved}
+    assert moved == set(range(len(live) - len(moved), len(live)))
 
 
 def test_equal_records_fill_every_gap():
@@ -56,4 +76,4 @@ def test_equal_records_fill_every_gap():
 
 
 def test_nothing_live_leaves_the_header():
-    assert plan(Gaps(), []).end == 64
+    assert plan(Gaps(), Live([], [], [])).end == 64

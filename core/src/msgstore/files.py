@@ -44,10 +44,12 @@ class Files:
 
         def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
             """All of ``data`` at ``offset``; a short write is continued."""
-            view = memoryview(data)
-            while view:
-                written = os.pwrite(fd, view, offset)
-                view, offset = view[written:], offset + written
+            written = os.pwrite(fd, data, offset)
+            if written < len(data):
+                view = memoryview(data)
+                while view := view[written:]:
+                    offset += written
+                    written = os.pwrite(fd, view, offset)
 
     else:  # Windows: the store's lock keeps seek and transfer together
 

@@ -187,7 +187,7 @@ Write = tuple[int, bytes]
 """(offset in the segment, bytes)."""
 
 
-@attrs.frozen
+@attrs.define  # not frozen: there are some ten thousand in a segment
 class GapFill:
     """The writes that put records into a gap, in three steps; between the steps the engine syncs if the store does.
 

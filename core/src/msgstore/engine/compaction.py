@@ -20,10 +20,10 @@ older than that may point to what is then overwritten, or cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
-from msgstore.contract.formats import GapFill, Write
+from msgstore.contract import Buffer, SegmentFormat
+from msgstore.contract.formats import Write
 from msgstore.contract.locations import pack
 from msgstore.engine.collected import Collected
 from msgstore.engine.moves import Live, Plan, plan
@@ -42,25 +42,28 @@ def compact(site: Site, source: Source) -> Collected:
     with site.segments.errors(segment), files.view(segment.path) as data:
         live = source.live(site, data)
         todo = plan(form, live)
-        moves = [move for gap in todo.gaps for move in gap.targets()]
+        moves = list(todo.moves(live.sizes))
         if todo.end >= before and not moves:
-            segment.barren = sum(record.size for record in live)
+            segment.barren = live.total
             return Collected(segment.path.name, before, before, done="none")
-        steps = _steps(
-            form.fill_gap(gap.offset, gap.size, [data[record.offset : record.end] for record in gap.moved]) for gap in todo.gaps
-        )
-    _rewrite(site, segment, todo, steps, moves)
-    moved_to = {record.offset: target for record, target in moves}
-    site.segments.hints.rewrite(segment, ((moved_to.get(r.offset, r.offset), r.size, r.msg_id) for r in live))
+        steps = _steps(form, todo, live, data)
+    _rewrite(site, segment, todo, steps, live, moves)
+    places = list(live.offsets)
+    for position, target in moves:
+        places[position] = target
+    site.segments.hints.rewrite(segment, live.ids, places, live.sizes)
     with site.ledger.lock:
         site.ledger.touch(segment)
     site.commit()
-    segment.barren = sum(record.size for record in live)
+    segment.barren = live.total
     written = sum(len(chunk) for writes in steps for _, chunk in writes)
-    return Collected(segment.path.name, before, segment.size, len(moves), sum(record.size for record, _ in moves), written)
+    moved = sum(live.sizes[position] for position, _ in moves)
+    return Collected(segment.path.name, before, segment.size, len(moves), moved, written)
 
 
-def _rewrite(site: Site, segment: Segment, todo: Plan, steps: Sequence[list[Write]], moves: Sequence[tuple[Live, int]]) -> None:
+def _rewrite(
+    site: Site, segment: Segment, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
+) -> None:
     ledger, segments, files = site.ledger, site.segments, site.segments.files
     with site.turn():
         segments.hints.drop(segment, lasting=True)
@@ -78,7 +81,7 @@ def _rewrite(site: Site, segment: Segment, todo: Plan, steps: Sequence[list[Writ
                     files.pwrite(fd, chunk, offset)
                 if writes:
                     files.sync(fd)
-            _swap(site, segment, moves)
+            _swap(site, segment, live, moves)
             with ledger.lock:
                 segments.epoch += 1
                 segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
@@ -96,30 +99,27 @@ def _rewrite(site: Site, segment: Segment, todo: Plan, steps: Sequence[list[Writ
             _, segment.sealed_mtime_ns = files.set_mtime(segment.path, time)
 
 
-def _steps(fills: Iterable[GapFill]) -> list[list[Write]]:
+def _steps(form: SegmentFormat, todo: Plan, live: Live, data: Buffer) -> list[list[Write]]:
     """The writes of all gaps, step by step."""
     steps: list[list[Write]] = [[], [], []]
-    for fill in fills:
+    offsets, sizes = live.offsets, live.sizes
+    for gap in todo.gaps:
+        fill = form.fill_gap(gap.offset, gap.size, [data[offsets[at] : offsets[at] + sizes[at]] for at in gap.moved])
         for writes, step in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
             writes += step
     return steps
 
 
-def _swap(site: Site, segment: Segment, moves: Iterable[tuple[Live, int]]) -> None:
+def _swap(site: Site, segment: Segment, live: Live, moves: Sequence[tuple[int, int]]) -> None:
     """Compare and swap: what has died meanwhile stays dead. The row says that the file is longer than it will be."""
-    number = segment.number
-    for batch in _batches(moves):
-        ids = [record.msg_id for record, _ in batch]
-        old = [pack(number, record.offset, record.size) for record, _ in batch]
-        new = [pack(number, target, record.size) for record, target in batch]
+    number, ids, offsets, sizes = segment.number, live.ids, live.offsets, live.sizes
+    for begin in range(0, len(moves), SWAPPED_AT_ONCE):
+        some = moves[begin : begin + SWAPPED_AT_ONCE]
+        moved = [ids[position] for position, _ in some]
+        old = [pack(number, offsets[position], sizes[position]) for position, _ in some]
+        new = [pack(number, target, sizes[position]) for position, target in some]
         with site.ledger.lock:
-            site.index.relocate(ids, old, new)
+            site.index.relocate(moved, old, new)
     with site.ledger.lock:
         site.ledger.touch(segment)
     site.commit()
-
-
-def _batches(moves: Iterable[tuple[Live, int]]) -> Iterator[list[tuple[Live, int]]]:
-    left = iter(moves)
-    while batch := list(islice(left, SWAPPED_AT_ONCE)):
-        yield batch

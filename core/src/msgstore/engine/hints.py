@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgstore.contract import Columns, RecordError
+from msgstore.contract import RecordError
 from msgstore.engine import hint_file
 from msgstore.engine.hint_file import BadHint, Hint
 from msgstore.files import Files
@@ -132,13 +132,12 @@ class Hints:
         if self.writes:
             self._save(segment, found)
 
-    def rewrite(self, segment: Segment, rows: Iterable[tuple[int, int, bytes]]) -> None:
-        """``segment`` was compacted: its live records are these, (offset, size, id), in any order. Dead ones are left out."""
+    def rewrite(self, segment: Segment, ids: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """``segment`` was compacted: these are its live records, in any order. Dead ones are left out."""
         if self.writes:
-            columns = Columns()
-            for offset, size, msg_id in sorted(rows):
-                columns.add(msg_id, offset, size)
-            self._save(segment, Hint.of(columns))
+            order = sorted(range(len(ids)), key=offsets.__getitem__)
+            columns = [array("Q", map(column.__getitem__, order)) for column in (offsets, sizes)]
+            self._save(segment, Hint.of_columns(b"".join(map(ids.__getitem__, order)), *columns))
 
     # -- files ------------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,7 @@ The messages are released, the index is committed, and only then the file goes, 
 from __future__ import annotations
 
 import logging
-from itertools import islice
 
-from msgstore.contract.locations import pack
 from msgstore.engine.collected import Collected
 from msgstore.engine.compaction import SWAPPED_AT_ONCE
 from msgstore.engine.moves import Live
@@ -25,20 +23,21 @@ def drop(site: Site, source: Source, reason: str) -> Collected:
     """
     segment = source.segment
     with site.segments.errors(segment), site.segments.files.view(segment.path) as data:
-        left = iter(source.live(site, data))
+        live = source.live(site, data)
     released = 0
-    while batch := list(islice(left, SWAPPED_AT_ONCE)):
+    for begin in range(0, len(live), SWAPPED_AT_ONCE):
         with site.ledger.lock:
-            released += _release(site, source, batch)
+            released += _release(site, source, live.part(begin, begin + SWAPPED_AT_ONCE))
     site.commit()
     log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
     return Collected(source.name, segment.size, 0, done="dropped", dropped=released)
 
 
-def _release(site: Site, source: Source, batch: list[Live]) -> int:
+def _release(site: Site, source: Source, live: Live) -> int:
     """Under the lock. How many of them were still alive."""
-    segment, index, died = source.segment, site.index, source.died
-    alive = [record for record in batch if pack(segment.number, record.offset, record.size) not in died]
-    released = index.release([record.msg_id for record in alive for _ in range(index.references(record.msg_id))])
+    index, died = site.index, source.died
+    locations = live.locations(source.segment.number)
+    ids = [msg_id for msg_id, location in zip(live.ids, locations, strict=True) if location not in died]
+    released = index.release([msg_id for msg_id in ids for _ in range(index.references(msg_id))])
     site.ledger.bury(released.freed)
-    return len(alive)
+    return len(ids)

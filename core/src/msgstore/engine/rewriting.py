@@ -29,7 +29,7 @@ import attrs
 
 from msgstore.contract import Buffer, RecordError, StoreError, StoreIOError
 from msgstore.contract.events import Done
-from msgstore.contract.locations import MASK, pack
+from msgstore.contract.locations import MASK
 from msgstore.directory import UNNAMED
 from msgstore.engine.collected import Collected
 from msgstore.engine.erasing import remove
@@ -49,7 +49,7 @@ class _Batch:
 
     source: Source
     copy: Segment
-    ids: list[bytes]
+    ids: Sequence[bytes]
     old: list[int]
     new: list[int]
 
@@ -71,7 +71,7 @@ def rewrite(site: Site, sources: Sequence[Source], done: Done) -> list[Collected
                 live = source.live(site, data)
                 for records in _batches(live, site.size_limit):
                     copying.add(source, records, data)
-            moved.append((len(live), sum(record.size for record in live)))
+            moved.append((len(live), live.total))
         copying.finish([source.segment.sealed_mtime_ns for source in sources])
         _publish(site, copying)
     except BaseException:
@@ -110,30 +110,30 @@ class _Copying:
         self.copies: list[Segment] = []
         self.batches: list[_Batch] = []
 
-    def add(self, source: Source, records: Sequence[Live], data: Buffer) -> None:
+    def add(self, source: Source, live: Live, data: Buffer) -> None:
         """Append copies of some records; they are not synced yet."""
-        ids = [record.msg_id for record in records]
-        encoded, sizes = self._form.format.encode(ids, [self._stored(source, record, data) for record in records])
+        bodies = [self._stored(source, data, *record) for record in zip(live.ids, live.offsets, live.sizes, strict=True)]
+        encoded, sizes = self._form.format.encode(live.ids, bodies)
         if self._fd is None or self.copies[-1].size >= self._site.size_limit:
             self._begin()
         assert self._fd is not None
         copy = self.copies[-1]
         with self._site.segments.errors(copy, copy.size):
             self._files.pwrite(self._fd, encoded, copy.size)
-        old = [pack(source.segment.number, record.offset, record.size) for record in records]
-        new = [pack(copy.number, at, size) for at, size in zip(accumulate(sizes, initial=copy.size), sizes, strict=False)]
-        self.batches.append(_Batch(source, copy, ids, old, new))
-        self._hints[-1][0].extend(b"".join(ids))
+        places = Live(live.ids, list(accumulate(sizes[:-1], initial=copy.size)), sizes)
+        old, new = live.locations(source.segment.number), places.locations(copy.number)
+        self.batches.append(_Batch(source, copy, live.ids, old, new))
+        self._hints[-1][0].extend(b"".join(live.ids))
         self._hints[-1][1].extend(sizes)
         copy.size += len(encoded)
 
-    def _stored(self, source: Source, record: Live, data: Buffer) -> bytes:
+    def _stored(self, source: Source, data: Buffer, msg_id: bytes, offset: int, size: int) -> bytes:
         try:
-            body = source.segment.form.format.decode(record.msg_id, data[record.offset : record.end])
+            body = source.segment.form.format.decode(msg_id, data[offset : offset + size])
         except RecordError as error:
-            raise Unsound(source.segment, f"the record at offset {record.offset} is damaged ({error})") from error
+            raise Unsound(source.segment, f"the record at offset {offset} is damaged ({error})") from error
         if len(body) > self._form.format.max_body:
-            reason = f"the body at offset {record.offset} is too large for format {self._form.name!r}"
+            reason = f"the body at offset {offset} is too large for format {self._form.name!r}"
             raise Unsound(source.segment, reason, damaged=False)
         return body
 
@@ -184,18 +184,16 @@ class _Copying:
                     self._site.ledger.note_empty(copy)
 
 
-def _batches(live: Sequence[Live], limit: int) -> Iterator[list[Live]]:
+def _batches(live: Live, limit: int) -> Iterator[Live]:
     """Parts of at most 1 MiB, unless one record is larger, and of not much more than a segment holds."""
-    batch: list[Live] = []
-    size = 0
-    for record in live:
-        if batch and size + record.size > min(_AT_ONCE, limit):
-            yield batch
-            batch, size = [], 0
-        batch.append(record)
-        size += record.size
-    if batch:
-        yield batch
+    begin = size = 0
+    for at, more in enumerate(live.sizes):
+        if at > begin and size + more > min(_AT_ONCE, limit):
+            yield live.part(begin, at)
+            begin, size = at, 0
+        size += more
+    if begin < len(live):
+        yield live.part(begin, len(live))
 
 
 def _publish(site: Site, copying: _Copying) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import compress
+from operator import eq
 
 import attrs
 
-from msgstore.contract import Buffer, Index, SegmentScan
-from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT, pack
+from msgstore.contract import Buffer, Columns, Index, SegmentScan
 from msgstore.engine.moves import Live
 from msgstore.engine.segments import Segment
 from msgstore.engine.site import Site
@@ -35,7 +36,7 @@ class Source:
     count: int
     """Live records when it was marked."""
 
-    def live(self, site: Site, data: Buffer) -> list[Live]:
+    def live(self, site: Site, data: Buffer) -> Live:
         """The records of ``data``, the whole segment, that are alive, by offset. Raises Unsound.
 
         Without the lock; some may be dead when this returns, and then ``segment.died`` has them.
@@ -46,11 +47,11 @@ class Source:
         if reason:
             raise Unsound(segment, reason)
         live = live_records(site.index, segment.number, scan)
-        known = {pack(segment.number, record.offset, record.size) for record in live}
         with site.ledger.lock:
-            known |= self.died
-        if len(known) != self.count:
-            lost = self.count - len(known)
+            died = self.died.copy()
+        known = len(died.union(live.locations(segment.number))) if died else len(live)
+        if known != self.count:
+            lost = self.count - known
             raise Unsound(segment, f"{lost} of its {self.count} live records are not where the index says")
         return live
 
@@ -90,17 +91,22 @@ def marked(site: Site, numbers: Sequence[int]) -> Iterator[list[Source]]:
                     site.ledger.note_empty(segment)
 
 
-def live_records(index: Index, number: int, scan: SegmentScan) -> list[Live]:
-    """The records of a scan that the index points to, by offset. A later copy counts if it is the one pointed to."""
-    first, get = number << NUMBER_SHIFT, index.get
-    found = [
-        Live(offset, size, msg_id)
-        for columns in (scan.records, scan.duplicates)
-        for msg_id, offset, size in zip(columns.id_list(), columns.offsets, columns.sizes, strict=True)
-        if get(msg_id) == first | offset << OFFSET_SHIFT | size
-    ]
-    found.sort(key=lambda record: record.offset)
-    return found
+def live_records(index: Index, number: int, scan: SegmentScan) -> Live:
+    """The records of a scan that the index points to. A later copy counts if it is the one pointed to."""
+    first = _alive(index, number, scan.records)
+    if not len(scan.duplicates):
+        return first
+    later = _alive(index, number, scan.duplicates)
+    rows = sorted(zip((*first.offsets, *later.offsets), (*first.sizes, *later.sizes), (*first.ids, *later.ids), strict=True))
+    return Live([msg_id for _, _, msg_id in rows], [offset for offset, _, _ in rows], [size for _, size, _ in rows])
+
+
+def _alive(index: Index, number: int, columns: Columns) -> Live:
+    ids = columns.id_list()
+    everything = Live(ids, columns.offsets, columns.sizes)
+    alive = list(map(eq, map(index.get, ids), everything.locations(number)))
+    offsets, sizes = (list(compress(column, alive)) for column in (columns.offsets, columns.sizes))
+    return Live(list(compress(ids, alive)), offsets, sizes)
 
 
 def _damage(segment: Segment, scan: SegmentScan) -> str | None:
