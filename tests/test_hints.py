@@ -215,9 +215,9 @@ def test_no_flipped_bit_is_believed():
                     hint_file.read(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], "0.sqs", 400, 1)
             with pytest.raises(BadHint):
                 hint_file.read(data[:at], "0.sqs", 400, 1)
-        for name, size, time in (("1.sqs", 400, 1), ("0.sqs", 401, 1), ("0.sqs", 400, 2)):
+        for name, size, mtime in (("1.sqs", 400, 1), ("0.sqs", 401, 1), ("0.sqs", 400, 2)):
             with pytest.raises(BadHint):
-                hint_file.read(data, name, size, time)
+                hint_file.read(data, name, size, mtime)
 
 
 @given(
@@ -469,7 +469,7 @@ def test_of_copies_in_one_segment_the_first_one_counts(tmp_path, ets):
 def test_a_segment_that_is_emptied_soon_costs_no_hint(tmp_path, ets, monkeypatch):
     """Hints wait until their segments have shown that they stay; those that stay are written without being asked for."""
     monkeypatch.setattr(hints, "RIPE", 0.2)
-    store = open_with(tmp_path, **ets, file_size_limit=2**21, sync_interval="5ms")
+    store = open_with(tmp_path, **ets | {"file_size_limit": 2**21, "sync_interval": "5ms"})
     client = store.client()
     gone, kept = [n.to_bytes(16) for n in range(2500)], [n.to_bytes(16) for n in range(5000, 7500)]
     for msg_id in gone:
