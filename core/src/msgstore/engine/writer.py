@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
@@ -58,6 +59,8 @@ class Writer:
         self.wakeup = Wakeup()
         self.clients: list[Client] = []
         self.callback_failures = 0
+        self._untold: deque[tuple[Client, list[bytes]]] = deque()
+        """Under ``flushing``: who is to be told of what, in this order, whatever flushes those who are told ask for."""
         self.depth = 0
         """Under ``flushing``: how many flushes the thread that holds it is in, one inside the other."""
         self.index: Index = ledger.index
@@ -368,9 +371,10 @@ class Writer:
         return True
 
     def tell(self, confirmed: Iterable[tuple[Client, int]]) -> None:
-        """Without the lock."""
-        for client, count in confirmed:
-            ids = client.take_unconfirmed(count)
+        """Without the lock. Who is told may flush: then the others are told of this flush first, inside of that one."""
+        self._untold.extend([(client, client.take_unconfirmed(count)) for client, count in confirmed])
+        while self._untold:
+            client, ids = self._untold.popleft()
             try:
                 client.confirm(ids)
             except Exception:
