@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from msgstore.contract import Combine
+from msgstore.engine import rewriting
 from support import open_with
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
 HOUR = {"sync_interval": "1h"}
+SECONDS = 20
 
 
 @pytest.fixture
@@ -25,6 +30,25 @@ def opened(cell, tmp_path):
 
 def on_disk(store):
     return {entry.msg_id: entry.references for entry in store.entries()}
+
+
+def beside(call):
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive(), "a thread hangs"
+
+
+def id_of(number: int) -> bytes:
+    return number.to_bytes(2, "big") * 8
+
+
+class Says:
+    def __init__(self, *actions):
+        self.actions = list(actions)
+
+    def plan(self, segments, now):
+        return self.actions
 
 
 def test_a_client_that_flushes_while_it_is_told_confirms_nothing_that_is_not_on_disk(opened):
@@ -67,3 +91,37 @@ def test_confirms_are_in_order_when_a_client_flushes_while_it_is_told(opened):
     store.flush()
     assert told == [B, C]
     assert store.stats().callback_failures == 0
+
+
+def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypatch):
+    store = opened(file_size_limit="1MiB")
+    client = store.client()
+    monkeypatch.setattr(rewriting, "_AT_ONCE", 1000)
+    for number in range(6):
+        client.write(id_of(number), bytes(600))
+        if number == 2:
+            store.roll()
+    store.roll()
+    swap, calls = rewriting._swap, []
+
+    def swap_and_remove(site, batch):
+        swap(site, batch)
+        calls.append(batch)
+        if len(calls) == 1:
+
+            def remove():
+                client.remove(batch.ids)
+                store.flush()
+
+            site.ledger.lock.release()
+            try:
+                beside(remove)
+            finally:
+                site.ledger.lock.acquire()
+
+    monkeypatch.setattr(rewriting, "_swap", swap_and_remove)
+    store._collection._policy = Says(Combine((0, 1)))
+    store.compact()
+    assert len(calls) > 1
+    left = [id_of(number) for number in range(6) if id_of(number) not in calls[0].ids]
+    assert client.read_many(left) == dict.fromkeys(left, bytes(600))

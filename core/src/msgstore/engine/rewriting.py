@@ -77,13 +77,12 @@ def rewrite(site: Site, sources: Sequence[Source], done: Done) -> list[Collected
     except BaseException:
         copying.discard()
         raise
-    for batch in copying.batches:
-        with site.ledger.lock:
-            _swap(site, batch)
-    with site.ledger.lock:
-        for copy in copying.copies:
-            if not copy.live_count:  # everything has died meanwhile
-                site.ledger.note_empty(copy)
+    try:
+        for batch in copying.batches:
+            with site.ledger.lock:
+                _swap(site, batch)
+    finally:
+        copying.release()
     site.commit()
     return [
         Collected(
@@ -172,6 +171,14 @@ class _Copying:
         for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
             yield copy, Hint.of_run(ids, copy.header_bytes, sizes)
 
+    def release(self) -> None:
+        """They may be deleted like any other segment from now on, and at once if everything has died meanwhile."""
+        with self._site.ledger.lock:
+            for copy in self.copies:
+                copy.died = None
+                if not copy.live_count:
+                    self._site.ledger.note_empty(copy)
+
     def discard(self) -> None:
         """Nothing came of it. What cannot be deleted now is deleted by the next start, or with the empty segments."""
         with contextlib.suppress(StoreIOError):
@@ -181,6 +188,7 @@ class _Copying:
                 remove(self._files, unnamed(copy.path), erase=self._site.segments.erase)
             if copy.named:
                 with self._site.ledger.lock:
+                    copy.died = None
                     self._site.ledger.note_empty(copy)
 
 
@@ -201,6 +209,7 @@ def _publish(site: Site, copying: _Copying) -> None:
     with site.ledger.lock:
         for copy in copying.copies:
             copy.path = copy.path.with_name(copy.path.name.removesuffix(UNNAMED))
+            copy.died = set()  # or it could be deleted between two swaps, when all of the first has died
             segments.by_number[copy.number] = copy
             site.ledger.touch(copy)
     site.commit()
