@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 
 from msgstore.contract import Combine
 from msgstore.engine import rewriting
-from support import open_with
+from msgstore.files import Files
+from support import Crash, open_with
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
 HOUR = {"sync_interval": "1h"}
@@ -91,6 +93,50 @@ def test_confirms_are_in_order_when_a_client_flushes_while_it_is_told(opened):
     store.flush()
     assert told == [B, C]
     assert store.stats().callback_failures == 0
+
+
+class KilledAtUnlink(Files):
+    """The process ends behind the deletion of a segment."""
+
+    armed = False
+
+    def unlink(self, path):
+        super().unlink(path)
+        if self.armed and path.suffix in (".sqs", ".rdq"):
+            raise Crash
+
+
+def test_a_segment_that_becomes_empty_behind_a_commit_is_deleted_behind_the_next(opened, cell, monkeypatch):
+    files = KilledAtUnlink()
+    store = opened(files)
+    client = store.client()
+    client.write(A, b"a")
+    client.write(B, b"b")
+    store.roll()
+    client.write(C, b"c")
+    store.roll()
+    client.remove([A])
+    store.flush()
+    index = store._ledger.index
+    commit = index.commit
+
+    def and_remove():
+        commit()
+        monkeypatch.undo()
+        client.remove([C])
+        files.armed = True
+
+    monkeypatch.setattr(index, "commit", and_remove)
+    client.write(D, b"d")
+    store._ledger._committed = False  # with an index that is not persistent, too
+    with contextlib.suppress(Crash):
+        store.flush()
+    store.abandon()
+    store = opened()
+    if cell.index == "lmdb":
+        assert store.stats().recovery.how != "rebuild"
+        assert A not in on_disk(store)
+    assert on_disk(store).keys() >= {B, D}
 
 
 def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypatch):
