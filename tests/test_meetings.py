@@ -95,6 +95,38 @@ def test_confirms_are_in_order_when_a_client_flushes_while_it_is_told(opened):
     assert store.stats().callback_failures == 0
 
 
+def test_a_flush_writes_what_a_remover_has_in_its_hand(opened):
+    store, told = opened(), []
+    client = store.client(on_confirm=told.extend)
+    client.write(A, b"a")
+    client.write(A, b"a")
+
+    def ids():
+        yield A
+        store.flush()
+        assert told == [A, A]
+        assert on_disk(store) == {A: 2}
+
+    client.remove(ids())
+    assert store.references(A) == 1
+
+
+def test_a_removal_that_is_stopped_loses_no_message(opened):
+    store = opened()
+    client = store.client()
+    client.write(A, b"a")
+    client.write(A, b"a")
+
+    def ids():
+        yield A
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.remove(ids())
+    store.flush()
+    assert on_disk(store).keys() == {A}
+
+
 class KilledAtUnlink(Files):
     """The process ends behind the deletion of a segment."""
 

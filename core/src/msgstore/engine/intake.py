@@ -203,6 +203,12 @@ class Intake:
         entry = self.get(msg_id)
         return 0 if entry is None else references(entry)
 
+    def ids(self) -> list[bytes]:
+        """Of everything that is here, in the order of writing; behind it what a remover has in its hand, of several references:
+        it may not come back before the next flush, or not at all, if the remover is interrupted."""
+        ids = list(self.pending)
+        return ids + [msg_id for msg_id in self.shared if msg_id not in self.pending] if self.shared else ids
+
     def oldest(self, count: int) -> list[bytes]:
         """Ids, at most so many."""
         while True:

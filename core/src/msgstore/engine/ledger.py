@@ -48,8 +48,6 @@ class Ledger:
         self._touched: set[Segment] = set()
         self._deleted: list[Segment] = []
         self._empty: set[Segment] = set()
-        self._gone: set[Segment] = set()
-        """Empty, and a commit has said so. What died later may only go after a commit of its own."""
 
     @property
     def mine(self) -> bool:
@@ -59,7 +57,7 @@ class Ledger:
     @property
     def changed(self) -> bool:
         """Whether there is anything to commit. Without the lock a hint."""
-        return bool(self._touched or self._deleted or self._empty or self._gone)
+        return bool(self._touched or self._deleted or self._empty)
 
     def touch(self, segment: Segment) -> None:
         """The segment's row goes with the next commit."""
@@ -76,7 +74,6 @@ class Ledger:
             segment.live_bytes += size
             self._touched.add(segment)
             self._empty.discard(segment)
-            self._gone.discard(segment)
 
     def appended(self, parts: Sequence[Part]) -> None:
         """New records, which the index has now."""
@@ -149,8 +146,6 @@ class Ledger:
             with self.lock:
                 self._touched.clear()
                 self._deleted.clear()
-                self._gone |= self._empty
-                self._empty.clear()
             return
         with self.lock:
             state: dict[bytes, bytes | None] = {}
@@ -162,24 +157,20 @@ class Ledger:
             self.index.freeze(state)
             self._touched.clear()
             self._deleted.clear()
-            empty = self._empty.copy()
         with io_errors(self.segments.directory):
             self.index.commit()
         self._committed = True
-        with self.lock:
-            self._gone |= empty & self._empty
-            self._empty -= empty
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
-        if not (self._gone or self._deleted):
+        if not (self._empty or self._deleted):
             return
         for segment in self._take_empty():
             try:
                 self.segments.delete(segment, self.lock)
             except BaseException:
                 with self.lock:
-                    self._gone.add(segment)
+                    self._empty.add(segment)
                 raise
             with self.lock:
                 self._touched.discard(segment)
@@ -192,14 +183,16 @@ class Ledger:
             self.commit()
 
     def _take_empty(self) -> Sequence[Segment]:
+        """Those of which the index says on disk that they are empty; what has changed since the commit waits for the next."""
         with self.lock:
+            later = self._empty & self._touched if self.persistent else set()
             found = [
                 segment
-                for segment in sorted(self._gone, key=lambda segment: segment.number)
+                for segment in sorted(self._empty - later, key=lambda segment: segment.number)
                 if segment.live_count == 0
                 and not (segment is self.segments.current or segment.quarantined or segment.collecting)
             ]
             for segment in found:
                 self.forget_lingering(segment)
-            self._gone.clear()
+            self._empty = later
             return found

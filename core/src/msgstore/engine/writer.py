@@ -256,7 +256,7 @@ class Writer:
         close."""
         with self.ledger.lock:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
-            ids = list(self.intake.pending)
+            ids = self.intake.ids()
         while ids:
             at, again = 0, []
             while at < len(ids):
@@ -272,8 +272,8 @@ class Writer:
     @property
     def has_work(self) -> bool:
         """Whether a flush would find anything. Without the lock a hint."""
-        segments = self.ledger.segments
-        return bool(self.intake.pending or segments.hints.finished) or self.ledger.changed or segments.unsynced
+        intake, segments = self.intake, self.ledger.segments
+        return bool(intake.pending or intake.shared or segments.hints.finished) or self.ledger.changed or segments.unsynced
 
     def settle(self, *, sync: bool = True, hints: bool = False) -> None:
         """Commit, and delete what is empty. Not ``sync``: the index must not get ahead of what is synced, so it waits.
