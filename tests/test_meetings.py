@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+import msgstore
 from msgstore.contract import Combine
 from msgstore.engine import rewriting
 from msgstore.files import Files
@@ -127,6 +128,34 @@ def test_a_removal_that_is_stopped_loses_no_message(opened):
     assert on_disk(store).keys() == {A}
 
 
+def test_a_client_that_is_closed_removes_nothing(opened):
+    store, told = opened(), []
+    closed, other = store.client(), store.client(on_confirm=told.extend)
+    remove = closed.remove
+    closed.close()
+    other.write(A, b"a")
+    with pytest.raises(msgstore.StoreClosed):
+        remove([A])
+    store.flush()
+    assert told == [A]
+    assert on_disk(store) == {A: 1}
+
+
+def test_a_message_that_its_client_has_forgotten_does_not_come_back_from_a_failed_removal(opened):
+    store = opened()
+    one, other = store.client(), store.client()
+    one.write(A, b"a")
+
+    def ids():
+        yield A
+        one.delete_and_close()
+        yield b"short"
+
+    with pytest.raises(ValueError, match="16 bytes"):
+        other.remove(ids())
+    assert store.references(A) == 0
+
+
 class KilledAtUnlink(Files):
     """The process ends behind the deletion of a segment."""
 
@@ -203,3 +232,19 @@ def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypa
     assert len(calls) > 1
     left = [id_of(number) for number in range(6) if id_of(number) not in calls[0].ids]
     assert client.read_many(left) == dict.fromkeys(left, bytes(600))
+
+
+def test_a_removal_that_is_refused_leaves_what_a_flush_confirmed_meanwhile_on_disk(opened):
+    store, told = opened(), []
+    one, other = store.client(on_confirm=told.extend), store.client()
+    one.write(A, b"a")
+
+    def ids():
+        yield A
+        store.flush()
+        assert told == [A]
+        yield b"short"
+
+    with pytest.raises(ValueError, match="16 bytes"):
+        other.remove(ids())
+    assert on_disk(store) == {A: 1}

@@ -66,11 +66,10 @@ class Client:
 
     def slowly(self, msg_id: bytes, body: bytes) -> None:
         """What the gate hands over."""
-        self._check_open()
+        self.check_open()
         self._writer.write_slowly(self, msg_id, body)
 
     def _remove_slowly(self, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
-        self._check_open()
         self._writer.remove_slowly(self, popped)
 
     def close(self) -> None:
@@ -95,7 +94,8 @@ class Client:
         for call in ("read", "read_many", "contains", "write", "write_many", "remove"):
             setattr(self, call, self._refuse)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises StoreClosed if the client is closed."""
         if self._closed:
             self._refuse()
 

@@ -156,13 +156,14 @@ class Intake:
         self._settle_shared(msg_id, shared)
         return True
 
-    def hand_back(self, popped: Iterable[tuple[bytes, Entry | None]]) -> None:
-        """What a remover has popped, and does not remove after all."""
+    def hand_back(self, popped: Iterable[tuple[bytes, Entry | None]], known: Callable[[bytes], bool]) -> None:
+        """What a remover has popped, and does not remove after all. ``known`` as of ``drop_client``."""
         for msg_id, entry in popped:
             if entry is None:
                 continue
             if not isinstance(entry[1], dict):
-                self._put_plain(msg_id, entry)
+                if entry[1] not in self._dropped or known(msg_id):
+                    self._put_plain(msg_id, entry)
             elif msg_id in self.shared:
                 self._put_back(msg_id, self.shared[msg_id])
 

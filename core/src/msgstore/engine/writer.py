@@ -12,6 +12,7 @@ writer takes steps: the flush does, each with a sync behind it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from bisect import bisect_left
@@ -127,13 +128,13 @@ class Writer:
     def remove_slowly(self, client: Client, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
         """One reference less for each. Raises MessageNotFound for the absent ones when the others are removed."""
         try:
+            client.check_open()
             for msg_id, _ in popped:
                 check_id(msg_id)
             if self._refusal is not None:
                 raise self._refusal
         except (ValueError, MsgStoreError):
-            with self.ledger.lock:
-                self.intake.hand_back(popped)
+            self._hand_back(popped)
             raise
         take_one, number = self.intake.take_one, client.number
         with self.ledger.lock:
@@ -146,6 +147,14 @@ class Writer:
             self._bound(len(on_disk) * OVERHEAD)
         if released.missing:
             raise MessageNotFound(released.missing, str(self.config.path))
+
+    def _hand_back(self, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
+        """Nothing of it was removed. It is flushed at once: a flush that did not find it may have confirmed it."""
+        with self.ledger.lock:
+            self.intake.hand_back(popped, lambda msg_id: self.index.get(msg_id) is not None)
+        if any(entry for _, entry in popped):
+            with contextlib.suppress(MsgStoreError):
+                self.flush()
 
     def references(self, msg_id: bytes) -> int:
         """Under the lock: references of a message; 0 if there is none."""
