@@ -248,3 +248,28 @@ def test_a_removal_that_is_refused_leaves_what_a_flush_confirmed_meanwhile_on_di
     with pytest.raises(ValueError, match="16 bytes"):
         other.remove(ids())
     assert on_disk(store) == {A: 1}
+
+
+def test_a_generator_of_ids_that_fails_loses_no_message_of_another_client(opened):
+    store = opened()
+    one, other = store.client(), store.client()
+    one.write(A, b"a")
+    one.write(B, b"b")
+    one.write(B, b"b")
+
+    def ids(error):
+        yield B
+        raise error
+
+    for error in (KeyError("mine"), TypeError("mine")):
+        with pytest.raises(type(error), match="mine"):
+            other.remove(ids(error))
+
+    def nothing():
+        raise TypeError("mine")
+        yield
+
+    with pytest.raises(TypeError, match="mine"):
+        other.remove(nothing())
+    assert store.references(A) == 1
+    assert store.references(B) == 0

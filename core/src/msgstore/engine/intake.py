@@ -20,9 +20,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice, repeat
 
 import attrs
+
+from msgstore.contract import MsgStoreError
 
 Entry = tuple[bytes, int | dict[int, int]]
 """(body, number of the client that wrote it, or of each client that did how many times)."""
@@ -98,6 +101,7 @@ class Intake:
             if isinstance(ids, bytes):
                 raise ValueError("remove takes several ids: write remove([msg_id])")  # noqa: TRY004 - as for every wrong id
             rest = None
+            msg_id: object = None
             try:
                 for msg_id in ids:
                     entry = pop(msg_id, None)
@@ -105,11 +109,14 @@ class Intake:
                         if rest is None:
                             rest = []
                         rest.append((msg_id, entry))
-            except TypeError as error:
+            except BaseException as error:  # what came before it is removed, or it would be nowhere
                 if rest is not None:
-                    slowly(rest)
+                    with suppress(ValueError, MsgStoreError):
+                        slowly(rest)
                 iter(ids)  # raises what it is, if it is not several
-                raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}") from error
+                if isinstance(error, TypeError) and not isinstance(msg_id, bytes | None):
+                    raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}") from error  # noqa: TRY004
+                raise
             if rest is not None:
                 slowly(rest)
 
