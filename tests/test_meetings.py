@@ -234,6 +234,48 @@ def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypa
     assert client.read_many(left) == dict.fromkeys(left, bytes(600))
 
 
+class Interrupting(Files):
+    """KeyboardInterrupt at the end of an operation, once."""
+
+    def __init__(self):
+        self.armed = None
+
+    def _may_interrupt(self, name):
+        if self.armed == name:
+            self.armed = None
+            raise KeyboardInterrupt
+
+    def pwrite(self, fd, data, offset):
+        super().pwrite(fd, data, offset)
+        self._may_interrupt("pwrite")
+
+    def sync(self, fd):
+        super().sync(fd)
+        self._may_interrupt("sync")
+
+    def create(self, path):
+        fd = super().create(path)
+        self._may_interrupt("create")
+        return fd
+
+
+def test_an_interrupt_behind_a_write_leaves_nothing_of_it(opened, cell):
+    files = Interrupting()
+    store = opened(files)
+    client = store.client()
+    client.write(A, b"same size")
+    store.flush()
+    client.write(B, b"same size")
+    client.write(C, b"same size")
+    files.armed = "pwrite"
+    with pytest.raises(KeyboardInterrupt):
+        store.flush()
+    client.remove([C])
+    store.flush()
+    store.abandon()
+    assert on_disk(opened()) == {A: 1, B: 1}
+
+
 def test_a_removal_that_is_refused_leaves_what_a_flush_confirmed_meanwhile_on_disk(opened):
     store, told = opened(), []
     one, other = store.client(on_confirm=told.extend), store.client()

@@ -255,7 +255,7 @@ class Segments:
                     self.files.sync(fd)
                 elif self.sync_later:
                     self._unsynced[segment.number] = segment
-            except OSError:
+            except BaseException:  # an interrupt, too: what it leaves behind the end would be found by a start
                 try:
                     self.files.truncate(fd, segment.size)
                 except OSError:  # what was torn off stays behind the end: the segment is given up for writing
