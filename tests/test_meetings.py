@@ -276,6 +276,20 @@ def test_an_interrupt_behind_a_write_leaves_nothing_of_it(opened, cell):
     assert on_disk(opened()) == {A: 1, B: 1}
 
 
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync"])
+def test_an_interrupt_while_a_segment_is_begun(opened, operation):
+    files = Interrupting()
+    store = opened(files, durability="fsync")
+    client = store.client()
+    client.write(A, b"a")
+    files.armed = operation
+    with pytest.raises(KeyboardInterrupt):
+        store.flush()
+    store.flush()
+    assert on_disk(store) == {A: 1}
+    store.close()
+
+
 def test_a_removal_that_is_refused_leaves_what_a_flush_confirmed_meanwhile_on_disk(opened):
     store, told = opened(), []
     one, other = store.client(on_confirm=told.extend), store.client()

@@ -181,13 +181,13 @@ class Segments:
         path = self.directory / f"{number}{form.descriptor.extension}"
         segment = Segment(number, path, form, 0, appendable=True)
         with self.errors(segment):
-            fd = self.files.create(path)
+            fd = self._create(path)
             try:
                 self.files.pwrite(fd, form.format.header, 0)
                 if self.sync:
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
-            except OSError:
+            except BaseException:  # an interrupt, too: the number is tried again
                 with contextlib.suppress(OSError):
                     self.files.close(fd)
                 try:
@@ -204,6 +204,16 @@ class Segments:
         self.by_number[number] = self.current = segment
         self.happenings.rolled(path.name, form.name)
         return segment
+
+    def _create(self, path: Path) -> int:
+        try:
+            return self.files.create(path)
+        except OSError:
+            raise
+        except BaseException:  # interrupted behind the call: nobody else makes files of this name
+            with contextlib.suppress(OSError):
+                self.files.unlink(path)
+            raise
 
     def resume(self, segment: Segment) -> None:
         """Go on writing a segment that was found."""
