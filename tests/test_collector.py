@@ -190,34 +190,6 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
     assert sorted(entry.msg_id for entry in store.entries()) == ids[::4]
 
 
-def test_a_segment_goes_only_after_a_commit_that_says_that_it_is_empty(opened, cell, monkeypatch, tmp_path):
-    """What dies while a commit is under way is not part of it: killed behind it, a start would miss the segment and lose every
-    count."""
-    store = opened(gc_interval=0, sync_interval="1h")
-    if not store._ledger.persistent:
-        return  # its commits say nothing
-    client = store.client()
-    client.write(b"a" * 16, BODY)
-    client.write(b"a" * 16, BODY)
-    store.roll()
-    client.write(b"b" * 16, BODY)
-    index = store._writer.index
-    commit = type(index).commit
-
-    def late(self):
-        monkeypatch.setattr(type(index), "commit", commit)
-        client.remove([b"a" * 16] * 2)
-        commit(self)
-
-    name = store.segments()[0].file
-    monkeypatch.setattr(type(index), "commit", late)
-    store.flush()
-    assert not client.contains(b"a" * 16)
-    assert (tmp_path / "store" / name).exists()
-    store.flush()
-    assert not (tmp_path / "store" / name).exists()
-
-
 def test_many_threads_and_the_collector_agree(opened):
     store = opened(gc="combine")
     errors = []
