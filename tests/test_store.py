@@ -397,7 +397,7 @@ def test_threads_read_while_others_write_remove_and_compact(opened):
     assert not errors
 
 
-def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(opened):
+def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(cell, opened):
     class Cutting(UnsyncedFiles):
         def truncate(self, fd, size):
             at_the_cut.append(dict(store._segments.maps))
@@ -418,7 +418,7 @@ def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(o
     removed = [msg_id for n, msg_id in enumerate(bodies) if n % 3]
     client.remove(removed)
     store.compact(everything=True)
-    assert at_the_cut == [{}]
+    assert at_the_cut == ([] if cell.format == "v1" else [{}])  # v1 is copied
     for msg_id in removed:
         with pytest.raises(msgstore.MessageNotFound):
             client.read(msg_id)

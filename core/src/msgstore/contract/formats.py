@@ -243,7 +243,10 @@ class SegmentFormat(Protocol):
         ...
 
     def gap_room(self, offset: int, size: int) -> int:
-        """How many bytes of records can be moved into a gap of ``size`` bytes at ``offset``; 0 if none."""
+        """How many bytes of records can be moved into a gap of ``size`` bytes at ``offset``; 0 if none.
+
+        Asked of formats that are SELF_DESCRIBING. Segments of the others are not changed: what is alive is copied.
+        """
         ...
 
     def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
 from msgstore.engine import compaction, erasing, plans, retention, rewriting
 from msgstore.engine.collected import Collected
-from msgstore.engine.segments import io_errors
+from msgstore.engine.segments import Segment, io_errors
 from msgstore.engine.site import GiveWay, Site
 from msgstore.engine.sources import Source, Unsound, marked
 from msgstore.engine.writer import Writer
@@ -132,7 +132,7 @@ class Collection:
         except Unsound as unsound:
             done = [self._leave(unsound)]
         else:
-            if self._segments.erase or not isinstance(action, Compact):
+            if any(not found.size_after for found in done):
                 self._delete_empty()
         for found in done:
             self._segments.happenings.collected(found, time.perf_counter() - begin)
@@ -140,15 +140,20 @@ class Collection:
 
     def _collect(self, action: Action, sources: Sequence[Source]) -> list[Collected]:
         if isinstance(action, Compact):
-            if self._segments.erase:
-                return rewriting.rewrite(self._site, sources, "compacted")
-            return [compaction.compact(self._site, sources[0])]
+            if self._in_place(sources[0].segment):
+                return [compaction.compact(self._site, sources[0])]
+            return rewriting.rewrite(self._site, sources, "compacted")
         if isinstance(action, Drop):
             size = sources[0].segment.live_bytes
             found = retention.drop(self._site, sources[0], action.reason)
             self._segments.happenings.dropped(found.file, found.dropped, size, action.reason)
             return [found]
         return rewriting.rewrite(self._site, sources, "combined" if isinstance(action, Combine) else "migrated")
+
+    def _in_place(self, segment: Segment) -> bool:
+        """Whether a segment is compacted where it is. Not if what was removed is to be overwritten, nor in a format that cannot
+        hide what is being written in a gap: there a crash would leave bytes in which anything may be read."""
+        return segment.form.self_describing and not self._segments.erase
 
     def _leave(self, unsound: Unsound) -> Collected:
         """The segment stays exactly as it is. If it is damaged, it is read like that from now on, and never collected."""
