@@ -229,17 +229,17 @@ def test_what_dies_on_disk_while_a_second_reference_waits_is_written_again(opene
     store.flush()
     store.roll()
     client.write(A, b"1")
-    known = store._writer._known
+    known = store._writer._batches._known
 
     def known_and_gone(ids):
         found = known(ids)
         with store._ledger.lock:
             store._ledger.bury(store._writer.index.release([A]).freed)
             store._ledger.lingering.clear()
-        store._writer._known = known
+        store._writer._batches._known = known
         return found
 
-    store._writer._known = known_and_gone
+    store._writer._batches._known = known_and_gone
     store.flush()
     assert client.read(A) == b"1"
     assert store.references(A) == 1

@@ -15,18 +15,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from msgstore.config import StoreConfig
 from msgstore.contract import Index, MessageNotFound, MessageTooLarge, MsgStoreError, StoreClosed, StoreReadOnly
-from msgstore.engine.appender import Appended, Appender
+from msgstore.engine.appender import Appender
 from msgstore.engine.backends import Backends
+from msgstore.engine.batches import Batches, Written
 from msgstore.engine.flusher import Wakeup
-from msgstore.engine.intake import OVERHEAD, Entry, Gate, Intake, references
+from msgstore.engine.intake import OVERHEAD, Entry, Gate, Intake
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.segments import io_error, io_errors
 from msgstore.engine.turns import Turns
@@ -57,6 +56,7 @@ class Writer:
         self.ledger = ledger
         self.intake = Intake()
         self.appender = Appender(config, backends, ledger)
+        self._batches = Batches(self.intake, backends.codec, self.appender, ledger)
         self.wakeup = Wakeup()
         self.clients: list[Client] = []
         self.callback_failures = 0
@@ -217,9 +217,7 @@ class Writer:
                 self._shrunk.set()
                 break
             ids = self.intake.oldest(STEP * (len(self.intake.pending) + 1) // self._held + 1)
-            before = self._held
-            self._write_some(ids, STEP)
-            self._bound(before - self._held)
+            self._bound(self._write_some(ids, STEP).weight)
 
     def invite(self) -> None:
         """Before a flush in the background: writers who come by in the next moments write what is held back. Beside a writer
@@ -267,11 +265,12 @@ class Writer:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
         while ids:
-            at, again = 0, []
+            at = 0
+            again: list[bytes] = []
             while at < len(ids):
-                taken, late = self._write_some(ids[at : at + MOST], PORTION)
-                at += taken
-                again += late
+                written = self._write_some(ids[at : at + MOST], PORTION)
+                at += written.looked_at
+                again += written.late
             ids = again
         with self.ledger.lock:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
@@ -298,86 +297,13 @@ class Writer:
             self.ledger.commit()
             self.ledger.delete_empty()
 
-    def _write_some(self, ids: Sequence[bytes], weight: int) -> tuple[int, list[bytes]]:
-        """Write the first of ``ids``, up to about so many bytes. Returns how many were looked at, and the ids of those that
-        have to be written later after all."""
-        with self.ledger.lock:
-            entries = self.intake.entries(ids)
-        looked_at, ids, bodies, size = _cut(ids, entries, weight)
-        if not ids:
-            return looked_at, []
-        known = self._known(ids)
-        if known is None:
-            appended = self.appender.append(ids, self.backends.codec.encode(bodies))
-        else:
-            fresh = [(i, body) for i, body, there in zip(ids, bodies, known, strict=True) if not there]
-            appended = Appended()
-            if fresh:
-                appended = self.appender.append([i for i, _ in fresh], self.backends.codec.encode([body for _, body in fresh]))
-        with self.ledger.lock, io_errors(self.config.path):
-            self._held -= size
-            self._average = size / len(ids)
-            return looked_at, self._enter(ids, known, appended)
-
-    def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
-        """Which ids have a record already, alive or to be revived; None if none has."""
-        with io_errors(self.config.path):
-            located = list(map(self.index.get, ids))
-        lingering = self.ledger.lingering
-        if located.count(None) == len(ids) and (not lingering or lingering.keys().isdisjoint(ids)):
-            return None
-        return [location is not None or msg_id in lingering for msg_id, location in zip(ids, located, strict=True)]
-
-    def _enter(self, ids: Sequence[bytes], known: list[bool] | None, appended: Appended) -> list[bytes]:
-        """Under the lock: from the intake into the index. Returns the ids that were known, and are not any more.
-
-        If the index fails, what it did not get stays in the intake."""
-        plain = known is None and not self.intake.shared
-        entries = self.intake.pop(ids)
-        if plain and all(entries):
-            self.index.enter(ids, appended.locations)
-            self.ledger.appended(appended.parts)
-            return []
-        late: list[bytes] = []
-        dead: list[tuple[bytes, int]] = []
-        entered: list[tuple[bytes, int, int]] = []
-        left = dict(zip(ids, entries, strict=True))
-        places = iter(appended.locations)
-        try:
-            for at, (msg_id, entry) in enumerate(zip(ids, entries, strict=True)):
-                if known is None or not known[at]:
-                    location = next(places)
-                    if entry is None:
-                        dead.append((msg_id, location))  # removed while it was being written
-                    else:
-                        entered.append((msg_id, location, references(entry)))
-                elif entry is None or self._add_references(msg_id, entry):
-                    left[msg_id] = None
-                else:
-                    late.append(msg_id)
-            if entered:
-                self.index.enter(*zip(*entered, strict=True))
-                self.ledger.shared.ids.update(msg_id for msg_id, _, count in entered if count > 1)
-            left.update((msg_id, None) for msg_id, _, _ in entered)
-        finally:
-            for msg_id, entry in left.items():
-                if entry is not None:
-                    self.intake.put_back(msg_id, entry)
-        self.ledger.appended(appended.parts)
-        self.ledger.bury(dead)
-        return late
-
-    def _add_references(self, msg_id: bytes, entry: Entry) -> bool:
-        more = references(entry)
-        if self.index.get(msg_id) is None:
-            if not self.ledger.revive(msg_id):
-                return False
-            more -= 1
-        for _ in range(more):
-            self.index.add_reference(msg_id)
-        if more:
-            self.ledger.shared.ids.add(msg_id)
-        return True
+    def _write_some(self, ids: Sequence[bytes], weight: int) -> Written:
+        written = self._batches.write(ids, weight)
+        if written.messages:
+            with self.ledger.lock:
+                self._held -= written.weight
+                self._average = written.weight / written.messages
+        return written
 
     def tell(self, confirmed: Iterable[tuple[Client, int]]) -> None:
         """Without the lock. Who is told may flush: then the others are told of this flush first, inside of that one."""
@@ -389,30 +315,6 @@ class Writer:
             except Exception:
                 self.callback_failures += 1
                 log.exception("%s: on_confirm of client %r failed for %d ids", self.config.path, client.name, len(ids))
-
-
-def _cut(
-    ids: Sequence[bytes], entries: Sequence[Entry | None], weight: int
-) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
-    """How many of ``ids`` are looked at; of these the ones that are still there, at least one, up to about ``weight`` bytes,
-    with their bodies; and what they weigh."""
-    looked_at = len(ids)
-    if not all(entries):
-        ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]
-    bodies = [entry[0] for entry in entries if entry]
-    size = sum(map(len, bodies)) + OVERHEAD * len(bodies)
-    if size > weight + weight // 4 and len(bodies) > 1:
-        so_far = list(accumulate(map(OVERHEAD.__add__, map(len, bodies))))
-        count = min(bisect_left(so_far, weight) + 1, len(bodies))
-        if count < len(bodies):
-            looked_at = count if len(ids) == looked_at else _position(entries, count)
-            ids, bodies, size = ids[:count], bodies[:count], so_far[count - 1]
-    return looked_at, ids, bodies, size
-
-
-def _position(entries: Sequence[Entry | None], count: int) -> int:
-    """Behind the ``count``-th that is there."""
-    return next(islice((at for at, entry in enumerate(entries, 1) if entry), count - 1, None))
 
 
 def check_id(msg_id: object) -> None:
