@@ -306,7 +306,7 @@ def test_the_plugin_of_the_page_works(reader, monkeypatch):
     try:
         assert list(msgstore.load_catalogue().problems()) == []
         config = reader.directory / "msgstore.toml"
-        config.write_text(config.read_text() + "gc_interval = 0\n")  # or the collector might come before the test
+        config.write_text(config.read_text() + "\ngc_interval = 0\n")  # or the collector might come before the test
         with msgstore.load_config(config).open("orders") as store, store.client() as client:
             client.write(msg_id, b"hello")
             client.write_many((bytes([n]) * 16, bytes(100)) for n in range(100))
