@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 import pytest
@@ -94,6 +95,16 @@ def test_confirms_are_in_order_when_a_client_flushes_while_it_is_told(opened):
     store.flush()
     assert told == [B, C]
     assert store.stats().callback_failures == 0
+
+
+def test_a_client_that_exits_on_the_flushers_thread_does_not_end_it(opened):
+    store, told = opened(sync_interval="1ms"), threading.Event()
+    exiting, other = store.client(on_confirm=lambda ids: sys.exit()), store.client(on_confirm=lambda ids: told.set())
+    exiting.write(A, b"a")
+    deadline = threading.Event()
+    deadline.wait(0.2)
+    other.write(B, b"b")
+    assert told.wait(SECONDS)
 
 
 def test_a_flush_writes_what_a_remover_has_in_its_hand(opened):
@@ -329,3 +340,20 @@ def test_a_generator_of_ids_that_fails_loses_no_message_of_another_client(opened
         other.remove(nothing())
     assert store.references(A) == 1
     assert store.references(B) == 0
+
+
+def test_a_codec_that_fails_does_not_end_the_flusher(opened, monkeypatch):
+    store, told = opened(sync_interval="1ms"), threading.Event()
+    client = store.client(on_confirm=lambda ids: told.set())
+    codec = store._writer.backends.codec
+    encode, failures = codec.encode, []
+
+    def failing(bodies):
+        if not failures:
+            failures.append(1)
+            raise ZeroDivisionError
+        return encode(bodies)
+
+    monkeypatch.setattr(codec, "encode", failing)
+    client.write(A, b"a")
+    assert told.wait(SECONDS)

@@ -81,6 +81,9 @@ class Flusher:
             except MsgStoreError as error:  # what failed stays in the intake; the next write or flush meets the error as well
                 log.warning("a flush in the background failed and is tried again: %s", error)
                 wakeup.pause(self._interval)
+            except BaseException:  # of a plugin, or a client that exits when it is told: nobody else flushes then
+                log.exception("%s: a flush in the background failed and is tried again", self._writer.config.path)
+                wakeup.pause(self._interval)
 
     def _flush(self) -> None:
         self._writer.invite()

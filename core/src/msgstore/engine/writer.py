@@ -280,8 +280,10 @@ class Writer:
     @property
     def has_work(self) -> bool:
         """Whether a flush would find anything. Without the lock a hint."""
-        intake, segments = self.intake, self.ledger.segments
-        return bool(intake.pending or intake.shared or segments.hints.finished) or self.ledger.changed or segments.unsynced
+        segments = self.ledger.segments
+        if self.intake.pending or self.intake.shared or self._untold or segments.hints.finished:
+            return True
+        return self.ledger.changed or segments.unsynced
 
     def settle(self, *, sync: bool = True, hints: bool = False) -> None:
         """Commit, and delete what is empty. Not ``sync``: the index must not get ahead of what is synced, so it waits.
