@@ -245,6 +245,28 @@ def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypa
     assert client.read_many(left) == dict.fromkeys(left, bytes(600))
 
 
+def test_a_write_that_is_confirmed_late_is_confirmed_all_the_same(opened):
+    """A flush comes between a message's entry in the intake and its id in the list of those to be confirmed."""
+    store, told = opened(sync_interval="1ms"), threading.Event()
+    client = store.client(on_confirm=lambda ids: told.set())
+    store.flush()
+
+    def trace(frame, event, arg):
+        if frame.f_code is client.write.__code__:
+            if event == "line" and A in store._writer.intake.pending:
+                beside(store.flush)
+            return trace
+        return None
+
+    usual = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        client.write(A, b"a")
+    finally:
+        sys.settrace(usual)
+    assert told.wait(SECONDS)
+
+
 class Interrupting(Files):
     """KeyboardInterrupt at the end of an operation, once."""
 

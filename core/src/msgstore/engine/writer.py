@@ -283,7 +283,8 @@ class Writer:
         segments = self.ledger.segments
         if self.intake.pending or self.intake.shared or self._untold or segments.hints.finished:
             return True
-        return self.ledger.changed or segments.unsynced
+        # A flush may have come between a message and its entry in the list of those to be confirmed, or have failed behind it.
+        return self.ledger.changed or segments.unsynced or any(client.unconfirmed for client in self.clients)
 
     def settle(self, *, sync: bool = True, hints: bool = False) -> None:
         """Commit, and delete what is empty. Not ``sync``: the index must not get ahead of what is synced, so it waits.
