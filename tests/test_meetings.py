@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import threading
 
@@ -245,6 +246,24 @@ def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypa
     assert client.read_many(left) == dict.fromkeys(left, bytes(600))
 
 
+def test_a_commit_that_failed_is_tried_again_by_the_flusher(opened, monkeypatch):
+    store, told = opened(sync_interval="1ms"), threading.Event()
+    client = store.client(on_confirm=lambda ids: told.set())
+    index = store._ledger.index
+    store._ledger._committed = False
+    commit, failures = index.commit, []
+
+    def failing():
+        if len(failures) < 3:
+            failures.append(1)
+            raise OSError(errno.ENOSPC, "no space")
+        commit()
+
+    monkeypatch.setattr(index, "commit", failing)
+    client.write(A, b"a")
+    assert told.wait(SECONDS)
+
+
 def test_a_write_that_is_confirmed_late_is_confirmed_all_the_same(opened):
     """A flush comes between a message's entry in the intake and its id in the list of those to be confirmed."""
     store, told = opened(sync_interval="1ms"), threading.Event()
@@ -379,3 +398,50 @@ def test_a_codec_that_fails_does_not_end_the_flusher(opened, monkeypatch):
     monkeypatch.setattr(codec, "encode", failing)
     client.write(A, b"a")
     assert told.wait(SECONDS)
+
+
+def test_removals_whose_commit_failed_are_committed_by_the_flusher(opened, cell, monkeypatch):
+    store, done = opened(sync_interval="1ms"), threading.Event()
+    client = store.client()
+    client.write(A, b"a")
+    store.flush()
+    if cell.index == "ets":
+        return  # it commits nothing
+    index = store._ledger.index
+    commit, failures = index.commit, []
+
+    def failing():
+        if len(failures) < 3:
+            failures.append(1)
+            raise OSError(errno.ENOSPC, "no space")
+        commit()
+        done.set()
+
+    monkeypatch.setattr(index, "commit", failing)
+    client.remove([A])
+    assert done.wait(SECONDS)
+
+
+def test_commits_that_fail_hold_writers_up_until_they_succeed(opened, cell, monkeypatch):
+    store = opened(max_unconfirmed="100KiB")
+    client = store.client()
+    for number in range(200):
+        client.write(id_of(number), b"a")
+    store.flush()
+    if cell.index == "ets":
+        return  # it commits nothing
+
+    def failing():
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(store._ledger.index, "commit", failing)
+    refused = 0
+    for number in range(200):
+        try:
+            client.remove([id_of(number)])
+        except msgstore.StoreIOError:
+            refused += 1
+    assert refused >= 99
+    monkeypatch.undo()
+    store.flush()
+    assert store.stats().messages == 0

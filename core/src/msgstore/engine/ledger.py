@@ -45,6 +45,8 @@ class Ledger:
         """Set when there may be something to collect."""
         self._freed = 0
         self._committed = False
+        self._due = False
+        """Whether something was frozen, and no commit has succeeded since."""
         self._touched: set[Segment] = set()
         self._deleted: list[Segment] = []
         self._empty: set[Segment] = set()
@@ -57,7 +59,7 @@ class Ledger:
     @property
     def changed(self) -> bool:
         """Whether there is anything to commit. Without the lock a hint."""
-        return bool(self._touched or self._deleted or self._empty)
+        return self._due or bool(self._touched or self._deleted or self._empty)
 
     def touch(self, segment: Segment) -> None:
         """The segment's row goes with the next commit."""
@@ -157,9 +159,10 @@ class Ledger:
             self.index.freeze(state)
             self._touched.clear()
             self._deleted.clear()
+            self._due = True
         with io_errors(self.segments.directory):
             self.index.commit()
-        self._committed = True
+        self._committed, self._due = True, False
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""

@@ -296,8 +296,12 @@ class Writer:
         if sync:
             if segments.sync_later:
                 segments.sync_written()
-            self._uncommitted = 0
-            self.ledger.commit()
+            uncommitted, self._uncommitted = self._uncommitted, 0
+            try:
+                self.ledger.commit()
+            except BaseException:
+                self._uncommitted += uncommitted
+                raise
             self.ledger.delete_empty()
 
     def _write_some(self, ids: Sequence[bytes], weight: int) -> Written:
