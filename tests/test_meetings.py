@@ -342,6 +342,32 @@ def test_an_interrupt_while_a_segment_is_begun(opened, operation):
     store.close()
 
 
+class Undeletable(Files):
+    refused: frozenset[str] = frozenset()
+
+    def unlink(self, path):
+        if path.name in self.refused:
+            raise OSError(errno.EIO, "injected")
+        super().unlink(path)
+
+
+def test_empty_segments_behind_one_that_cannot_be_deleted_are_not_forgotten(opened, tmp_path):
+    files = Undeletable()
+    store = opened(files)
+    client = store.client()
+    for number in range(4):
+        client.write(id_of(number), b"body")
+        store.roll()
+    names = [segment.file for segment in store.segments()]
+    files.refused = frozenset(names[:1])
+    client.remove([id_of(number) for number in range(4)])
+    with pytest.raises(msgstore.StoreIOError):
+        store.flush()
+    files.refused = frozenset()
+    store.flush()
+    assert not [name for name in names if (tmp_path / "store" / name).exists()]
+
+
 def test_a_removal_that_is_refused_leaves_what_a_flush_confirmed_meanwhile_on_disk(opened):
     store, told = opened(), []
     one, other = store.client(on_confirm=told.extend), store.client()

@@ -8,6 +8,7 @@ taken first; it is re-entrant, because a client that is told of its messages may
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -168,16 +169,17 @@ class Ledger:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
         if not (self._empty or self._deleted):
             return
-        for segment in self._take_empty():
-            try:
-                self.segments.delete(segment, self.lock)
-            except BaseException:
+        found = deque(self._take_empty())
+        try:
+            while found:
+                self.segments.delete(found[0], self.lock)
                 with self.lock:
-                    self._empty.add(segment)
-                raise
+                    segment = found.popleft()
+                    self._touched.discard(segment)
+                    self._deleted.append(segment)
+        finally:
             with self.lock:
-                self._touched.discard(segment)
-                self._deleted.append(segment)
+                self._empty.update(found)
         if self._deleted:
             if self.segments.doomed:
                 self.worth_a_look.set()
