@@ -342,6 +342,45 @@ def test_an_interrupt_while_a_segment_is_begun(opened, operation):
     store.close()
 
 
+class BadBirth(Files):
+    """A new segment gets no header, and cannot be deleted again; once."""
+
+    armed = False
+
+    def pwrite(self, fd, data, offset):
+        if self.armed:
+            raise OSError(errno.EIO, "injected")
+        super().pwrite(fd, data, offset)
+
+    def unlink(self, path):
+        if self.armed:
+            raise OSError(errno.EIO, "injected")
+        super().unlink(path)
+
+
+def test_a_segment_that_could_not_be_begun_is_known_to_the_index(opened, cell):
+    files = BadBirth()
+    store = opened(files)
+    client = store.client()
+    client.write(A, b"a")
+    client.write(D, b"d")
+    store.roll()
+    client.write(B, b"b")
+    files.armed = True
+    with pytest.raises(msgstore.StoreIOError):
+        store.flush()
+    files.armed = False
+    store.flush()
+    client.remove([D])
+    store.flush()
+    store.abandon()
+    store = opened()
+    assert on_disk(store).keys() >= {A, B}
+    if cell.index == "lmdb":
+        assert store.stats().recovery.how != "rebuild"
+        assert D not in on_disk(store)
+
+
 class Undeletable(Files):
     refused: frozenset[str] = frozenset()
 

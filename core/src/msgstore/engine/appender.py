@@ -92,7 +92,13 @@ class Appender:
     def roll(self) -> Segment:
         """A new current segment. StoreIOError if there is no room for it: then there is none."""
         self.seal()
-        segment = self._segments.roll(self._form)
+        try:
+            segment = self._segments.roll(self._form)
+        except BaseException:
+            for segment in self._segments.given_up:  # its file may be there: a file without a row would cost the whole index
+                with self._ledger.lock:
+                    self._ledger.touch(segment)
+            raise
         self._ledger.touch(segment)
         if self._ledger.collector is not None:
             self._ledger.collector.look()

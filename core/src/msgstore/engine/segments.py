@@ -104,7 +104,7 @@ class Segments:
         """Goes up before anything that an older look-up may point to is overwritten, cut or closed."""
         self._writer: int | None = None
         """The descriptor of the current segment."""
-        self._given_up: list[Segment] = []
+        self.given_up: list[Segment] = []
         """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
         self.erase = False
         """Deleted segments only lose their names, and are overwritten by the collector."""
@@ -196,7 +196,7 @@ class Segments:
                     segment.appendable = False
                     self._next_number = number + 1
                     self.by_number[number] = segment
-                    self._given_up.append(segment)
+                    self.given_up.append(segment)
                 raise
         segment.size = len(form.format.header)
         self._next_number = number + 1
@@ -238,9 +238,9 @@ class Segments:
                 finally:
                     self.files.close(fd)
             self.hints.finish(segment)
-        while self._given_up:
-            self._measure(self._given_up[-1])
-            self._given_up.pop()
+        while self.given_up:
+            self._measure(self.given_up[-1])
+            self.given_up.pop()
 
     def _measure(self, segment: Segment) -> None:
         with self.errors(segment):
@@ -270,7 +270,7 @@ class Segments:
                     self.files.truncate(fd, segment.size)
                 except OSError:  # what was torn off stays behind the end: the segment is given up for writing
                     segment.appendable = False
-                    self._given_up.append(segment)
+                    self.given_up.append(segment)
                     with contextlib.suppress(StoreIOError):
                         self.seal_current()
                 raise
@@ -314,8 +314,8 @@ class Segments:
                 self._close_reader(segment.number)
             self.by_number.pop(segment.number, None)
         self.happenings.deleted(segment.path.name, segment.size)
-        if segment in self._given_up:
-            self._given_up.remove(segment)
+        if segment in self.given_up:
+            self.given_up.remove(segment)
 
     def sync_directory(self) -> None:
         """Make new and deleted names durable."""
@@ -331,7 +331,7 @@ class Segments:
 
     def close(self) -> None:
         """Let go of every descriptor, also of those behind one whose close fails."""
-        self._given_up.clear()
+        self.given_up.clear()
         with contextlib.ExitStack() as stack:
             for number in list(self.readers):
                 stack.callback(self._close_reader, number)
