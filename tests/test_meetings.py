@@ -108,6 +108,24 @@ def test_a_client_that_exits_on_the_flushers_thread_does_not_end_it(opened):
     assert told.wait(SECONDS)
 
 
+def test_roll_does_nothing_to_a_store_that_was_let_go_of_meanwhile(opened, cell):
+    store = opened()
+
+    def confirmed(ids):
+        if ids == [B]:
+            client.remove([A])
+            store.abandon()
+
+    client = store.client(on_confirm=confirmed)
+    client.write(A, b"a")
+    store.roll()
+    client.write(B, b"b")
+    with pytest.raises(msgstore.StoreClosed):
+        store.roll()
+    store = opened()
+    assert on_disk(store) == {A: 1, B: 1}
+
+
 def test_a_flush_writes_what_a_remover_has_in_its_hand(opened):
     store, told = opened(), []
     client = store.client(on_confirm=told.extend)

@@ -132,6 +132,7 @@ class Store:
         Everything is flushed, and hints are written for what a start after a crash would have to read."""
         with self._ledger.flushing:
             self.flush()
+            self._writer.check_open()  # a client that was told may have let go of the directory
             self._writer.appender.seal()
             self._writer.settle(hints=True)
 
