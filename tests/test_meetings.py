@@ -171,6 +171,22 @@ def test_a_client_that_is_closed_removes_nothing(opened):
     assert on_disk(store) == {A: 1}
 
 
+def test_what_is_forgotten_while_it_is_flushed_is_not_confirmed(opened, monkeypatch):
+    store, told = opened(), []
+    client = store.client(on_confirm=told.extend)
+    client.write(A, b"a")
+    append = store._writer.appender.append
+
+    def forget_first(ids, bodies):
+        client.delete_and_close()
+        return append(ids, bodies)
+
+    monkeypatch.setattr(store._writer.appender, "append", forget_first)
+    store.flush()
+    assert on_disk(store) == {}
+    assert told == []
+
+
 def test_a_message_that_its_client_has_forgotten_does_not_come_back_from_a_failed_removal(opened):
     store = opened()
     one, other = store.client(), store.client()

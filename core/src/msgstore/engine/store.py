@@ -119,6 +119,8 @@ class Store:
         """``client.delete_and_close()``: forget it, and what only it has written."""
         with self._ledger.lock:
             self._writer.dismiss(client)
+            if client.unconfirmed is not None:
+                client.unconfirmed.clear()  # also for a flush that has counted them, and meets none of them any more
             with io_errors(self.path):
                 self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
 
