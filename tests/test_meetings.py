@@ -6,6 +6,7 @@ import contextlib
 import errno
 import sys
 import threading
+from functools import partial
 
 import pytest
 
@@ -106,6 +107,22 @@ def test_a_client_that_exits_on_the_flushers_thread_does_not_end_it(opened):
     deadline.wait(0.2)
     other.write(B, b"b")
     assert told.wait(SECONDS)
+
+
+def test_a_client_that_writes_the_next_message_whenever_it_is_told(opened):
+    store, told = opened(sync_interval=0), []
+
+    def confirmed(ids):
+        told.extend(ids)
+        if len(told) < 2000:
+            client.write(id_of(len(told)), b"body")
+
+    client = store.client(on_confirm=confirmed)
+    client.write(id_of(0), b"body")
+    store.flush()
+    assert set(told) <= on_disk(store).keys()
+    assert store.stats().callback_failures == 0
+    assert len(told) == 2000
 
 
 def test_roll_does_nothing_to_a_store_that_was_let_go_of_meanwhile(opened, cell):
@@ -439,6 +456,27 @@ def test_empty_segments_behind_one_that_cannot_be_deleted_are_not_forgotten(open
     files.refused = frozenset()
     store.flush()
     assert not [name for name in names if (tmp_path / "store" / name).exists()]
+
+
+def test_who_is_told_of_a_collections_progress_may_write_however_far_behind_the_collector_is(opened):
+    store = opened(file_size_limit="64KiB", gc_interval="1h", gc="never")
+    client = store.client()
+    for number in range(1000):
+        client.write(id_of(number), bytes(1000))
+    store.roll()
+    done = []
+
+    def progress(at, total):
+        if not done:
+            done.append(1)
+            store._collector._idle.clear()
+            store._collector._ledger.worth_a_look.set()
+            for number in range(1000, 1020):
+                client.write(id_of(number), bytes(2**20))
+
+    client.remove([id_of(number) for number in range(1000) if number % 10])
+    beside(partial(store.compact, everything=True, progress=progress))
+    assert done
 
 
 def test_a_removal_that_is_refused_leaves_what_a_flush_confirmed_meanwhile_on_disk(opened):

@@ -93,6 +93,11 @@ class Collection:
             return self._writer.depth > 0
 
     @property
+    def mine(self) -> bool:
+        """Whether the calling thread is collecting."""
+        return self._site.mine
+
+    @property
     def _generation(self) -> int:
         return self._writer.backends.write_format.descriptor.generation
 

@@ -58,8 +58,10 @@ class Collector:
                 self._ledger.worth_a_look.set()
 
     def catch_up(self) -> None:
-        """Wait until there is room again, or nothing more to collect. Never with ``flushing``."""
-        self._idle.wait()
+        """Wait until there is room again, or nothing more to collect. Never with ``flushing``. Who is collecting does not
+        wait: a progress callback may write."""
+        if not self._collection.mine:
+            self._idle.wait()
 
     def _run(self) -> None:
         wanted = self._ledger.worth_a_look

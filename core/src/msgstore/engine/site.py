@@ -65,6 +65,11 @@ class Site:
             self._held.release()
 
     @property
+    def mine(self) -> bool:
+        """Whether the calling thread is inside ``collecting`` or ``ended``."""
+        return self._held._is_owned()  # type: ignore[attr-defined, no-any-return]  # what Condition asks it, too
+
+    @property
     def wanted(self) -> bool:
         """Whether somebody waits for this collection to end."""
         return bool(self._wanted)
