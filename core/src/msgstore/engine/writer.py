@@ -106,6 +106,10 @@ class Writer:
         for client in self.clients:
             client.gate.limit(self._big if error is None else 0)
 
+    def _check_writable(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
     def check_open(self) -> None:
         if isinstance(self._refusal, StoreClosed):
             raise self._refusal
@@ -176,7 +180,7 @@ class Writer:
         """Somebody has written so many bytes more, OVERHEAD included. Writes what is above the window, or has it written."""
         try:
             if self._at_once:
-                self.flush()
+                self._flush_now()
                 return
             with self.ledger.lock:
                 self._held += weight
@@ -199,7 +203,7 @@ class Writer:
     def _wait_for_disk(self) -> None:
         """Only where each write is synced: until the bound the flusher writes, from there on whoever comes."""
         if self._count() > self.config.max_unconfirmed:
-            self.flush()
+            self._flush_now()
         else:
             self.wakeup.hurry()
 
@@ -231,13 +235,22 @@ class Writer:
     def _bound(self, weight: int) -> None:
         """Entries of a persistent index that are not committed: from the bound on, whoever adds some waits."""
         if self._at_once:
-            self.flush()
+            self._flush_now()
         elif self.ledger.persistent:
             self._uncommitted += weight
             if self._uncommitted > self.config.max_unconfirmed:
-                self.flush()
+                self._flush_now()
             elif self._uncommitted > self.config.max_unconfirmed // 4:
                 self.wakeup.hurry()
+
+    def _flush_now(self) -> None:
+        """A flush that nobody asked for. Who is told of a flush, and writes so much that another is due, is told of that one
+        when it has returned: or a client that writes the next message whenever it is told would be told ever deeper."""
+        if self.ledger.mine and self.depth:
+            self._check_writable()
+            self._note(self.write_out())
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is
@@ -250,8 +263,7 @@ class Writer:
     # -- with ``flushing`` ------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        self._check_writable()
         self.depth += 1
         try:
             self.tell(self.write_out())
@@ -314,7 +326,7 @@ class Writer:
 
     def tell(self, confirmed: Iterable[tuple[Client, int]]) -> None:
         """Without the lock. Who is told may flush: then the others are told of this flush first, inside of that one."""
-        self._untold.extend([(client, client.take_unconfirmed(count)) for client, count in confirmed])
+        self._note(confirmed)
         while self._untold:
             client, ids = self._untold.popleft()
             try:
@@ -322,6 +334,10 @@ class Writer:
             except Exception:
                 self.callback_failures += 1
                 log.exception("%s: on_confirm of client %r failed for %d ids", self.config.path, client.name, len(ids))
+
+    def _note(self, confirmed: Iterable[tuple[Client, int]]) -> None:
+        """These are to be told."""
+        self._untold.extend([(client, client.take_unconfirmed(count)) for client, count in confirmed])
 
 
 def check_id(msg_id: object) -> None:
