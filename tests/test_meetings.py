@@ -582,3 +582,24 @@ def test_commits_that_fail_hold_writers_up_until_they_succeed(opened, cell, monk
     monkeypatch.undo()
     store.flush()
     assert store.stats().messages == 0
+
+
+def test_what_an_index_refuses_stays_in_the_intake(opened, monkeypatch):
+    store, told = opened(), []
+    client = store.client(on_confirm=told.extend)
+    index = store._ledger.index
+
+    def refuse(*columns):
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr(index, "enter", refuse)
+    client.write(A, b"a")
+    client.write(B, b"b")
+    with pytest.raises(MemoryError):
+        store.flush()
+    assert told == []
+    assert client.read_many([A, B]) == {A: b"a", B: b"b"}
+    store.flush()
+    assert told == [A, B]
+    assert on_disk(store) == {A: 1, B: 1}

@@ -79,7 +79,13 @@ class Batches:
         plain = known is None and not self._intake.shared
         entries = self._intake.pop(ids)
         if plain and all(entries):
-            self._index.enter(ids, appended.locations)
+            try:
+                self._index.enter(ids, appended.locations)
+            except BaseException:
+                for msg_id, entry in zip(ids, entries, strict=True):
+                    assert entry is not None
+                    self._intake.put_back(msg_id, entry)
+                raise
             self._ledger.appended(appended.parts)
             return []
         late: list[bytes] = []
