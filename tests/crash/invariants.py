@@ -3,9 +3,8 @@
 - Opening succeeds, and every confirmed message that was not removed is there with its bytes.
 - With a persistent index the counts are those of a flush boundary: of the last one, or of the one that was under way. So no
   message returns whose removal was confirmed. Other indexes know that after a clean stop only.
-- Nothing is there that was never written, and nothing is read with wrong bytes. Two exceptions, after a power loss and without
-  a checksum: what was never confirmed; and what was removed from a v1 segment that was being compacted, and is brought back by
-  an index that is not persistent (v1 has no way to say that half a record is none).
+- Nothing is there that was never written, and nothing is read with wrong bytes. An exception, after a power loss and without
+  a checksum: what was never confirmed.
 - The store goes on: it is written to, flushed, compacted, closed, and what it then says is what it says after the next opening.
 """
 
@@ -139,8 +138,6 @@ def contents(store: msgstore.Store, situation: Situation, found: Mapping[bytes, 
     doubtful: set[bytes] = set()
     if situation.power_loss and not situation.cell.checksummed:
         doubtful = expected.wanted.keys() - expected.required
-        if situation.cell.content == "v1-mixed" and not situation.cell.persistent:
-            doubtful = found.keys() - expected.required
     with store.client() as client:
         together = client.read_many(found)
         demand(together.keys() == found.keys(), f"read_many found {len(together)} of {len(found)} messages")

@@ -67,7 +67,7 @@ class Operation:
     expected: Expected
     inode: int = 0
     offset: int = 0
-    """The new size for ``truncate``."""
+    """The new size for ``truncate``, the new time for ``set_mtime``."""
     data: bytes = b""
     target: str = ""
     mtime: int = 0

@@ -82,6 +82,8 @@ class Disk:
                 self.inodes[operation.inode].change(operation.offset, operation.data, operation.mtime)
             case "truncate":
                 self.inodes[operation.inode].change(operation.offset, None, operation.mtime)
+            case "set_mtime":
+                self.inodes[operation.inode].mtime = operation.offset
             case "unlink":
                 if name in self.names:
                     self._rename({name: None})

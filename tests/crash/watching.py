@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgstore.files import Files
 
-CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory")
+CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory", "set_mtime")
 """Operations that change something, or decide what survives a power loss."""
 LOOKS = (
     "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "list", "strangers", "read_file",
@@ -30,7 +30,7 @@ class WatchedFiles(Files):
         self.pread = self._pread  # type: ignore[method-assign]
 
     def before(self, kind: str, path: Path, *, fd: int = -1, offset: int = 0, data: bytes = b"", target: Path | None = None):
-        """Called with the lock; ``offset`` is the new size for ``truncate``."""
+        """Called with the lock; ``offset`` is the new size for ``truncate``, the new time for ``set_mtime``."""
 
     def after(self, kind: str, path: Path, *, fd: int = -1) -> None:
         """Called with the lock, if the operation succeeded."""
@@ -113,7 +113,7 @@ class WatchedFiles(Files):
 
     def set_mtime(self, path, mtime_ns):
         with self.busy:
-            self.before("set_mtime", path)
+            self.before("set_mtime", path, offset=mtime_ns)
             return super().set_mtime(path, mtime_ns)
 
     def make_directory(self, path):

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import attrs
 
 import msgstore
-from msgstore.contract import Capability
+from msgstore.contract import Action, Capability, Combine, Drop
 from msgstore.files import Files
 from support import DATA, RealDirectory, catalogue, open_with
 
@@ -136,13 +139,16 @@ class Run:
     truth: Truth = attrs.field(factory=Truth)
     store: msgstore.Store | None = None
     client: Any = None
+    dropping: int | None = None
 
-    def open(self) -> None:
+    def open(self, *, erase: bool = False) -> None:
         """Nothing to do if it is open."""
         if self.store is None:
             self.truth.opening()
             counts = self.truth.refcounts
-            self.store = open_with(self.path, self.files, refcounts=counts, **self.cell.keys, durability=self.durability)
+            self.store = open_with(
+                self.path, self.files, refcounts=counts, **self.cell.keys, durability=self.durability, erase=erase
+            )
             self.truth.opened()
             self.client = self.store.client("queue", on_confirm=self.truth.confirm)
 
@@ -173,6 +179,32 @@ class Run:
         self.truth.settle()
         skipped = [segment for segment in done if segment.skipped]
         assert not skipped, skipped
+
+    def open_erasing(self) -> None:
+        self.open(erase=True)
+
+    def combine(self) -> None:
+        """The first neighbours that fit into one segment."""
+        sealed = [s for s in self.store.segments() if s.live_count and not s.current]
+        fitting = [(a.number, b.number) for a, b in pairwise(sealed) if 64 + a.live_bytes + b.live_bytes <= a.size_limit]
+        self._collect(*map(Combine, fitting[:1]))
+
+    def drop(self) -> None:
+        """What is in the oldest segment is owed no more."""
+        if self.dropping is None:
+            self.dropping = min(s.number for s in self.store.segments() if s.live_count and not s.current)
+            for entry in self.store.entries():
+                if entry.number == self.dropping:
+                    for _ in range(entry.references):
+                        self.truth.remove(entry.msg_id)
+        self._collect(Drop(self.dropping, "it is the oldest"))
+        self.dropping = None
+
+    def _collect(self, *actions: Action) -> None:
+        with mock.patch.object(self.store._collection, "_policy", SimpleNamespace(plan=lambda *_: actions)):
+            done = self.store.compact()
+        self.truth.settle()
+        assert not [segment for segment in done if segment.skipped], done
 
     def migrate(self) -> None:
         done = self.store.migrate()
@@ -218,7 +250,7 @@ LARGE = (50, 112)
 
 def steps(cell: CrashCell) -> Iterator[Step]:
     """The workload: writes, second writes, fan-out, removals of every kind, rolls, large messages, compaction, migration, a
-    clean stop in the middle and one at the end."""
+    clean stop in the middle, combination, retention, erasure, and a clean stop at the end."""
     change = _Change
     yield Run.open
     yield change(lambda run: run.write(*range(1, 13)))
@@ -250,7 +282,6 @@ def steps(cell: CrashCell) -> Iterator[Step]:
     if cell.content == "v1-mixed":
         yield change(_remove_real)
         yield Run.flush
-        yield Run.compact
         yield change(lambda run: run.write(100, 101))
         yield Run.migrate
     yield change(lambda run: run.remove(*range(81, 100, 2), 36, 38))
@@ -259,9 +290,12 @@ def steps(cell: CrashCell) -> Iterator[Step]:
     yield change(lambda run: run.write(112))
     yield change(lambda run: run.remove(4))
     yield Run.close
-    yield Run.open
+    yield Run.open_erasing
     yield change(lambda run: run.remove(112, 110))
     yield Run.flush
+    yield Run.roll
+    yield Run.combine
+    yield Run.drop
     yield Run.close
 
 
