@@ -104,10 +104,20 @@ class Full(Files):
         self.refused = 0
 
     def open_write(self, path):
+        """For compaction in place."""
+        self._check()
+        return super().open_write(path)
+
+    def create(self, path):
+        """For copies."""
+        if path.suffix == ".tmp":
+            self._check()
+        return super().create(path)
+
+    def _check(self):
         if self.full:
             self.refused += 1
             raise OSError(errno.ENOSPC, "No space left on device")
-        return super().open_write(path)
 
 
 def test_what_could_not_be_collected_is_collected_later(opened):
@@ -170,10 +180,10 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(Files):
-        def open_write(self, path):
+        def view(self, path):
             inside.set()
             assert go_on.wait(60)
-            return super().open_write(path)
+            return super().view(path)
 
     store = opened(Slow())
     client = store.client()
