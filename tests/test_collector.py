@@ -180,10 +180,18 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(Files):
-        def view(self, path):
+        def open_write(self, path):
+            self._wait()
+            return super().open_write(path)
+
+        def create(self, path):
+            if path.name.endswith((".rdq.tmp", ".sqs.tmp")):
+                self._wait()
+            return super().create(path)
+
+        def _wait(self):
             inside.set()
             assert go_on.wait(60)
-            return super().view(path)
 
     store = opened(Slow())
     client = store.client()
