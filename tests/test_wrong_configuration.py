@@ -243,6 +243,8 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Time that is too long": nothing,
     "Bad choice": nothing,
     "Backend without a name": nothing,
+    "Retention without a limit": nothing,
+    "Share that is none": nothing,
     "Several mistakes at once": misspelt,
     "Unknown store": configured,
     "Record-type byte bound twice": stamped,
