@@ -12,7 +12,7 @@ import pytest
 
 import msgstore
 from msgstore.contract import Combine
-from msgstore.engine import rewriting
+from msgstore.engine import rewriting, turns
 from msgstore.files import Files
 from support import Crash, open_with
 
@@ -603,3 +603,27 @@ def test_what_an_index_refuses_stays_in_the_intake(opened, monkeypatch):
     store.flush()
     assert told == [A, B]
     assert on_disk(store) == {A: 1, B: 1}
+
+
+@pytest.mark.parametrize("line", range(1, 14))
+def test_a_turn_that_is_interrupted_leaves_the_next_one_free(line):
+    """At the so-manieth line of it, as a signal's handler may."""
+    taken, done, usual, lines = turns.Turns(threading.RLock()), [], sys.gettrace(), []
+
+    def trace(frame, event, arg):
+        if frame.f_code not in (turns.Turns.take.__code__, turns.Turns._do.__code__):
+            return None
+        if event == "line" and frame.f_lineno not in lines:  # the end of a with block is not interrupted
+            lines.append(frame.f_lineno)
+            if len(lines) == line:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            taken.take(lambda: None)
+    finally:
+        sys.settrace(usual)
+    beside(partial(taken.take, lambda: done.append(1)))
+    assert done

@@ -33,31 +33,33 @@ class Turns:
         """Returns when ``work`` was done, by somebody, from its beginning on. Never with the lock. Raises what ``work`` raises
         to whoever does it; the others then try for themselves."""
         while True:
-            self._mutex.acquire()
-            turn = self._next
-            if turn is None:
-                turn = self._next = _Turn()
-                self._mutex.release()
-                self._do(work, turn)
-                return
-            waiting = threading.Lock()
+            mine, waiting = _Turn(), threading.Lock()
             waiting.acquire()
-            turn.waiting.append(waiting)
-            self._mutex.release()
+            try:
+                with self._mutex:
+                    turn = self._next = self._next or mine
+                    if turn is not mine:
+                        turn.waiting.append(waiting)
+                if turn is mine:
+                    self._do(work, mine)
+                    return
+            finally:
+                self._end(mine)
             waiting.acquire()
             if turn.succeeded:
                 return
 
     def _do(self, work: Callable[[], object], turn: _Turn) -> None:
-        try:
-            with self._lock:
-                with self._mutex:
-                    self._next = None  # who comes from now on is not served by this one
-                work()
-            turn.succeeded = True
-        finally:
+        with self._lock:
             with self._mutex:
-                if self._next is turn:  # interrupted before it began
-                    self._next = None
-            for waiting in turn.waiting:
-                waiting.release()
+                self._next = None  # who comes from now on is not served by this one
+            work()
+        turn.succeeded = True
+
+    def _end(self, turn: _Turn) -> None:
+        """It is over, however it ended, or never began."""
+        with self._mutex:
+            if self._next is turn:  # interrupted
+                self._next = None
+        while turn.waiting:
+            turn.waiting.pop().release()
