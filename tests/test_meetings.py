@@ -14,7 +14,7 @@ import msgstore
 from msgstore.contract import Combine
 from msgstore.engine import rewriting, turns
 from msgstore.files import Files
-from support import Crash, open_with
+from support import Crash, RecordingFiles, open_with
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
 HOUR = {"sync_interval": "1h"}
@@ -627,3 +627,30 @@ def test_a_turn_that_is_interrupted_leaves_the_next_one_free(line):
         sys.settrace(usual)
     beside(partial(taken.take, lambda: done.append(1)))
     assert done
+
+
+class Order(RecordingFiles):
+    def add(self, name):
+        self.operations.append((name, "", 0))
+
+
+def test_what_is_synced_later_is_deleted_for_good_before_the_index_forgets_it(opened, cell, monkeypatch):
+    files = Order()
+    store = opened(files, durability={"fsync_every": "1h"})
+    client = store.client()
+    client.write(A, b"a")
+    store.roll()
+    client.write(B, b"b")
+    store.roll()
+    index = store._ledger.index
+    commit = index.commit
+    monkeypatch.setattr(index, "commit", lambda: (files.add("commit"), commit()))
+    client.remove([A])
+    files.operations.clear()
+    store.roll()
+    names = [name for name, _, _ in files.operations if name in ("unlink", "sync_directory", "commit")]
+    assert names[names.index("unlink") + 1] == "sync_directory"
+    files.operations.clear()
+    store.close()
+    operations = [(name, path.rpartition("/")[2]) for name, path, _ in files.operations]
+    assert operations[-1][0] == "sync_directory"

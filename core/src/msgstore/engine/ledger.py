@@ -183,7 +183,7 @@ class Ledger:
         if self._deleted:
             if self.segments.doomed:
                 self.worth_a_look.set()
-            if self.segments.sync:  # before the index forgets them, or a power loss brings back strangers
+            if self.segments.durable:  # before the index forgets them, or a power loss brings back strangers
                 self.segments.sync_directory()
             self.commit()
 

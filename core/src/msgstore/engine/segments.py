@@ -110,6 +110,8 @@ class Segments:
         """Deleted segments only lose their names, and are overwritten by the collector."""
         self.doomed: list[Path] = []
         """Those."""
+        self.durable = sync
+        """Whether what is on disk must be there after a power loss: at once, or ``sync_later``."""
         self.sync_later = False
         """What is appended is not synced at once, but by ``sync_written``."""
         self._unsynced: dict[int, Segment] = {}

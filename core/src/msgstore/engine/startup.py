@@ -94,11 +94,11 @@ def open_parts(
             _resume(config, backends, segments)
             _note_segments(segments, ledger, recovery)
             # Before the index says that the store is open, or a crash in between would look like RabbitMQ's.
-            leftovers.hide(sync=segments.sync)
+            leftovers.hide(sync=segments.durable)
             ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
-                write_settings(files, directory, backends.settings, sync=segments.sync)
-            leftovers.remove(sync=segments.sync)
+                write_settings(files, directory, backends.settings, sync=segments.durable)
+            leftovers.remove(sync=segments.durable)
         if lock is not None:
             lock.opened()
         mapped = config.reads == "mmap" and not read_only and _has_global_lock()
@@ -166,6 +166,7 @@ def _find(config: StoreConfig, backends: Backends, files: Files, *, read_only: b
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     segments.sync_later = config.fsync_every is not None
     segments.erase = config.erase
+    segments.durable = config.durability != "os"
     ours = backends.write_format.descriptor
     everything = find_segments(files, config.path, backends.formats.extensions, backends.formats.leftovers)
     if not read_only:

@@ -254,7 +254,7 @@ class Store:
         numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
         clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
         with io_errors(directory):
-            files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.sync)
+            files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.durable)
             with self._ledger.lock:
                 self._writer.index.close(self._ledger.state(clean))
 
@@ -263,7 +263,7 @@ class Store:
         files, directory = self._segments.files, self.path
         with io_errors(directory):
             files.replace(directory / shutdown.PENDING_CLEAN, directory / shutdown.CLEAN)
-            if self._segments.sync:
+            if self._segments.durable:
                 files.sync_directory(directory)
 
     def _let_go(self, how: Literal["closed", "abandoned"]) -> None:
