@@ -654,3 +654,14 @@ def test_what_is_synced_later_is_deleted_for_good_before_the_index_forgets_it(op
     store.close()
     operations = [(name, path.rpartition("/")[2]) for name, path, _ in files.operations]
     assert operations[-1][0] == "sync_directory"
+
+
+def test_what_is_synced_later_is_bounded_all_the_same(opened, cell):
+    store = opened(durability={"fsync_every": "1h"}, max_unconfirmed="1MiB")
+    client = store.client()
+    if cell.index == "lmdb":
+        for number in range(3000):
+            client.write(id_of(number), b"body")
+        store.flush()
+        client.remove([id_of(number) for number in range(3000)])
+        assert store._writer._uncommitted <= 2**20

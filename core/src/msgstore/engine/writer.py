@@ -286,7 +286,8 @@ class Writer:
             ids = again
         with self.ledger.lock:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
-        self.settle(sync=last or not self.ledger.segments.sync_later)
+        overdue = self._uncommitted > self.config.max_unconfirmed
+        self.settle(sync=last or overdue or not self.ledger.segments.sync_later)
         return confirmed
 
     @property
