@@ -13,6 +13,7 @@ import pytest
 import msgstore
 from msgstore.contract import Combine
 from msgstore.engine import rewriting, turns
+from msgstore.engine.writer import WINDOW
 from msgstore.files import Files
 from support import Crash, RecordingFiles, open_with
 
@@ -665,3 +666,12 @@ def test_what_is_synced_later_is_bounded_all_the_same(opened, cell):
         store.flush()
         client.remove([id_of(number) for number in range(3000)])
         assert store._writer._uncommitted <= 2**20
+
+
+def test_many_clients_hold_back_little_more_together_than_one(opened):
+    store = opened(max_unconfirmed="1GiB")
+    for client_number in range(100):
+        client = store.client()
+        for number in range(4):
+            client.write(id_of(4 * client_number + number), bytes(100 * 2**10))
+    assert store._writer.intake.weight() < WINDOW + 12 * 2**20

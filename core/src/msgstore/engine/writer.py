@@ -39,6 +39,8 @@ WINDOW = 16 * 2**20
 """Bytes that may stay in the intake, OVERHEAD of each message included."""
 STEP = 2**18
 """Bytes that a writer writes at once, when there are more: so long may the slowest ``write`` take."""
+SMALLEST = 16 * OVERHEAD
+"""Bytes after which a client looks whether there are more, if there are many clients; with few it looks after each STEP."""
 PORTION = 2**21
 """Bytes that a flush writes at once."""
 _MOMENT = 0.02
@@ -90,7 +92,7 @@ class Writer:
     def admit(self, client: Client) -> Gate:
         """The client's way in. Under the lock."""
         limit = 0 if self._refusal is not None else self._big
-        portion = 0 if self._at_once else STEP
+        portion = 0 if self._at_once else max(STEP // (1 + len(self.clients) // 8), SMALLEST)
         gate = self.intake.gate(client.number, client.unconfirmed, limit, portion, self.wakeup.changed, self.due, client.slowly)
         self.clients.append(client)
         return gate
