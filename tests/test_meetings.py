@@ -675,3 +675,31 @@ def test_many_clients_hold_back_little_more_together_than_one(opened):
         for number in range(4):
             client.write(id_of(4 * client_number + number), bytes(100 * 2**10))
     assert store._writer.intake.weight() < WINDOW + 12 * 2**20
+
+
+class Meeting:
+    """A lock; before it is taken for the first time, something happens."""
+
+    def __init__(self, lock, before):
+        self._lock = lock
+        self._before = [before]
+
+    def __enter__(self):
+        while self._before:
+            self._before.pop()()
+        return self._lock.__enter__()
+
+    def __exit__(self, *error):
+        return self._lock.__exit__(*error)
+
+
+@pytest.mark.parametrize("how", ["close", "abandon"])
+def test_a_removal_that_meets_a_close_is_told_so(opened, how):
+    store = opened()
+    client = store.client()
+    client.write(A, b"a")
+    store.flush()
+    store._ledger.lock = Meeting(store._ledger.lock, getattr(store, how))
+    with pytest.raises(msgstore.StoreClosed):
+        client.remove([A])
+    assert on_disk(opened()) == {A: 1}

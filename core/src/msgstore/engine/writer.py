@@ -133,21 +133,20 @@ class Writer:
 
     def remove_slowly(self, client: Client, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
         """One reference less for each. Raises MessageNotFound for the absent ones when the others are removed."""
+        take_one, number = self.intake.take_one, client.number
         try:
-            client.check_open()
             for msg_id, _ in popped:
                 check_id(msg_id)
-            if self._refusal is not None:
-                raise self._refusal
-        except (ValueError, MsgStoreError):
+            with self.ledger.lock:
+                client.check_open()
+                self._check_writable()  # with the lock: who closes the store has had it since
+                on_disk = [msg_id for msg_id, entry in popped if not take_one(msg_id, number, entry)]
+                with io_errors(self.config.path):
+                    released = self.index.release(on_disk)
+                self.ledger.bury(released.freed)
+        except (ValueError, StoreClosed, StoreReadOnly):
             self._hand_back(popped)
             raise
-        take_one, number = self.intake.take_one, client.number
-        with self.ledger.lock:
-            on_disk = [msg_id for msg_id, entry in popped if not take_one(msg_id, number, entry)]
-            with io_errors(self.config.path):
-                released = self.index.release(on_disk)
-            self.ledger.bury(released.freed)
         if on_disk:
             self.wakeup.changed()
             self._bound(len(on_disk) * OVERHEAD)
