@@ -74,7 +74,7 @@ def test_space_comes_back_without_being_asked_for(opened, policy):
 def test_at_full_speed_the_directory_stays_small(opened, order, tmp_path):
     """Twice what is alive and four segments, at every moment, whatever the load; the files themselves are counted."""
     limit = 2**20
-    store = opened(file_size_limit=limit, gc_interval="1s", sync_interval="50ms")
+    store = opened(file_size_limit=limit, gc_interval="900ms", sync_interval="50ms")
     client = store.client()
     rng = random.Random(2)
     alive: list[bytes] = []

@@ -329,7 +329,8 @@ def test_the_statistics_of_an_opened_store(tmp_path: Path, recorder: Recorder) -
 def test_counters(tmp_path: Path, index: str) -> None:
     with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
         client.write_many((msg_id, b"body") for msg_id in IDS[:10])
-    with msgstore.open_store(tmp_path, index=index, file_size_limit="4KiB") as store, store.client() as client:
+    keys = {"file_size_limit": "4KiB", "sync_interval": "1h"}
+    with msgstore.open_store(tmp_path, index=index, **keys) as store, store.client() as client:
         assert attrs.asdict(store.stats().counters) == dict.fromkeys(attrs.asdict(store.stats().counters), 0)
         client.write(IDS[20], b"never on disk")
         client.remove([IDS[20]])
