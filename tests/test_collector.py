@@ -208,6 +208,52 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
     assert sorted(entry.msg_id for entry in store.entries()) == ids[::4]
 
 
+def test_whatever_happens_to_a_look_the_collector_goes_on(opened, monkeypatch):
+    """Writers would wait for ever for one that has ended."""
+    store = opened()
+    totals, failures = store._ledger.totals, []
+
+    def fail():
+        if len(failures) < 3 and threading.current_thread() is store._collector._thread:
+            failures.append(1)
+            raise RuntimeError("dictionary changed size during iteration")
+        return totals()
+
+    monkeypatch.setattr(store._ledger, "totals", fail)
+    client = store.client()
+    ids = fill(client, 1000)
+    store.roll()
+    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
+    until(lambda: len(failures) == 3 and store.stats().bytes_on_disk < 6 * LIMIT)
+    assert store._collector._thread.is_alive()
+
+
+def test_nobody_waits_for_a_collector_that_has_ended(opened):
+    store = opened()
+    store._collector.stop(wait=True)
+    store._collector._idle.clear()
+    store._collector.catch_up()
+
+
+def test_segments_are_added_up_while_others_begin_new_ones(opened):
+    """A segment is added without the lock, by whoever has ``flushing``."""
+    store = opened(gc_interval=0)
+    by_number, segment = store._segments.by_number, object()
+
+    class Adding:
+        size = live_bytes = 0
+
+        def __getattribute__(self, name):
+            by_number.setdefault(len(by_number) + 1000, segment)
+            return 0
+
+    by_number[999] = Adding()
+    try:
+        assert store._ledger.totals() == (0, 0)
+    finally:
+        by_number.clear()
+
+
 def test_many_threads_and_the_collector_agree(opened):
     store = opened(gc="combine")
     errors = []

@@ -18,6 +18,8 @@ log = logging.getLogger("msgstore.collection")
 
 SPARE = 2
 """Segments of garbage, beside as much as is alive, from which on writers wait for the collector."""
+_PATIENCE = 1.0
+"""Seconds after which a writer that waits looks whether the collector is still there: it ends when the store is closed."""
 _BREATH = 0.02
 """Seconds between two looks at least, unless writers wait."""
 
@@ -61,22 +63,26 @@ class Collector:
         """Wait until there is room again, or nothing more to collect. Never with ``flushing``. Who is collecting does not
         wait: a progress callback may write."""
         if not self._collection.mine:
-            self._idle.wait()
+            while not self._idle.wait(_PATIENCE) and self._thread.is_alive():
+                pass
 
     def _run(self) -> None:
         wanted = self._ledger.worth_a_look
-        try:
-            while not self._stopping.is_set():
-                wanted.wait(self._interval)
-                wanted.clear()
+        while not self._stopping.is_set():
+            wanted.wait(self._interval)
+            wanted.clear()
+            try:
                 while not self._stopping.is_set() and self._collect():
                     pass
-                self._idle.set()
-                self._stopping.wait(_BREATH)
-        except StoreClosed:
-            pass
-        finally:
+            except StoreClosed:
+                break
+            except MsgStoreError as error:
+                log.warning("%s: a collection failed and is tried again: %s", self._ledger.segments.directory, error)
+            except Exception:  # whatever it is, writers must not wait for a thread that is no more
+                log.exception("%s: a collection failed and is tried again", self._ledger.segments.directory)
             self._idle.set()
+            self._stopping.wait(_BREATH)
+        self._idle.set()
 
     def _collect(self) -> bool:
         """One look and what follows from it. Whether another one is worth it at once: writers wait, and this one has freed
@@ -86,16 +92,7 @@ class Collector:
             self._idle.set()
         else:
             self._idle.clear()
-        try:
-            self._collection.collect_what_is_due()
-        except StoreClosed:
-            raise
-        except MsgStoreError as error:
-            log.warning("%s: a collection failed and is tried again: %s", self._ledger.segments.directory, error)
-            return False
-        except Exception:
-            log.exception("%s: a collection failed and is tried again", self._ledger.segments.directory)
-            return False
+        self._collection.collect_what_is_due()
         if size is None:
             return False
         left = self._overfull()

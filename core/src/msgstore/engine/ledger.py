@@ -108,7 +108,7 @@ class Ledger:
 
     def totals(self) -> tuple[int, int]:
         """(bytes of all segments, bytes of what is alive)."""
-        segments = self.segments.by_number.values()
+        segments = list(self.segments.by_number.values())  # at once: whoever has ``flushing`` may be adding one
         return sum([s.size for s in segments]), sum([s.live_bytes for s in segments])
 
     def revive(self, msg_id: bytes) -> bool:
