@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from msgstore.contract import Capability
 from stress.running import Options
-from support import CELLS
+from support import CELLS, catalogue
 
 ORDINARY = 60_000
 FULL = ("ets-v2", "lmdb-v2")
@@ -31,14 +32,15 @@ def collector(request: pytest.FixtureRequest) -> str:
     return request.config.getoption("--collector")
 
 
-def check(outcome, messages):
+def check(outcome, cell, messages):
     assert not outcome.findings, str(outcome.findings)
     counts = outcome.counts
     assert counts.messages >= messages
     assert counts.reads > messages, "too little was read to say anything"
     assert counts.writes == counts.confirmed > counts.messages
     assert counts.removes > counts.messages // 2
-    assert outcome.cuts > 2, "the collector had too little to do to say anything"
+    in_place = Capability.SELF_DESCRIBING in catalogue().format(cell.format).capabilities
+    assert outcome.cuts > 2 or not in_place, "the collector had too little to do to say anything"
     assert outcome.cuts + outcome.deletions > 20
 
 
@@ -47,7 +49,7 @@ def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_pa
         messages = min(messages, ORDINARY)
     outcome = run_bounded(tmp_path / "store", Options(messages, cell.keys, collector))
     tell(str(cell), outcome)
-    check(outcome, messages)
+    check(outcome, cell, messages)
     if messages >= ORDINARY:
         assert outcome.segments > 200
 
@@ -59,4 +61,4 @@ def test_with_other_keys_of_the_configuration(name, keys, cells, messages, colle
     messages = min(messages, ORDINARY) // 3
     outcome = run_bounded(tmp_path / "store", Options(messages, CELLS[name].keys | keys, collector))
     tell(f"{name} {keys}", outcome)
-    check(outcome, messages)
+    check(outcome, CELLS[name], messages)
