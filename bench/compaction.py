@@ -17,8 +17,6 @@ from measure import CHECKED, SEED, Plan, fresh_directory, make_messages
 from peers import Pair, open_msgstore
 from profiling import TimedFiles
 
-import msgstore
-
 NAME = "compaction"
 TITLE = "Compaction of a segment of 16 MiB, 60 % removed at random: milliseconds, KiB"
 SEGMENT = 16 * 2**20
@@ -51,9 +49,7 @@ def bounds(figures: Figures) -> list[Bound]:
 def compact(path: str, size: int, most: int | None) -> list[float | None]:
     """In a child: one value for each of COLUMNS. With ``most`` messages at most the segment is smaller."""
     files = TimedFiles()
-    keys: dict[str, Any] = {"file_size_limit": SEGMENT, "sync_interval": "1h"}
-    if "never" in msgstore.load_catalogue().names("gc"):
-        keys["gc"] = "never"
+    keys: dict[str, Any] = {"file_size_limit": SEGMENT, "sync_interval": "1h", "gc_interval": 0}
     with open_msgstore(Path(path), files, **keys) as store, store.client() as client:
         pairs: list[Pair] = []
         rng = random.Random(SEED)

@@ -83,7 +83,14 @@ def _round(
 ) -> dict[str, float]:
     """Seconds by row. In SLICES, in each of which both delete as many; who begins changes from slice to slice."""
     store = open_msgstore(
-        directory / "store", files, index="ets", format="v2", durability="os", file_size_limit=SEGMENT, sync_interval="1h"
+        directory / "store",
+        files,
+        index="ets",
+        format="v2",
+        durability="os",
+        file_size_limit=SEGMENT,
+        sync_interval="1h",
+        gc_interval=0,
     )
     try:
         client = store.client()
