@@ -61,8 +61,12 @@ def extremes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @extremes()
 def test_time_is_linear_in_the_size(name, kind):
-    """Four times the bytes take four times as long, not sixteen times. Processor time, the least of three: not the load."""
-    small, large = (seconds(TARGETS[name], EXTREMES[name][kind], size) for size in (100_000, 400_000))
+    """Four times the bytes take four times as long, not sixteen times. Processor time, the least of three, and on a loaded
+    machine of some more: what is not linear never passes."""
+    for _ in range(5):
+        small, large = (seconds(TARGETS[name], EXTREMES[name][kind], size) for size in (100_000, 400_000))
+        if large <= 9 * small + 0.03:
+            break
     assert large <= 9 * small + 0.03
     assert large <= 400_000 * SLOWEST
 
