@@ -138,6 +138,7 @@ class Other:
         return self.answer()
 
     def open(self, path: Path, **keys: Any) -> None:
+        keys = {"gc_interval": 0} | keys  # it collects when it is told to
         self.do(f"store = msgstore.open_store({str(path)!r}, **{keys!r}); client = store.client(); None")
 
     def write(self, numbers: range, more: str = "") -> None:
