@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,20 @@ def open_with(
     """``open_store`` with a file layer of the test's own, and no collector in the background unless asked for."""
     config = store_config({"path": path, "gc_interval": 0, **keys}, "test", Path())
     return open_configured(config, catalogue(), mode=mode, refcounts=refcounts, files=files)
+
+
+@contextlib.contextmanager
+def opening(path: Path, cell: Cell, **usual: Any) -> Iterator[Callable[..., msgstore.Store]]:
+    """``open_it(files=None, **keys)`` opens the store of ``path``, again and again; at the end all are abandoned."""
+    stores: list[msgstore.Store] = []
+
+    def open_it(files: Files | None = None, **keys: Any) -> msgstore.Store:
+        stores.append(open_with(path, files, **cell.keys, **usual | keys))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        store.abandon()
 
 
 @functools.cache

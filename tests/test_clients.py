@@ -14,7 +14,7 @@ import pytest
 import msgstore
 from msgstore.engine import writer as writer_module
 from msgstore.files import Files
-from support import open_with
+from support import opening
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
 HOUR = {"sync_interval": "1h"}
@@ -22,15 +22,8 @@ HOUR = {"sync_interval": "1h"}
 
 @pytest.fixture
 def opened(cell, tmp_path):
-    stores = []
-
-    def open_it(files=None, **keys):
-        stores.append(open_with(tmp_path / "store", files, **cell.keys, **HOUR | keys))
-        return stores[-1]
-
-    yield open_it
-    for store in stores:
-        store.abandon()
+    with opening(tmp_path / "store", cell, **HOUR) as open_it:
+        yield open_it
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 import msgstore
 from msgstore.contract import Combine, Compact, Drop
 from msgstore.files import Files
-from support import Crash, open_with
+from support import Crash, opening
 
 LIMIT = 20_000
 HOUR = {"sync_interval": "1h", "file_size_limit": LIMIT}
@@ -24,15 +24,8 @@ HOUR = {"sync_interval": "1h", "file_size_limit": LIMIT}
 
 @pytest.fixture
 def opened(cell, tmp_path):
-    stores = []
-
-    def open_it(files=None, **keys):
-        stores.append(open_with(tmp_path / "store", files, **cell.keys, **HOUR | keys))
-        return stores[-1]
-
-    yield open_it
-    for store in stores:
-        store.abandon()
+    with opening(tmp_path / "store", cell, **HOUR) as open_it:
+        yield open_it
 
 
 class Says:

@@ -15,7 +15,7 @@ from msgstore.contract import Combine
 from msgstore.engine import rewriting, turns
 from msgstore.engine.writer import WINDOW
 from msgstore.files import Files
-from support import Crash, RecordingFiles, open_with
+from support import Crash, RecordingFiles, opening
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
 HOUR = {"sync_interval": "1h"}
@@ -24,15 +24,8 @@ SECONDS = 20
 
 @pytest.fixture
 def opened(cell, tmp_path):
-    stores = []
-
-    def open_it(files=None, **keys):
-        stores.append(open_with(tmp_path / "store", files, **cell.keys, **HOUR | keys))
-        return stores[-1]
-
-    yield open_it
-    for store in stores:
-        store.abandon()
+    with opening(tmp_path / "store", cell, **HOUR) as open_it:
+        yield open_it
 
 
 def on_disk(store):
