@@ -7,7 +7,7 @@
     with msgstore.open_store("data/orders", index="lmdb") as store, store.client("worker-1") as client:
         client.write(msg_id, body)
 
-What is not needed to write a plugin is imported at first use: a bare ``import msgstore`` stays cheap.
+Every name is imported when it is first used: a bare ``import msgstore`` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -15,44 +15,46 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from msgstore.contract import (
-    BrokenPlugin,
-    ConfigError,
-    CorruptRecord,
-    DuplicatePlugin,
-    IncompatiblePlugin,
-    MessageNotFound,
-    MessageTooLarge,
-    MsgStoreError,
-    PluginError,
-    StoreClosed,
-    StoredBody,
-    StoreError,
-    StoreIOError,
-    StoreLocked,
-    StoreMismatch,
-    StoreReadOnly,
-    UnknownPlugin,
-)
-from msgstore.hookspecs import hookimpl
-
 if TYPE_CHECKING:
+    from msgstore.contract.bodies import StoredBody
+    from msgstore.contract.errors import (
+        BrokenPlugin,
+        ConfigError,
+        CorruptRecord,
+        DuplicatePlugin,
+        IncompatiblePlugin,
+        MessageNotFound,
+        MessageTooLarge,
+        MsgStoreError,
+        PluginError,
+        StoreClosed,
+        StoreError,
+        StoreIOError,
+        StoreLocked,
+        StoreMismatch,
+        StoreReadOnly,
+        UnknownPlugin,
+    )
     from msgstore.engine.client import Client
     from msgstore.engine.opening import Stores, load_config, open_store
     from msgstore.engine.store import Store
+    from msgstore.hookspecs import hookimpl
     from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 __version__ = "0.1.0"
 
-_LATE = {
+_FOUND_IN = {
     "Catalogue": "msgstore.plugins.catalogue",
     "Client": "msgstore.engine.client",
     "Store": "msgstore.engine.store",
+    "StoredBody": "msgstore.contract.bodies",
     "Stores": "msgstore.engine.opening",
+    "hookimpl": "msgstore.hookspecs",
     "load_catalogue": "msgstore.plugins.catalogue",
     "load_config": "msgstore.engine.opening",
     "open_store": "msgstore.engine.opening",
 }
+"""Every other public name is an error."""
 
 __all__ = [
     "BrokenPlugin",
@@ -84,6 +86,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(importlib.import_module(_LATE[name]), name)
-    raise AttributeError(f"module 'msgstore' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'msgstore' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_FOUND_IN.get(name, "msgstore.contract.errors")), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

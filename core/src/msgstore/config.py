@@ -31,6 +31,7 @@ class FsyncEvery:
     """``{ fsync_every = "100ms" }``: what is confirmed is synced that much later."""
 
     fsync_every: Duration
+    """At most this long after it was confirmed."""
 
 
 Durability = Literal["os", "fsync"] | FsyncEvery
@@ -53,21 +54,47 @@ class StoreConfig:
     """One table ``[stores.NAME]``, or the keywords of ``open_store``. Defaults are those of the documentation."""
 
     path: Path
+    """The directory. Relative to the file (for ``open_store``: to the working directory); ``~`` is expanded. Made when the
+    store is opened for writing."""
     index: Backend = _backend("ets")
+    """Where ids are looked up. Opening with another index than last time takes entries and counts over."""
     format: Backend = _backend("v2")
+    """What new segments are written in. Found segments are read by their extension. Refused if the directory has segments of a
+    newer format."""
     record: str = "message"
+    """The record type of new messages, in formats that have types. One whose byte the format assigns need not be bound."""
     body: Backend = _backend("raw")
+    """The codec between what clients see and what is stored."""
     gc: Backend = _backend("half-empty")
+    """The policy that says what is collected."""
     erase: bool = False
+    """Overwrite the bytes of what was removed with zeros before the file system gets them back: segments are collected by
+    copying, and zeros are written over the old file before it goes."""
     gc_interval: Duration = Duration(1.0)
+    """How often a thread asks the policy what to collect; it also looks when a segment is full, and when much was removed. 0:
+    nothing is collected but by ``compact()``, and there is no thread. Commands of the command line collect only what they are
+    told to."""
     on_legacy: OnLegacy = "read"
+    """What becomes of segments of an older format than ``format``: ``"read"`` reads them, ``"migrate"`` rewrites them at
+    opening, ``"refuse"`` refuses to open for writing."""
     durability: Durability = "os"
+    """What confirmed means: ``"os"``, handed to the operating system; ``"fsync"``, synced to the disk;
+    ``{ fsync_every = "100ms" }``, handed to the operating system, and synced that much later at most."""
     reads: Reads = "pread"
+    """How messages are read: ``"pread"``, a system call each, or ``"mmap"``, from mappings of the segments: about twice as fast
+    when the files are in memory."""
     file_size_limit: Size = Size(16 * 2**20)
+    """A segment that has reached it takes no more records. The record that reaches it may go beyond it."""
     large_message: Size = Size(4_000_000)
+    """A body of at least this size gets a segment of its own, so that its removal frees the space at once."""
     sync_interval: Duration = Duration(0.2)
+    """After a first change a flush follows within this time. 0: every call flushes before it returns, and there is no
+    thread."""
     max_unconfirmed: Size = Size(64 * 2**20)
+    """So much may be written and not confirmed, each message counted with 1 KiB beside its body; from there on a writer waits
+    for the disk."""
     shared_cache: Size = Size(16 * 2**20)
+    """Bodies with several references that are kept in memory, so that all their readers get one object. 0: none are."""
     where: str = attrs.field(default="", eq=False)
     """What error messages begin with: file and table, or the call."""
 
@@ -80,8 +107,11 @@ class StoreConfig:
 @attrs.frozen
 class Config:
     file: Path
-    stores: Mapping[str, StoreConfig]
+    stores: Mapping[str, StoreConfig] = attrs.field(factory=dict)
+    """One table a store; its name is what ``open`` and the command line take."""
     disabled: tuple[str, ...] = ()
+    """Entry points of the group ``msgstore`` that are not loaded: ``"NAME"`` or ``"DISTRIBUTION:NAME"``. ``msgstore plugins
+    --json`` shows them. An observer that is named here is not told of anything. One that is not installed is refused."""
 
     def store(self, name: str) -> StoreConfig:
         """Raises ConfigError naming the stores that there are."""
@@ -105,7 +135,7 @@ def read_config(path: str | Path) -> Config:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: is not TOML that can be read: it is nested too deeply") from error
-    _refuse_unknown(table, ["disabled", "stores"], f"{path}: top level")
+    refuse_unknown(table, ["disabled", "stores"], f"{path}: top level")
     stores = _tables(table.get("stores", {}), f"{path}: [stores]")
     return Config(
         path,
@@ -119,7 +149,7 @@ def read_config(path: str | Path) -> Config:
 
 def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfig:
     """Check one store's keys. ``where`` begins each error; ``base`` is what a relative path is relative to."""
-    _refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name != "where"], where)
+    refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name != "where"], where)
     if "path" not in table:
         raise ConfigError(f'{where}: the key path is missing; write path = "directory of the store"')
     config = structure(StoreConfig, table, where)
@@ -133,7 +163,7 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
 def structure(options: type[T], table: Mapping[str, Any], where: str) -> T:
     """``table`` as the attrs class ``options``. Raises ConfigError with ``where`` and the key."""
     fields = attrs.fields_dict(cast("type[attrs.AttrsInstance]", options))
-    _refuse_unknown(table, fields, where)
+    refuse_unknown(table, fields, where)
     hints = typing.get_type_hints(options)
     missing = [name for name, field in fields.items() if field.default is attrs.NOTHING and name not in table]
     if missing:
@@ -151,7 +181,8 @@ def _tables(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: typing.Iterable[str], where: str) -> None:
+def refuse_unknown(table: Mapping[str, Any], known: typing.Iterable[str], where: str) -> None:
+    """Raises ConfigError with the nearest known key."""
     known = list(known)
     for key in table:
         if key not in known:

@@ -33,6 +33,7 @@ UNNAMED = ".tmp"
 """What the name of a segment ends in that is not to be read yet."""
 DOOMED = ".erase"
 """What the name of a segment ends in that is deleted, and whose bytes are not overwritten yet."""
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
@@ -55,6 +56,13 @@ def _check_records(_: object, __: object, value: object) -> None:
         raise ValueError("its records are not names with type bytes from 0 to 255")
 
 
+def _check_distributions(_: object, __: object, value: object) -> None:
+    if not isinstance(value, dict) or not all(
+        isinstance(name, str) and _DISTRIBUTION.fullmatch(name) for name in value.values()
+    ):
+        raise ValueError("its distributions are not names of backends with names of distributions")
+
+
 @attrs.frozen
 class Settings:
     """What ``msgstore.json`` holds. Raises ValueError, TypeError if it is made of anything else."""
@@ -65,6 +73,8 @@ class Settings:
     body: str = attrs.field(default="raw", validator=_check_name)
     records: dict[str, int] = attrs.field(factory=dict, validator=_check_records)
     """Record type name to the type byte it is bound to, in this directory, for ever."""
+    distributions: dict[str, str] = attrs.field(factory=dict, validator=_check_distributions)
+    """``kind name`` of what somebody else's distribution provided, to that distribution: what to install if it is missing."""
 
 
 def segment_number(name: str, extensions: Collection[str]) -> int | None:
@@ -184,6 +194,8 @@ def _settings(data: Buffer) -> Settings:
 
 def write_settings(files: Files, directory: Path, settings: Settings, *, sync: bool) -> None:
     members = {"layout": _LAYOUT, **attrs.asdict(settings)}
+    if not settings.distributions:
+        del members["distributions"]
     text = json.dumps({**members, "crc32": _checksum(members)}, indent=2)
     files.write_file(directory / SETTINGS, [text.encode() + b"\n"], sync=sync)
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import mmap
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -99,10 +100,15 @@ class Files:
         return status.st_size, status.st_mtime_ns
 
     def list(self, directory: Path) -> dict[str, tuple[int, int]]:
-        """Name to (bytes, modification time in nanoseconds) of every plain file."""
+        """Name to (bytes, modification time in nanoseconds) of every plain file; one that goes meanwhile is not there."""
+        found = {}
         with os.scandir(directory) as entries:
-            found = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
-        return {name: (status.st_size, status.st_mtime_ns) for name, status in found}
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file():
+                        status = entry.stat()
+                        found[entry.name] = (status.st_size, status.st_mtime_ns)
+        return found
 
     def strangers(self, directory: Path) -> dict[str, str]:
         """Name to what it is, of everything in a directory that is not a plain file of its own."""
@@ -113,11 +119,20 @@ class Files:
     def make_directory(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
+    def create_directory(self, path: Path) -> None:
+        """FileExistsError if the name is taken, FileNotFoundError if its parent is not there."""
+        path.mkdir()
+
+    def remove_tree(self, path: Path) -> None:
+        """A directory and all that is in it, as far as that can be deleted. Links are not followed."""
+        shutil.rmtree(path, ignore_errors=True)
+
     def unlink(self, path: Path) -> None:
         """No error if there is no such file."""
         path.unlink(missing_ok=True)
 
     def replace(self, source: Path, target: Path) -> None:
+        """In one step. A directory takes the place of an empty one only; OSError if there is anything else."""
         source.replace(target)
 
     def read_file(self, path: Path) -> bytes:

@@ -19,6 +19,7 @@ import pluggy
 
 from msgstore.contract import (
     BodyCodecDescriptor,
+    BulkEngineDescriptor,
     GcPolicyDescriptor,
     IndexDescriptor,
     RecordTypeDescriptor,
@@ -56,6 +57,11 @@ def msgstore_gc_policies() -> Iterable[GcPolicyDescriptor]:  # type: ignore[empt
 @hookspec
 def msgstore_body_codecs() -> Iterable[BodyCodecDescriptor]:  # type: ignore[empty-body]
     """Body codecs: selected by ``body``."""
+
+
+@hookspec
+def msgstore_bulk_engines() -> Iterable[BulkEngineDescriptor]:  # type: ignore[empty-body]
+    """Engines for jobs over many segments: selected by ``--engine``."""
 
 
 @hookspec

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from msgstore.builtin.policies import HalfEmptyOptions, RetentionOptions
-from msgstore.contract import BodyCodecDescriptor, Capability, GcPolicyDescriptor
+from msgstore.builtin.options import HalfEmptyOptions, LocalOptions, RetentionOptions
+from msgstore.contract import BodyCodecDescriptor, BulkEngineDescriptor, Capability, GcPolicyDescriptor
 from msgstore.hookspecs import hookimpl
 
 
@@ -31,9 +31,11 @@ def msgstore_gc_policies() -> list[GcPolicyDescriptor]:
         ),
         GcPolicyDescriptor(
             name="retention",
-            contract=(2, 0),
+            contract=(2, 1),
             factory="msgstore.builtin.policies:Retention",
             options=RetentionOptions,
+            capabilities=[Capability.DROPS_MESSAGES],
+            examples=({"max_age": "7d"}, {"max_bytes": "1MiB", "then": "half-empty"}),
             summary="drops the oldest segments by age or total bytes, their live messages included",
         ),
     ]
@@ -48,5 +50,20 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
             factory="msgstore.builtin.codecs:Raw",
             capabilities=[Capability.PLAIN],
             summary="stores bodies as they are",
+        ),
+    ]
+
+
+@hookimpl
+def msgstore_bulk_engines() -> list[BulkEngineDescriptor]:
+    return [
+        BulkEngineDescriptor(
+            name="local",
+            contract=(2, 2),
+            factory="msgstore.bulk.local.engine:LocalEngine",
+            options=LocalOptions,
+            examples=({}, {"processes": 1}),
+            pays_from=0,
+            summary="the processors of this machine",
         ),
     ]

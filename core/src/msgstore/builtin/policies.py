@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
-import attrs
-
-from msgstore.contract import Action, Combine, Compact, Drop, Duration, GcPolicy, NoOptions, SegmentStats, Size
-
-
-def _check_share(_: object, __: object, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"garbage: {value!r} is not a share between 0 and 1, such as 0.5")
-
-
-@attrs.frozen
-class HalfEmptyOptions:
-    garbage: float = attrs.field(default=0.5, validator=_check_share)
-    """The share of a segment above which it is compacted."""
+from msgstore.builtin.options import HalfEmptyOptions, RetentionOptions
+from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, NoOptions, SegmentStats
 
 
 class HalfEmpty:
@@ -80,20 +67,6 @@ class Never:
 
     def plan(self, segments: Sequence[SegmentStats], now: float) -> list[Action]:
         return []
-
-
-@attrs.frozen
-class RetentionOptions:
-    max_age: Duration | None = None
-    """Segments whose newest message is older than this are dropped."""
-    max_bytes: Size | None = None
-    """Segments are dropped, the oldest first, until all files together are no larger than this."""
-    then: Literal["never", "half-empty"] = "never"
-    """What is done with the others."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.max_age is None and self.max_bytes is None:
-            raise ValueError('give max_age, max_bytes, or both, as in { use = "retention", max_age = "7d" }')
 
 
 class Retention:

@@ -5,9 +5,10 @@ Each module describes one kind of backend and shows a complete, minimal one. Sta
 """
 
 from msgstore.contract import events
-from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, StoredBody
+from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, StoredBody
 from msgstore.contract.buffers import Buffer
 from msgstore.contract.descriptors import Capability, Descriptor, NoOptions
+from msgstore.contract.engines import BulkEngineDescriptor
 from msgstore.contract.errors import (
     BrokenPlugin,
     ConfigError,
@@ -36,11 +37,19 @@ from msgstore.contract.formats import (
     SegmentFormat,
     SegmentFormatDescriptor,
     SegmentScan,
+    TrailingFormat,
 )
 from msgstore.contract.indexes import FileOperations, Index, IndexContext, IndexDescriptor, Released
 from msgstore.contract.options import Duration, Size
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
-from msgstore.contract.records import BoundRecord, RecordContext, RecordType, RecordTypeDescriptor
+from msgstore.contract.records import (
+    BoundRecord,
+    RecordContext,
+    RecordField,
+    RecordType,
+    RecordTypeDescriptor,
+    RecordTypeWithFields,
+)
 from msgstore.contract.version import CONTRACT_VERSION, is_compatible
 
 __all__ = [
@@ -48,9 +57,11 @@ __all__ = [
     "Action",
     "BodyCodec",
     "BodyCodecDescriptor",
+    "BodyCodecWithFields",
     "BoundRecord",
     "BrokenPlugin",
     "Buffer",
+    "BulkEngineDescriptor",
     "Capability",
     "Columns",
     "Combine",
@@ -80,8 +91,10 @@ __all__ = [
     "PluginError",
     "RecordContext",
     "RecordError",
+    "RecordField",
     "RecordType",
     "RecordTypeDescriptor",
+    "RecordTypeWithFields",
     "Released",
     "SegmentFormat",
     "SegmentFormatDescriptor",
@@ -95,6 +108,7 @@ __all__ = [
     "StoreMismatch",
     "StoreReadOnly",
     "StoredBody",
+    "TrailingFormat",
     "UnknownPlugin",
     "events",
     "is_compatible",

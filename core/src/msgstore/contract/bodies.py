@@ -4,12 +4,21 @@ A complete one::
 
     class Zlib:
         def __init__(self, options): pass
-        def encode(self, bodies): return [zlib.compress(body) for body in bodies]
-        def decode(self, stored): return zlib.decompress(stored)
+        def encode(self, bodies):
+            return [body if isinstance(body, StoredBody) else zlib.compress(body) for body in bodies]
+        def decode(self, stored):
+            try: return zlib.decompress(stored)
+            except zlib.error as error: raise RecordError("not_compressed", str(error)) from None
         def is_valid(self, stored):
             try: zlib.decompress(stored)
             except zlib.error: return False
             return True
+
+A codec whose bodies hold more than a client reads says so in its descriptor, ``fields=(RecordField("level", "int"),)``, and
+then has a method for tools::
+
+        def fields(self, stored):
+            return (stored[1] >> 6,) if stored[:1] == b"x" else None
 """
 
 from __future__ import annotations
@@ -20,11 +29,16 @@ from typing import Protocol
 import attrs
 
 from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.records import RecordField, as_fields, check_fields
 
 
 @attrs.frozen(kw_only=True)
 class BodyCodecDescriptor(Descriptor):
     """``factory(options) -> BodyCodec``."""
+
+    fields: tuple[RecordField, ...] = attrs.field(default=(), converter=as_fields, validator=check_fields)
+    """What it finds in a stored body. A codec whose descriptor names any is a BodyCodecWithFields. Tools call what a client
+    reads ``payload``, unless a field has that name. Since contract 2.2."""
 
 
 class StoredBody(bytes):
@@ -44,4 +58,17 @@ class BodyCodec(Protocol):
 
     def is_valid(self, stored: bytes) -> bool:
         """Whether ``stored`` is something this codec, or the broker that uses it, wrote. For scans."""
+        ...
+
+
+class BodyCodecWithFields(BodyCodec, Protocol):
+    """A codec whose descriptor names fields. Since contract 2.2."""
+
+    def fields(self, stored: bytes) -> tuple[object, ...] | None:
+        """The values of a stored body, in the order of the descriptor, None for each that it has not; None for all if it is not
+        what this codec, or the broker that uses it, wrote.
+
+        Called by tools, never on the way of reads and writes, with any bytes: never raises for them, and takes time and memory
+        linear in their number.
+        """
         ...

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -47,6 +47,22 @@ class Capability(enum.Enum):
     TYPED_RECORDS = "typed-records"
     """Segment format: records carry a type byte, and record types of third parties can be bound to bytes."""
 
+    TRAILER = "trailer"
+    """Segment format: a segment that takes no more records ends in bytes that are made of all of it, such as an index of its
+    records. The format has the method :meth:`TrailingFormat.trailer`. Since 2.1."""
+
+    VERBATIM = "verbatim"
+    """Segment format: a record holds more than its id and its body, such as a longer key. Where a segment is rewritten in its
+    own format, records are copied byte for byte, not encoded again. Since 2.1."""
+
+    FRAMED = "framed"
+    """Segment format without types, record type: the number of bytes in front of a body is the same in every record, and so is
+    that behind it. Tools then ask ``body_span`` once, and not for each record. Since 2.2."""
+
+    DROPS_MESSAGES = "drops-messages"
+    """GC policy: it may answer with ``Drop``, so messages go that nobody has removed. Since 2.1: of a policy that was
+    written against 2.1 or later and does not claim it, each ``Drop`` is passed over."""
+
     PLAIN = "plain"
     """Body codec: what is stored is what clients read and write. The engine then does not call it for each read."""
 
@@ -68,12 +84,21 @@ def _check_factory(_: object, __: object, value: str) -> None:
 
 def _check_contract(_: object, __: object, value: tuple[int, int]) -> None:
     if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int) for part in value)):
-        raise ValueError(f"the contract version {value!r} is not a pair of integers such as (1, 0)")
+        raise ValueError(f"the contract version {value!r} is not a pair of integers such as (2, 1)")
 
 
 def _check_options(_: object, __: object, value: type) -> None:
     if not (isinstance(value, type) and attrs.has(value)):
         raise ValueError(f"the options {value!r} are not an attrs class")
+
+
+def _check_examples(_: object, __: object, value: tuple[object, ...]) -> None:
+    if not value or not all(isinstance(example, Mapping) for example in value):
+        raise ValueError(f"the examples {value!r} are not one mapping of options or several")
+
+
+def _as_examples(values: Iterable[Mapping[str, object]]) -> tuple[Mapping[str, object], ...]:
+    return tuple(values)
 
 
 def _as_set(values: Iterable[Capability]) -> frozenset[Capability]:
@@ -96,8 +121,14 @@ class Descriptor:
     options: type[Any] = attrs.field(default=NoOptions, validator=_check_options)
     """The attrs class of the backend's own keys in the configuration; annotate sizes as ``Size``, times as ``Duration``."""
     capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_as_set)
+    """Optional powers; the engine asks for these, never for names."""
     summary: str = ""
     """One line for ``msgstore plugins``."""
+    examples: tuple[Mapping[str, object], ...] = attrs.field(
+        default=({},), converter=_as_examples, hash=False, validator=_check_examples
+    )
+    """Options as a configuration has them, to try the backend with: the conformance kit runs its tests once for each. Needed
+    of a backend that must be told something, or that does other things if it is. Since contract 2.1."""
 
     def load_factory(self) -> Callable[..., Any]:
         """Import and return the factory. Whatever the import raises passes through."""

@@ -62,8 +62,11 @@ class StoreOpened(Event):
     mode: str
     """``rw`` or ``r``."""
     index: str
+    """The name of its index."""
     format: str
+    """The name of the format of new segments."""
     recovery: RecoverySummary
+    """How it came up."""
     statistics: Callable[[], Mapping[str, int]]
     """A snapshot of ``store.stats()`` as numbers, by name; empty once the store is closed. It may be called on any thread, and
     does not keep the store alive."""
@@ -74,6 +77,7 @@ class StoreClosed(Event):
     """The last event of a store."""
 
     how: Literal["closed", "abandoned"]
+    """``closed``, or ``abandoned``: let go of as a killed process would."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +85,9 @@ class SegmentRolled(Event):
     """A segment was begun; the one before it, if any, is not written any more."""
 
     file: str
+    """The new segment's name."""
     format: str
+    """Its format."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +95,9 @@ class RecoveryFinished(Event):
     """Segments had to be read, or another index to be taken over, and that is done. The store may still fail to open."""
 
     recovery: RecoverySummary
+    """What was read, and what was found."""
     seconds: float
+    """What it took."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,9 +105,11 @@ class CorruptionFound(Event):
     """Bytes that nobody wrote. Announced once a spot for as long as the store is open."""
 
     file: str
+    """The segment's name."""
     offset: int | None
     """None if it is the segment as a whole that cannot be trusted."""
     reason: str
+    """One word with underscores, such as ``checksum_mismatch``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -107,15 +117,22 @@ class CollectionFinished(Event):
     """The collector is done with one segment."""
 
     file: str
+    """The segment's name."""
     done: Done
+    """``compacted``, ``combined``, ``migrated``, ``dropped``, ``deleted``, or ``none``: nothing was to be gained, or it was
+    skipped."""
     size_before: int
+    """Of the file."""
     size_after: int
     """0 if the segment is gone."""
     moved_records: int
+    """How many live records moved."""
     moved_bytes: int
+    """Of these."""
     written: int
     """Bytes that were written for it."""
     seconds: float
+    """What it took."""
     dropped: int = 0
     """Live messages that went with it, because the policy says so."""
     skipped: str | None
@@ -127,7 +144,9 @@ class SegmentDeleted(Event):
     """A segment was unlinked."""
 
     file: str
+    """The segment's name."""
     size: int
+    """Of the file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -135,6 +154,10 @@ class MessagesDropped(Event):
     """Live messages were given up: a policy of retention deleted their segment."""
 
     file: str
+    """The segment's name."""
     messages: int
+    """How many were alive."""
     bytes: int
+    """Of their records."""
     reason: str
+    """Why, in the policy's words."""

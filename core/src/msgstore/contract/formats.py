@@ -25,13 +25,29 @@ A complete format, four-byte big-endian size, id, body, no holes inside (so noth
 
         def scan(self, data, *, start=0, check_body=None):
             scan, offset, total = SegmentScan(), start, len(data)
-            while offset + 20 <= total and offset + (size := int.from_bytes(data[offset:offset + 4], "big")) <= total:
-                if size < 20: return scan.ended("corrupt", offset, "invalid_message_size")
-                scan.records.add(data[offset + 4:offset + 20], offset, size)
-                offset += size
-            return scan.ended("clean" if offset == total else "torn", offset)
+            end = ("clean", None)
+            while offset < total and end[0] == "clean":
+                size = int.from_bytes(data[offset:offset + 4], "big")
+                if total - offset < 20 or size > total - offset: end = ("torn", None)
+                elif size < 20: end = ("corrupt", "invalid_message_size")
+                elif check_body and not check_body(data[offset + 20:offset + size]): end = ("corrupt", "invalid_message_body")
+                else:
+                    scan.records.add(data[offset + 4:offset + 20], offset, size)
+                    offset += size
+            scan.separate_copies()
+            return scan.ended(end[0], offset, end[1])
 
-        def find_chain(self, data, start, length=8): return None
+        def find_chain(self, data, start, length=8):
+            return next((at for at in range(start, len(data)) if self.holds(data, at, length)), None)
+
+        def holds(self, data, offset, length):
+            for _ in range(length):
+                size = int.from_bytes(data[offset:offset + 4], "big")
+                if not 20 <= size <= len(data) - offset: return False
+                offset += size
+                if offset == len(data): break
+            return True
+
         def gap_room(self, offset, size): return 0
         def fill_gap(self, offset, size, records): return GapFill()
 """
@@ -50,7 +66,7 @@ from msgstore.contract.descriptors import Descriptor
 from msgstore.contract.records import BoundRecord
 
 EndState = Literal["clean", "torn", "corrupt"]
-HeaderState = Literal["ok", "bad_magic", "bad_version"]
+HeaderState = Literal["ok", "bad_magic", "bad_version", "bad_checksum"]
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +87,7 @@ class FormatContext:
     """What a format's factory is called with."""
 
     options: Any
+    """The backend's own keys: an instance of the descriptor's ``options``."""
     records: tuple[BoundRecord, ...] = ()
     """The record types that the store binds; empty for formats without TYPED_RECORDS."""
     record: str = "message"
@@ -100,7 +117,9 @@ class Columns:
     """Records side by side: entry ``i`` has its id at ``ids[16 * i : 16 * i + 16]``."""
 
     ids: bytearray = attrs.field(factory=bytearray)
+    """16 bytes each."""
     offsets: array[int] = attrs.field(factory=_ulongs)
+    """Where each record begins in the segment."""
     sizes: array[int] = attrs.field(factory=_ulongs)
     """Sizes of whole records, in bytes."""
     types: bytearray = attrs.field(factory=bytearray)
@@ -110,6 +129,7 @@ class Columns:
         return len(self.offsets)
 
     def id_list(self) -> list[bytes]:
+        """The ids, one by one."""
         return split_ids(self.ids)
 
     def rows(self) -> Iterator[tuple[bytes, int, int, int]]:
@@ -117,6 +137,7 @@ class Columns:
         return zip(self.id_list(), self.offsets, self.sizes, self.types, strict=True)
 
     def add(self, msg_id: bytes, offset: int, size: int, type_byte: int = 0) -> None:
+        """Add one record."""
         self.ids += msg_id
         self.offsets.append(offset)
         self.sizes.append(size)
@@ -135,8 +156,11 @@ class Damage:
     """A span of a segment that is not what was written, behind which reading went on."""
 
     offset: int
+    """Where it begins."""
     size: int
+    """In bytes."""
     reason: str
+    """One word with underscores, such as ``checksum_mismatch``."""
 
 
 @attrs.frozen
@@ -148,8 +172,11 @@ class End:
     """
 
     state: EndState
+    """``clean``, ``torn`` or ``corrupt``."""
     offset: int
+    """Where reading stopped."""
     reason: str | None = None
+    """Why, if it is corrupt: one word with underscores."""
 
 
 @attrs.define
@@ -163,9 +190,16 @@ class SegmentScan:
     duplicates: Columns = attrs.field(factory=Columns)
     """The later copies: what a compaction that did not finish leaves."""
     hole_offsets: array[int] = attrs.field(factory=_ulongs)
+    """Where each hole begins."""
     hole_sizes: array[int] = attrs.field(factory=_ulongs)
+    """Of each hole, in bytes."""
     damage: list[Damage] = attrs.field(factory=list)
+    """Spans behind which the scan went on."""
     end: End = End("clean", 0)
+    """Where it stopped."""
+    trailer: int = 0
+    """How many of the last hole's bytes are the trailer that the file ends in; 0 if it ends in none. Only of formats with
+    TRAILER. One that has been written behind since is a hole like any other."""
 
     def separate_copies(self) -> None:
         """Move every later copy of an id from ``records`` to ``duplicates``. Called once, when all records are in."""
@@ -179,6 +213,7 @@ class SegmentScan:
             seen.add(row[0])
 
     def ended(self, state: EndState, offset: int, reason: str | None = None) -> SegmentScan:
+        """This scan, with its end."""
         self.end = End(state, offset, reason)
         return self
 
@@ -191,14 +226,19 @@ Write = tuple[int, bytes]
 class GapFill:
     """The writes that put records into a gap, in three steps; between the steps the engine syncs if the store does.
 
+    The records stand one behind the other, in the order that they were given in, from the gap's beginning on; what is left
+    over begins behind them: the engine may cut the segment there.
     After a crash inside or after any step, a scan of the segment finds every record outside the gap. ``prepare`` makes
     the gap one that hides what is written inside it, ``inside`` writes there, ``seal`` makes the records appear. A write of
     ``prepare`` or ``seal`` that must not be torn lies within one 512-byte sector.
     """
 
     prepare: Sequence[Write] = ()
+    """Writes that make the gap one that hides what is written inside it."""
     inside: Sequence[Write] = ()
+    """Writes inside it."""
     seal: Sequence[Write] = ()
+    """Writes that make the records appear."""
 
 
 class SegmentFormat(Protocol):
@@ -253,5 +293,21 @@ class SegmentFormat(Protocol):
         """The writes for a gap that receives ``records`` (whole, together at most ``gap_room``), or none.
 
         A gap is everything between two live records: dead records and holes.
+        """
+        ...
+
+
+class TrailingFormat(SegmentFormat, Protocol):
+    """A format with TRAILER.
+
+    No reader may need a trailer: a segment that is still written has none, nor has one whose writer was killed, or had no room
+    left. One that was cut off is a torn end. A segment may go on being written behind its trailer: that is a hole then.
+    """
+
+    def trailer(self, data: Buffer) -> bytes:
+        """What is written behind ``data``, a whole segment that takes no more records; nothing if it is empty or not clean.
+
+        Called once a segment: when it is sealed, when a rewriting is done with it, and when a compaction has cut it. Before
+        a compaction changes anything, the trailer of last time is cut off.
         """
         ...

@@ -60,7 +60,9 @@ class IndexDescriptor(Descriptor):
 class FileOperations(Protocol):
     """The file operations that an index may do for itself; faults are injected here. All raise OSError."""
 
-    def read_file(self, path: Path) -> bytes: ...
+    def read_file(self, path: Path) -> bytes:
+        """The whole of it."""
+        ...
 
     def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
         """Atomically: under a temporary name, synced if asked, then renamed."""
@@ -70,7 +72,9 @@ class FileOperations(Protocol):
         """No error if there is no such file."""
         ...
 
-    def replace(self, source: Path, target: Path) -> None: ...
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename, over what has the target's name."""
+        ...
 
 
 @attrs.frozen
@@ -78,9 +82,11 @@ class IndexContext:
     """What an index's factory is called with."""
 
     options: Any
+    """The backend's own keys: an instance of the descriptor's ``options``."""
     directory: Path
     """The store's directory. Files of an index begin with ``msgstore-``."""
     files: FileOperations
+    """What it writes, renames and removes files with."""
     sync: bool = False
     """True if a commit must survive a power loss, not only the end of the process."""
     read_only: bool = False

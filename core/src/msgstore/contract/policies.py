@@ -21,7 +21,7 @@ from msgstore.contract.descriptors import Descriptor
 
 @attrs.frozen(kw_only=True)
 class GcPolicyDescriptor(Descriptor):
-    """``factory(options) -> GcPolicy``."""
+    """``factory(options) -> GcPolicy``. Capability: DROPS_MESSAGES."""
 
 
 @attrs.frozen
@@ -29,15 +29,19 @@ class SegmentStats:
     """One segment, as policies, ``store.segments()`` and the command line see it. Sizes in bytes."""
 
     number: int
+    """A higher one is younger."""
     file: str
     """The file's name."""
     format: str
+    """The name of its format."""
     size: int
     """Of the whole file."""
     live_count: int
+    """Live messages."""
     live_bytes: int
     """Of whole live records."""
     header_bytes: int
+    """What the format puts before the first record."""
     current: bool
     """True for the segment that new messages go to."""
     quarantined: bool
@@ -54,6 +58,7 @@ class SegmentStats:
 
     @property
     def garbage_bytes(self) -> int:
+        """What is neither header nor live."""
         return max(0, self.used_bytes - self.live_bytes)
 
 
@@ -62,6 +67,7 @@ class Compact:
     """Move the live records of a segment together, in place, and cut off what is behind them."""
 
     number: int
+    """The segment's."""
 
 
 @attrs.frozen
@@ -69,13 +75,18 @@ class Combine:
     """Copy the live records of two segments into a fresh one, in this order, and delete the two."""
 
     numbers: tuple[int, int]
+    """The two segments'."""
 
 
 @attrs.frozen
 class Drop:
-    """Delete a segment although messages in it are alive. They are gone; the engine reports it as a warning."""
+    """Delete a segment although messages in it are alive. They are gone; the engine reports it as a warning.
+
+    For policies with the capability DROPS_MESSAGES.
+    """
 
     number: int
+    """The segment's."""
     reason: str
     """Why, in words that follow "dropped:"."""
 
@@ -85,9 +96,11 @@ class Migrate:
     """Rewrite a segment of an older format in the store's own."""
 
     number: int
+    """The segment's."""
 
 
 Action = Compact | Combine | Drop | Migrate
+"""What a policy can ask for."""
 
 
 class GcPolicy(Protocol):

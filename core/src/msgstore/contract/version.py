@@ -6,7 +6,7 @@ and core's minor number is at least as high: a minor step only ever adds, a majo
 
 from __future__ import annotations
 
-CONTRACT_VERSION: tuple[int, int] = (2, 0)
+CONTRACT_VERSION: tuple[int, int] = (2, 2)
 
 
 def is_compatible(declared: tuple[int, int]) -> bool:

@@ -17,6 +17,7 @@ from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
 from msgstore.engine.backends import Backends
 from msgstore.engine.ledger import Ledger, Part
 from msgstore.engine.segments import Segment
+from msgstore.engine.trailers import append_trailer
 
 _STEP = 1 << OFFSET_SHIFT
 
@@ -112,6 +113,7 @@ class Appender:
             return
         segment.appendable &= appendable
         try:
+            append_trailer(self._segments, segment)
             self._segments.seal_current()
         finally:
             with self._ledger.lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from msgstore.contract import (
     Capability,
     ConfigError,
     GcPolicy,
+    GcPolicyDescriptor,
     Index,
     IndexContext,
     IndexDescriptor,
@@ -25,7 +26,7 @@ from msgstore.directory import Settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
-from msgstore.scan.formats import OWN_RECORD, assigned_binding, check_bindings
+from msgstore.scan.bindings import OWN_RECORD, assigned_byte, check_bindings
 
 
 @attrs.frozen
@@ -36,6 +37,8 @@ class Backends:
     plain_bodies: bool
     """True if the codec changes nothing."""
     policy: GcPolicy
+    may_drop: bool
+    """True if the policy says that live messages may go."""
     settings: Settings
     """What the directory will remember."""
 
@@ -45,6 +48,8 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
 
     Touches no file. Raises ConfigError, PluginError and StoreMismatch, naming the table and the key.
     """
+    if remembered:
+        catalogue = attrs.evolve(catalogue, remembered=remembered.distributions)
     formats, bound = _formats(config, catalogue, remembered)
     with _selected(config, "body"):
         codec = catalogue.body_codec(config.body.name)
@@ -52,15 +57,30 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
     with _selected(config, "gc"):
         policy = catalogue.gc_policy(config.gc.name)
         made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc"))
-    _index_options(config, catalogue)
+    index, _ = _index_options(config, catalogue)
+    write_format = _with_remembered_records(config, formats, bound)
+    strangers = catalogue.strangers(
+        [
+            ("index", index),
+            ("format", write_format.descriptor),
+            ("body", codec),
+            *(("record", catalogue.record(write_format.name, name)) for name in bound if write_format.typed),
+        ]
+    )
     return Backends(
         formats,
-        _with_remembered_records(config, formats, bound),
+        write_format,
         made_codec,
         Capability.PLAIN in codec.capabilities,
         made_policy,
-        Settings(config.index.name, config.format.name, config.record, config.body.name, bound),
+        may_drop(policy),
+        Settings(config.index.name, config.format.name, config.record, config.body.name, bound, strangers),
     )
+
+
+def may_drop(policy: GcPolicyDescriptor) -> bool:
+    """Policies written against contract 2.0 had no word for it."""
+    return Capability.DROPS_MESSAGES in policy.capabilities or policy.contract < (2, 1)
 
 
 def make_index(
@@ -96,7 +116,7 @@ def _selected(config: StoreConfig, key: str) -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        raise type(error)(f"{config.where} {key}: {error}") from error
+        raise type(error)(f"{config.where} {key}: {error}") from error.__cause__  # all that the error itself said is in it
 
 
 def _index_options(config: StoreConfig, catalogue: Catalogue) -> tuple[IndexDescriptor, Any]:
@@ -111,21 +131,33 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
         descriptor = catalogue.format(config.format.name)
     options = dict(config.format.options)
     bound: dict[str, int] = dict(remembered.records) if remembered else {}
+    record_options: dict[str, Mapping[str, Any]] = {}
     if Capability.TYPED_RECORDS in descriptor.capabilities:
         given = options.pop("records", {})
         if not isinstance(given, dict):
             raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")
-        with _selected(config, "format"):
-            asked = check_bindings(catalogue, descriptor.name, given, f"{config.where} format")
+        known = {name: bound[name] for name in given if name in bound}
+        with _of_records(config.path, known), _selected(config, "format"):
+            bindings = check_bindings(catalogue, descriptor.name, given, f"{config.where} format", bound)
+        asked = {name: binding.byte for name, binding in bindings.items()}
+        record_options = {name: binding.options for name, binding in bindings.items()}
         if config.record != OWN_RECORD and config.record not in asked and config.record not in bound:
             with _selected(config, "record"):
-                asked |= assigned_binding(catalogue, descriptor.name, config.record, config.where)
+                asked[config.record] = assigned_byte(catalogue, descriptor.name, config.record, config.where)
         bound = _merged(bound, asked, config.path)
     elif config.record != OWN_RECORD:
         raise ConfigError(
             f"{config.where} record: format {descriptor.name!r} has no record types; leave record out, or choose another format"
         )
-    formats = FormatSet(catalogue, bound, record=config.record, options=options, options_of=descriptor.name, where=config.where)
+    formats = FormatSet(
+        catalogue,
+        bound,
+        record=config.record,
+        record_options=record_options,
+        options=options,
+        options_of=descriptor.name,
+        where=config.where,
+    )
     return formats, bound
 
 
@@ -147,11 +179,17 @@ def _merged(bound: dict[str, int], asked: dict[str, int], directory: Path) -> di
 
 def _with_remembered_records(config: StoreConfig, formats: FormatSet, bound: dict[str, int]) -> OpenFormat:
     """Make the format; a record type that the directory remembers must be there, or its records could not be read."""
+    with _of_records(config.path, bound), _selected(config, "format"):
+        return formats.by_name(config.format.name)
+
+
+@contextmanager
+def _of_records(directory: Path, bound: dict[str, int]) -> Iterator[None]:
+    """Say that the directory has records of types that may be what is missing."""
     try:
-        with _selected(config, "format"):
-            return formats.by_name(config.format.name)
+        yield
     except PluginError as error:
         if not bound:
             raise
         listed = ", ".join(f"{record} = {byte}" for record, byte in bound.items())
-        raise type(error)(f"{config.path}: the store uses the record types {listed}: {error}") from error
+        raise type(error)(f"{directory}: the store uses the record types {listed}: {error}") from error.__cause__

@@ -50,6 +50,7 @@ class Client:
         self._writer = store._writer
         self._on_confirm = on_confirm
         self._closed = False
+        self._error: StoreClosed | None = None
         # Bound once: a method that only passes on would cost a tenth of a read.
         self.gate = self._writer.admit(self)
         self.write = self.gate.write
@@ -76,7 +77,7 @@ class Client:
         """Flush, and let go of the store. When it returns, everything that the client wrote is confirmed."""
         if not self._closed:
             self._store.let_go(self)
-            self._end()
+            self.end()
 
     def delete_and_close(self) -> None:
         """Let go of the store at once, and of what this client wrote and nobody has on disk yet: that is forgotten and not
@@ -86,10 +87,12 @@ class Client:
         """
         if not self._closed:
             self._store.forget(self)
-            self._end()
+            self.end()
 
-    def _end(self) -> None:
+    def end(self, error: StoreClosed | None = None) -> None:
+        """Every later call raises StoreClosed: ``error``, if the store says why."""
         self._closed = True
+        self._error = error
         self.gate.limit(0)
         for call in ("read", "read_many", "contains", "write", "write_many", "remove"):
             setattr(self, call, self._refuse)
@@ -100,7 +103,7 @@ class Client:
             self._refuse()
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise StoreClosed(f"{self._store.path}: the client {self.name!r} is closed")
+        raise self._error or StoreClosed(f"{self._store.path}: the client {self.name!r} is closed")
 
     def take_unconfirmed(self, count: int) -> list[bytes]:
         """The ids to confirm, in the order of writing. Others may be writing."""

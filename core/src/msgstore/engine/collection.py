@@ -32,7 +32,7 @@ class Collection:
         self._writer = writer
         self._ledger = writer.ledger
         self._segments = writer.ledger.segments
-        self._policy = writer.backends.policy
+        self._policy, self._may_drop = writer.backends.policy, writer.backends.may_drop
         self._site = Site(writer.ledger, writer.backends.write_format, writer.config.file_size_limit)
 
     def stats(self) -> list[SegmentStats]:
@@ -61,7 +61,7 @@ class Collection:
                 actions: list[Action] = [Compact(s.number) for s in eligible if s.garbage_bytes and s.live_count]
             else:
                 wanted = plans.ask(self._policy, stats, time.time())
-                actions = plans.check(wanted, stats, segments, self._generation)
+                actions = plans.check(wanted, stats, segments, self._generation, may_drop=self._may_drop)
             return self._note_empty(eligible) + self._carry_out(actions, progress)
 
     def migrate(self, progress: Progress | None = None) -> list[Collected]:

@@ -9,6 +9,9 @@ Order, so that a crash at any instant leaves every live record readable and the 
 5. the index is swapped to the copies and committed;
 6. the tail is cut.
 
+A trailer, if the format has one, is cut off before 2: it would speak of records that are not there any more. Another one is
+written after 6, unless the file would become longer than it was.
+
 There is a sync after 2, 3, 4 and 6, whatever the store's durability: a power loss may cost what was written last, but not
 what was confirmed long ago and happens to be moved. A segment in which anything is damaged, or in which a live
 record is not found, is left exactly as it is and quarantined.
@@ -30,6 +33,7 @@ from msgstore.engine.moves import Live, Plan, plan
 from msgstore.engine.segments import Segment
 from msgstore.engine.site import Site
 from msgstore.engine.sources import Source
+from msgstore.engine.trailers import trailer_of
 
 SWAPPED_AT_ONCE = 5000
 """Records whose locations are swapped in one turn of the lock: some milliseconds."""
@@ -43,11 +47,11 @@ def compact(site: Site, source: Source) -> Collected:
         live = source.live(site, data)
         todo = plan(form, live)
         moves = list(todo.moves(live.sizes))
-        if todo.end >= before and not moves:
+        if todo.end >= before - source.trailer and not moves:
             segment.barren = live.total
             return Collected(segment.path.name, before, before, done="none")
         steps = _steps(form, todo, live, data)
-    _rewrite(site, segment, todo, steps, live, moves)
+    _rewrite(site, source, todo, steps, live, moves)
     places = list(live.offsets)
     for position, target in moves:
         places[position] = target
@@ -62,9 +66,10 @@ def compact(site: Site, source: Source) -> Collected:
 
 
 def _rewrite(
-    site: Site, segment: Segment, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
+    site: Site, source: Source, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
 ) -> None:
-    ledger, segments, files = site.ledger, site.segments, site.segments.files
+    ledger, segments, files, segment = site.ledger, site.segments, site.segments.files, source.segment
+    before = segment.size
     with site.turn():
         segments.hints.drop(segment, lasting=True)
         with ledger.lock:
@@ -76,6 +81,11 @@ def _rewrite(
     with segments.errors(segment):
         fd = files.open_write(segment.path)
         try:
+            if source.trailer:
+                with ledger.lock:
+                    segments.unmap(segment.number)
+                files.truncate(fd, before - source.trailer)
+                files.sync(fd)
             for writes in steps:
                 for offset, chunk in writes:
                     files.pwrite(fd, chunk, offset)
@@ -87,6 +97,10 @@ def _rewrite(
                 segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
             files.truncate(fd, todo.end)
             files.sync(fd)
+            trailer = trailer_of(segments, segment)
+            if 0 < len(trailer) <= before - todo.end:  # the row says how long the file can be at the most
+                files.pwrite(fd, trailer, todo.end)
+                files.sync(fd)
         finally:
             try:
                 size, mtime_ns = files.size_and_mtime(fd)

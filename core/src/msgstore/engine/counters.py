@@ -12,6 +12,7 @@ class Counters:
     written_messages: int = 0
     """Messages that were put on disk; a second reference to one is not another."""
     written_bytes: int = 0
+    """Of the records of these."""
     revived_messages: int = 0
     """Messages that were removed, and whose record was still there when they were written again."""
     removed_messages: int = 0
@@ -22,6 +23,7 @@ class Counters:
     rolled_segments: int = 0
     """Segments that were begun."""
     deleted_segments: int = 0
+    """Segments that were unlinked."""
     collections: int = 0
     """Segments that the collector has rewritten."""
     collected_bytes: int = 0

@@ -141,6 +141,16 @@ def read(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Hint:
     return hint
 
 
+def renamed(data: bytes, name: str, new_name: str) -> Iterator[bytes]:
+    """The same hint, of the same segment under a new name. Raises BadHint if it is not whole."""
+    end = len(data) - _CHECKSUM.size
+    view = memoryview(data)[: max(end, 0)]
+    if end < 0 or zlib.crc32(view, zlib.crc32(name.encode())) != _CHECKSUM.unpack_from(data, end)[0]:
+        raise BadHint("the checksum does not match")
+    yield view  # type: ignore[misc]  # any buffer will do
+    yield _CHECKSUM.pack(zlib.crc32(view, zlib.crc32(new_name.encode())))
+
+
 def _check(hint: Hint, segment_size: int) -> None:
     """Raises BadHint unless the records stand one behind the other inside the segment."""
     if segment_size >= LIMIT:

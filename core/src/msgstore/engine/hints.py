@@ -46,8 +46,9 @@ _LARGEST_LOOK = 2**20
 """Bytes of a last record that is read to see whether it is there."""
 
 
-def hint_name(segment: Segment) -> str:
-    return f"{_PREFIX}{segment.path.name}{_SUFFIX}"
+def hint_name(segment: str) -> str:
+    """The name of the hint of a segment's file."""
+    return f"{_PREFIX}{segment}{_SUFFIX}"
 
 
 class Hints:
@@ -84,6 +85,11 @@ class Hints:
         self._ids += b"".join(ids)
         self._sizes += array("Q", sizes)
         self._end = offset + size
+
+    def trailed(self, segment: Segment, size: int) -> None:
+        """``size`` bytes that are no records were appended, the last ones."""
+        if segment.number == self._number:
+            self._end += size
 
     def finish(self, segment: Segment) -> None:
         """``segment`` was sealed. Its hint is written by the next ``save``, if it was collected from its header to its end."""
@@ -123,7 +129,7 @@ class Hints:
         """``segment`` is going to be written on: go on where its hint ends, and remove that."""
         if self.writes and segment.number != self._number and (found := self.load(segment)):
             self.hold(segment, found)
-        self._remove(hint_name(segment), lasting=False)
+        self._remove(hint_name(segment.path.name), lasting=False)
 
     # -- what a scan or a compaction knows --------------------------------------------------------------------------------
 
@@ -146,7 +152,7 @@ class Hints:
         with contextlib.suppress(OSError):
             found = {name: size for name, (size, _) in self._files.list(self._directory).items() if name.startswith(_PREFIX)}
             self._there = {name: size for name, size in found.items() if name.endswith(_SUFFIX)}
-            stray = self._there.keys() - {hint_name(segment) for segment in segments}
+            stray = self._there.keys() - {hint_name(segment.path.name) for segment in segments}
             stray |= {name for name in found if name.endswith(f"{_SUFFIX}.tmp")}
             for name in stray if self.writes else ():
                 self._there.pop(name, None)
@@ -154,7 +160,7 @@ class Hints:
 
     def load(self, segment: Segment) -> Hint | None:
         """The hint of a segment, if it speaks of the segment as it is. Reads at most two bytes for one of the segment."""
-        name = hint_name(segment)
+        name = hint_name(segment.path.name)
         size = self._there.get(name)
         if size is None or segment.sealed_mtime_ns is None:
             return None
@@ -193,7 +199,7 @@ class Hints:
         if segment.number == self._number:
             self._forget()
         self.finished.pop(segment.number, None)
-        self._remove(hint_name(segment), lasting=lasting)
+        self._remove(hint_name(segment.path.name), lasting=lasting)
 
     def _remove(self, name: str, *, lasting: bool) -> None:
         if name in self._there:
@@ -206,7 +212,7 @@ class Hints:
                 log.warning("%s cannot be removed: %s", self._directory / name, error)
 
     def _save(self, segment: Segment, hint: Hint) -> None:
-        name = hint_name(segment)
+        name = hint_name(segment.path.name)
         if segment.size < SMALLEST or segment.sealed_mtime_ns is None:
             return
         try:

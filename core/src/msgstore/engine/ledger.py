@@ -169,7 +169,7 @@ class Ledger:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
         if not (self._empty or self._deleted):
             return
-        found = deque(self._take_empty())
+        found, gone = deque(self._take_empty()), list[Segment]()
         try:
             while found:
                 self.segments.delete(found[0], self.lock)
@@ -177,9 +177,12 @@ class Ledger:
                     segment = found.popleft()
                     self._touched.discard(segment)
                     self._deleted.append(segment)
+                gone.append(segment)
         finally:
             with self.lock:
                 self._empty.update(found)
+            for segment in gone:
+                self.segments.happenings.deleted(segment.path.name, segment.size)
         if self._deleted:
             if self.segments.doomed:
                 self.worth_a_look.set()

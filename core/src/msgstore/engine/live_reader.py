@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 from msgstore.contract import CorruptRecord, Index, MessageNotFound, RecordError, StoreError
 from msgstore.contract.locations import NUMBER_SHIFT, unpack
@@ -20,6 +21,12 @@ from msgstore.engine.runs import runs
 from msgstore.engine.segments import io_error
 from msgstore.engine.writer import check_id
 from msgstore.files import Files
+from msgstore.scan import WholeRecord
+
+Part = Literal["body", "stored body"]
+Found = tuple[Path, int, bytes, bytes]
+"""The file of a record, its offset, itself, and the part that is wanted."""
+"""What of a record is wanted; all of it is checked."""
 
 _MOVES = 1000
 """Times that a message may move while it is read."""
@@ -39,6 +46,8 @@ class Recovered(Protocol):
     def contains(self, msg_id: bytes) -> bool: ...
 
     def stored(self, msg_id: bytes, location: int) -> bytes: ...
+
+    def record(self, msg_id: bytes, location: int) -> WholeRecord: ...
 
 
 class LiveReader:
@@ -81,19 +90,32 @@ class LiveReader:
 
     def stored_now(self, view: View, msg_id: bytes, location: int) -> bytes:
         """The same beside a writer; ``location`` is where it was last seen."""
-        return self._read(view, msg_id, location, stored=True)
+        return self._read(view, msg_id, location, "stored body")
 
-    def _read(self, view: View, msg_id: bytes, location: int | None, *, stored: bool = False) -> bytes:
+    def record(self, msg_id: bytes, location: int) -> WholeRecord:
+        """A whole record, while nobody has written since the store was opened."""
+        return self._recovered.record(msg_id, location)
+
+    def record_now(self, view: View, msg_id: bytes, location: int) -> WholeRecord:
+        """The same beside a writer; ``location`` is where it was last seen."""
+        path, offset, record, body = self._find(view, msg_id, location, "stored body")
+        return WholeRecord(path, offset, view.backends.formats.by_extension(path.suffix), record, body)
+
+    def _read(self, view: View, msg_id: bytes, location: int | None, part: Part = "body") -> bytes:
+        return self._find(view, msg_id, location, part)[-1]
+
+    def _find(self, view: View, msg_id: bytes, location: int | None, part: Part) -> Found:
+        """The record, and what is wanted of it."""
         late = 0
         for _ in range(_MOVES):
             if location is None:
                 raise MessageNotFound([msg_id], str(self._directory))
-            body, problem = self._attempt(view, msg_id, location, stored=stored)
+            found, problem = self._attempt(view, msg_id, location, part)
             then, location = location, self._locate(msg_id)
             if location != then:
                 continue
-            if body is not None:
-                return body
+            if found is not None:
+                return found
             if problem is not None:
                 if late == (_LATE if isinstance(problem, FileNotFoundError) else 1):
                     raise self._error(msg_id, then, problem)
@@ -104,26 +126,26 @@ class LiveReader:
         raise StoreError(f"{self._directory}: {msg_id.hex()} was moved {_MOVES} times while it was read; try again")
 
     def _attempt(
-        self, view: View, msg_id: bytes, location: int, *, stored: bool
-    ) -> tuple[bytes | None, RecordError | OSError | None]:
-        """The body, or what was wrong; neither if it was this process's doing."""
+        self, view: View, msg_id: bytes, location: int, part: Part
+    ) -> tuple[Found | None, RecordError | OSError | None]:
+        """What is wanted, or what was wrong; neither if it was this process's doing."""
         number, offset, size = unpack(location)
         try:
             found = self.files.read(number, offset, size, view.backends.formats)
             if found is None:
                 return None, None
             file, record = found
-            return self._decoded(view, file.decode, msg_id, record, size, stored=stored), None
+            return (file.path, offset, record, self._decoded(view, file.decode, msg_id, record, size, part)), None
         except (RecordError, OSError) as problem:
             return None, problem
 
     def _decoded(
-        self, view: View, decode: Callable[[bytes, bytes], bytes], msg_id: bytes, record: bytes, size: int, *, stored: bool
+        self, view: View, decode: Callable[[bytes, bytes], bytes], msg_id: bytes, record: bytes, size: int, part: Part
     ) -> bytes:
         if len(record) != size:
             raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
         body = decode(msg_id, record)
-        return body if stored or view.backends.plain_bodies else view.backends.codec.decode(body)
+        return body if part == "stored body" or view.backends.plain_bodies else view.backends.codec.decode(body)
 
     def _read_many(self, view: View, wanted: list[bytes]) -> dict[bytes, bytes]:
         locate = self._locate
@@ -154,7 +176,7 @@ class LiveReader:
             _, offset, size = unpack(location)
             try:
                 record = data[offset - start : offset - start + size]
-                bodies[msg_id] = self._decoded(view, file.decode, msg_id, record, size, stored=False)
+                bodies[msg_id] = self._decoded(view, file.decode, msg_id, record, size, "body")
             except RecordError:
                 continue
 

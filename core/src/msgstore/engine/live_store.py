@@ -18,7 +18,7 @@ from msgstore.engine.segments import io_errors
 from msgstore.engine.startup import Parts
 from msgstore.engine.store import Entry, Store, StoreStats
 from msgstore.files import Files
-from msgstore.scan import FormatSet
+from msgstore.scan import FormatSet, WholeRecord
 
 
 class LiveStore(Store):
@@ -81,6 +81,20 @@ class LiveStore(Store):
                 self._reader.stored_now(view, entry.msg_id, entry.location)
                 if view.live
                 else super(LiveStore, self).stored_body(entry)
+            )
+        )
+
+    def entry(self, msg_id: bytes) -> Entry | None:
+        """Of one message, as of one commit not older than the call; None if there is none."""
+        return self._following.consistently(lambda _: super(LiveStore, self).entry(msg_id))
+
+    def record(self, entry: Entry) -> WholeRecord:
+        """The whole record of an entry, wherever it is by now. MessageNotFound if it was removed meanwhile."""
+        return self._following.consistently(
+            lambda view: (
+                self._reader.record_now(view, entry.msg_id, entry.location)
+                if view.live
+                else super(LiveStore, self).record(entry)
             )
         )
 

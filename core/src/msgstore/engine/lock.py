@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from msgstore.contract import StoreLocked
+from msgstore.directory import LOCK
 from msgstore.engine.lock_file import open_lock, parse_lock, read_lock
 
 try:
@@ -49,10 +50,31 @@ class WriterLock:
         if self._fd is not None:
             _say(self._fd, f"{os.getpid()} {os.urandom(8).hex()}")
 
+    def is_in(self, directory: Path) -> bool:
+        """Whether that is still the directory that is locked: it may have been moved away or deleted."""
+        try:
+            return self._fd is not None and os.path.samestat(os.fstat(self._fd), os.stat(directory / LOCK))  # noqa: PTH116 - beside a descriptor's
+        except FileNotFoundError:
+            return False
+
     def release(self) -> None:
         if self._fd is not None:
             with suppress(OSError):  # a full disk: what stands there is of a process that is not there
                 _say(self._fd, f"- {os.urandom(8).hex()}")
+            os.close(self._fd)
+            self._fd = None
+
+    def hand_over(self, pid: int) -> int:
+        """From here on the lock is said to be process ``pid``'s, and lasts as long as anybody has the descriptor open that is
+        returned. Nothing is left to release here."""
+        fd, self._fd = self._fd, None
+        assert fd is not None
+        _say(fd, f"{pid}")
+        return fd
+
+    def disown(self) -> None:
+        """In a forked child: the lock lasts as long as anybody has its file open, and whose it is may want to open again."""
+        if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 

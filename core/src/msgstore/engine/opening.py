@@ -12,6 +12,7 @@ import attrs
 
 from msgstore.config import Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
+from msgstore.directory import Settings, read_settings
 from msgstore.engine.backends import can_be_read_live
 from msgstore.engine.live_opening import open_live
 from msgstore.engine.recovery import Progress
@@ -90,6 +91,19 @@ def open_configured(
             store.abandon()
             raise
     return store
+
+
+def remembered_config(directory: Path) -> StoreConfig:
+    """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` is damaged."""
+    settings = read_settings(Files(), directory) or Settings()
+    keys = {
+        "path": directory,
+        "index": settings.index,
+        "format": settings.format,
+        "record": settings.record,
+        "body": settings.body,
+    }
+    return store_config(keys, str(directory), Path())
 
 
 def _with_a_hint(error: StoreLocked, catalogue: Catalogue) -> StoreLocked:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgstore.contract import Action, Combine, Compact, GcPolicy, Migrate, SegmentStats
+from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, Migrate, SegmentStats
 from msgstore.engine.segments import Segment
 
 log = logging.getLogger("msgstore.collection")
@@ -22,21 +22,44 @@ def ask(policy: GcPolicy, stats: Sequence[SegmentStats], now: float) -> list[Any
 
 
 def check(
-    actions: Iterable[object], stats: Sequence[SegmentStats], segments: Mapping[int, Segment], generation: int
+    actions: Iterable[object],
+    stats: Sequence[SegmentStats],
+    segments: Mapping[int, Segment],
+    generation: int,
+    *,
+    may_drop: bool,
 ) -> list[Action]:
-    """The actions that can be carried out. ``generation``: of the format that the store writes."""
-    by_number = {s.number: s for s in stats}
-    taken: set[int] = set()
+    """The actions that can be carried out. ``generation``: of the format that the store writes; ``may_drop``: the policy says
+    that it drops messages."""
     good: list[Action] = []
-    for action in actions:
-        reason = _refusal(action, by_number, segments, generation, taken)
+    for action, reason in judge(actions, stats, segments, generation, may_drop=may_drop):
         if reason is None:
             assert isinstance(action, Action)
-            taken.update(numbers_of(action))
             good.append(action)
         elif reason:
             log.warning("the GC policy's %r is passed over: %s", action, reason)
     return good
+
+
+def judge(
+    actions: Iterable[object],
+    stats: Sequence[SegmentStats],
+    segments: Mapping[int, Segment],
+    generation: int,
+    *,
+    may_drop: bool,
+) -> Iterator[tuple[object, str | None]]:
+    """Each action, and why it is passed over: "" if that is not worth a line in the log, None if it can be carried out."""
+    by_number = {s.number: s for s in stats}
+    taken: set[int] = set()
+    for action in actions:
+        reason = _refusal(action, by_number, segments, generation, taken)
+        if reason is None and isinstance(action, Drop) and not may_drop:
+            reason = "the policy does not claim the capability drops-messages, and live messages would be lost"
+        if reason is None:
+            assert isinstance(action, Action)
+            taken.update(numbers_of(action))
+        yield action, reason
 
 
 def numbers_of(action: Action) -> tuple[int, ...]:

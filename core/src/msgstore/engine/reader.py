@@ -10,6 +10,7 @@ from msgstore.engine.intake import Entry
 from msgstore.engine.runs import runs
 from msgstore.engine.segments import Segments, io_error, io_errors
 from msgstore.engine.writer import Writer, check_id
+from msgstore.scan import WholeRecord
 
 
 class Reader:
@@ -163,10 +164,22 @@ class Reader:
 
     def stored(self, msg_id: bytes, location: int) -> bytes:
         """The body as it is stored, without the codec. For tools and migration."""
+        return self._checked(msg_id, location)[1]
+
+    def record(self, msg_id: bytes, location: int) -> WholeRecord:
+        """For tools. Raises what ``stored`` raises."""
+        record, body = self._checked(msg_id, location)
+        number, offset, _ = unpack(location)
+        segment = self._segments.get(number)
+        return WholeRecord(segment.path, offset, segment.form, record, body)
+
+    def _checked(self, msg_id: bytes, location: int) -> tuple[bytes, bytes]:
+        """A whole record, and the stored body in it."""
         number, offset, size = unpack(location)
         try:
             fd, decode = self._segments.reader(number)
-            return decode(msg_id, _whole(self._segments.files.pread(fd, size, offset), size))
+            record = _whole(self._segments.files.pread(fd, size, offset), size)
+            return record, decode(msg_id, record)
         except RecordError as error:
             raise self._corrupt(msg_id, location, error) from error
         except OSError as error:

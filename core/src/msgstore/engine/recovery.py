@@ -44,6 +44,8 @@ class Recovery:
     """How a store came up; ``store.stats().recovery``."""
 
     how: Literal["new", "trust", "tail", "rebuild", "taken over", "live"] = "new"
+    """``new``: there was nothing; ``trust``, ``tail``, ``rebuild``, ``taken over``: what was read, see the life of a message;
+    ``live``: a reader beside a writer."""
     scanned: list[str] = attrs.field(factory=list)
     """Names of the segments that were read, in whole or from their last commit on."""
     hinted: list[str] = attrs.field(factory=list)
@@ -54,6 +56,8 @@ class Recovery:
     """Records that were found so, and that no reference count names, or that are copies."""
     missing: int = 0
     """Ids that the given reference counts name and that no segment holds."""
+    first_missing: bytes | None = None
+    """One of these, or None if there are none."""
     damaged: list[str] = attrs.field(factory=list)
     """One line for each damaged segment: file, offset, reason."""
 
@@ -179,6 +183,7 @@ def rebuild(
     if wanted is not None:
         recovery.missing = len(wanted) - recovery.entered
         if recovery.missing:
+            recovery.first_missing = next(msg_id for msg_id in wanted if index.get(msg_id) is None)
             log.warning("%s: %d ids with references have no record", segments.directory, recovery.missing)
             for segment in segments:  # they may stand behind what looks like a write that was cut off
                 segment.quarantined |= segment.torn

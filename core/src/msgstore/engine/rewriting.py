@@ -38,6 +38,7 @@ from msgstore.engine.moves import Live
 from msgstore.engine.segments import Segment
 from msgstore.engine.site import Site
 from msgstore.engine.sources import Source, Unsound
+from msgstore.engine.trailers import trailer_of
 
 _AT_ONCE = 2**20
 """Bytes that are copied with one write, and whose locations are swapped in one turn of the lock."""
@@ -112,7 +113,11 @@ class _Copying:
     def add(self, source: Source, live: Live, data: Buffer) -> None:
         """Append copies of some records; they are not synced yet."""
         bodies = [self._stored(source, data, *record) for record in zip(live.ids, live.offsets, live.sizes, strict=True)]
-        encoded, sizes = self._form.format.encode(live.ids, bodies)
+        if self._form.verbatim and source.segment.form.name == self._form.name:
+            spans = zip(live.offsets, live.sizes, strict=True)
+            encoded, sizes = b"".join([data[offset : offset + size] for offset, size in spans]), list(live.sizes)
+        else:
+            encoded, sizes = self._form.format.encode(live.ids, bodies)
         if self._fd is None or self.copies[-1].size >= self._site.size_limit:
             self._begin()
         assert self._fd is not None
@@ -153,8 +158,12 @@ class _Copying:
         """The last copy is complete. It is synced with any durability: its records were confirmed long ago."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            with self._site.segments.errors(self.copies[-1]):
+            copy = self.copies[-1]
+            with self._site.segments.errors(copy):
                 try:
+                    if trailer := trailer_of(self._site.segments, copy):
+                        self._files.pwrite(fd, trailer, copy.size)
+                        copy.size += len(trailer)
                     self._files.sync(fd)
                 finally:
                     self._files.close(fd)

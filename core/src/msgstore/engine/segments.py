@@ -298,7 +298,8 @@ class Segments:
 
     def delete(self, segment: Segment, lock: AbstractContextManager[object]) -> None:
         """Unlink a segment. Nothing is read, whatever was in it. Without ``lock``, the store's, which is taken for an
-        instant."""
+        instant. Whoever deletes says so to ``happenings``, after all that there is to delete: observers woken in between
+        would take the interpreter from it, unlink by unlink."""
         with lock:
             if segment.number in self.readers:
                 self._close_reader(segment.number)
@@ -315,7 +316,6 @@ class Segments:
             if segment.number in self.readers:  # of somebody who came between
                 self._close_reader(segment.number)
             self.by_number.pop(segment.number, None)
-        self.happenings.deleted(segment.path.name, segment.size)
         if segment in self.given_up:
             self.given_up.remove(segment)
 

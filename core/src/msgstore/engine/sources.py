@@ -35,6 +35,8 @@ class Source:
     segment: Segment
     count: int
     """Live records when it was marked."""
+    trailer: int = 0
+    """Bytes that it ends in, known from ``live`` on; see :class:`msgstore.contract.TrailingFormat`."""
 
     def live(self, site: Site, data: Buffer) -> Live:
         """The records of ``data``, the whole segment, that are alive, by offset. Raises Unsound.
@@ -43,10 +45,13 @@ class Source:
         """
         segment = self.segment
         scan = segment.form.format.scan(data)
+        self.trailer = scan.trailer
         reason = _damage(segment, scan)
         if reason:
             raise Unsound(segment, reason)
         live = live_records(site.index, segment.number, scan)
+        if not 0 <= scan.trailer <= len(data) - (live.offsets[-1] + live.sizes[-1] if len(live) else segment.header_bytes):
+            raise Unsound(segment, f"format {segment.form.name!r} says {scan.trailer} bytes of trailer, where live records are")
         with site.ledger.lock:
             died = self.died.copy()
         known = len(died.union(live.locations(segment.number))) if died else len(live)

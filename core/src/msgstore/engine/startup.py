@@ -29,7 +29,7 @@ from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.reader import Reader
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
-from msgstore.engine.segments import Segments
+from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.shared_bodies import SharedBodies
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.writer import Writer
@@ -275,10 +275,10 @@ def _follow(
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
     """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room."""
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
-    if (
-        newest is not None
-        and newest.appendable
-        and newest.form.name == backends.write_format.name
-        and newest.header_bytes <= newest.size < config.file_size_limit
-    ):
+    if newest is not None and goes_on_in(newest, backends.write_format.name, config.file_size_limit):
         segments.resume(newest)
+
+
+def goes_on_in(newest: Segment, format_name: str, size_limit: int) -> bool:
+    """Whether a store that writes ``format_name`` goes on writing its newest segment."""
+    return newest.appendable and newest.form.name == format_name and newest.header_bytes <= newest.size < size_limit

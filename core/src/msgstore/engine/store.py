@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -13,7 +14,7 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import SegmentStats, StoreClosed
 from msgstore.contract.locations import unpack
-from msgstore.engine import shutdown
+from msgstore.engine import forking, shutdown
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.collected import Collected
 from msgstore.engine.collection import Collection
@@ -23,6 +24,7 @@ from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
 from msgstore.engine.segments import io_errors
 from msgstore.engine.startup import Parts
+from msgstore.scan import WholeRecord
 
 Mode = Literal["rw", "r"]
 Progress = Callable[[int, int], object]
@@ -38,9 +40,13 @@ class StoreStats:
     pending: int
     """Messages that are not on disk yet."""
     segments: int
+    """Segment files."""
     bytes_on_disk: int
+    """Of all segments."""
     live_bytes: int
+    """Of the records of live messages."""
     garbage_bytes: int
+    """What a collection can give back, at most."""
     quarantined: int
     """Segments in which damage was found."""
     callback_failures: int
@@ -61,11 +67,17 @@ class Entry:
     """One live message of a store, for tools."""
 
     msg_id: bytes
+    """16 bytes."""
     number: int
+    """The segment's."""
     offset: int
+    """Of the record in its segment."""
     size: int
+    """Of the whole record."""
     references: int
+    """How many."""
     location: int
+    """Number, offset and size in one integer, as indexes have it."""
 
 
 class Store:
@@ -90,6 +102,8 @@ class Store:
         gc_interval = config.gc_interval if mode == "rw" else 0
         self._collector = Collector(self._collection, self._ledger, gc_interval, config.file_size_limit)
         self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
+        self._disowned = False
+        forking.watch(self)
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """A new client. ``on_confirm(ids)`` is called once a flush with the ids that it made safe, in the order of writing,
@@ -150,6 +164,7 @@ class Store:
         return self._collection.migrate(progress)
 
     def stats(self) -> StoreStats:
+        """One moment of the store, in numbers. Takes time in proportion to the number of segments and of pending messages."""
         with self._ledger.lock:
             self._writer.check_open()
             segments = self._collection.stats()
@@ -196,6 +211,22 @@ class Store:
             self._writer.check_open()
             return self._reader.stored(entry.msg_id, entry.location)
 
+    def entry(self, msg_id: bytes) -> Entry | None:
+        """Of one message; None if it is not on disk."""
+        with self._ledger.lock:
+            self._writer.check_open()
+            with io_errors(self.path):
+                location = self._writer.index.get(msg_id)
+            if location is None:
+                return None
+            return Entry(msg_id, *unpack(location), self._writer.references(msg_id), location)
+
+    def record(self, entry: Entry) -> WholeRecord:
+        """The whole record of an entry, checked. Raises CorruptRecord, StoreIOError."""
+        with self._ledger.lock:
+            self._writer.check_open()
+            return self._reader.record(entry.msg_id, entry.location)
+
     def references(self, msg_id: bytes) -> int:
         """The number of references of a message; 0 if there is none."""
         with self._ledger.lock:
@@ -208,6 +239,8 @@ class Store:
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
         again when there is room, or ``abandon``.
         """
+        if self._disowned:
+            return
         with self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
@@ -240,11 +273,30 @@ class Store:
 
     def abandon(self) -> None:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
+        if self._disowned:
+            return
         with self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0
             if not self._closed:
                 self._let_go("abandoned")
         self._stop_threads(wait=not told)
+
+    def disown(self) -> None:
+        """In a child process, right after the fork: the store stays the parent's, and every call here raises StoreClosed.
+
+        Waits for no lock: whoever held it is not in this process."""
+        self._disowned = self._closed = True
+        if self._parts.lock:
+            self._parts.lock.disown()
+        self._ledger.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+        self._ledger.flushing._at_fork_reinit()  # type: ignore[attr-defined]  # the same
+        error = StoreClosed(
+            f"{self.path}: the store is open in process {os.getppid()}, which this process was forked from. A fork does not "
+            "share a store: open it after the fork, in one of the two."
+        )
+        self._writer.refuse(error)
+        for client in list(self._writer.clients):
+            client.end(error)
 
     def _save_index(self) -> None:
         """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""

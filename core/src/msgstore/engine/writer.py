@@ -256,6 +256,7 @@ class Writer:
     def flush(self) -> None:
         """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is
         confirmed."""
+        self._check_writable()
         if self.ledger.mine:
             self._flush()
         else:
@@ -264,7 +265,7 @@ class Writer:
     # -- with ``flushing`` ------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        self._check_writable()
+        self._check_writable()  # once more: who waited for another flush may find the store closed
         self.depth += 1
         try:
             self.tell(self.write_out())

@@ -7,7 +7,7 @@ their versions and entry points, what is installed instead, and the ``pip instal
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -16,6 +16,7 @@ from msgstore.contract import (
     CONTRACT_VERSION,
     BodyCodecDescriptor,
     BrokenPlugin,
+    BulkEngineDescriptor,
     ConfigError,
     Descriptor,
     DuplicatePlugin,
@@ -32,7 +33,14 @@ from msgstore.plugins.loader import Failure, Loaded, Observer, Provider, Registr
 
 D = TypeVar("D", bound=Descriptor)
 
-NOUNS = {"format": "segment format", "record": "record type", "index": "index", "gc": "GC policy", "body": "body codec"}
+NOUNS = {
+    "format": "segment format",
+    "record": "record type",
+    "index": "index",
+    "gc": "GC policy",
+    "body": "body codec",
+    "engine": "bulk engine",
+}
 
 # Only for the hint in an error message: what is chosen is decided by what is installed.
 _KNOWN_DISTRIBUTIONS = {
@@ -43,6 +51,7 @@ _KNOWN_DISTRIBUTIONS = {
     ("index", "ets"): "msgstore-ets-index",
     ("index", "lmdb"): "msgstore-lmdb-index",
     ("body", "erlang"): "msgstore-erlang-body",
+    ("engine", "spark"): "msgstore-spark",
 }
 
 
@@ -56,6 +65,8 @@ class Catalogue:
     disabled: tuple[str, ...] = ()
     observers: tuple[Observer, ...] = ()
     """Who is told of events; there is no name to select them by: what is installed and not disabled observes."""
+    remembered: Mapping[str, str] = attrs.field(factory=dict)
+    """Of a store's directory: ``kind name`` to the distribution that provided it. For what is missing."""
 
     def format(self, name: str) -> SegmentFormatDescriptor:
         return self._resolve(SegmentFormatDescriptor, "format", name)
@@ -71,6 +82,18 @@ class Catalogue:
 
     def body_codec(self, name: str) -> BodyCodecDescriptor:
         return self._resolve(BodyCodecDescriptor, "body", name)
+
+    def bulk_engine(self, name: str) -> BulkEngineDescriptor:
+        return self._resolve(BulkEngineDescriptor, "engine", name)
+
+    def strangers(self, selected: Iterable[tuple[str, Descriptor]]) -> dict[str, str]:
+        """``kind name`` to distribution, of those of ``selected`` that core could not name if they were missing."""
+        found = ((kind, descriptor.name, self.provider(descriptor).distribution) for kind, descriptor in selected)
+        return {
+            f"{kind} {name}": distribution
+            for kind, name, distribution in found
+            if distribution not in ("msgstore", "?", _KNOWN_DISTRIBUTIONS.get((kind, name)))
+        }
 
     def formats_by_extension(self) -> dict[str, str]:
         """Extension to format name, of segments and of leftovers, for every format that is installed."""
@@ -118,12 +141,19 @@ class Catalogue:
         except (OSError, ConfigError):
             raise  # about the store, not about the plugin
         except Exception as error:
-            found = next(found for found in self.registrations if found.descriptor is descriptor)
+            found = self._registration(descriptor)
             raise BrokenPlugin(
                 f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} cannot be made: "
                 f"{type(error).__name__}: {error}. Installed: {self._installed(found.kind, but=found)}. "
                 f"Try: pip install --upgrade --force-reinstall {found.provider.distribution}"
             ) from error
+
+    def provider(self, descriptor: Descriptor) -> Provider:
+        """Who registered ``descriptor``, which is one of this catalogue's."""
+        return self._registration(descriptor).provider
+
+    def _registration(self, descriptor: Descriptor) -> Registration:
+        return next(found for found in self.registrations if found.descriptor is descriptor)
 
     def _resolve(self, kind_class: type[D], kind: str, name: str, of_format: str | None = None) -> D:
         same = [
@@ -159,7 +189,7 @@ class Catalogue:
 
     def _missing(self, kind: str, name: str, of_format: str | None) -> PluginError:
         what = f"{NOUNS[kind]} {name!r}" + (f" of format {of_format!r}" if of_format else "")
-        distribution = _KNOWN_DISTRIBUTIONS.get((kind, name))
+        distribution = _KNOWN_DISTRIBUTIONS.get((kind, name)) or self.remembered.get(f"{kind} {name}")
         suspects = [f for f in self.failures if f.provider.distribution == distribution or f.provider.entry_point == name]
         if suspects:
             listed = "; ".join(f"{failure.provider} {failure.what}" for failure in suspects)

@@ -14,6 +14,7 @@ import pluggy
 from msgstore import hookspecs
 from msgstore.contract import (
     BodyCodecDescriptor,
+    BulkEngineDescriptor,
     Descriptor,
     GcPolicyDescriptor,
     IndexDescriptor,
@@ -28,8 +29,9 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "index": ("msgstore_indexes", IndexDescriptor),
     "gc": ("msgstore_gc_policies", GcPolicyDescriptor),
     "body": ("msgstore_body_codecs", BodyCodecDescriptor),
+    "engine": ("msgstore_bulk_engines", BulkEngineDescriptor),
 }
-"""Kinds of backend, by the configuration key that selects one: (hook, class of its descriptors)."""
+"""Kinds of backend, by the configuration key or the option that selects one: (hook, class of its descriptors)."""
 
 EVENT_HOOKS: dict[str, type[events.Event]] = {
     "msgstore_store_opened": events.StoreOpened,

@@ -1,6 +1,19 @@
 """Reading segments without an index, a lock, or a store: what tools, recovery and the pipeline stand on."""
 
+from msgstore.scan.bindings import bind_records
+from msgstore.scan.fields import Described, Values, WholeRecord, describe
 from msgstore.scan.formats import FormatSet, OpenFormat
-from msgstore.scan.segment import SegmentReport, scan_file
+from msgstore.scan.segment import SegmentReport, damaged_spans, scan_file
 
-__all__ = ["FormatSet", "OpenFormat", "SegmentReport", "scan_file"]
+__all__ = [
+    "Described",
+    "FormatSet",
+    "OpenFormat",
+    "SegmentReport",
+    "Values",
+    "WholeRecord",
+    "bind_records",
+    "damaged_spans",
+    "describe",
+    "scan_file",
+]

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import attrs
 
 from msgstore.config import structure
 from msgstore.contract import (
     BoundRecord,
+    BrokenPlugin,
     Capability,
-    ConfigError,
     FormatContext,
+    PluginError,
     RecordContext,
-    RecordTypeDescriptor,
     SegmentFormat,
     SegmentFormatDescriptor,
+    TrailingFormat,
 )
 from msgstore.plugins.catalogue import Catalogue
-
-OWN_RECORD = "message"
-"""Every format's own record type, bound by the format itself."""
-THIRD_PARTY_BYTES = range(128, 256)
+from msgstore.scan.bindings import OWN_RECORD
 
 
 @attrs.frozen
@@ -31,6 +30,12 @@ class OpenFormat:
 
     descriptor: SegmentFormatDescriptor
     format: SegmentFormat
+    type_names: Mapping[int, str] = attrs.field(factory=dict)
+    """Of the record types that it reads, by their type bytes; empty if its records have no types."""
+    with_fields: Mapping[int, BoundRecord] = attrs.field(factory=dict)
+    """Of these the ones whose records hold more than an id and a body."""
+    framed: frozenset[int] = frozenset()
+    """Type bytes of records whose bodies all have as much in front of them, and behind them; 0 of a format without types."""
 
     @property
     def name(self) -> str:
@@ -44,6 +49,15 @@ class OpenFormat:
     def self_describing(self) -> bool:
         return Capability.SELF_DESCRIBING in self.descriptor.capabilities
 
+    @property
+    def verbatim(self) -> bool:
+        return Capability.VERBATIM in self.descriptor.capabilities
+
+    @property
+    def trailing(self) -> TrailingFormat | None:
+        """The format itself, if its segments end in a trailer."""
+        return cast("TrailingFormat", self.format) if Capability.TRAILER in self.descriptor.capabilities else None
+
 
 class FormatSet:
     """The formats of one store or one scan. Each is made when the first file of its extension turns up."""
@@ -54,14 +68,17 @@ class FormatSet:
         bindings: Mapping[str, int] | None = None,
         *,
         record: str = OWN_RECORD,
+        record_options: Mapping[str, Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
         options_of: str = "",
         where: str = "",
     ) -> None:
-        """``record`` is what new messages are written as; ``options`` are those of the format ``options_of``."""
+        """``record`` is what new messages are written as, ``record_options`` those of record types by name; ``options``
+        are those of the format ``options_of``."""
         self.catalogue = catalogue
         self.bindings = dict(bindings or {})
         self._record = record
+        self._record_options = record_options or {}
         self._options = dict(options or {})
         self._options_of = options_of
         self._where = where
@@ -79,8 +96,16 @@ class FormatSet:
             descriptor = self.catalogue.format(name)
             given = self._options if name == self._options_of else {}
             options = structure(descriptor.options, given, f"{self._where} format")
-            context = FormatContext(options, self._bound(descriptor), self._record if name == self._options_of else OWN_RECORD)
-            self._made[name] = OpenFormat(descriptor, self.catalogue.make(descriptor, context))
+            bound = self._bound(descriptor)
+            names = self._type_names(descriptor, bound)
+            context = FormatContext(options, bound, self._record if name == self._options_of else OWN_RECORD)
+            self._made[name] = OpenFormat(
+                descriptor,
+                self.catalogue.make(descriptor, context),
+                names,
+                {record.byte: record for record in bound if record.fields},
+                self._framed(descriptor, names),
+            )
         return self._made[name]
 
     def _bound(self, descriptor: SegmentFormatDescriptor) -> tuple[BoundRecord, ...]:
@@ -89,42 +114,27 @@ class FormatSet:
         found = []
         for name, byte in self.bindings.items():
             record = self.catalogue.record(descriptor.name, name)
-            options = structure(record.options, {}, f"{self._where} record {name}")
-            found.append(BoundRecord(name, byte, self.catalogue.make(record, RecordContext(options, byte))))
+            options = structure(record.options, self._record_options.get(name, {}), f"{self._where} record {name}")
+            made = self.catalogue.make(record, RecordContext(options, byte))
+            if record.fields and not callable(getattr(made, "fields", None)):
+                raise BrokenPlugin(
+                    f"the record type {name!r} says that its records have fields, and has no method 'fields'. "
+                    f"Try: pip install --upgrade {self.catalogue.provider(record).distribution}"
+                )
+            found.append(BoundRecord(name, byte, made, record.fields))
         return tuple(found)
 
+    def _type_names(self, descriptor: SegmentFormatDescriptor, bound: tuple[BoundRecord, ...]) -> dict[int, str]:
+        names = {record.byte: record.name for record in bound}
+        if Capability.TYPED_RECORDS in descriptor.capabilities:
+            with suppress(PluginError):  # a format need not register its own record type
+                own = self.catalogue.record(descriptor.name, OWN_RECORD).assigned_byte
+                if own is not None:
+                    names.setdefault(own, OWN_RECORD)
+        return names
 
-def check_bindings(catalogue: Catalogue, format_name: str, bindings: Mapping[str, object], where: str) -> dict[str, int]:
-    """The bindings of a configuration or a command line, checked. Raises ConfigError, or the catalogue's errors.
-
-    A format's specification owns the bytes 0-127: there a record type can only have the byte that is assigned to it.
-    """
-    checked: dict[str, int] = {}
-    for name, byte in bindings.items():
-        descriptor = catalogue.record(format_name, name)
-        if name == OWN_RECORD and byte != descriptor.assigned_byte:
-            own = "" if descriptor.assigned_byte is None else f", and has byte {descriptor.assigned_byte}"
-            raise ConfigError(f"{where} records: {name} = {byte!r}: {name} is the format's own record type{own}; leave it out")
-        if type(byte) is not int or not _allowed(descriptor, byte):
-            assigned = "" if descriptor.assigned_byte is None else f", or {descriptor.assigned_byte}, which is assigned to it"
-            raise ConfigError(f"{where} records: {name} = {byte!r}: a record type is bound to a byte from 128 to 255{assigned}")
-        for other, taken in checked.items():
-            if taken == byte:
-                raise ConfigError(f"{where} records: {other} and {name} are both bound to byte {byte}; give each its own")
-        checked[name] = byte
-    return checked
-
-
-def assigned_binding(catalogue: Catalogue, format_name: str, record: str, where: str) -> dict[str, int]:
-    """The binding of a record type that is written but not bound: its assigned byte. ConfigError if it has none."""
-    byte = catalogue.record(format_name, record).assigned_byte
-    if byte is None:
-        raise ConfigError(
-            f'{where} record: {record!r} is bound to no byte; write format = {{ use = "{format_name}", '
-            f"records = {{ {record} = 128 }} }} with a byte from 128 to 255 of your choice"
-        )
-    return {record: byte}
-
-
-def _allowed(descriptor: RecordTypeDescriptor, byte: int) -> bool:
-    return byte in THIRD_PARTY_BYTES or byte == descriptor.assigned_byte
+    def _framed(self, descriptor: SegmentFormatDescriptor, names: Mapping[int, str]) -> frozenset[int]:
+        if Capability.TYPED_RECORDS not in descriptor.capabilities:
+            return frozenset({0} if Capability.FRAMED in descriptor.capabilities else ())
+        records = {byte: self.catalogue.record(descriptor.name, name) for byte, name in names.items()}
+        return frozenset(byte for byte, record in records.items() if Capability.FRAMED in record.capabilities)
