@@ -1,34 +1,38 @@
-"""What a salvage found and did."""
+"""What a salvage or a migration found and did, byte by byte. The same from every engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from msgstore.contract import Columns
 
+SETTINGS_DAMAGED = "settings_damaged"
+"""The reason of a ``msgstore.json`` that cannot be read; record types of assigned bytes are then tried as well."""
+TOO_LARGE = "message_too_large"
+"""The reason of a record whose body does not fit into one of the new store's format."""
+
 
 @attrs.frozen
 class SpanReport:
     """Bytes of an input that are not what was written, or that hold no whole record."""
 
-    path: Path
+    path: str
     offset: int
     size: int
     reason: str
 
     def as_json(self) -> dict[str, Any]:
-        return {"kind": "damage", "path": str(self.path), "offset": self.offset, "size": self.size, "reason": self.reason}
+        return {"kind": "damage", "path": self.path, "offset": self.offset, "size": self.size, "reason": self.reason}
 
 
 @attrs.define
 class InputReport:
-    """One segment of the source, byte by byte: ``header + good + duplicates + holes + damaged == size``."""
+    """One segment of the source, byte by byte: ``header + good + duplicates + dead + holes + damaged == size``."""
 
-    path: Path
+    path: str
     format: str
     size: int = 0
     header: int = 0
@@ -36,6 +40,8 @@ class InputReport:
     """Bytes of the records that were copied."""
     duplicates: int = 0
     """Bytes of the records of which another copy was taken."""
+    dead: int = 0
+    """Bytes of the records that no reference is left to; 0 if no counts were given."""
     holes: int = 0
     damaged: int = 0
     records: int = 0
@@ -46,12 +52,13 @@ class InputReport:
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": "input",
-            "path": str(self.path),
+            "path": self.path,
             "format": self.format,
             "size": self.size,
             "header": self.header,
             "good": self.good,
             "duplicates": self.duplicates,
+            "dead": self.dead,
             "holes": self.holes,
             "damaged": self.damaged,
             "records": self.records,
@@ -60,20 +67,22 @@ class InputReport:
 
     def recovered_as_json(self) -> Iterator[dict[str, Any]]:
         for msg_id, offset, size, _ in self.recovered.rows():
-            yield {"kind": "recovered", "path": str(self.path), "offset": offset, "size": size, "id": msg_id.hex()}
+            yield {"kind": "recovered", "path": self.path, "offset": offset, "size": size, "id": msg_id.hex()}
 
 
 @attrs.define
 class SalvageReport:
-    """The whole of it. Whether a record was dead cannot be told without its index: every good one is copied, once."""
+    """The whole of it. Whether a record was dead cannot be told without counts: then every good one is copied, once."""
 
-    source: Path
-    destination: Path
+    sources: tuple[str, ...]
+    destination: str
     inputs: list[InputReport] = attrs.field(factory=list)
-    """In the order in which they were read: the highest number first."""
+    """In the order in which copies were preferred: the highest number of a store first."""
     damage: list[SpanReport] = attrs.field(factory=list)
+    missing: int = 0
+    """Messages that the counts name and of which there is no good record."""
     ignored: list[str] = attrs.field(factory=list)
-    """Names in the source that are no segments of an installed format, and were left out."""
+    """Files beside the segments that are none of an installed format, and were left out."""
 
     @property
     def messages(self) -> int:
@@ -86,16 +95,18 @@ class SalvageReport:
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": "summary",
-            "source": str(self.source),
-            "destination": str(self.destination),
+            "sources": list(self.sources),
+            "destination": self.destination,
             "segments": len(self.inputs),
             "messages": self.messages,
             "recovered": self.recovered,
+            "missing": self.missing,
             "damaged_spans": len(self.damage),
             "size": sum(found.size for found in self.inputs),
             "header": sum(found.header for found in self.inputs),
             "good": sum(found.good for found in self.inputs),
             "duplicates": sum(found.duplicates for found in self.inputs),
+            "dead": sum(found.dead for found in self.inputs),
             "holes": sum(found.holes for found in self.inputs),
             "damaged": sum(found.damaged for found in self.inputs),
             "ignored": self.ignored,

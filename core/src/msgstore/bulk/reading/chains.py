@@ -43,6 +43,22 @@ class Chains:
             for msg_id, offset, size, _ in columns.rows()
         )
 
+    def columns(self) -> Columns:
+        """Every record and every copy, by offset. The types say nothing."""
+        if len(self.found) == 1 and not self.found[0].shift and not len(self.found[0].scan.duplicates):
+            return self.found[0].scan.records
+        columns = Columns()
+        for offset, size, msg_id, _ in self.rows():
+            columns.add(msg_id, offset, size)
+        return columns
+
+    @property
+    def only(self) -> Columns | None:
+        """The records, if there is one chain from the beginning on, without a copy: nothing has to be sorted then."""
+        if len(self.found) == 1 and not self.found[0].recovered and not len(self.found[0].scan.duplicates):
+            return self.found[0].scan.records
+        return None
+
     @property
     def holes(self) -> int:
         return sum(sum(chain.scan.hole_sizes) for chain in self.found)

@@ -1,0 +1,131 @@
+"""Rows added up by id. What memory does not hold goes to disk, in buckets by a hash of the id, and is added up by bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from msgstore.contract import StoreIOError
+
+IN_MEMORY = 24 * 2**20
+"""Rows that are kept in memory, if nothing else is said: with three columns of numbers some 2 GB."""
+_BITS = 5
+"""2 to this power buckets, added up one by one: a table of all ids at once fits no cache, and takes twice as long."""
+_SPLIT = 2**18
+"""Rows that are sorted into buckets together: they fit into the processor's cache."""
+_MIX = pa.scalar(0x9E3779B97F4A7C15, pa.uint64())
+
+
+class Sums:
+    """Context manager, for one thread. ``add`` batches of ``schema``, ids of 16 bytes first; at the end take ``totals``, once.
+
+    Of more than ``in_memory`` rows some wait in ``directory``, or else where temporary files belong. Raises StoreIOError if
+    there is no room there.
+    """
+
+    def __init__(self, schema: pa.Schema, in_memory: int = IN_MEMORY, directory: str | None = None) -> None:
+        self._schema = schema
+        self._in_memory = in_memory
+        self._parent = directory
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._buckets: list[pa.RecordBatchStreamWriter] = []
+        self._directory = Path()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Sums:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= self._in_memory:
+            self._spill()
+
+    def totals(self) -> Iterator[pa.Table]:
+        """Each id once over all tables, with the sums of its numbers under the names of ``schema``."""
+        if self._buckets:
+            self._spill()
+            for number, writer in enumerate(self._buckets):
+                with self._on_disk():
+                    writer.close()
+                    with pa.memory_map(str(self._directory / str(number))) as file:
+                        added_up = self._added_up(pa.ipc.open_stream(file).read_all())
+                yield added_up
+        elif self._rows <= _SPLIT:
+            yield self._added_up(pa.Table.from_batches(self._waiting, self._schema))
+        else:
+            parts: list[list[pa.RecordBatch]] = [[] for _ in range(2**_BITS)]
+            for number, part in self._in_buckets():
+                parts[number].append(part)
+            while parts:
+                yield self._added_up(pa.Table.from_batches(parts.pop(), self._schema))
+
+    def _added_up(self, rows: pa.Table) -> pa.Table:
+        ids, *numbers = self._schema.names
+        # Threads would each make a table of all ids, and then merge them: four times as slow.
+        grouped = rows.group_by(ids, use_threads=False).aggregate([(name, "sum") for name in numbers])
+        return grouped.select([ids, *(f"{name}_sum" for name in numbers)]).rename_columns([ids, *numbers])
+
+    def _spill(self) -> None:
+        with self._on_disk():
+            if not self._buckets:
+                made = tempfile.TemporaryDirectory(prefix="msgstore-", dir=self._parent)
+                self._directory = Path(self._stack.enter_context(made))
+                for number in range(2**_BITS):
+                    file = self._stack.enter_context(pa.OSFile(str(self._directory / str(number)), "wb"))
+                    self._buckets.append(self._stack.enter_context(pa.ipc.new_stream(file, self._schema)))
+            for number, part in self._in_buckets():
+                self._buckets[number].write_batch(part)
+
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self._directory if self._buckets else self._parent or tempfile.gettempdir()
+            raise StoreIOError(
+                f"{where}: {error.strerror or error}. Rows that memory does not hold wait there: make room, or name another "
+                f"directory (TMPDIR; for Spark spark.local.dir)"
+            ) from error
+
+    def _in_buckets(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(bucket, rows) of all that waits. Nothing waits any more."""
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        together: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in waiting:
+            together.append(batch)
+            rows += batch.num_rows
+            if rows >= _SPLIT:
+                yield from _split(pa.Table.from_batches(together))
+                together, rows = [], 0
+        if together:
+            yield from _split(pa.Table.from_batches(together))
+
+
+def _split(rows: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
+    for batch in rows.combine_chunks().to_batches(_SPLIT):
+        bucket = _buckets_of(batch.column(0))
+        ordered = batch.take(pc.sort_indices(bucket))
+        begin = 0
+        for found in sorted(pc.value_counts(bucket).to_pylist(), key=lambda found: found["values"]):
+            yield found["values"], ordered.slice(begin, found["counts"])
+            begin += found["counts"]
+
+
+def _buckets_of(ids: pa.Array) -> pa.Array:
+    """The bucket of each id: from all its bits, because ids that somebody counts up have most of them in common."""
+    count = len(ids)
+    halves = pa.Array.from_buffers(pa.uint64(), 2 * count, [None, ids.buffers()[1]], offset=2 * ids.offset)
+    even = pc.multiply(pa.array(range(count), pa.int32()), 2)
+    mixed = pc.multiply(pc.bit_wise_xor(pc.multiply(halves.take(even), _MIX), halves.take(pc.add(even, 1))), _MIX)
+    return pc.cast(pc.shift_right(mixed, pa.scalar(64 - _BITS, pa.uint64())), pa.uint8())

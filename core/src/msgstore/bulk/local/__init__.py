@@ -1,0 +1,1 @@
+"""The engine that every installation has: processes of this machine."""

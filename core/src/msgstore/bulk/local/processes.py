@@ -1,0 +1,89 @@
+"""Tasks on the processors of one machine: the results come in the order of the tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import connection
+from typing import TypeVar
+
+from msgstore.contract import StoreError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Run = Callable[[Callable[[T], R], Iterable[T]], Iterator[R]]
+_AHEAD = 2
+"""Tasks per process that are handed out before the oldest result is taken: results wait in memory."""
+
+
+@contextlib.contextmanager
+def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], R], Iterable[T]], Iterator[R]]]:
+    """``run(function, tasks)`` for as many ``processes`` as there is work for; with one, everything is done in this one.
+
+    ``function`` and tasks are pickled. The processes are fresh ones: a script that comes here needs ``if __name__ ==
+    "__main__"``. What a task raises is raised where its result is taken; StoreError if a process was killed.
+    """
+    processes = min(processes, tasks)
+    if processes <= 1:
+        yield map
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool:
+        try:
+            yield lambda function, todo: _ordered(pool, processes * _AHEAD, function, todo)
+        except BrokenProcessPool as error:
+            raise StoreError(
+                "a process that did part of the job was killed, most likely for want of memory. Nothing was kept; "
+                "begin again with fewer processes (--processes 1)"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ordered(pool: ProcessPoolExecutor, ahead: int, function: Callable[[T], R], todo: Iterable[T]) -> Iterator[R]:
+    rest = iter(todo)
+    with _uninterrupted():  # they are started here, and inherit it: who presses Ctrl-C is told by the parent, once
+        waiting: deque[Future[R]] = deque(pool.submit(function, task) for task in islice(rest, ahead))
+    while waiting:
+        yield waiting.popleft().result()
+        waiting.extend(pool.submit(function, task) for task in islice(rest, 1))
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile. Only a main thread can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin() -> None:
+    """In a worker. A parent that is killed tells nobody, and workers that wait for it would wait for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

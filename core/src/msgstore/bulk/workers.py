@@ -1,0 +1,32 @@
+"""What a process that does part of a job makes once and keeps: its own catalogue of plugins, and codecs, by name.
+
+Jobs carry names, never plugin objects; each process resolves them through its own entry points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from msgstore.config import structure
+from msgstore.contract import BodyCodec
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+
+@cache
+def installed() -> Catalogue:
+    """What is installed where this runs."""
+    return load_catalogue()
+
+
+@cache
+def body_codec(name: str) -> BodyCodec:
+    """With the options of its defaults. Raises PluginError."""
+    descriptor = installed().body_codec(name)
+    codec: BodyCodec = installed().make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
+    return codec
+
+
+def body_check(name: str | None) -> Callable[[bytes], bool] | None:
+    """The test of a stored body that a codec makes; None for none. Raises PluginError."""
+    return None if name is None else body_codec(name).is_valid
