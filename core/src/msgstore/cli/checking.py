@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
+from msgstore.bulk.reports import SpanReport
 from msgstore.cli.agreement import Finding, contradictions
-from msgstore.cli.scan import damaged_spans
 from msgstore.cli.stores import Target
 from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
 from msgstore.directory import read_settings
@@ -21,8 +21,7 @@ from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
 from msgstore.engine.store import Entry, Store
 from msgstore.files import Files
-from msgstore.salvage import SpanReport
-from msgstore.scan import FormatSet, SegmentReport, scan_file
+from msgstore.scan import FormatSet, SegmentReport, damaged_spans, scan_file
 
 
 @attrs.frozen
@@ -100,7 +99,7 @@ def found_damage(target: Target, store: Store) -> list[SpanReport]:
     found = []
     for path in (target.path / name for name in names):
         report = scan_file(Files(), path, formats.by_extension(path.suffix))
-        found += [SpanReport(path, spot.offset, spot.size, spot.reason) for spot in damaged_spans(report)]
+        found += [SpanReport(str(path), spot.offset, spot.size, spot.reason) for spot in damaged_spans(report)]
     return found
 
 

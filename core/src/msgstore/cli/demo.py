@@ -19,6 +19,7 @@ from msgstore.cli import map as drawing
 from msgstore.cli import options, output
 from msgstore.cli import scan as scanning
 from msgstore.cli.inputs import Inputs
+from msgstore.cli.spans import live_records
 from msgstore.contract import MsgStoreError, StoreError
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
@@ -116,7 +117,7 @@ class _Tour:
         self._step("Draw them. Which records are live is known to the queues: 'id,count' lines say it.", *self._map())
 
     def _map(self, *, refcounts: bool = True) -> tuple[str, dict[str, Any]]:
-        live = drawing.live_offsets(self.path, self.catalogue, self.counts if refcounts else None)
+        live = live_records(self.path, self.catalogue, self.counts if refcounts else None)
         drawings = [drawing.draw(report, live) for report in scanning.scan_inputs(Inputs(self.catalogue).find([self.path]))]
         self._drawn = drawings
         command = "msgstore map DIR" + (" --refcounts refcounts.csv" if refcounts else "")
@@ -151,7 +152,7 @@ class _Tour:
             after = store.stats().bytes_on_disk
             good = self._verify(store)
         self._step(
-            "Compact: the space of dead messages is given back, in place.",
+            "Compact: records move from the end of a segment into gaps that they fit, and the end is cut off.",
             "msgstore compact DIR --all",
             {"bytes_before": before, "bytes_after": after, "good": good},
         )

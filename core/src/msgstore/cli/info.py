@@ -11,12 +11,13 @@ from rich.table import Table
 
 from msgstore.cli import options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
-from msgstore.cli.scan import MAX_SPOTS, damaged_spans, show_spots
+from msgstore.cli.scan import MAX_SPOTS, show_spots
 from msgstore.cli.stores import Target, find_store
 from msgstore.directory import read_settings
 from msgstore.engine.shutdown import Leftovers, last_v1_file
 from msgstore.engine.store import Store
 from msgstore.files import Files
+from msgstore.scan import damaged_spans
 
 _HOW = {
     "new": "empty",

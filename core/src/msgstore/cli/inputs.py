@@ -7,20 +7,21 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import RecordTypeDescriptor, StoreError
-from msgstore.directory import SETTINGS, list_segments, read_settings
+from msgstore.bulk.inputs import no_segments
+from msgstore.contract import PluginError, StoreError
+from msgstore.directory import SETTINGS, Settings, list_segments, read_settings
 from msgstore.engine.shutdown import CLEAN
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.salvage.copying import no_segments
 from msgstore.scan import FormatSet, OpenFormat
-from msgstore.scan.formats import check_bindings
 
 
 @attrs.frozen
 class Input:
     path: Path
     form: OpenFormat
+    listed: bool = False
+    """Found in a directory, not named: a collector beside us may delete it before it is read."""
 
 
 class Inputs:
@@ -49,41 +50,38 @@ class Inputs:
         if path.suffix not in formats.extensions:
             known = ", ".join(f"*{extension} ({name})" for extension, name in sorted(formats.extensions.items()))
             raise StoreError(f"{path}: no installed format reads such files; known are {known or 'none'}")
-        return Input(path, formats.by_extension(path.suffix))
+        return Input(path, _form(path, formats, path.suffix))
 
     def _directory(self, path: Path) -> list[Input]:
         formats = self.formats(path)
         segments = list_segments(self._files, path, formats.extensions)
         if not segments and not any((path / name).exists() for name in (SETTINGS, CLEAN)):
             raise StoreError(no_segments(path, formats))
-        return [Input(segment.path, formats.by_extension(segment.extension)) for segment in segments]
+        return [Input(segment.path, _form(path, formats, segment.extension), listed=True) for segment in segments]
 
     def formats(self, directory: Path) -> FormatSet:
         """The formats of a directory's segments."""
         if directory not in self._formats:
-            self._formats[directory] = FormatSet(self.catalogue, self._bindings(directory), where=str(directory))
+            settings = self._settings(directory)
+            catalogue = attrs.evolve(self.catalogue, remembered=settings.distributions)
+            self._formats[directory] = FormatSet(catalogue, self._bindings(settings), where=str(directory))
         return self._formats[directory]
 
-    def _bindings(self, directory: Path) -> dict[str, int]:
+    def _settings(self, directory: Path) -> Settings:
         try:
-            settings = read_settings(self._files, directory)
+            return read_settings(self._files, directory) or Settings()
         except StoreError as error:
             self.damaged_settings.append(str(error))
-            settings = None
-        remembered = settings.records if settings else {}
+            return Settings()
+
+    def _bindings(self, settings: Settings) -> dict[str, int]:
         given = self._records
-        return {name: byte for name, byte in remembered.items() if byte not in given.values()} | given
+        return {name: byte for name, byte in settings.records.items() if byte not in given.values()} | given
 
 
-def bind_records(catalogue: Catalogue, bindings: Iterable[tuple[str, int]], option: str) -> dict[str, int]:
-    """What the NAME=BYTE options say, checked. Raises ConfigError, or PluginError for a name that nobody provides."""
-    checked: dict[str, int] = {}
-    for name, byte in bindings:
-        formats = [
-            found.descriptor.format
-            for found in catalogue.registrations
-            if isinstance(found.descriptor, RecordTypeDescriptor) and found.descriptor.name == name
-        ]
-        form = formats[0] if formats else "v2"
-        checked |= check_bindings(catalogue, form, {**checked, name: byte}, option)
-    return checked
+def _form(path: Path, formats: FormatSet, extension: str) -> OpenFormat:
+    """Raises PluginError if its directory has records of a type that nobody provides."""
+    try:
+        return formats.by_extension(extension)
+    except PluginError as error:
+        raise type(error)(f"{path}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -13,11 +14,18 @@ import click
 import msgstore
 from msgstore.cli.config import config
 from msgstore.cli.demo import demo
+from msgstore.cli.diff import diff
+from msgstore.cli.export import export
+from msgstore.cli.import_ import import_
 from msgstore.cli.info import info, verify
-from msgstore.cli.maintain import compact, migrate
+from msgstore.cli.inventory import inventory
+from msgstore.cli.maintain import compact
 from msgstore.cli.map import map_
 from msgstore.cli.messages import get, ls, put, rm
+from msgstore.cli.migrate import migrate
+from msgstore.cli.new_plugin import new_plugin
 from msgstore.cli.plugins import plugins
+from msgstore.cli.reconcile import reconcile
 from msgstore.cli.salvage import salvage
 from msgstore.cli.scan import scan
 from msgstore.cli.scrub import scrub
@@ -29,7 +37,20 @@ MISUSE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-_REPORTS_DAMAGE_ITSELF = {"demo", "info", "map", "salvage", "scan", "scrub", "top", "verify"}
+_REPORTS_DAMAGE_ITSELF = {
+    "demo",
+    "diff",
+    "export",
+    "info",
+    "inventory",
+    "map",
+    "reconcile",
+    "salvage",
+    "scan",
+    "scrub",
+    "top",
+    "verify",
+}
 
 
 class Program(click.Group):
@@ -82,11 +103,16 @@ def main(ctx: click.Context) -> None:
       msgstore scan /var/lib/rabbitmq/.../msg_store_persistent
       msgstore salvage old-directory rescued
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     handler = logging.NullHandler() if ctx.invoked_subcommand in _REPORTS_DAMAGE_ITSELF else _Echo(logging.WARNING)
     logger = logging.getLogger("msgstore")
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))
 
 
-for command in (scan, map_, info, verify, scrub, top, ls, get, put, rm, compact, migrate, salvage, plugins, config, demo):
+_LOOK = (scan, map_, info, verify, scrub, top, reconcile, inventory, diff)
+_USE = (ls, get, put, rm, compact, migrate, salvage, export, import_)
+for command in (*_LOOK, *_USE, plugins, new_plugin, config, demo):
     main.add_command(command)

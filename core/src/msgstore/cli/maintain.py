@@ -1,4 +1,4 @@
-"""``compact`` and ``migrate``: the segments of a store, rewritten."""
+"""``compact``: the space of dead messages; and what is said of segments that were rewritten in place."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 import attrs
 import click
 
+from msgstore.bulk.reports import SpanReport
 from msgstore.cli import options, output
 from msgstore.cli.checking import found_damage
 from msgstore.cli.scan import show_spots
 from msgstore.cli.stores import find_store
-from msgstore.config import Backend
 from msgstore.contract import Damage
 from msgstore.engine.collected import Collected
-from msgstore.salvage import SpanReport
 
 
 @click.command()
@@ -41,39 +40,13 @@ def compact(store: str, everything: bool, config_file: Path | None, refcounts_fi
             opened.roll()
         done = opened.compact(everything=everything, progress=progress)
         quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
-    _report(done, quarantined, spots, "compacted", "nothing to compact", as_json=as_json)
+    report(done, quarantined, spots, "compacted", "nothing to compact", as_json=as_json)
 
 
-@click.command()
-@options.store
-@click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
-@options.config_file
-@options.refcounts
-@options.as_json
-def migrate(store: str, to_format: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
-    """Rewrite every segment of an older format, and delete the old ones. New messages are written in FORMAT from then on.
-
-    \b
-    Examples:
-      msgstore migrate data/orders --to v2
-      msgstore migrate msg_store_persistent --to v2 --refcounts counts.csv
-    """
-    target = find_store(store, config_file)
-    form = target.config.format if target.config.format.name == to_format else Backend(to_format)
-    # Opening must neither refuse what is about to be migrated, nor do it unseen.
-    target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
-    with (
-        target.open("rw", options.read_refcounts(refcounts_file)) as opened,
-        output.progress("migrating", quiet=as_json) as progress,
-    ):
-        spots = found_damage(target, opened)
-        done = opened.migrate(progress=progress)
-    _report(done, [], spots, "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
-
-
-def _report(
+def report(
     done: list[Collected], quarantined: list[str], spots: list[SpanReport], verb: str, nothing: str, *, as_json: bool
 ) -> None:
+    """Print what became of each segment; exit code 1 if something was left as it is."""
     skipped = {found.file: found.skipped for found in done if found.skipped}
     skipped |= {file: "damage was found in it before" for file in quarantined if file not in skipped}
     if as_json:
@@ -113,6 +86,6 @@ def _show(done: list[Collected], skipped: dict[str, str], spots: list[SpanReport
         console.print(nothing)
     if spots:
         console.print()
-        show_spots(console, [(spot.path, Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
+        show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
     for file, reason in skipped.items():
         output.note(f"{file}: left as it is: {reason}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,18 +15,13 @@ import click
 from rich.text import Text
 
 from msgstore.cli import options, output
-from msgstore.cli.inputs import Inputs
-from msgstore.cli.scan import damaged_spans, scan_inputs
-from msgstore.cli.stores import bare_store
-from msgstore.contract import MsgStoreError
-from msgstore.directory import SETTINGS
-from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.cli.inputs import Input, Inputs
+from msgstore.cli.map_data import PageData
+from msgstore.cli.map_page import check_target, write_page
+from msgstore.cli.scan import scan_inputs, show_types
+from msgstore.cli.spans import KINDS, Live, Span, live_records, spans
+from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
-
-Live = Mapping[str, frozenset[int]]
-"""A segment's file name to the offsets of its live records."""
-
-_TRUSTED = {"trust", "tail", "taken over"}
 
 
 @attrs.frozen
@@ -33,17 +31,17 @@ class Look:
     glyph: str
     ascii: str
     style: str
-    meaning: str
 
 
 LOOKS = {
-    "header": Look("H", "H", "dim", "header"),
-    "live": Look("█", "#", "green", "live"),
-    "record": Look("▓", "=", "cyan", "record (live or dead: no index says)"),
-    "dead": Look("▒", "-", "yellow", "dead"),
-    "hole": Look("·", ".", "bright_black", "hole"),
-    "torn": Look("~", "~", "magenta", "torn"),
-    "damaged": Look("X", "X", "bold red", "damaged"),
+    "header": Look("H", "H", "dim"),
+    "live": Look("█", "#", "green"),
+    "record": Look("▓", "=", "cyan"),
+    "dead": Look("▒", "-", "yellow"),
+    "hole": Look("·", ".", "bright_black"),
+    "other": Look("≡", "o", "dim"),
+    "torn": Look("~", "~", "magenta"),
+    "damaged": Look("X", "X", "bold red"),
 }
 _ALWAYS_SEEN = ("damaged", "torn")
 """A cell with one byte of these shows it."""
@@ -57,9 +55,10 @@ class Drawing:
     format: str
     size: int
     spans: list[tuple[str, int, int]]
-    """(kind, offset, size); the kinds are those of LOOKS."""
+    """(kind, offset, size); the kinds are those of KINDS."""
     live_known: bool
-    is_damaged: bool
+    types: Mapping[str, int] = attrs.field(factory=dict)
+    """Record types by name, with the number of their records."""
 
     @property
     def live_bytes(self) -> int | None:
@@ -76,6 +75,7 @@ class Drawing:
             "size": self.size,
             "live_bytes": self.live_bytes,
             "live_percent": self.live_percent,
+            "records_by_name": dict(self.types),
             "spans": [{"kind": kind, "offset": offset, "size": size} for kind, offset, size in self.spans],
         }
 
@@ -83,9 +83,14 @@ class Drawing:
 @click.command(name="map")
 @options.paths
 @options.refcounts
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write a page for a browser into FILE instead, with every record and what each GC policy would do.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace FILE also if it is not a page of 'msgstore map'.")
 @options.as_json
-def map_(paths: tuple[Path, ...], refcounts_file: Path | None, as_json: bool) -> None:
-    """Draw segments as bars to scale: live, dead, hole, torn, damaged. Writes nothing.
+def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None, force: bool, as_json: bool) -> None:
+    """Draw segments as bars to scale: live, dead, hole, torn, damaged. Writes nothing but the page that --html names.
 
     What is live is known if the store's saved index is still good, or with --refcounts.
 
@@ -93,65 +98,58 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, as_json: bool) ->
     Examples:
       msgstore map data/orders
       msgstore map msg_store_persistent --refcounts counts.csv
+      msgstore map data/orders --html orders.html
     """
+    if force and page is None:
+        raise click.UsageError("--force is about the file that --html names; give --html FILE, or leave it out")
     catalogue = load_catalogue()
+    target = None if page is None else check_target(page, catalogue, force=force)
     inputs = Inputs(catalogue)
     refcounts = options.read_refcounts(refcounts_file)
+    found = list(inputs.find(paths))
+    data = None if target is None else PageData(inputs, _bytes_of(found))
     drawings = []
     damaged = False
-    for directory, group in groupby(inputs.find(paths), key=lambda found: found.path.parent):
-        live = live_offsets(directory, catalogue, refcounts)
+    for directory, group in groupby(found, key=lambda segment: segment.path.parent):
+        live = live_records(directory, catalogue, refcounts)
         for report in scan_inputs(group):
-            drawing = draw(report, live)
-            damaged |= drawing.is_damaged
+            damaged |= report.is_damaged
+            if data is not None:
+                data.add(report, live)
             if as_json:
-                output.emit(drawing.as_json())
-            else:
-                drawings.append(drawing)
-    if not as_json:
+                output.emit(draw(report, live).as_json())
+            elif data is None:
+                drawings.append(draw(report, live))
+    for problem in inputs.damaged_settings:
+        output.note(f"{problem} Only the format's own record types were read.")
+    if target is not None and data is not None:
+        size = write_page(target, data.as_json(time.time()))
+        if not as_json:
+            click.echo(f"{page}: {output.plural(len(found), 'segment')}, {output.size(size)}; open it in a browser")
+    elif not as_json:
         show(output.Terminal(), drawings)
-    if damaged:
+    if damaged or inputs.damaged_settings:
         click.get_current_context().exit(1)
 
 
-def live_offsets(directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None) -> Live | None:
-    """What a store's index says, if it says anything that can be trusted; None if not."""
-    if refcounts is None and not (directory / SETTINGS).exists():
-        return None
-    try:
-        with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:
-            how = store.stats().recovery.how
-            if how in _TRUSTED or (how == "rebuild" and refcounts is not None):
-                names = {segment.number: segment.file for segment in store.segments()}
-                by_number = groupby(store.entries(), key=lambda entry: entry.number)
-                return {names.get(number, ""): frozenset(entry.offset for entry in entries) for number, entries in by_number}
-    except MsgStoreError as error:
-        output.note(f"{error} Drawn without it.")
-    return None
+def _bytes_of(found: Iterable[Input]) -> int:
+    """Of all of them. One that a collector beside us has deleted since it was listed has none."""
+    total = 0
+    for segment in found:
+        with suppress(FileNotFoundError):
+            total += segment.path.stat().st_size
+    return total
 
 
 def draw(report: SegmentReport, live: Live | None) -> Drawing:
-    spans = list(_merged(_spans(report, live)))
-    return Drawing(report.path, report.format.name, report.size, spans, live is not None, report.is_damaged)
+    merged = list(_merged(spans(report, live)))
+    return Drawing(report.path, report.format.name, report.size, merged, live is not None, report.count_types())
 
 
-def _spans(report: SegmentReport, live: Live | None) -> list[tuple[int, int, str]]:
-    scan = report.scan
-    offsets = None if live is None else live.get(report.path.name, frozenset())
-    spans = [(spot.offset, spot.size, "torn" if spot.reason == "torn" else "damaged") for spot in damaged_spans(report)]
-    if scan.header == "ok":
-        spans.append((0, len(report.format.format.header), "header"))
-    spans += [(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)]
-    for columns, unknown in ((scan.records, "record"), (scan.duplicates, "dead")):
-        for offset, size in zip(columns.offsets, columns.sizes, strict=True):
-            spans.append((offset, size, unknown if offsets is None else "live" if offset in offsets else "dead"))
-    return sorted(spans)
-
-
-def _merged(spans: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int, int]]:
-    for kind, group in groupby(spans, key=lambda span: span[2]):
+def _merged(everything: Iterable[Span]) -> Iterator[tuple[str, int, int]]:
+    for kind, group in groupby(everything, key=lambda span: span.kind):
         run = list(group)
-        yield kind, run[0][0], sum(size for _, size, _ in run)
+        yield kind, run[0].offset, sum(span.size for span in run)
 
 
 def show(console: output.Terminal, drawings: list[Drawing]) -> None:
@@ -179,8 +177,16 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
     for kind, look in LOOKS.items():
         if kind in seen:
             legend.append(look.ascii if ascii_only else look.glyph, style=look.style)
-            legend.append(f" {look.meaning}   ")
+            legend.append(f" {KINDS[kind]}   ")
+    drawn = {kind for drawing in drawings for kind, _, size in drawing.spans if size}
+    if small := [word for kind, word in KINDS.items() if kind in drawn - seen - {"header"}]:
+        legend.append(f"\ntoo small to be seen here: {', '.join(small)}", style="dim")
     console.print(legend)
+    counts: Counter[str] = Counter()
+    for drawing in drawings:
+        counts.update(drawing.types)
+    if types := show_types(counts):
+        console.print(f"records: {types}", style="dim")
 
 
 def _cells(drawing: Drawing, cells: int) -> list[str]:

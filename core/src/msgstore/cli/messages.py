@@ -9,23 +9,65 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import attrs
 import click
 
 from msgstore.cli import options, output
 from msgstore.cli.stores import find_store
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
 from msgstore.engine.store import Entry, Store
+from msgstore.scan import Described, describe
 
 _ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"
 _HASH_AT = len(_ROW.format("", "", "", "", "", ""))
+
+
+@attrs.frozen
+class Found:
+    """One message of a list: what its record is, and the hash of its body."""
+
+    entry: Entry
+    described: Described
+    body_sha256: str | None
+    """None if the record is damaged."""
+
+    @classmethod
+    def of(cls, store: Store, entry: Entry) -> Found:
+        """Raises MessageNotFound if somebody has removed it meanwhile. Damage is told on standard error."""
+        try:
+            record = store.record(entry)
+        except CorruptRecord as error:
+            output.note(str(error))
+            return cls(entry, Described(None), None)
+        return cls(entry, describe(record), hashlib.sha256(record.body).hexdigest())
+
+    def as_json(self) -> dict[str, object]:
+        entry = self.entry
+        return {
+            "id": entry.msg_id.hex(),
+            "file": entry.number,
+            "offset": entry.offset,
+            "size": entry.size,
+            "refs": entry.references,
+            **self.described.as_json(),
+            "body_sha256": self.body_sha256,
+        }
+
+    def last_column(self, digits: int, *, fields: bool) -> str:
+        if self.body_sha256 is None:
+            return "damaged"
+        if not fields:
+            return self.body_sha256[:digits]
+        return " ".join([self.described.record or "-", *(f"{name}={text}" for name, text in self.described.shown().items())])
 
 
 @click.command()
 @options.store
 @options.config_file
 @options.refcounts
+@click.option("--fields", is_flag=True, help="Instead of the hash the record type, and what the record holds beside the body.")
 @options.as_json
-def ls(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
     """List the live messages, by segment and offset. Writes nothing.
 
     The hash is the SHA-256 of the body as it is stored. The exit code is 1 if any segment is damaged: messages may be missing.
@@ -33,49 +75,31 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, as_jso
     \b
     Examples:
       msgstore ls data/orders
+      msgstore ls data/orders --fields
       msgstore ls orders --config msgstore.toml --json | jq -r .id
     """
     digits = max(shutil.get_terminal_size().columns - _HASH_AT - 1, 8) if sys.stdout.isatty() else 64
     target = find_store(store, config_file)
     with target.open("r", options.read_refcounts(refcounts_file)) as opened, output.lines() as line:
         if not as_json:
-            line(_ROW.format("id", "file", "offset", "size", "refs", "sha256 of the body"))
+            line(_ROW.format("id", "file", "offset", "size", "refs", "record" if fields else "sha256 of the body"))
         stats = opened.stats()
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
             try:
-                body_sha256 = _body_sha256(opened, entry)
+                found = Found.of(opened, entry)
             except MessageNotFound:  # somebody has removed it meanwhile
                 continue
-            damaged |= body_sha256 is None
+            damaged |= found.body_sha256 is None
             if as_json:
-                line(output.as_line(_as_json(entry, body_sha256)))
+                line(output.as_line(found.as_json()))
             else:
-                shown = "damaged" if body_sha256 is None else body_sha256[:digits]
-                line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, shown))
+                last = found.last_column(digits, fields=fields)
+                line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, last))
     if stats.quarantined and not stats.recovery.damaged:
         output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} before; 'msgstore verify' lists it")
     if damaged:
         click.get_current_context().exit(1)
-
-
-def _as_json(entry: Entry, body_sha256: str | None) -> dict[str, object]:
-    return {
-        "id": entry.msg_id.hex(),
-        "file": entry.number,
-        "offset": entry.offset,
-        "size": entry.size,
-        "refs": entry.references,
-        "body_sha256": body_sha256,
-    }
-
-
-def _body_sha256(store: Store, entry: Entry) -> str | None:
-    try:
-        return hashlib.sha256(store.stored_body(entry)).hexdigest()
-    except CorruptRecord as error:
-        output.note(str(error))
-        return None
 
 
 @click.command()
@@ -83,32 +107,46 @@ def _body_sha256(store: Store, entry: Entry) -> str | None:
 @click.argument("msg_id", metavar="ID", type=options.message_id)
 @options.config_file
 @options.refcounts
+@click.option("--fields", is_flag=True, help="Instead of the body the record type, and what the record holds beside the body.")
 @options.as_json
-def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
     """Write the body of one message to standard output, byte for byte. Writes nothing into the store.
+
+    On a terminal the last line is ended, so that the prompt stands on its own.
 
     \b
     Examples:
       msgstore get data/orders 00112233445566778899aabbccddeeff > body
+      msgstore get data/orders 00112233445566778899aabbccddeeff --fields
     """
     target = find_store(store, config_file)
     with target.open("r", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
         body = client.read(msg_id)
         references = opened.references(msg_id)
+        entry = opened.entry(msg_id) if fields or as_json else None
+        described = describe(opened.record(entry)) if entry else Described(None)
     if as_json:
         output.emit(
             {
                 "id": msg_id.hex(),
                 "size": len(body),
                 "refs": references,
+                **described.as_json(),
                 "as_stored": isinstance(body, StoredBody) or target.config.body.name == "raw",
                 "body_sha256": hashlib.sha256(body).hexdigest(),
                 "body_base64": base64.b64encode(body).decode(),
             }
         )
+    elif fields:
+        shown = {"record": described.record or "-", **described.shown(), "size": output.size(len(body)), "refs": references}
+        width = max(map(len, shown))
+        for name, value in shown.items():
+            click.echo(f"{name:<{width}}  {value}")
     else:
         sys.stdout.buffer.write(body)
         sys.stdout.buffer.flush()
+        if sys.stdout.isatty() and not body.endswith(b"\n"):
+            click.echo()
 
 
 @click.command()

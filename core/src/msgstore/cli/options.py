@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from msgstore.contract import ConfigError
+from msgstore.bulk.counts import sums_of
 from msgstore.contract.options import parse_duration, parse_size
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines: one compact object a line.")
@@ -69,21 +69,11 @@ def binding(value: str) -> tuple[str, int]:
     return name, int(byte)
 
 
+records = click.option(
+    "--record", "records", type=binding, multiple=True, metavar="NAME=BYTE", help="Bind a record type to a type byte."
+)
+
+
 def read_refcounts(path: Path | None) -> list[tuple[bytes, int]] | None:
-    """(id, count) of each line ``id,count``; further fields, empty lines and a first line of names are ignored."""
-    if path is None:
-        return None
-    found = []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            fields = [field.strip() for field in line.split(",")]
-            if fields == [""] or (number == 1 and fields[0] == "id"):
-                continue
-            try:
-                msg_id, references = bytes.fromhex(fields[0]), int(fields[1])
-            except (ValueError, IndexError):
-                msg_id, references = b"", 0
-            if len(msg_id) != 16:
-                raise ConfigError(f"{path}: line {number} is not 'id,count' with an id of 32 hexadecimal digits")
-            found.append((msg_id, references))
-    return found
+    """(id, count) of each line or row; None without a file."""
+    return None if path is None else list(sums_of(path).items())

@@ -31,6 +31,7 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich prints; what goes to a file has no blanks at the ends of lines."""
+        options.setdefault("crop", False)  # of a table that fits, this is the title
         if self.is_terminal:
             super().print(*objects, **options)
             return
@@ -78,7 +79,9 @@ def note(text: str) -> None:
 
 def table(title: str | None, *columns: str, right: str = "") -> Table:
     """A plain table. ``right`` names the columns of numbers, separated by blanks."""
-    made = Table(title=Text(title) if title else None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    # A title is a path, more often than not: whoever copies it wants it in one piece, however narrow the table.
+    heading = Text(title, no_wrap=True, overflow="ignore") if title else None
+    made = Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
         numeric = column in right.split()
         made.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric, header_style="dim")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
+import attrs
 import click
 from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.config import read_config
+from msgstore.contract import BodyCodecDescriptor, Descriptor, RecordTypeDescriptor
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import Provider
 
@@ -52,6 +54,7 @@ def _emit(catalogue: Catalogue, problems: list[str]) -> None:
                 "contract": list(descriptor.contract),
                 "capabilities": sorted(capability.value for capability in descriptor.capabilities),
                 "summary": descriptor.summary,
+                **_fields(descriptor),
             }
         )
     for provider, hooks in _observers(catalogue):
@@ -67,6 +70,12 @@ def _emit(catalogue: Catalogue, problems: list[str]) -> None:
         )
     for problem in problems:
         output.emit({"kind": "problem", "message": problem})
+
+
+def _fields(descriptor: Descriptor) -> dict[str, object]:
+    if not isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
+        return {}
+    return {"fields": [attrs.asdict(field) for field in descriptor.fields]}
 
 
 def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:

@@ -1,28 +1,35 @@
-"""``salvage``: every good record of a damaged directory, in a fresh store."""
+"""``salvage``: every good record of damaged directories, in a fresh store."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import click
 
-from msgstore.cli import options, output
-from msgstore.cli.inputs import bind_records
-from msgstore.cli.scan import body_check, show_spots
+from msgstore.bulk.jobs.salvage import plan_salvage
+from msgstore.bulk.reports import SETTINGS_DAMAGED, InputReport, SalvageReport
+from msgstore.cli import engines, options, output
+from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
 from msgstore.plugins.catalogue import load_catalogue
-from msgstore.salvage import SETTINGS_DAMAGED, SalvageReport
-from msgstore.salvage import salvage as run_salvage
+from msgstore.scan import bind_records
 
 _path = click.Path(path_type=Path)
+_SEGMENTS = 40
+"""Of more, people see a line for each store."""
 
 
 @click.command()
-@click.argument("source", metavar="SRC", type=_path)
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=_path)
 @click.argument("destination", metavar="DEST", type=_path)
 @click.option("--index", default="ets", metavar="NAME", show_default=True, help="Index of the new store.")
 @click.option("--format", "form", default="v2", metavar="NAME", show_default=True, help="Format of the new store.")
-@click.option("--record", default="message", metavar="NAME", show_default=True, help="Record type of the new store.")
+@click.option(
+    "--record", metavar="NAME", help="Record type that all records are encoded as. Without it they stay what they are."
+)
 @click.option("--body", metavar="NAME", help="Body codec: bodies must be valid for it, and the new store remembers it.")
 @click.option(
     "--source-record",
@@ -30,52 +37,65 @@ _path = click.Path(path_type=Path)
     type=options.binding,
     multiple=True,
     metavar="NAME=BYTE",
-    help="A record type of the source that its directory does not remember.",
+    help="A record type of the sources that their directories do not remember.",
 )
+@click.option(
+    "--refcounts",
+    "counts",
+    type=_path,
+    metavar="FILE",
+    help="Lines 'id,count', or Parquet: other ids are dead and left out, and the new store has these counts.",
+)
+@engines.options
 @options.as_json
 def salvage(
-    source: Path,
+    sources: tuple[Path, ...],
     destination: Path,
     index: str,
     form: str,
-    record: str,
+    record: str | None,
     body: str | None,
     records: tuple[tuple[str, int], ...],
+    counts: Path | None,
+    wanted: engines.Wanted,
     as_json: bool,
 ) -> None:
     """Copy every good record in SRC into a fresh store at DEST, and report every damaged span. SRC is only read.
 
-    SRC is any directory of segments. Behind a corrupt spot the search goes on for records that hold together. Each message
-    gets one reference. DEST must not exist, or be empty; it appears when it is complete.
+    SRC is a segment, a directory of segments, a tree of such directories, or a glob; several may be copies of one store. Behind
+    a corrupt spot the search goes on for records that hold together. Of an id in several places one copy is kept: that of the
+    first SRC, in it that of the highest segment. Each message gets one reference, unless counts are given. DEST must not exist,
+    or be empty; it appears when it is complete.
 
     \b
     Examples:
       msgstore salvage msg_store_persistent rescued
-      msgstore salvage broken rescued --index lmdb --record checksum --json
+      msgstore salvage broken backup rescued --index lmdb --record checksum --json
+      msgstore salvage /backups/node1 rescued --engine spark --master 'local[4]'
     """
     catalogue = load_catalogue()
+    job = plan_salvage(
+        catalogue,
+        sources,
+        destination,
+        index=index,
+        format=form,
+        record=record,
+        body=body,
+        check_body=body,
+        records=bind_records(catalogue, records, "--source-record"),
+        counts=counts,
+    )
+    engine = wanted.make(catalogue, job.size)
     with output.progress("salvaging", quiet=as_json) as progress:
-        report = run_salvage(
-            source,
-            destination,
-            catalogue=catalogue,
-            index=index,
-            format=form,
-            record=record,
-            body=body,
-            records=bind_records(catalogue, records, "--source-record"),
-            check_body=body_check(catalogue, body),
-            progress=progress,
-        )
-    if as_json:
-        _emit(report)
-    else:
-        _show(report)
-    if report.damage:
+        report = engine.salvage(job, progress)
+    (emit if as_json else show)(report)
+    if report.damage or report.missing:
         click.get_current_context().exit(1)
 
 
-def _emit(report: SalvageReport) -> None:
+def emit(report: SalvageReport) -> None:
+    """A line for each input, each record that was found again, each damaged span, and last a summary."""
     for found in report.inputs:
         output.emit(found.as_json())
         for recovered in found.recovered_as_json():
@@ -85,28 +105,53 @@ def _emit(report: SalvageReport) -> None:
     output.emit(report.as_json())
 
 
-def _show(report: SalvageReport) -> None:
+def show(report: SalvageReport) -> None:
+    """A table, the damaged spans, and one line."""
     console = output.Terminal()
-    columns = ("file", "format", "size", "copied", "recovered", "good", "copies", "holes", "damaged")
-    rows = output.table(f"{report.source} to {report.destination}", *columns, right=" ".join(columns[2:]))
-    for found in reversed(report.inputs):
-        rows.add_row(
-            found.path.name,
-            found.format,
-            output.size(found.size),
-            output.count(found.records),
-            output.count(len(found.recovered), "yellow"),
-            output.size(found.good),
-            output.size(found.duplicates),
-            output.size(found.holes),
-            output.size(found.damaged),
-        )
+    stores = {directory: list(found) for directory, found in groupby(report.inputs, lambda found: str(Path(found.path).parent))}
+    several, counted = len(stores) > 1, any(found.dead for found in report.inputs)
+    numbers = ["size", "copied", "recovered", "good", "copies", *(["dead"] if counted else []), "holes", "damaged"]
+    title = f"{', '.join(report.sources)} to {report.destination}"
+    if len(report.inputs) > _SEGMENTS:
+        rows = output.table(title, "store", "segments", *numbers, right=" ".join(["segments", *numbers]))
+        for directory, found in stores.items():
+            rows.add_row(directory, f"{len(found):,}", *_numbers(found, counted=counted))
+        rows.add_row("all together", f"{len(report.inputs):,}", *_numbers(report.inputs, counted=counted), style="bold")
+    else:
+        rows = output.table(title, "file", "format", *numbers, right=" ".join(numbers))
+        for one in reversed(report.inputs):
+            rows.add_row(one.path if several else Path(one.path).name, one.format, *_numbers([one], counted=counted))
     console.print(rows)
     console.print()
-    show_spots(console, [(spot.path, Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
     if any(spot.reason == SETTINGS_DAMAGED for spot in report.damage):
-        output.note("the source's bindings of record types are lost; give its third-party ones with --source-record NAME=BYTE")
+        output.note("bindings of record types are lost; give those of third parties with --source-record NAME=BYTE")
     if report.ignored:
-        console.print(f"left out, not segments: {', '.join(report.ignored)}", style="dim")
+        console.print(
+            f"left out, not segments: {_first(report.ignored if several else [Path(name).name for name in report.ignored])}",
+            style="dim",
+        )
+    if report.missing:
+        console.print(
+            f"{output.plural(report.missing, 'message')} that the counts name: no good record found", style="bold red"
+        )
     recovered = f", {report.recovered:,} of them found again behind damage" if report.recovered else ""
     console.print(f"{output.plural(report.messages, 'message')} copied{recovered}")
+
+
+def _numbers(inputs: Sequence[InputReport], *, counted: bool) -> list[Any]:
+    return [
+        output.size(sum(found.size for found in inputs)),
+        output.count(sum(found.records for found in inputs)),
+        output.count(sum(len(found.recovered) for found in inputs), "yellow"),
+        output.size(sum(found.good for found in inputs)),
+        output.size(sum(found.duplicates for found in inputs)),
+        *([output.size(sum(found.dead for found in inputs))] if counted else []),
+        output.size(sum(found.holes for found in inputs)),
+        output.size(sum(found.damaged for found in inputs)),
+    ]
+
+
+def _first(names: list[str], most: int = 20) -> str:
+    more = f" and {len(names) - most:,} more (--json lists them)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -10,12 +10,13 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.inputs import Input, Inputs, bind_records
+from msgstore.cli.inputs import Input, Inputs
 from msgstore.config import structure
 from msgstore.contract import BodyCodec, Damage
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
-from msgstore.scan import SegmentReport, scan_file
+from msgstore.scan import SegmentReport, damaged_spans, scan_file
+from msgstore.scan.bindings import OWN_RECORD, bind_records
 
 MAX_SPOTS = 40
 """Damaged spans that are listed for people; --json lists all."""
@@ -29,6 +30,8 @@ class Summary:
     format: str
     size: int
     records: int
+    types: str
+    """Which records, if any are of another type than the format's own."""
     holes: int
     duplicates: int
     end: str
@@ -42,6 +45,7 @@ class Summary:
             report.format.name,
             report.size,
             len(found.records),
+            show_types(report.count_types()),
             len(found.hole_offsets),
             len(found.duplicates),
             found.end.state,
@@ -52,9 +56,7 @@ class Summary:
 @click.command()
 @options.paths
 @click.option("--body", metavar="NAME", help="Body codec that every body must be valid for, such as erlang.")
-@click.option(
-    "--record", "records", type=options.binding, multiple=True, metavar="NAME=BYTE", help="Bind a record type to a type byte."
-)
+@options.records
 @options.as_json
 def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, int], ...], as_json: bool) -> None:
     """Read segments record by record and report what is in them. Writes nothing, and needs no index.
@@ -73,7 +75,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
     inputs = Inputs(catalogue, bind_records(catalogue, records, "--record"))
     summaries = []
     damaged = False
-    for report in scan_inputs(inputs.find(paths), check_body):
+    for report in scan_inputs(inputs.find(paths), check_body, fields=as_json):
         damaged |= report.is_damaged
         if as_json:
             output.emit(report.as_json())
@@ -87,10 +89,24 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
         click.get_current_context().exit(1)
 
 
-def scan_inputs(inputs: Iterable[Input], check_body: Callable[[bytes], bool] | None = None) -> Iterator[SegmentReport]:
+def scan_inputs(
+    inputs: Iterable[Input], check_body: Callable[[bytes], bool] | None = None, *, fields: bool = False
+) -> Iterator[SegmentReport]:
+    """Of each segment that is still there. One that a collector beside us has deleted since it was listed has no message."""
     files = Files()
     for found in inputs:
-        yield scan_file(files, found.path, found.form, check_body)
+        try:
+            report = scan_file(files, found.path, found.form, check_body, fields=fields)
+        except FileNotFoundError:
+            if not found.listed:
+                raise
+            continue
+        yield report
+
+
+def show_types(counts: Mapping[str, int]) -> str:
+    """How many records there are of each type; nothing where there is but the format's own."""
+    return "" if counts.keys() <= {OWN_RECORD} else ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def body_check(catalogue: Catalogue, name: str | None) -> Callable[[bytes], bool] | None:
@@ -102,24 +118,15 @@ def body_check(catalogue: Catalogue, name: str | None) -> Callable[[bytes], bool
     return codec.is_valid
 
 
-def damaged_spans(report: SegmentReport) -> list[Damage]:
-    """Every span of a segment that is not what was written; behind a bad end nothing was read."""
-    found = report.scan
-    spots = list(found.damage)
-    if found.header not in (None, "ok"):
-        spots.insert(0, Damage(0, min(len(report.format.format.header), report.size), str(found.header)))
-    if found.end.state != "clean":
-        spots.append(Damage(found.end.offset, report.size - found.end.offset, found.end.reason or found.end.state))
-    return spots
-
-
 def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:
     """A table a directory, then the damaged spans."""
     spots: list[tuple[Path, Damage]] = []
-    for directory, group in groupby(summaries, key=lambda summary: summary.path.parent):
+    for directory, found_there in groupby(summaries, key=lambda summary: summary.path.parent):
+        group = list(found_there)
+        typed = any(found.types for found in group)
         rows = output.table(
             str(directory),
-            *("file", "format", "size", "records", "holes", "duplicates", "damage", "end"),
+            *("file", "format", "size", "records", *(["types"] if typed else []), "holes", "duplicates", "damage", "end"),
             right="size records holes duplicates damage",
         )
         for found in group:
@@ -129,6 +136,7 @@ def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:
                 found.format,
                 output.size(found.size),
                 output.count(found.records),
+                *([found.types] if typed else []),
                 output.count(found.holes),
                 output.count(found.duplicates, "yellow"),
                 output.count(len(found.spots), "bold red"),
@@ -140,13 +148,14 @@ def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:
 
 
 def show_spots(console: output.Terminal, spots: list[tuple[Path, Damage]]) -> None:
-    """The damaged spans, a line each."""
+    """The damaged spans, a line each; with directories, if there are several."""
     if not spots:
         console.print("no damage", style="green")
         return
     rows = output.table("damaged spans", "file", "offset", "size", "reason", right="offset size")
+    several = len({path.parent for path, _ in spots}) > 1
     for path, spot in spots[:MAX_SPOTS]:
-        rows.add_row(path.name, f"{spot.offset:,}", output.size(spot.size), spot.reason, style="red")
+        rows.add_row(str(path) if several else path.name, f"{spot.offset:,}", output.size(spot.size), spot.reason, style="red")
     console.print(rows)
     if len(spots) > MAX_SPOTS:
         console.print(f"... and {len(spots) - MAX_SPOTS:,} more; --json lists them all")

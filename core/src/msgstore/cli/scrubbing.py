@@ -10,12 +10,11 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.cli.scan import damaged_spans
 from msgstore.cli.scrub_state import Spot
 from msgstore.contract import Buffer, MessageNotFound, MsgStoreError, RecordError
 from msgstore.engine.store import Entry
 from msgstore.files import READ_WHOLE, Files
-from msgstore.scan import OpenFormat, SegmentReport
+from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 
 CHUNK = 2**18
 """Bytes that are read at a time: what may come in one burst, and what is taken for lost around a spot that cannot be read."""

@@ -9,12 +9,10 @@ from typing import Literal
 import attrs
 
 from msgstore.cli import output
-from msgstore.config import StoreConfig, read_config, store_config
+from msgstore.config import StoreConfig, read_config
 from msgstore.contract import Duration, StoreError
-from msgstore.directory import Settings, read_settings
-from msgstore.engine.opening import Live, open_configured
+from msgstore.engine.opening import Live, open_configured, remembered_config
 from msgstore.engine.store import Store
-from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
@@ -48,15 +46,7 @@ def find_store(store: str, config_file: Path | None) -> Target:
 def bare_store(directory: Path, catalogue: Catalogue) -> Target:
     """A directory, with the backends of its last opening, else the defaults."""
     check_directory(directory)
-    settings = read_settings(Files(), directory) or Settings()
-    keys = {
-        "path": directory,
-        "index": settings.index,
-        "format": settings.format,
-        "record": settings.record,
-        "body": settings.body,
-    }
-    return Target(store_config(keys, str(directory), Path()), catalogue)
+    return Target(remembered_config(directory), catalogue)
 
 
 def check_directory(directory: Path) -> None:

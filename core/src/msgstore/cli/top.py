@@ -124,7 +124,9 @@ def _screen(target: Target, console: output.Terminal, look: Look, change: Change
 
 
 def _facts(target: Target, look: Look, change: Change | None, totals: Totals) -> Table:
-    rows = output.table(f"{target.path}  {time.strftime('%H:%M:%S', time.localtime(look.clock))}", "", "")
+    rows = output.table(None, "", "")
+    # On a screen that is drawn over and over a line that is too long would be cut.
+    rows.title = Text(f"{target.path}  {time.strftime('%H:%M:%S', time.localtime(look.clock))}")
     rows.show_header = False
     who = f"process {look.writer}" if look.writer else "another process" if look.is_open else "nobody"
     rows.add_row("open for writing", who)

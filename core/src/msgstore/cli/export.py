@@ -1,0 +1,97 @@
+"""``export``: records as Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msgstore.bulk.jobs.export import ExportReport, plan_export
+from msgstore.cli import engines, options, output
+from msgstore.cli.scan import show_spots
+from msgstore.contract import Damage
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore.scan.bindings import bind_records
+
+_path = click.Path(path_type=Path)
+_SEGMENTS = 40
+"""More are not listed one by one for people."""
+
+
+@click.command()
+@click.argument("sources", metavar="PATH...", nargs=-1, required=True, type=_path)
+@click.argument("destination", metavar="DEST", type=_path)
+@click.option("--columns", default="", metavar="NAME,...", help="Of the files, instead of all: the fewer, the faster.")
+@click.option("--partition-by", default="", metavar="NAME,...", help="Columns that make directories, as in DEST/format=v2.")
+@click.option("--body", metavar="NAME", help="Body codec, such as erlang, that decodes bodies into columns of their own.")
+@options.records
+@engines.options
+@options.as_json
+def export(
+    sources: tuple[Path, ...],
+    destination: Path,
+    columns: str,
+    partition_by: str,
+    body: str | None,
+    records: tuple[tuple[str, int], ...],
+    wanted: engines.Wanted,
+    as_json: bool,
+) -> None:
+    """Write the records in PATH as Parquet files into DEST: where each stands, its id and body, and what its type adds.
+
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The rows are all whole
+    records that scan reports, alive or not; a copy of an id in another segment is a row, too. Columns: store, file, format,
+    offset, size, type, id, body, and those that record types and the codec declare. DEST must not exist, or be empty; it
+    appears when it is complete.
+
+    \b
+    Examples:
+      msgstore export msg_store_persistent messages --body erlang
+      msgstore export data/orders ids --columns id,file,offset,size
+      msgstore export '/backups/*/msg_store_persistent' all --partition-by store,format
+    """
+    catalogue = load_catalogue()
+    job = plan_export(
+        catalogue,
+        sources,
+        destination,
+        columns=_names(columns),
+        partition_by=_names(partition_by),
+        body=body,
+        records=bind_records(catalogue, records, "--record"),
+    )
+    engine = wanted.make(catalogue, job.size)
+    with output.progress("exporting", quiet=as_json) as progress:
+        report = engine.export(job, progress)
+    (_emit if as_json else _show)(report)
+    if report.damage:
+        click.get_current_context().exit(1)
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _emit(report: ExportReport) -> None:
+    for found in report.inputs:
+        output.emit(found.as_json())
+    for spot in report.damage:
+        output.emit(spot.as_json())
+    output.emit(report.as_json())
+
+
+def _show(report: ExportReport) -> None:
+    console = output.Terminal()
+    if len(report.inputs) <= _SEGMENTS:
+        title = f"{', '.join(report.sources)} to {report.destination}"
+        rows = output.table(title, "file", "format", "size", "rows", "bodies", right="size rows bodies")
+        for found in reversed(report.inputs):
+            rows.add_row(
+                found.path, found.format, output.size(found.size), output.count(found.rows), output.size(found.body_bytes)
+            )
+        console.print(rows)
+        console.print()
+    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    files = output.plural(report.files, "file")
+    console.print(f"{output.plural(report.rows, 'row')} in {files} of {output.size(report.written)}, {report.destination}")
+    console.print(f"columns: {', '.join(report.columns)}", style="dim")

@@ -1,0 +1,73 @@
+"""``import``: rows of Parquet files or lines of JSON, in a fresh store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msgstore.bulk.jobs.importing import plan_import
+from msgstore.cli import engines, options, output
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore.scan import bind_records
+
+
+@click.command("import")
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--index", default="ets", metavar="NAME", show_default=True, help="Index of the new store.")
+@click.option("--format", "form", default="v2", metavar="NAME", show_default=True, help="Format of the new store.")
+@click.option("--record", default="message", metavar="NAME", show_default=True, help="Record type of the new store.")
+@click.option(
+    "--bind", "records", type=options.binding, multiple=True, metavar="NAME=BYTE", help="The type byte of a record type."
+)
+@click.option("--body", default="raw", metavar="NAME", show_default=True, help="Body codec: bodies must be valid for it.")
+@click.option("--ignore-others", is_flag=True, help="Leave out columns and members that a store does not keep.")
+@engines.options
+@options.as_json
+def import_(
+    sources: tuple[str, ...],
+    destination: Path,
+    index: str,
+    form: str,
+    record: str,
+    records: tuple[tuple[str, int], ...],
+    body: str,
+    ignore_others: bool,
+    wanted: engines.Wanted,
+    as_json: bool,
+) -> None:
+    """Make a fresh store at DEST of messages in Parquet files or JSON Lines.
+
+    SRC is a file, a directory of files, or a glob. Parquet (*.parquet, needs pyarrow): columns id (16 bytes, or 32 hexadecimal
+    digits), body (binary) and perhaps references. JSON Lines (*.jsonl, *.ndjson, *.json): id, body (base64) or text, and
+    perhaps references. Without these each message has one. A row that comes twice is one message. DEST appears when complete.
+
+    \b
+    Examples:
+      msgstore import exported rescued
+      msgstore import messages.jsonl store --index lmdb --json
+    """
+    catalogue = load_catalogue()
+    job = plan_import(
+        catalogue,
+        sources,
+        destination,
+        index=index,
+        format=form,
+        record=record,
+        body=body,
+        records=bind_records(catalogue, records, "--bind"),
+        ignore_others=ignore_others,
+    )
+    engine = wanted.make(catalogue, job.size)
+    with output.progress("importing", quiet=as_json) as progress:
+        report = engine.import_messages(job, progress)
+    if as_json:
+        output.emit(report.as_json())
+        return
+    twice = f", {report.rows - report.messages:,} rows came again" if report.rows > report.messages else ""
+    click.echo(
+        f"{output.plural(report.messages, 'message')} imported from {output.plural(report.files, 'file')}{twice}; "
+        f"{report.destination}: {output.size(report.bytes)}"
+    )

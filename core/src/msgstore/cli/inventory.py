@@ -1,0 +1,152 @@
+"""``inventory``: what there is in any number of stores, how much of it is garbage, and what collecting would give back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from msgstore.bulk.jobs.inventory import plan_inventory
+from msgstore.bulk.jobs.stock_report import InventoryReport, PolicyStock, SegmentStock, totals
+from msgstore.cli import engines, options, output
+from msgstore.cli.scan import show_spots, show_types
+from msgstore.contract import Damage
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore.scan import bind_records
+
+_SEGMENTS = 40
+"""More are not listed one by one for people."""
+
+
+@click.command()
+@options.paths
+@click.option(
+    "--refcounts",
+    "counts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Without it each store's own, if it has some.",
+)
+@options.records
+@engines.options
+@options.as_json
+def inventory(
+    paths: tuple[Path, ...], counts: Path | None, records: tuple[tuple[str, int], ...], wanted: engines.Wanted, as_json: bool
+) -> None:
+    """Count what is in PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would give back.
+
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob. It is only read, and may be in use. The
+    policies are all that are installed, with the options that they give as examples; where nobody knows what is dead, all is
+    taken to be alive.
+
+    \b
+    Examples:
+      msgstore inventory data/orders
+      msgstore inventory /var/lib/rabbitmq/mnesia --refcounts classes/class=live
+      msgstore inventory '/backups/*/msg_store_persistent' --json
+    """
+    catalogue = load_catalogue()
+    bound = bind_records(catalogue, records, "--record")
+    job = plan_inventory(catalogue, paths, time.time(), counts=counts, records=bound)
+    engine = wanted.make(catalogue, job.size)
+    with output.progress("counting", quiet=as_json) as progress:
+        report = engine.inventory(job, progress)
+    (_emit if as_json else _show)(report)
+    if report.damage:
+        click.get_current_context().exit(1)
+
+
+def _emit(report: InventoryReport) -> None:
+    for store in report.stores:
+        for segment in store.segments:
+            output.emit(segment.as_json())
+        output.emit(store.as_json())
+    for spot in report.damage:
+        output.emit(spot.as_json())
+    output.emit(report.as_json())
+
+
+def _show(report: InventoryReport) -> None:
+    console = output.Terminal()
+    listed = list(report.segments())
+    for store in report.stores if len(listed) <= _SEGMENTS else ():
+        typed = _typed(store.segments)
+        rows = _table(store.path, "file", "format", typed=typed)
+        for segment in reversed(store.segments):
+            numbers = _numbers(totals([segment]), typed=typed)
+            rows.add_row(Path(segment.path).name, segment.format, *numbers, _state(segment))
+        console.print(rows)
+        console.print()
+    if len(report.stores) > 1 or len(listed) > _SEGMENTS:
+        typed = _typed(listed)
+        rows = _table(None, "store", "segments", typed=typed)
+        stores = [(store.path, list(store.segments)) for store in report.stores]
+        for path, segments in [*stores, ("all together", listed)]:
+            sums = totals(segments)
+            states = ", ".join(f"{count:,} {state}" for state, count in sums["states"].items())
+            rows.add_row(path, f"{len(segments):,}", *_numbers(sums, typed=typed), states)
+        rows.rows[-1].style = "bold"
+        console.print(rows)
+        console.print()
+    _show_policies(console, report.policies())
+    unasked = [store.unasked for store in report.stores if store.unasked]
+    if unasked:
+        console.print(f"of {output.plural(len(unasked), 'store')} no policy was asked: {unasked[0]}", style="dim")
+    unknown = sum(not store.counts for store in report.stores)
+    if unknown:
+        console.print(
+            f"of {output.plural(unknown, 'store')} nobody knows what is dead, so all is taken to be alive (--refcounts)",
+            style="dim",
+        )
+    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+
+
+def _typed(segments: Iterable[SegmentStock]) -> bool:
+    """Whether there are types of records to speak of."""
+    return bool(show_types(totals(segments)["types"]))
+
+
+def _table(title: str | None, *first: str, typed: bool) -> Any:
+    numbers = ("live", "garbage", "of it", "holes", "copies", "damaged", "state")
+    columns = (*first, "size", "records", *(["types"] if typed else []), *numbers)
+    return output.table(title, *columns, right="segments size records live garbage holes copies damaged")
+
+
+def _numbers(sums: dict[str, Any], *, typed: bool) -> list[Any]:
+    return [
+        output.size(sums["size"]),
+        output.count(sums["records"]),
+        *([show_types(sums["types"])] if typed else []),
+        "?" if sums["live"] is None else output.count(sums["live"]),
+        output.size(sums["garbage"]),
+        f"{sums['fragmentation']:.0%}",
+        output.count(sums["holes"]),
+        output.count(sums["duplicates"], "yellow"),
+        output.size(sums["damaged"]),
+    ]
+
+
+def _state(segment: SegmentStock) -> Any:
+    return output.state(segment.state) if segment.state in output.STATE_STYLES else segment.state
+
+
+def _show_policies(console: output.Terminal, policies: list[PolicyStock]) -> None:
+    if not policies:
+        return
+    rows = output.table(
+        "what policies would do", "policy", "options", "gives back", "messages lost", "steps", right="gives back"
+    )
+    for policy in policies:
+        steps = ", ".join(f"{what} {count:,}" for what, count in policy.steps.items()) or "nothing"
+        rows.add_row(
+            policy.name,
+            policy.options,
+            output.size(policy.gives_back),
+            output.count(policy.messages_lost, "bold red"),
+            policy.errors[0] if policy.errors else steps,
+        )
+    console.print(rows)
+    console.print()

@@ -1,0 +1,107 @@
+"""``migrate``: the segments of a store in another format, in place or as a fresh store."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import click
+
+from msgstore.bulk.fresh.commit import check_destination
+from msgstore.bulk.jobs.salvage import plan_salvage
+from msgstore.cli import engines, options, output
+from msgstore.cli.checking import found_damage
+from msgstore.cli.maintain import report
+from msgstore.cli.salvage import emit, show
+from msgstore.cli.stores import Target, find_store
+from msgstore.config import Backend
+from msgstore.contract import ConfigError
+from msgstore.directory import SETTINGS
+
+
+@click.command()
+@options.store
+@click.argument("destination", metavar="[DEST]", required=False, type=click.Path(path_type=Path))
+@click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
+@options.config_file
+@options.refcounts
+@engines.options
+@options.as_json
+def migrate(
+    store: str,
+    destination: Path | None,
+    to_format: str,
+    config_file: Path | None,
+    refcounts_file: Path | None,
+    wanted: engines.Wanted,
+    as_json: bool,
+) -> None:
+    """Rewrite a store's segments in FORMAT: in place, or into a fresh store at DEST.
+
+    In place each segment of an older format is rewritten and then deleted, and new messages are written in FORMAT from then on.
+    With DEST the store is only read, by the engine that is asked for, and everything that has a reference is copied, with its
+    count; if such a message is missing or damaged, there is an error and no DEST.
+
+    \b
+    Examples:
+      msgstore migrate data/orders --to v2
+      msgstore migrate msg_store_persistent --to v2 --refcounts counts.csv
+      msgstore migrate msg_store_persistent fresh --to v2 --refcounts counts.csv --processes 8
+    """
+    target = find_store(store, config_file)
+    if destination is not None:
+        _copy(target, destination, to_format, refcounts_file, wanted, as_json=as_json)
+        return
+    if wanted != engines.Wanted():
+        raise ConfigError("migrate: in place a store rewrites its own segments; engines copy, so name a DEST as well")
+    form = target.config.format if target.config.format.name == to_format else Backend(to_format)
+    # Opening must neither refuse what is about to be migrated, nor do it unseen.
+    target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
+    with (
+        target.open("rw", options.read_refcounts(refcounts_file)) as opened,
+        output.progress("migrating", quiet=as_json) as progress,
+    ):
+        spots = found_damage(target, opened)
+        done = opened.migrate(progress=progress)
+    report(done, [], spots, "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
+
+
+def _copy(
+    target: Target, destination: Path, to_format: str, refcounts: Path | None, wanted: engines.Wanted, *, as_json: bool
+) -> None:
+    with _counts(target, refcounts, destination) as counts:
+        job = plan_salvage(
+            target.catalogue,
+            [target.path],
+            destination,
+            index=target.config.index.name,
+            format=to_format,
+            body=target.config.body.name,
+            counts=counts,
+            complete=True,
+        )
+        engine = wanted.make(target.catalogue, job.size)
+        with output.progress("migrating", quiet=as_json) as progress:
+            done = engine.salvage(job, progress)
+    (emit if as_json else show)(done)
+    if done.damage:
+        click.get_current_context().exit(1)
+
+
+@contextlib.contextmanager
+def _counts(target: Target, given: Path | None, destination: Path) -> Iterator[Path | None]:
+    """A file of the counts that the copy is made with: those that were given, else those of a store that keeps some. It stands
+    beside the destination, which every worker of an engine sees."""
+    if given is not None or not (target.path / SETTINGS).exists():
+        yield given
+        return
+    check_destination(destination, [target.path])
+    name = f".{destination.name}.counts-"
+    with tempfile.NamedTemporaryFile("w", dir=destination.parent, prefix=name, suffix=".csv", encoding="ascii") as file:
+        with target.open("r") as opened:
+            file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())
+        file.flush()
+        yield Path(file.name)

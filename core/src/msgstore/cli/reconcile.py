@@ -1,0 +1,94 @@
+"""``reconcile``: records against changes of reference counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msgstore.bulk.jobs.reconcile import CLASSES, ReconcileReport, plan_reconcile
+from msgstore.cli import engines, options, output
+from msgstore.cli.scan import show_spots
+from msgstore.contract import Damage
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore.scan import bind_records
+
+_path = click.Path(path_type=Path)
+_NAMED = 5
+"""Ids of a class that people are shown."""
+_STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
+
+
+@click.command()
+@options.paths
+@click.option(
+    "--deltas",
+    type=_path,
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Lines 'id,count', or Parquet, or a directory of Parquet; all counts of an id are added up. May be given again.",
+)
+@click.option("--to", type=_path, metavar="DIR", help="Write the ids of each class there, as Parquet.")
+@options.records
+@engines.options
+@options.as_json
+def reconcile(
+    paths: tuple[Path, ...],
+    deltas: tuple[Path, ...],
+    to: Path | None,
+    records: tuple[tuple[str, int], ...],
+    wanted: engines.Wanted,
+    as_json: bool,
+) -> None:
+    """Compare the records in PATH with changes of reference counts: what is alive, garbage, lost, or counted wrong.
+
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob; nothing is written there. Good records
+    are those that salvage would copy, behind damage too. DIR must not exist, or be empty; DIR/class=live is what --refcounts of
+    other verbs takes. Exit code 1: damage, lost messages, or negative counts.
+
+    \b
+    Examples:
+      msgstore reconcile msg_store_persistent --deltas counts.csv
+      msgstore reconcile /backups/node1 --deltas monday.parquet --deltas tuesday.parquet --to classes
+      msgstore salvage /backups/node1 rescued --refcounts classes/class=live
+    """
+    catalogue = load_catalogue()
+    job = plan_reconcile(catalogue, paths, deltas, to=to, records=bind_records(catalogue, records, "--record"))
+    engine = wanted.make(catalogue, job.size)
+    with output.progress("reconciling", quiet=as_json) as progress:
+        report = engine.reconcile(job, progress)
+    (_emit if as_json else _show)(report)
+    if not report.agrees:
+        click.get_current_context().exit(1)
+
+
+def _emit(report: ReconcileReport) -> None:
+    for spot in report.damage:
+        output.emit(spot.as_json())
+    for named in report.named_as_json():
+        output.emit(named)
+    output.emit(report.as_json())
+
+
+def _show(report: ReconcileReport) -> None:
+    console = output.Terminal()
+    title = f"{', '.join(report.sources)} with {output.plural(report.changes, 'change')} of {', '.join(report.deltas)}"
+    rows = output.table(title, "class", "ids", "references", "records", "size", "meaning", right="ids references records size")
+    for name, found in report.classes.items():
+        rows.add_row(
+            name,
+            output.count(found.ids, _STYLES.get(name, "")),
+            output.count(found.references),
+            output.count(found.records),
+            output.size(found.size),
+            CLASSES[name],
+        )
+    console.print(rows)
+    console.print()
+    for name, named in report.named.items():
+        if named:
+            first = ", ".join(f"{msg_id.hex()} ({count:+,})" for msg_id, count in named[:_NAMED])
+            more = report.classes[name].ids - _NAMED
+            console.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", style=_STYLES[name])
+    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
