@@ -1,0 +1,73 @@
+"""The conformance kit: what every backend has to keep, as tests. Needs the extra ``testing`` (pytest, hypothesis).
+
+Without a line of the author's::
+
+    pytest --pyargs msgstore.testing.suite --msgstore-dist acme-audit-record
+
+runs every test for every descriptor that the distribution registers. Or subclass, in a test module of your own, and say what
+to test; the tests come with the class::
+
+    from msgstore.testing import IndexTests, Subject
+
+    class TestMine(IndexTests):
+        @pytest.fixture
+        def subject(self):
+            return Subject.of(IndexDescriptor(name="mine", contract=(2, 1), factory="acme.index:Mine"))
+
+A test asks for capabilities, never for names, and is skipped where the descriptor does not claim one; the end of the run lists
+what was skipped for which. A test that a subclass deletes or overrides fails the run, unless it is marked with
+:func:`replaces` and a reason; one that the run leaves out does, unless ``--msgstore-partial`` gives one.
+
+Names are imported at first use: pytest imports this package wherever msgstore is installed, with the extra or without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msgstore.testing.bodies import BodyCodecTests
+    from msgstore.testing.combinations import CombinationTests
+    from msgstore.testing.descriptors import DescriptorTests
+    from msgstore.testing.formats import SegmentFormatTests
+    from msgstore.testing.guard import KitTests, replaces
+    from msgstore.testing.indexes import IndexTests
+    from msgstore.testing.observers import ObserverTests
+    from msgstore.testing.policies import GcPolicyTests
+    from msgstore.testing.records import RecordTypeTests
+    from msgstore.testing.subjects import Subject
+
+_LATE = {
+    "BodyCodecTests": "msgstore.testing.bodies",
+    "CombinationTests": "msgstore.testing.combinations",
+    "DescriptorTests": "msgstore.testing.descriptors",
+    "GcPolicyTests": "msgstore.testing.policies",
+    "IndexTests": "msgstore.testing.indexes",
+    "KitTests": "msgstore.testing.guard",
+    "ObserverTests": "msgstore.testing.observers",
+    "RecordTypeTests": "msgstore.testing.records",
+    "SegmentFormatTests": "msgstore.testing.formats",
+    "Subject": "msgstore.testing.subjects",
+    "replaces": "msgstore.testing.guard",
+}
+
+__all__ = [
+    "BodyCodecTests",
+    "CombinationTests",
+    "DescriptorTests",
+    "GcPolicyTests",
+    "IndexTests",
+    "KitTests",
+    "ObserverTests",
+    "RecordTypeTests",
+    "SegmentFormatTests",
+    "Subject",
+    "replaces",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
+    raise AttributeError(f"module 'msgstore.testing' has no attribute {name!r}")

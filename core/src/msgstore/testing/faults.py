@@ -1,0 +1,233 @@
+"""File layers that count operations, fail at one of them, or end the process there; and copies of a directory as it is.
+
+The engine and indexes do their file operations through one object (:class:`msgstore.files.Files`). A test gives them one of
+these instead. A *change* is an operation that leaves a directory other than it was, or more durable.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from msgstore.files import Files
+
+CHANGES = (
+    "create", "create_directory", "pwrite", "sync", "sync_directory", "truncate", "set_mtime",
+    "unlink", "remove_tree", "replace",
+)  # fmt: skip
+OPENINGS = ("open_read", "open_write", "read_file")
+SECTOR = 512
+"""Bytes that a disk writes as one."""
+
+
+class UnsyncedFiles(Files):
+    """Does not wait for the disk: for tests of what is done, not of when it is durable."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+class Crash(BaseException):
+    """The process ended here. Not an Exception: nothing may handle it."""
+
+
+class RecordingFiles(UnsyncedFiles):
+    """Counts: every operation as (name, path or None, bytes). A sync is counted, and not waited for."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[str, str, int]] = []
+        self._paths: dict[int, str] = {}
+        self.pread = self._pread
+
+    def count(self, *names: str) -> int:
+        return sum(1 for name, _, _ in self.operations if name in names)
+
+    def changes(self) -> list[tuple[str, str, int]]:
+        return [operation for operation in self.operations if operation[0] in CHANGES]
+
+    def _note(self, name: str, path: object, size: int = 0) -> None:
+        self.operations.append((name, str(path), size))
+
+    def open_read(self, path: Path) -> int:
+        self._note("open_read", path)
+        return self._opened(super().open_read(path), path)
+
+    def open_write(self, path: Path) -> int:
+        self._note("open_write", path)
+        return self._opened(super().open_write(path), path)
+
+    def create(self, path: Path) -> int:
+        self._note("create", path)
+        return self._opened(super().create(path), path)
+
+    def _opened(self, fd: int, path: Path) -> int:
+        self._paths[fd] = path.name
+        return fd
+
+    def _pread(self, fd: int, size: int, offset: int, /) -> bytes:
+        self._note("pread", self._paths.get(fd), size)
+        return Files.pread(fd, size, offset)
+
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        self._note("pwrite", self._paths.get(fd), len(data))
+        super().pwrite(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self._note("sync", self._paths.get(fd))
+        super().sync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        self._note("sync_directory", path)
+        super().sync_directory(path)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._note("truncate", self._paths.get(fd), size)
+        super().truncate(fd, size)
+
+    def set_mtime(self, path: Path, mtime_ns: int) -> tuple[int, int]:
+        self._note("set_mtime", path)
+        return super().set_mtime(path, mtime_ns)
+
+    def unlink(self, path: Path) -> None:
+        self._note("unlink", path)
+        super().unlink(path)
+
+    def create_directory(self, path: Path) -> None:
+        self._note("create_directory", path)
+        super().create_directory(path)
+
+    def remove_tree(self, path: Path) -> None:
+        self._note("remove_tree", path)
+        super().remove_tree(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._note("replace", target)
+        super().replace(source, target)
+
+    def read_file(self, path: Path) -> bytes:
+        self._note("read_file", path)
+        return super().read_file(path)
+
+
+class StoppingFiles(RecordingFiles):
+    """Ends the process at the ``stop``-th change, before it; for a write, after its first ``torn`` bytes if that is given.
+
+    Once stopped, every change raises: no clean-up runs in a process that is gone.
+    """
+
+    def __init__(self, stop: int, torn: int = 0) -> None:
+        super().__init__()
+        self._left = stop
+        self._torn = torn
+        self.stopped = False
+
+    def _note(self, name: str, path: object, size: int = 0) -> None:
+        super()._note(name, path, size)
+        if name in CHANGES:
+            if self._left == 0:
+                self.stopped = True
+                raise Crash
+            self._left -= 1
+
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        if self._left == 0 and not self.stopped and self._torn:
+            Files.pwrite(self, fd, memoryview(data)[: self._torn], offset)
+        super().pwrite(fd, data, offset)
+
+
+class FailingFiles(RecordingFiles):
+    """Fails the ``fail``-th change or opening, counted from 0, once; never if that is None."""
+
+    def __init__(self, fail: int | None = None, *, error: int = errno.EIO) -> None:
+        super().__init__()
+        self.fail = fail
+        self.error = error
+        self.failed = ""
+        """What failed, and on which path."""
+
+    def _note(self, name: str, path: object, size: int = 0) -> None:
+        super()._note(name, path, size)
+        if self.fail is not None and name in (*CHANGES, *OPENINGS):
+            self.fail -= 1
+            if self.fail == -1:
+                self.fail = None
+                self.failed = f"{name} {path}"
+                raise OSError(self.error, os.strerror(self.error))
+
+
+def crash_points(whole: RecordingFiles, *, inside_sectors: bool = False) -> list[tuple[int, int]]:
+    """(stop, torn) for :class:`StoppingFiles`: before each change that a whole run made, and inside each write, at every end of
+    a sector; at the middle of shorter ones, too, if ``inside_sectors``."""
+    points = []
+    for stop, (name, _, size) in enumerate(whole.changes()):
+        points.append((stop, 0))
+        if name == "pwrite":
+            points += [(stop, torn) for torn in range(SECTOR, size, SECTOR)]
+            if inside_sectors and 1 < size <= SECTOR:
+                points.append((stop, size // 2))
+    return points
+
+
+def copy_of(directory: Path, target: Path) -> Path:
+    """What a process that is killed now leaves. ``target`` is made; holes in files stay holes."""
+
+    def copy(source: str, to: str) -> str:
+        _copy_data(Path(source), Path(to))
+        shutil.copystat(source, to)
+        return to
+
+    return Path(shutil.copytree(directory, target, copy_function=copy))
+
+
+def _copy_data(source: Path, target: Path) -> None:
+    size = source.stat().st_size
+    with source.open("rb") as reading, target.open("wb") as writing:
+        for begin, end in _data(reading.fileno(), size):
+            reading.seek(begin)
+            writing.seek(begin)
+            writing.write(reading.read(end - begin))
+        writing.truncate(size)
+
+
+def _data(fd: int, size: int) -> list[tuple[int, int]]:
+    """The spans of a file that are not holes, as far as the system tells."""
+    if not hasattr(os, "SEEK_DATA"):
+        return [(0, size)]
+    spans, at = [], 0
+    while at < size:
+        try:
+            begin = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole is left
+                break
+            return [(0, size)]
+        at = os.lseek(fd, begin, os.SEEK_HOLE)
+        spans.append((begin, min(at, size)))
+    return spans
+
+
+Listing = dict[str, tuple[int, int]]
+
+
+def listing(directory: Path) -> Listing:
+    """Name to (bytes, time of the last change in nanoseconds) of everything below a directory, and of itself."""
+    found = {}
+    for path in [directory, *directory.rglob("*")]:
+        status = path.stat()
+        found[path.relative_to(directory).as_posix()] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def stopped(run: Callable[[], object]) -> bool:
+    """Whether ``run`` ended in a :class:`Crash`."""
+    try:
+        run()
+    except Crash:
+        return True
+    return False

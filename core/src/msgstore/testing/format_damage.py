@@ -1,0 +1,207 @@
+"""What a segment format makes of bytes that nobody wrote: ends that are cut off, flipped bits, inputs that are made to hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from msgstore.contract import End, SegmentFormat
+from msgstore.testing.data import Batch, batches, numbered, texts, tried
+from msgstore.testing.guard import KitTests
+from msgstore.testing.hostile import HOSTILE, hostile
+from msgstore.testing.limits import is_linear, peak_of, within
+from msgstore.testing.segments import Placed, check_records, check_scan, expected, made, rows, written
+from msgstore.testing.subjects import Subject
+
+HANG = 20.0
+"""Seconds of the processor, after which a test gives up."""
+MULTIPLE, BESIDE = 16, 2 * 2**20
+"""A scan takes no more memory than so many times the size of the segment, and so many bytes beside."""
+SIZE = 60_000
+"""Bytes of the smaller inputs that are timed; the larger ones have four times as many."""
+
+
+class DamageTests(KitTests):
+    kinds = ("format",)
+
+    @tried(15)
+    @given(messages=batches(texts, least=1, most=5))
+    def test_a_write_that_is_cut_off(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that a crash inside a write costs records that were whole, that half a record is taken for one, or
+        that recovery cannot tell a cut from damage: the end is ``torn``, where the record that was cut off begins."""
+        form = made(subject)
+        data, placed = written(form, messages)
+        ends = [len(form.header), *(record.end for record in placed)]
+        for whole, (begin, end) in enumerate(pairwise(ends)):
+            for cut in range(begin, end):
+                scan = form.scan(data[:cut])
+                check_scan(form, data[:cut], scan)
+                check_records(form, data, scan.records, placed[:whole])
+                if cut == begin:
+                    assert scan.end == End("clean", begin)
+                elif data[begin:cut].strip(b"\0"):  # zeros may as well be a hole
+                    assert scan.end == End("torn", begin, scan.end.reason), f"cut at {cut}"
+
+    def test_a_header_that_is_cut_off_or_wrong(self, subject: Subject) -> None:
+        """A failure means that a file which a crash has left without a whole header stops the scan of a store, or that a
+        header which is not this format's is called ``ok``."""
+        form = made(subject)
+        data, _ = written(form, numbered(3, b"body"))
+        for cut in range(len(form.header)):
+            scan = form.scan(data[:cut])
+            check_scan(form, data[:cut], scan)
+            assert (scan.end.state, len(scan.records)) in (("torn", 0), ("corrupt", 0)) or cut == 0, f"cut at {cut}"
+        if form.header:
+            assert form.scan(data).header == "ok"
+            wrong = bytes(byte ^ 0xFF for byte in form.header) + data[len(form.header) :]
+            check_scan(form, wrong, form.scan(wrong))
+            assert form.scan(wrong).header not in (None, "ok")
+
+    @tried(6)
+    @given(messages=batches(texts, least=2, most=5))
+    def test_a_flipped_bit(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that one wrong bit makes a scan or a read raise, hang or eat memory, or costs records that stand
+        before it."""
+        form = made(subject)
+        data, placed = written(form, messages)
+        with within(HANG):
+            begin = len(form.header)
+            for at in (*range(0, begin, begin // 64 + 1), *range(begin, len(data))):
+                for bit in range(8):
+                    flipped = bytearray(data)
+                    flipped[at] ^= 1 << bit
+                    check_flipped(form, bytes(flipped), placed, at)
+
+    @tried(150)
+    @given(data=st.binary(max_size=400), start=st.integers(0, 420), headed=st.booleans())
+    def test_arbitrary_bytes(self, subject: Subject, data: bytes, start: int, headed: bool) -> None:
+        """A failure means that ``scan`` or ``find_chain`` raises for bytes that it is given, or tells of them what is not so:
+        each byte is told once, whatever it is."""
+        form = made(subject)
+        check_anything(form, form.header + data if headed else data, start)
+
+    @tried(120)
+    @given(messages=batches(least=1), noise=st.data())
+    def test_records_and_noise(self, subject: Subject, messages: Batch, noise: st.DataObject) -> None:
+        """A failure means the same as for arbitrary bytes; these are records with some bytes overwritten, left out or put in
+        between, which a scan gets further into."""
+        form = made(subject)
+        data, _ = written(form, messages)
+        for _ in range(noise.draw(st.integers(1, 4))):
+            at = noise.draw(st.integers(0, len(data)))
+            data = data[:at] + noise.draw(st.binary(max_size=9)) + data[at + noise.draw(st.integers(0, 9)) :]
+        check_anything(form, data, noise.draw(st.integers(0, len(data))))
+
+    @tried(60)
+    @given(
+        before=st.integers(1, 4),
+        spot=st.one_of(
+            st.binary(min_size=1, max_size=40), st.integers(1, 40).map(bytes), st.integers(1, 40).map(lambda n: b"\xff" * n)
+        ),
+        overwritten=st.booleans(),
+        body=texts,
+    )
+    def test_records_behind_a_corrupt_spot(
+        self, subject: Subject, before: int, spot: bytes, overwritten: bool, body: bytes
+    ) -> None:
+        """A failure means that salvage loses every record behind the first damaged one: either ``scan`` goes on by itself, or
+        ``find_chain`` finds where records begin again. It must not pass over records to find more that hold."""
+        form = made(subject)
+        messages = numbered(before + 31, body)
+        data, placed = written(form, messages)
+        if overwritten:  # the head of a record
+            at = placed[before].offset
+            data = data[:at] + (spot * 20)[:20] + data[at + 20 :]
+        else:  # something between two records
+            at, size = placed[before].offset, len(spot)
+            data = data[:at] + spot + data[at:]
+            placed = placed[:before] + [Placed(r.msg_id, r.body, r.offset + size, r.size) for r in placed[before:]]
+        with within(HANG):
+            found = salvaged(form, data)
+        phantoms = found - set(expected(placed))
+        assume(not any(offset + size > placed[-8].offset for _, offset, size in phantoms))
+        assert set(expected(placed[:before])) <= found, "records before the spot are lost"
+        # Beside them a wrong size may swallow what comes next.
+        assert set(expected(placed[-8:])) <= found, "records behind the spot are lost"
+
+    @tried(30)
+    @given(garbage=st.binary(min_size=1, max_size=30), count=st.integers(1, 12), length=st.integers(1, 10))
+    def test_find_chain_finds_the_first_chain(self, subject: Subject, garbage: bytes, count: int, length: int) -> None:
+        """A failure means that ``find_chain`` passes over records, finds some where there are none, or looks before ``start``.
+        A format whose scan finds its own way always answers None."""
+        form = made(subject)
+        data, placed = written(form, numbered(count, b"body"))
+        if form.find_chain(data, len(form.header), length) is None:
+            with_spot = form.header + garbage + data[len(form.header) :]
+            assert rows(form.scan(with_spot).records)[-1:], "neither scan nor find_chain gets behind a corrupt spot"
+            return
+        for record in placed:
+            assert form.find_chain(data, record.offset, length) == record.offset
+            behind = form.find_chain(data, record.offset + 1, length)
+            later = next((other.offset for other in placed if other.offset > record.offset), None)
+            assert behind is None if later is None else (behind is not None and record.offset < behind <= later)
+        assert form.find_chain(data, len(data), length) is None
+        assert form.find_chain(data, len(data) + 1, length) is None
+
+    @pytest.mark.parametrize("kind", HOSTILE)
+    def test_hostile_segments(self, subject: Subject, kind: str) -> None:
+        """A failure means that somebody who can write into a store's directory can stop who reads it: the time of ``scan`` or
+        ``find_chain`` grows faster than the file, or their memory is a large multiple of it."""
+        form = made(subject)
+        with within(HANG):
+            for call in (form.scan, partial(form.find_chain, start=0)):
+                assert is_linear(partial(_on_hostile, call, form, kind), SIZE), f"the time of {call}"
+            data = hostile(form, kind, 4 * SIZE)
+            for call in (form.scan, partial(form.find_chain, start=0)):
+                assert peak_of(partial(call, data)) <= MULTIPLE * len(data) + BESIDE, f"the memory of {call}"
+            check_anything(form, data, len(form.header))
+
+    def test_sizes_that_lie(self, subject: Subject) -> None:
+        """A failure means that memory is taken for the size that a record claims, before it is compared with the file's."""
+        form = made(subject)
+        data, placed = written(form, numbered(2, b"body"))
+        for at in range(len(data) - placed[-1].size, len(data)):
+            lying = data[:at] + b"\xff" * 4 + data[at + 4 :]
+            assert peak_of(partial(form.scan, lying)) <= BESIDE
+
+
+def _on_hostile(call: Callable[[bytes], object], form: SegmentFormat, kind: str, size: int) -> Callable[[], object]:
+    return partial(call, hostile(form, kind, size))
+
+
+def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
+    check_scan(form, data, form.scan(data))
+    for begin in {min(start, len(data)), len(form.header)}:
+        if begin <= len(data):
+            check_scan(form, data, form.scan(data, start=begin), begin)
+    form.scan(data, check_body=lambda body: len(body) % 3 == 0)
+    found = form.find_chain(data, start)
+    assert found is None or start <= found < len(data), f"a chain at {found}, asked for from {start} on"
+    if found is not None:
+        scan = form.scan(data, start=found)
+        assert len(scan.records) or scan.damage, f"no record at {found}, where find_chain has found some"
+
+
+def check_flipped(form: SegmentFormat, data: bytes, placed: list[Placed], at: int) -> None:
+    scan = form.scan(data)
+    check_scan(form, data, scan)
+    form.find_chain(data, len(form.header))
+    if at >= len(form.header):
+        before = expected([record for record in placed if record.end <= at])
+        assert rows(scan.records)[: len(before)] == before, f"a flipped bit at {at} costs records that stand before it"
+
+
+def salvaged(form: SegmentFormat, data: bytes) -> set[tuple[bytes, int, int]]:
+    """What a salvage finds that goes from chain to chain."""
+    start: int | None = len(form.header)
+    found: set[tuple[bytes, int, int]] = set()
+    while start is not None:
+        scan = form.scan(data, start=start)
+        found.update(rows(scan.records), rows(scan.duplicates))
+        start = form.find_chain(data, scan.end.offset + 1) if scan.end.state != "clean" else None
+    return found

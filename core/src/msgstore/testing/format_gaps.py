@@ -1,0 +1,206 @@
+"""Compaction in place, as a segment format takes part in it: what may be found between any two writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from random import Random
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgstore.contract import Capability, End, SegmentFormat
+from msgstore.contract.formats import Write
+from msgstore.testing.data import numbered, tried
+from msgstore.testing.guard import KitTests
+from msgstore.testing.segments import Placed, check_body, check_scan, expected, made, rows, written
+from msgstore.testing.subjects import Subject
+
+SECTOR = 512
+"""What a disk writes whole or not at all, at the least."""
+
+_sizes = st.one_of(st.integers(0, 60), st.integers(400, 700))
+
+
+class GapTests(KitTests):
+    """For formats that claim SELF_DESCRIBING: the segments of others are not changed in place."""
+
+    kinds = ("format",)
+
+    @tried(60)
+    @given(
+        first=_sizes,
+        gaps=st.lists(st.lists(_sizes, min_size=1, max_size=3), min_size=1, max_size=3),
+        moved=st.lists(_sizes, max_size=5),
+        seed=st.integers(0, 2**32),
+    )
+    def test_a_crash_while_gaps_are_filled(
+        self, subject: Subject, first: int, gaps: list[list[int]], moved: list[int], seed: int
+    ) -> None:
+        """A failure means that a crash during a compaction costs messages. After and inside each of the three steps, whichever
+        of its sectors have reached the disk, a scan finds each record outside the gaps; ``inside`` must be hidden until
+        ``seal``, and what must not be torn must lie within one sector."""
+        subject.needs(Capability.SELF_DESCRIBING)
+        form = made(subject)
+        segment = Compacted.of(form, first, gaps, moved)
+        for state in segment.crashes(Random(seed)):
+            segment.check(state)
+        segment.check_filled()
+
+    @tried(30)
+    @given(first=_sizes, dead=st.lists(_sizes, min_size=2, max_size=4), moved=st.lists(_sizes, min_size=2, max_size=4))
+    def test_a_gap_that_was_filled_is_filled_again(
+        self, subject: Subject, first: int, dead: list[int], moved: list[int]
+    ) -> None:
+        """A failure means that ``fill_gap`` counts on a gap of dead records only. A gap is everything between two live records:
+        what an earlier compaction has left over in it, too."""
+        subject.needs(Capability.SELF_DESCRIBING)
+        form = made(subject)
+        segment = Compacted.of(form, first, [dead], moved)
+        fewer = attrs.evolve(
+            segment, data=segment.filled, gaps=[attrs.evolve(segment.gaps[0], moved=segment.gaps[0].moved[1:])]
+        )
+        for state in fewer.crashes(Random(1)):
+            fewer.check(state)
+        fewer.check_filled()
+
+    def test_whatever_is_left_over_is_no_record(self, subject: Subject) -> None:
+        """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
+        left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done."""
+        subject.needs(Capability.SELF_DESCRIBING)
+        form = made(subject)
+        _, (smallest,) = written(form, numbered(1))
+        for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
+            for left in range(30):
+                first = (at - len(form.header) - smallest.size) % SECTOR
+                segment = Compacted.of(form, first, [[left + 4]], [4])
+                for state in segment.crashes(Random(left)):
+                    segment.check(state)
+                segment.check_filled()
+
+    def test_room(self, subject: Subject) -> None:
+        """A failure means that ``gap_room`` promises more than there is, or that no gap ever has room, so that nothing is
+        compacted."""
+        subject.needs(Capability.SELF_DESCRIBING)
+        form = made(subject)
+        begin = len(form.header)
+        rooms = [form.gap_room(offset, size) for offset in range(begin, begin + SECTOR) for size in (1, 2, 5, 20, 100, 1000)]
+        sizes = [size for _ in range(SECTOR) for size in (1, 2, 5, 20, 100, 1000)]
+        assert all(0 <= room <= size for room, size in zip(rooms, sizes, strict=True))
+        large = rooms[5::6]
+        assert sum(room > 0 for room in large) >= SECTOR // 2, "less than half of the gaps of 1000 bytes have any room"
+
+
+@attrs.frozen
+class Gap:
+    offset: int
+    size: int
+    moved: Sequence[Placed]
+    """Where they were."""
+
+
+@attrs.frozen
+class Compacted:
+    """A segment with gaps between live records, and at its end records that move into them."""
+
+    form: SegmentFormat
+    data: bytes
+    live: Sequence[Placed]
+    """Everything outside the gaps, what is moved included."""
+    gaps: Sequence[Gap]
+
+    @classmethod
+    def of(cls, form: SegmentFormat, first: int, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
+        """With bodies of these sizes; of ``moved`` is moved what there is room for."""
+        sizes = [first, *(size for gap in gaps for size in (*gap, 9)), *moved]
+        random = Random(len(sizes))
+        data, placed = written(
+            form, [(msg_id, random.randbytes(size)) for (msg_id, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
+        )
+        live, at, found = placed[:1], 1, []
+        for gap in gaps:
+            begin, end = placed[at].offset, placed[at + len(gap)].offset
+            found.append((begin, end - begin))
+            live.append(placed[at + len(gap)])
+            at += len(gap) + 1
+        live += placed[at:]
+        filled = []
+        waiting = placed[at:]
+        for offset, size in found:
+            room, taken = form.gap_room(offset, size), 0
+            while taken < len(waiting) and sum(record.size for record in waiting[: taken + 1]) <= room:
+                taken += 1
+            filled.append(Gap(offset, size, waiting[:taken]))
+            waiting = waiting[taken:]
+        return cls(form, data, live, filled)
+
+    def steps(self) -> list[list[Write]]:
+        """The writes of all gaps together, step by step, as a store does them."""
+        steps: list[list[Write]] = [[], [], []]
+        for gap in self.gaps:
+            fill = self.form.fill_gap(gap.offset, gap.size, [self.data[record.offset : record.end] for record in gap.moved])
+            for step, writes in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
+                for offset, chunk in writes:
+                    inside = gap.offset <= offset and offset + len(chunk) <= gap.offset + gap.size
+                    assert inside, f"{len(chunk)} bytes at {offset} are not in the gap of {gap.size} bytes at {gap.offset}"
+                step += writes
+        return steps
+
+    def crashes(self, random: Random) -> Iterator[bytes]:
+        """What may be on disk, at any instant: everything of the steps before, and any sectors of the one that goes on."""
+        state = self.data
+        for step in self.steps():
+            pieces = list(_by_sector(step))
+            for number in range(len(pieces) + 1):
+                yield _after(state, pieces[:number])
+                yield _after(state, pieces[number:])
+            for _ in range(3):
+                yield _after(state, [piece for piece in pieces if random.getrandbits(1)])
+            state = _after(state, pieces)
+
+    @property
+    def filled(self) -> bytes:
+        return _after(self.data, [write for step in self.steps() for write in step])
+
+    def check(self, state: bytes) -> None:
+        """Every record outside the gaps is found where it is, and of each id the copy that counts is whole."""
+        scan = self.form.scan(state)
+        check_scan(self.form, state, scan)
+        found = {*rows(scan.records), *rows(scan.duplicates)}
+        lost = [f"{msg_id.hex()} at {offset}" for msg_id, offset, _ in expected(self.live) if (msg_id, offset, _) not in found]
+        assert not lost, f"not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {self._where()}"
+        bodies = {record.msg_id: record.body for record in self.live}
+        for msg_id, offset, size in rows(scan.records):
+            if msg_id in bodies:
+                check_body(self.form.decode(msg_id, state[offset : offset + size]), bodies[msg_id], f"the record at {offset}")
+
+    def check_filled(self) -> None:
+        """The records are in the gaps, too, one behind the other from the beginning on, and the segment can be cut there."""
+        state = self.filled
+        scan = self.form.scan(state)
+        assert scan.end == End("clean", len(state))
+        found = {*rows(scan.records), *rows(scan.duplicates)}
+        for gap in self.gaps:
+            at = gap.offset
+            for record in gap.moved:
+                assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
+                at += record.size
+            assert self.form.scan(state[:at]).end == End("clean", at), "cut behind the moved records, the segment is not clean"
+
+    def _where(self) -> str:
+        return ", ".join(f"{gap.size} bytes at {gap.offset}, {len(gap.moved)} records moved there" for gap in self.gaps)
+
+
+def _by_sector(writes: Iterable[Write]) -> Iterator[Write]:
+    for offset, chunk in writes:
+        cuts = [0, *range(SECTOR - offset % SECTOR, len(chunk), SECTOR), len(chunk)]
+        for begin, end in pairwise(cuts):
+            yield offset + begin, chunk[begin:end]
+
+
+def _after(state: bytes, writes: Iterable[Write]) -> bytes:
+    changed = bytearray(state)
+    for offset, chunk in writes:
+        changed[offset : offset + len(chunk)] = chunk
+    return bytes(changed)

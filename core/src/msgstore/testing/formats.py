@@ -1,0 +1,242 @@
+"""What every segment format keeps."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgstore.contract import Capability, End, RecordError
+from msgstore.contract.locations import LIMIT
+from msgstore.testing.data import Batch, batches, numbered, texts, tried
+from msgstore.testing.format_damage import DamageTests
+from msgstore.testing.format_gaps import GapTests
+from msgstore.testing.golden import GoldenTests
+from msgstore.testing.segments import (
+    check_frames,
+    check_records,
+    check_rows,
+    check_scan,
+    check_threads,
+    encoded,
+    expected,
+    made,
+    rows,
+    spans,
+    written,
+)
+from msgstore.testing.subjects import Subject
+
+LARGE = 16 * 2**20
+"""Bytes of the largest body that is tried; a format whose ``max_body`` is smaller is tried with that."""
+
+
+class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
+    kinds = ("format",)
+
+    @tried(80)
+    @given(messages=batches())
+    def test_what_is_written_is_read(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that messages are lost or changed: ``encode`` gives wrong sizes, ``scan`` loses records or finds
+        others, or ``decode`` or ``body_span`` gives something else than the body. An empty batch is a batch."""
+        form = made(subject)
+        data, placed = written(form, messages)
+        scan = form.scan(data)
+        check_scan(form, data, scan)
+        check_records(form, data, scan.records, placed)
+        assert scan.end == End("clean", len(data))
+        assert not spans(form.scan(data))[len(placed) :], "a scan tells of something else than the records"
+
+    def test_a_segment_of_nothing_is_clean(self, subject: Subject) -> None:
+        """A failure means that a segment which was just begun, the header and nothing else, is taken for a damaged one."""
+        form = made(subject)
+        scan = form.scan(form.header)
+        check_scan(form, form.header, scan)
+        assert (scan.end, spans(scan)) == (End("clean", len(form.header)), [])
+        assert scan.header == ("ok" if form.header else None)
+        assert form.encode([], []) == (b"", [])
+
+    @pytest.mark.parametrize("byte", [0, 1, 255])
+    def test_large_bodies(self, subject: Subject, byte: int) -> None:
+        """A failure means that ``max_body`` is higher than what a record can hold, or that a size field is too small."""
+        form = made(subject)
+        body = bytes([byte]) * min(form.max_body, LARGE)
+        data, placed = written(form, numbered(1, body), numbered(2)[1:])
+        check_records(form, data, form.scan(data).records, placed)
+
+    def test_max_body_leaves_records_that_an_index_can_hold(self, subject: Subject) -> None:
+        """A failure means that a store would accept a message whose record is too large for any index: sizes are below
+        2**40."""
+        form = made(subject)
+        _, (record,) = encoded(form, numbered(1), 0)
+        assert 0 < form.max_body < LIMIT - record.size
+
+    @tried(40)
+    @given(messages=batches(least=1), data=st.data())
+    def test_batches_one_after_the_other_are_one_batch(self, subject: Subject, messages: Batch, data: st.DataObject) -> None:
+        """A failure means that a record depends on which flush has written it: on the records beside it, or on something
+        that the format remembers from one call to the next. Records are moved and copied one by one."""
+        form = made(subject)
+        cut = data.draw(st.integers(0, len(messages)))
+        _, together = written(form, messages)
+        for parts in ([messages[:cut], messages[cut:]], [[message] for message in messages]):
+            segment, placed = written(form, *parts)
+            assert expected(placed) == expected(together)
+            check_records(form, segment, form.scan(segment).records, placed)
+
+    @tried(40)
+    @given(messages=batches(), more=batches(texts))
+    def test_a_scan_begins_at_any_record(self, subject: Subject, messages: Batch, more: Batch) -> None:
+        """A failure means that ``scan`` ignores ``start``, or tells offsets from there and not from the file's beginning:
+        recovery reads what was written after the last commit so."""
+        form = made(subject)
+        data, placed = written(form, messages, [message for message in more if message[0] not in dict(messages)])
+        for number, start in enumerate([record.offset for record in placed] + [len(data)]):
+            scan = form.scan(data, start=start)
+            check_scan(form, data, scan, start)
+            check_records(form, data, scan.records, placed[number:])
+            assert scan.end == End("clean", len(data))
+
+    @tried(40)
+    @given(messages=batches(least=1), copied=st.lists(st.integers(0, 100), min_size=1, max_size=6), body=texts)
+    def test_of_copies_the_first_counts(self, subject: Subject, messages: Batch, copied: list[int], body: bytes) -> None:
+        """A failure means that copies of an id in one segment are not told apart: the first belongs into ``records``, each
+        later one into ``duplicates``. ``SegmentScan.separate_copies`` does it. A compaction that was killed leaves copies."""
+        form = made(subject)
+        data, placed = written(form, messages)
+        for number in copied:
+            more, again = encoded(form, [(messages[number % len(messages)][0], body)], len(data))
+            data, placed = data + more, placed + again
+        scan = form.scan(data)
+        check_scan(form, data, scan)
+        assert scan.end == End("clean", len(data))
+        check_records(form, data, scan.records, placed[: len(messages)])
+        check_records(form, data, scan.duplicates, placed[len(messages) :])
+
+    def test_copies_far_behind_are_copies(self, subject: Subject) -> None:
+        """A failure means that copies are told apart within some part of a segment only."""
+        form = made(subject)
+        data, placed = written(form, numbered(3000, bytes(1000)), numbered(2, b"again"))
+        scan = form.scan(data)
+        check_scan(form, data, scan)
+        check_rows(scan.records, placed[:3000])
+        check_rows(scan.duplicates, placed[3000:])
+
+    @tried(40)
+    @given(messages=batches(least=1, most=6), number=st.integers(0, 5))
+    def test_a_codec_judges_each_body(self, subject: Subject, messages: Batch, number: int) -> None:
+        """A failure means that ``check_body`` is not asked for each stored body, is asked for something else, or that a body
+        that it refuses passes. It belongs into ``damage``, or ends the scan, as ``invalid_message_body``."""
+        form = made(subject)
+        data, placed = written(form, messages)
+        asked: list[bytes] = []
+
+        def passes(body: bytes) -> bool:
+            asked.append(body)
+            return True
+
+        assert form.scan(data, check_body=passes) == form.scan(data)
+        assert all(type(body) is bytes for body in asked), "check_body is given bytes"
+        assert asked == [record.body for record in placed]
+
+        bad = placed[number % len(placed)]
+        scan = form.scan(data, check_body=lambda body: body != bad.body)
+        check_scan(form, data, scan)
+        good = [record for record in placed if record.body != bad.body]
+        first = next(record for record in placed if record.body == bad.body)
+        assert rows(scan.records) in (expected(good), expected([record for record in good if record.offset < first.offset]))
+        refused = [(spot.offset, spot.reason) for spot in scan.damage] or [(scan.end.offset, scan.end.reason)]
+        assert refused[0] == (first.offset, "invalid_message_body")
+
+    @tried(40)
+    @given(messages=batches(least=2), body=texts)
+    def test_decode_refuses_what_is_not_the_record(self, subject: Subject, messages: Batch, body: bytes) -> None:
+        """A failure means that a read gives the body of another message: ``decode`` has to look at the id in the record, and
+        to raise RecordError if it is not the one that was asked for. Nothing else may be raised, whatever the bytes are."""
+        form = made(subject)
+        data, placed = written(form, messages)
+        asked, other = placed[:2]
+        for wrong in (data[other.offset : other.end], b"", body):
+            with pytest.raises(RecordError):
+                form.decode(asked.msg_id, wrong)
+        whole = data[asked.offset : asked.end]
+        for size in range(len(whole)):
+            refuses(form.decode, asked.msg_id, whole[:size])
+        for bit in range(8 * min(len(whole), 64)):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            refuses(form.decode, asked.msg_id, bytes(flipped))
+
+    @tried(60)
+    @given(messages=batches())
+    def test_nothing_is_kept_or_changed(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that a method is not a pure function of its arguments: it keeps something between calls, or
+        changes what it was given."""
+        form, fresh = made(subject), made(subject)
+        ids, bodies = [msg_id for msg_id, _ in messages], [body for _, body in messages]
+        given_ids, given_bodies = list(ids), list(bodies)
+        data, placed = written(form, messages)
+        form.encode(given_ids, given_bodies)
+        assert (given_ids, given_bodies) == (ids, bodies), "encode changes the lists that it is given"
+        assert form.encode(tuple(ids), tuple(bodies))[1] == [record.size for record in placed], "tuples are sequences, too"
+        scan = form.scan(data)
+        form.scan(form.header)
+        assert form.scan(data) == scan == fresh.scan(data), "the same bytes are not always read in the same way"
+
+    def test_segments_that_are_mapped(self, subject: Subject) -> None:
+        """A failure means that a method needs bytes, or keeps a view of the buffer: a segment is handed over as an ``mmap``,
+        which cannot be closed, and its file cannot be cut, while somebody holds one."""
+        form = made(subject)
+        data, placed = written(form, numbered(20, b"body"))
+        with mapped(data) as buffer:
+            scan = form.scan(buffer)
+            assert scan == form.scan(data)
+            assert form.scan(buffer, check_body=lambda body: type(body) is bytes) == scan
+            assert form.find_chain(buffer, len(form.header)) == form.find_chain(data, len(form.header))
+            check_records(form, buffer, scan.records, placed)
+        assert rows(scan.records) == expected(placed)
+
+    def test_any_thread_may_call(self, subject: Subject) -> None:
+        """A failure means that calls on several threads meet in something that the format keeps."""
+        check_threads(made(subject))
+
+    def test_types_are_told_where_there_are_some(self, subject: Subject) -> None:
+        """A failure means that ``types`` says 0, which is no type, for a record of a format that claims TYPED_RECORDS, or
+        something else for one that does not."""
+        form = made(subject)
+        data, _ = written(form, numbered(5, b"body"))
+        kinds = set(form.scan(data).records.types)
+        assert len(kinds) == 1
+        assert (kinds != {0}) == subject.has(Capability.TYPED_RECORDS)
+
+    @tried(40)
+    @given(messages=batches(least=2))
+    def test_bodies_are_framed_alike(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that tools show wrong bodies: the format claims FRAMED, and the bytes in front of a body, or behind
+        it, are not as many in every record."""
+        subject.needs(Capability.FRAMED)
+        form = made(subject)
+        check_frames(form, *written(form, messages))
+
+
+def refuses(decode: Callable[[bytes, bytes], object], msg_id: bytes, record: bytes) -> bool:
+    """Whether RecordError is raised; anything else passes."""
+    try:
+        assert type(decode(msg_id, record)) is bytes
+    except RecordError:
+        return True
+    return False
+
+
+@contextmanager
+def mapped(data: bytes) -> Iterator[mmap.mmap]:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            yield buffer

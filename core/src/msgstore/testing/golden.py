@@ -1,0 +1,123 @@
+"""A format's golden corpus: segments that were written once, and have to be read in the same way for ever.
+
+Data that its author ships: a directory ``golden`` beside the module of the factory, and in it for each segment the file
+``NAME<extension>`` and ``NAME.json``, which says what is in it. The second is written by
+
+    python -m msgstore.testing.golden NAME<extension> ...
+
+for its author to check once by eye: ids, offsets, sizes and types of records and copies, the SHA-256 of each body as it is
+stored, holes, damage, and the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.contract import Columns, SegmentFormat, SegmentFormatDescriptor
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore.scan import FormatSet
+from msgstore.testing.guard import KitTests
+from msgstore.testing.segments import check_scan, made
+from msgstore.testing.subjects import Subject, skip_without
+
+
+class GoldenTests(KitTests):
+    kinds = ("format",)
+
+    def test_golden_segments(self, subject: Subject) -> None:
+        """A failure means that this version reads segments otherwise than the one that the corpus was made with: what users
+        have on disk would be lost, or read wrong. If the corpus itself is wrong, make its JSON anew."""
+        form = made(subject)
+        segments = list(golden(subject))
+        if not segments:
+            skip_without("golden corpus")
+        for segment, said in segments:
+            data = segment.read_bytes()
+            scan = form.scan(data)
+            check_scan(form, data, scan)
+            found, wanted = described(form, data), json.loads(said.read_text())
+            different = [key for key in sorted(wanted.keys() | found.keys()) if found.get(key) != wanted.get(key)]
+            assert not different, _difference(segment.name, different[0], found, wanted)
+
+
+def golden(subject: Subject) -> Iterator[tuple[Traversable, Traversable]]:
+    """Each segment of the corpus with what is said of it. Raises FileNotFoundError if one of the two is missing."""
+    assert isinstance(subject.descriptor, SegmentFormatDescriptor)
+    package = subject.descriptor.factory.partition(":")[0].rpartition(".")[0]
+    directory = resources.files(package) / "golden" if package else None
+    if directory is None or not directory.is_dir():
+        return
+    extension = subject.descriptor.extension
+    names = sorted(file.name for file in directory.iterdir())
+    for name in sorted(
+        {name.removesuffix(extension).removesuffix(".json") for name in names if name.endswith((extension, ".json"))}
+    ):
+        segment, said = directory / f"{name}{extension}", directory / f"{name}.json"
+        for file in (segment, said):
+            if not file.is_file():
+                raise FileNotFoundError(f"{file}: a golden segment is a pair, NAME{extension} and NAME.json")
+        yield segment, said
+
+
+def described(form: SegmentFormat, data: bytes) -> dict[str, Any]:
+    """What a scan says of a segment, as the corpus has it."""
+    scan = form.scan(data)
+
+    def told(columns: Columns) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": msg_id.hex(),
+                "offset": offset,
+                "size": size,
+                "type": kind,
+                "body_sha256": _hash(form, data, msg_id, offset, size),
+            }
+            for msg_id, offset, size, kind in columns.rows()
+        ]
+
+    return {
+        "header": scan.header,
+        "records": told(scan.records),
+        "duplicates": told(scan.duplicates),
+        "holes": [list(hole) for hole in zip(scan.hole_offsets, scan.hole_sizes, strict=True)],
+        "damage": [attrs.asdict(spot) for spot in scan.damage],
+        "end": attrs.asdict(scan.end),
+    }
+
+
+def _hash(form: SegmentFormat, data: bytes, msg_id: bytes, offset: int, size: int) -> str:
+    return hashlib.sha256(form.decode(msg_id, data[offset : offset + size])).hexdigest()
+
+
+def _difference(name: str, key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    ours, theirs = found.get(key), wanted.get(key)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        at = next(
+            (n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs))
+        )
+        ours, theirs = ours[at : at + 1], theirs[at : at + 1]
+        key = f"{key}, number {at}"
+    return f"{name}: {key}: read is {ours}, the corpus says {theirs}"
+
+
+def main(files: list[str]) -> None:
+    """Write what is said beside each segment."""
+    formats = FormatSet(load_catalogue())
+    for file in map(Path, files):
+        if file.suffix not in formats.extensions:
+            sys.exit(f"{file}: no installed format has files {file.suffix or 'without an extension'}")
+        said = described(formats.by_extension(file.suffix).format, file.read_bytes())
+        file.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,148 @@
+"""What observers keep: every event of its kind is taken, soon, on any thread. See :mod:`msgstore.contract.events`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import attrs
+import pytest
+
+from msgstore.contract import events
+from msgstore.engine.announcing import PATIENCE
+from msgstore.plugins.loader import EVENT_HOOKS, Observer
+from msgstore.testing.guard import KitTests
+from msgstore.testing.stores import Stores
+from msgstore.testing.subjects import Subject
+
+SOON = 1.0
+"""Seconds. A store that is closed waits five for all that is left to be told."""
+STATISTICS = (
+    "messages", "pending", "segments", "bytes_on_disk", "live_bytes", "garbage_bytes", "quarantined", "written_messages",
+    "written_bytes", "removed_messages", "flushes", "callback_failures", "observer_failures", "dropped_messages",
+)  # fmt: skip
+
+
+def life_of(store: Path) -> Iterator[events.Event]:
+    """Everything that is announced of a store, each kind in the forms that it has."""
+    recovery = events.RecoverySummary(
+        how="rebuild",
+        scanned=("0.sqs", "1.sqs"),
+        hinted=("2.sqs",),
+        entered=7,
+        garbage=2,
+        missing=1,
+        damaged=("1.sqs at 40",),
+    )
+    open_ = True
+
+    def statistics() -> Mapping[str, int]:
+        return dict.fromkeys(STATISTICS, 3) if open_ else {}
+
+    yield events.RecoveryFinished(store=store, recovery=recovery, seconds=0.25)
+    yield events.StoreOpened(store=store, mode="rw", index="ets", format="v2", recovery=recovery, statistics=statistics)
+    yield events.SegmentRolled(store=store, file="3.sqs", format="v2")
+    yield events.CorruptionFound(store=store, file="1.sqs", offset=40, reason="invalid_message_size")
+    yield events.CorruptionFound(store=store, file="2.sqs", offset=None, reason="the index is not of this segment")
+    for done in ("compacted", "combined", "migrated", "deleted", "none"):
+        yield _collected(store, done)
+    yield _collected(store, "none", skipped="it is being read", size_after=1000)
+    yield _collected(store, "dropped", dropped=5)
+    yield events.MessagesDropped(store=store, file="0.sqs", messages=5, bytes=600, reason="it is 8 days old")
+    yield events.SegmentDeleted(store=store, file="0.sqs", size=1000)
+    open_ = False
+    yield events.StoreClosed(store=store, how="closed")
+    yield events.StoreClosed(store=store, how="abandoned")
+
+
+def _collected(
+    store: Path, done: events.Done, *, size_after: int = 0, skipped: str | None = None, dropped: int = 0
+) -> events.CollectionFinished:
+    return events.CollectionFinished(
+        store=store, file="0.sqs", done=done, size_before=1000, size_after=size_after, moved_records=2, moved_bytes=200,
+        written=220, seconds=0.01, dropped=dropped, skipped=skipped,
+    )  # fmt: skip
+
+
+class ObserverTests(KitTests):
+    kinds = ("observer",)
+
+    @pytest.mark.parametrize("hook", EVENT_HOOKS)
+    def test_events_of_each_kind(self, subject: Subject, hook: str) -> None:
+        """A failure means that the hook raises for an event as stores send it, or takes its time. What it raises is logged and
+        counted, and nobody is told of what happened; events that wait for it are given up when there are too many."""
+        for observer in (found for found in subject.observers if found.hook == hook):
+            for event in life_of(Path("/data/orders")):
+                if isinstance(event, EVENT_HOOKS[hook]):
+                    before = _members(event)
+                    begin = time.perf_counter()
+                    observer.call(event)
+                    assert time.perf_counter() - begin < SOON, f"{hook} takes its time"
+                    assert _members(event) == before
+
+    def test_two_lives_of_one_store(self, subject: Subject) -> None:
+        """A failure means that a store that is opened again, or is open for reading beside its writer, is more than the
+        observer expects: what is registered once a store must bear being registered twice."""
+        first, second = (list(life_of(Path("/data/twice"))) for _ in range(2))
+        for pair in zip(first, second, strict=True):
+            for event in pair:
+                tell(subject, event)
+        for event in first:
+            tell(subject, event)
+
+    def test_an_end_without_a_beginning(self, subject: Subject) -> None:
+        """A failure means that the observer holds a table of open stores, and trusts it: one that was opened before the
+        observer was there, or whose opening failed, is closed all the same."""
+        tell(subject, events.StoreClosed(store=Path("/data/never-opened"), how="abandoned"))
+
+    def test_stores_at_once(self, subject: Subject) -> None:
+        """A failure means that two stores' events meet. Each store has a thread of its own that tells its observers."""
+        with ThreadPoolExecutor(8) as pool:
+            for job in [pool.submit(_live, subject, Path(f"/data/{n % 4}")) for n in range(40)]:
+                job.result(timeout=30)
+
+    def test_a_store_is_observed(self, subject: Subject, tmp_path: Path) -> None:
+        """A failure means that the events of a real store's life are too much for it, or that they were not all taken in the
+        time that a store has for them when it is closed."""
+        failed: list[str] = []
+
+        def watched(observer: Observer) -> Observer:
+            def call(event: events.Event) -> None:
+                try:
+                    observer.call(event)
+                except BaseException as error:
+                    failed.append(f"{observer.hook}: {error!r}")
+
+            return attrs.evolve(observer, call=call)
+
+        observed = attrs.evolve(subject, observers=tuple(watched(observer) for observer in subject.observers))
+        stores = Stores(observed, tmp_path, observed=True)
+        for _ in range(2):
+            begin = time.perf_counter()
+            store = stores.open(file_size_limit=600)
+            with store.client() as client:
+                for n in range(1, 40):
+                    client.write(bytes([n]) * 16, bytes(n))
+                store.flush()
+                client.remove([bytes([n]) * 16 for n in range(1, 40) if n % 3])
+            store.compact(everything=True)
+            store.close()
+            assert time.perf_counter() - begin < PATIENCE, "the store was closed before everything was told"
+        assert not failed
+
+
+def tell(subject: Subject, event: events.Event) -> None:
+    for observer in subject.observers:
+        if isinstance(event, EVENT_HOOKS[observer.hook]):
+            observer.call(event)
+
+
+def _live(subject: Subject, store: Path) -> None:
+    for event in life_of(store):
+        tell(subject, event)
+
+
+def _members(event: events.Event) -> dict[str, object]:
+    return attrs.asdict(event, recurse=False)

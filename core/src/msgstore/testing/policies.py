@@ -1,0 +1,263 @@
+"""What every GC policy keeps: it answers, it answers the same, and carrying its answers out comes to an end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgstore.contract import Action, Capability, Combine, Compact, Drop, Migrate, SegmentStats
+from msgstore.testing.data import tried
+from msgstore.testing.guard import KitTests
+from msgstore.testing.limits import is_linear, within
+from msgstore.testing.subjects import Subject
+
+NOW = 1_700_000_000.0
+LIMIT = 1000
+"""Bytes of a segment's file in these stores."""
+OWN, OLDER = "own", "older"
+"""Names of formats; new segments are of the first."""
+PATIENCE = 3.0
+"""Seconds of the processor for a plan. The collector asks as often as every second."""
+
+_CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
+
+
+@st.composite
+def stores(draw: Any) -> list[SegmentStats]:
+    """Segments as a store has them: in number order, numbers left out, the current one, if any, the last."""
+    segments: list[SegmentStats] = []
+    for number in sorted(draw(st.sets(st.integers(0, 40), max_size=9))):
+        used = draw(st.integers(0, LIMIT + 500))
+        live = draw(st.integers(0, used) | st.just(0) | st.just(used))
+        sealed_at = draw(st.none() | st.floats(0, 2 * NOW) | st.integers(0, 30).map(lambda days: NOW - 86400.0 * days))
+        quarantined = draw(st.integers(0, 7)) == 0
+        format_ = draw(st.sampled_from([OWN, OWN, OLDER]))
+        segments.append(segment(number, used, live, sealed_at=sealed_at, quarantined=quarantined, format=format_))
+    if segments and draw(st.booleans()):
+        segments[-1] = attrs.evolve(segments[-1], current=True, sealed_at=None, format=OWN)
+    return segments
+
+
+def segment(number: int, used: int, live: int, **changes: Any) -> SegmentStats:
+    """``used`` and ``live`` are bytes behind a header of 64, in records of some 40."""
+    found = SegmentStats(
+        number=number,
+        file=f"{number}.{changes.get('format', OWN)}",
+        format=OWN,
+        size=64 + used,
+        live_count=-(-live // 40),
+        live_bytes=live,
+        header_bytes=64,
+        current=False,
+        quarantined=False,
+        sealed_at=NOW - 1000 + number,
+        size_limit=LIMIT,
+    )
+    return attrs.evolve(found, **changes)
+
+
+class GcPolicyTests(KitTests):
+    kinds = ("gc",)
+
+    @pytest.fixture
+    def policy(self, subject: Subject) -> Any:
+        return subject.make(subject.made_options)
+
+    @given(segments=stores())
+    @tried(80)
+    def test_a_plan_is_pure(self, subject: Subject, segments: list[SegmentStats]) -> None:
+        """A failure means that the policy remembers what it was asked before, rolls dice, or changes the list that it is given.
+        Then the plan that is shown by a tool is not the one that is carried out."""
+        policy = subject.make(subject.made_options)
+        given_ = list(segments)
+        first = plan(policy, given_)
+        assert given_ == segments, "the list of segments was changed"
+        plan(policy, segments[:1])
+        random.seed(len(segments))
+        assert plan(policy, tuple(segments)) == first, "the same question has another answer the second time"
+        assert plan(subject.make(subject.made_options), segments) == first, "another object answers otherwise"
+
+    @given(segments=stores())
+    @tried(30)
+    def test_it_has_no_clock_but_now(self, subject: Subject, segments: list[SegmentStats]) -> None:
+        """A failure means that the policy asks the clock of the machine instead of ``now``: it cannot be tried on a store of
+        yesterday, and an hour that is put back collects what it should not."""
+        policy = subject.make(subject.made_options)
+        first = plan(policy, segments)
+        for seconds in (0.0, 4e9):
+            with _another_time(policy, seconds):
+                assert plan(policy, segments) == first, f"with the machine's clock at {seconds:.0f} s"
+
+    @given(segments=stores())
+    @tried(120)
+    def test_a_plan_is_safe(self, subject: Subject, segments: list[SegmentStats]) -> None:
+        """A failure means that the policy asks for what cannot be done: a segment that is being written, or is quarantined,
+        or is not there, or is named twice; or two that do not fit into one. The engine passes such actions over and writes
+        a line into the log, each time."""
+        policy = subject.make(subject.made_options)
+        check(plan(policy, segments), segments)
+
+    @given(segments=stores())
+    @tried(120)
+    def test_live_messages_are_dropped_only_by_those_who_say_so(self, subject: Subject, segments: list[SegmentStats]) -> None:
+        """A failure means that the policy answers with ``Drop`` and its descriptor does not have the capability DROPS_MESSAGES:
+        whoever reads what it claims does not expect to lose messages. The engine passes such a ``Drop`` over."""
+        drops = [action for action in plan(subject.make(subject.made_options), segments) if isinstance(action, Drop)]
+        if not subject.has(Capability.DROPS_MESSAGES):
+            assert not drops
+        for drop in drops:
+            assert isinstance(drop.reason, str)
+            assert drop.reason.strip(), "users are told why messages are gone"
+            assert len(drop.reason.splitlines()) == 1
+
+    @given(segments=stores())
+    @tried(80)
+    def test_it_comes_to_an_end(self, subject: Subject, segments: list[SegmentStats]) -> None:
+        """A failure means that the policy wants the same again when it is done: a collector that compacts for ever wears out
+        the disk. Here every action is carried out as the engine would, and nothing is written or removed in between."""
+        policy = subject.make(subject.made_options)
+        history = []
+        for _ in range(2 * len(segments) + 3):
+            actions = plan(policy, segments)
+            if not actions:
+                return
+            history.append(actions)
+            segments = carried_out(actions, segments)
+        pytest.fail(f"after {len(history)} plans it still wants {history[-1]} of {segments}")
+
+    def test_nothing_is_planned_for_nothing(self, policy: Any) -> None:
+        """A failure means that the policy fails on a store without a segment, or with nothing but the one that is written: each
+        store begins so."""
+        assert list(plan(policy, [])) == []
+        assert list(plan(policy, [segment(0, 0, 0, current=True, sealed_at=None)])) == []
+        assert list(plan(policy, [segment(0, 500, 0, current=True, sealed_at=None)])) == []
+
+    def test_live_segments_are_left_alone(self, policy: Any) -> None:
+        """A failure means that the policy wants segments collected in which everything is alive: all of it is copied, nothing
+        is gained. Old formats may be migrated, two small ones combined, and DROPS_MESSAGES may drop."""
+        full = [segment(n, LIMIT - 64, LIMIT - 64) for n in range(5)]
+        assert not [action for action in plan(policy, full) if isinstance(action, Compact)]
+
+    def test_many_segments_take_little_time(self, policy: Any) -> None:
+        """A failure means that the time of a plan grows faster than the number of segments: at ten thousand, 160 GB by default,
+        the collector does nothing else. Seconds are those of the processor, so a busy machine is not to blame."""
+        many = _many(10_000)
+        check(plan(policy, many), many)
+        with within(10 * PATIENCE):
+            assert is_linear(lambda count: partial(policy.plan, many[-count:], NOW), 2500)
+
+
+def _many(count: int) -> list[SegmentStats]:
+    rng = random.Random(1)
+    segments = []
+    for number in range(count):
+        used = rng.randrange(1, LIMIT)
+        segments.append(segment(number, used, rng.randrange(used), sealed_at=NOW - rng.randrange(10**7)))
+    segments[-1] = attrs.evolve(segments[-1], current=True, sealed_at=None)
+    return segments
+
+
+def plan(policy: Any, segments: Sequence[SegmentStats]) -> list[Action]:
+    """What the policy wants; an error if it does not come back."""
+    with within(PATIENCE):
+        actions = policy.plan(segments, NOW)
+    assert isinstance(actions, Sequence), f"plan() returned {actions!r}, no sequence of actions"
+    return list(actions)
+
+
+def check(actions: Sequence[object], segments: Sequence[SegmentStats]) -> None:
+    """That each action can be carried out."""
+    by_number = {s.number: s for s in segments}
+    named: set[int] = set()
+    for action in actions:
+        assert isinstance(action, Action), f"{action!r} is none of Compact, Combine, Drop, Migrate"
+        numbers = action.numbers if isinstance(action, Combine) else (action.number,)
+        for number in numbers:
+            assert number in by_number, f"{action}: there is no segment {number!r}"
+            assert not by_number[number].current, f"{action}: new messages go to it"
+            assert not by_number[number].quarantined, f"{action}: it is quarantined"
+            assert number not in named, f"{action}: {number} is named twice"
+            named.add(number)
+        if isinstance(action, Combine):
+            assert isinstance(action.numbers, tuple), f"{action} does not name two segments"
+            assert len(action.numbers) == 2, f"{action} does not name two segments"
+            pair = [by_number[number] for number in action.numbers]
+            size = max(s.header_bytes for s in pair) + sum(s.live_bytes for s in pair)
+            assert size <= pair[0].size_limit, f"{action}: {size} bytes together, and a segment has {pair[0].size_limit}"
+
+
+def carried_out(actions: Sequence[Action], segments: Sequence[SegmentStats]) -> list[SegmentStats]:
+    """The segments afterwards, if a format leaves nothing in a gap; those without a live record go by themselves."""
+    left = {s.number: s for s in segments}
+    for action in actions:
+        numbers = action.numbers if isinstance(action, Combine) else (action.number,)
+        sources = [left.pop(number) for number in numbers]
+        if isinstance(action, Drop):
+            continue
+        fresh = isinstance(action, Combine | Migrate)
+        number = max([*left, *numbers]) + 1 if fresh else action.number  # type: ignore[union-attr]  # a Combine is fresh
+        live = sum(s.live_bytes for s in sources)
+        left[number] = attrs.evolve(
+            sources[0],
+            number=number,
+            file=f"{number}.{OWN if fresh else sources[0].format}",
+            format=OWN if fresh else sources[0].format,
+            size=sources[0].header_bytes + live,
+            live_count=sum(s.live_count for s in sources),
+            live_bytes=live,
+            sealed_at=max((s.sealed_at for s in sources if s.sealed_at is not None), default=None),
+        )
+    return [left[number] for number in sorted(left) if left[number].live_count or left[number].current]
+
+
+@contextlib.contextmanager
+def _another_time(policy: object, seconds: float) -> Iterator[None]:
+    """The clocks of ``time`` and ``datetime`` show so many seconds since the epoch, for the modules of the policy's class."""
+
+    class Elsewhen(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return datetime.datetime.fromtimestamp(seconds, tz)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return datetime.datetime.fromtimestamp(seconds, datetime.UTC).replace(tzinfo=None)
+
+        @classmethod
+        def today(cls) -> Any:
+            return cls.now()
+
+    def clock(name: str) -> Callable[[], float]:
+        return lambda: int(seconds * 10**9) if name.endswith("_ns") else seconds
+
+    real = {getattr(time, name): clock(name) for name in _CLOCKS}
+    modules = [sys.modules[cls.__module__] for cls in type(policy).__mro__ if cls.__module__ in sys.modules]
+    with contextlib.ExitStack() as stack:
+        for module in {id(module): module for module in modules}.values():
+            for name, value in list(vars(module).items()):
+                if value is time:
+                    found: Any = mock.Mock(wraps=time, **{clock_: clock(clock_) for clock_ in _CLOCKS})
+                elif value is datetime.datetime:
+                    found = Elsewhen
+                elif value is datetime:
+                    found = mock.Mock(wraps=datetime, datetime=Elsewhen)
+                else:
+                    try:
+                        found = real.get(value)
+                    except TypeError:  # it has no hash
+                        continue
+                if found is not None:
+                    stack.enter_context(mock.patch.object(module, name, found))
+        yield

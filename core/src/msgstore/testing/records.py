@@ -1,0 +1,282 @@
+"""What every record type keeps, alone and inside the format that its descriptor names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgstore.contract import (
+    BoundRecord,
+    Capability,
+    End,
+    FormatContext,
+    RecordContext,
+    RecordError,
+    RecordType,
+    RecordTypeDescriptor,
+    SegmentFormat,
+)
+from msgstore.testing.data import Batch, batches, numbered, tried
+from msgstore.testing.guard import KitTests
+from msgstore.testing.limits import peak_of, within
+from msgstore.testing.segments import (
+    check_body,
+    check_frames,
+    check_records,
+    check_scan,
+    check_threads,
+    expected,
+    rows,
+    written,
+)
+from msgstore.testing.subjects import Subject, skip_without
+
+HANG = 20.0
+"""Seconds of the processor, after which a test gives up."""
+UNASSIGNED = 200
+"""The type byte that a configuration gives to a record type that has none of its own."""
+LARGE = 4 * 2**20
+BESIDE = 2**20
+"""Bytes of memory that a look at a large record may take."""
+
+
+class RecordTypeTests(KitTests):
+    kinds = ("record",)
+
+    @tried(80)
+    @given(messages=batches())
+    def test_what_is_written_is_read(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that messages are lost or changed: ``encode`` gives wrong sizes, does not begin each record as its
+        format says (type byte, size, id), or ``decode`` or ``body_span`` gives something else than the body."""
+        form = format_of(subject)
+        data, placed = written(form, messages)
+        scan = form.scan(data)
+        check_scan(form, data, scan)
+        check_records(form, data, scan.records, placed)
+        assert scan.end == End("clean", len(data))
+        assert set(scan.records.types) <= {byte_of(subject)}, "the type byte is that of the context"
+
+    @tried(60)
+    @given(messages=batches())
+    def test_alone_it_agrees_with_itself(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that the parts of the record type disagree: ``check`` finds damage in what ``encode`` wrote,
+        ``body_span`` is not where ``decode`` reads, or ``overhead`` is not what a record has beside its body (where that
+        differs, ``overhead`` is the least of it, and ``max_overhead`` the most)."""
+        record = made(subject)
+        data, sizes = record.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
+        assert len(sizes) == len(messages)
+        assert sum(sizes) == len(data)
+        at, most = 0, getattr(record, "max_overhead", record.overhead)
+        for (_, body), size in zip(messages, sizes, strict=True):
+            assert record.overhead <= size - len(body) <= most, f"{size} bytes for a body of {len(body)}"
+            assert record.check(data, at, size) is None, "check finds damage in a record that was just written"
+            begin, end = record.body_span(at, size)
+            assert at <= begin <= end <= at + size
+            check_body(data[begin:end], body, "body_span")
+            check_body(record.decode(data[at : at + size]), body, "decode")
+            at += size
+
+    @tried(40)
+    @given(messages=batches(least=2))
+    def test_bodies_are_framed_alike(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that tools show wrong bodies: the record type claims FRAMED, and the bytes in front of a body, or
+        behind it, are not as many in every record."""
+        subject.needs(Capability.FRAMED)
+        form = format_of(subject)
+        check_frames(form, *written(form, messages))
+
+    def test_a_large_body(self, subject: Subject) -> None:
+        """A failure means that a size field of the record type is too small; or that it copies what it only has to look at."""
+        form, record = format_of(subject), made(subject)
+        body = bytes(LARGE)
+        data, placed = written(form, numbered(1, body), numbered(2)[1:])
+        check_records(form, data, form.scan(data).records, placed)
+        assert peak_of(lambda: record.body_span(placed[0].offset, placed[0].size)) <= BESIDE
+
+    @tried(40)
+    @given(messages=batches(least=1), cut=st.integers(0, 12))
+    def test_batches_one_after_the_other_are_one_batch(self, subject: Subject, messages: Batch, cut: int) -> None:
+        """A failure means that a record depends on those beside it, or on something that is kept from one call to the next."""
+        form = format_of(subject)
+        _, together = written(form, messages)
+        for parts in ([messages[:cut], messages[cut:]], [[message] for message in messages]):
+            data, placed = written(form, *parts)
+            assert expected(placed) == expected(together)
+            check_records(form, data, form.scan(data).records, placed)
+
+    @tried(20)
+    @given(messages=batches(st.binary(max_size=30), least=1, most=3))
+    def test_a_flipped_bit(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that ``check`` and ``decode`` disagree: what a scan calls damaged is given to clients, or what it
+        passes cannot be read; or that one of them raises something else than RecordError. A record type need not notice
+        damage; what it does notice, both must."""
+        form, record = format_of(subject), made(subject)
+        data, placed = written(form, messages)
+        with within(HANG):
+            for entry in placed:
+                for bit in range(8 * entry.size):
+                    flipped = bytearray(data)
+                    flipped[entry.offset + bit // 8] ^= 1 << bit % 8
+                    check_damaged(form, record, bytes(flipped), entry.offset, entry.size, entry.msg_id)
+                    check_scan(form, bytes(flipped), form.scan(bytes(flipped)))
+
+    @tried(100)
+    @given(data=st.binary(max_size=200), messages=batches(least=1, most=2), at=st.integers(0, 60))
+    def test_arbitrary_bytes(self, subject: Subject, data: bytes, messages: Batch, at: int) -> None:
+        """A failure means that bytes which nobody wrote, behind a sound beginning of a record, make a scan or a read raise
+        something else than RecordError."""
+        form, record = format_of(subject), made(subject)
+        segment, placed = written(form, messages)
+        entry = placed[-1]
+        spoilt = segment[: entry.offset + min(at, entry.size)] + data
+        check_scan(form, spoilt, form.scan(spoilt))
+        filled = (segment[: entry.offset + min(at, entry.size)] + data)[: entry.end].ljust(entry.end, b"\0")
+        check_damaged(form, record, filled, entry.offset, entry.size, entry.msg_id)
+
+    def test_damage_is_stepped_over(self, subject: Subject) -> None:
+        """A failure means that one damaged record costs those behind it: what ``check`` finds is reported, and the scan goes
+        on. Skipped for a record type that notices no flipped bit of a body."""
+        form, record = format_of(subject), made(subject)
+        data, placed = written(form, numbered(3, b"some body"))
+        begin, _ = record.body_span(placed[1].offset, placed[1].size)
+        spoilt = data[:begin] + bytes([data[begin] ^ 1]) + data[begin + 1 :]
+        reason = record.check(spoilt, placed[1].offset, placed[1].size)
+        if reason is None:
+            skip_without("a check of bodies")
+        scan = form.scan(spoilt)
+        assert [(spot.offset, spot.size, spot.reason) for spot in scan.damage] == [(placed[1].offset, placed[1].size, reason)]
+        assert rows(scan.records) == expected([placed[0], placed[2]])
+        with pytest.raises(RecordError):
+            form.decode(placed[1].msg_id, spoilt[placed[1].offset : placed[1].end])
+
+    def test_the_byte_is_the_one_that_it_is_bound_to(self, subject: Subject) -> None:
+        """A failure means that the record type writes a byte of its own: which one it is, the configuration of each store
+        decides. Records of another binding are then read as this type's."""
+        bytes_bound = [UNASSIGNED + 1, UNASSIGNED + 2]
+        forms = [format_of(subject, byte) for byte in bytes_bound]
+        for form, other, byte in zip(forms, reversed(forms), bytes_bound, strict=True):
+            data, placed = written(form, numbered(3, b"body"))
+            assert set(form.scan(data).records.types) == {byte}
+            scan = other.scan(data)
+            assert not rows(scan.records)
+            assert scan.end.state == "corrupt"
+            with pytest.raises(RecordError):
+                other.decode(placed[0].msg_id, data[placed[0].offset : placed[0].end])
+
+    def test_beside_the_records_of_the_format(self, subject: Subject) -> None:
+        """A failure means that a store which begins to use the record type cannot read what it wrote before, or the other way
+        round: types stand side by side in one segment."""
+        form, plain = format_of(subject), format_of(subject, bound=False)
+        messages = numbered(6, b"body")
+        old, first = written(plain, messages[:3])
+        new, second = written(form, messages[3:])
+        data = old + new[len(form.header) :]
+        placed = first + [attrs.evolve(entry, offset=entry.offset + len(old) - len(form.header)) for entry in second]
+        check_records(form, data, form.scan(data).records, placed)
+
+    def test_each_option_has_a_default(self, subject: Subject) -> None:
+        """A failure means that the records cannot be read by tools, which have no configuration: what an option says has to be
+        in the record, or to matter for writing only."""
+        descriptor = descriptor_of(subject)
+        needed = [option.name for option in attrs.fields(descriptor.options) if option.default is attrs.NOTHING]
+        assert not needed, f"no default: {', '.join(needed)}"
+        form = format_of(subject)
+        data, placed = written(form, numbered(5, b"body"))
+        reader = format_of(attrs.evolve(subject, options={}))
+        check_records(reader, data, reader.scan(data).records, placed)
+
+    @tried(30)
+    @given(messages=batches(least=1), flips=st.lists(st.integers(0, 2000), max_size=4))
+    def test_fields(self, subject: Subject, messages: Batch, flips: list[int]) -> None:
+        """A failure means that tools cannot show what the descriptor says that records hold: ``fields`` gives one value for
+        each of the descriptor's, of its kind or None, the same whatever options read them; and raises RecordError, nothing
+        else, for a record that cannot say."""
+        fields = getattr(descriptor_of(subject), "fields", ())
+        if not fields:
+            skip_without("fields")
+        record, reader = made(subject), made(attrs.evolve(subject, options={}))
+        data, placed = written(format_of(subject), messages)
+        for entry in placed:
+            whole = data[entry.offset : entry.end]
+            values = record.fields(whole)
+            check_values(fields, values)
+            assert reader.fields(whole) == values, "made with other options, it reads other fields"
+            spoilt = bytearray(whole)
+            for bit in flips:
+                spoilt[bit // 8 % len(spoilt)] ^= 1 << bit % 8
+            if record.check(bytes(spoilt), 0, len(spoilt)) is None:
+                with contextlib.suppress(RecordError):
+                    check_values(fields, record.fields(bytes(spoilt)))
+
+    def test_nothing_is_kept_or_changed(self, subject: Subject) -> None:
+        """A failure means that the record type keeps something between calls, changes the lists that it is given, or meets
+        other threads in something that it keeps."""
+        record, form = made(subject), format_of(subject)
+        ids, bodies = [msg_id for msg_id, _ in numbered(4)], [b"one", b"", b"three" * 50, b"4"]
+        given_ids, given_bodies = list(ids), list(bodies)
+        _, sizes = record.encode(given_ids, given_bodies)
+        assert (given_ids, given_bodies) == (ids, bodies), "encode changes the lists that it is given"
+        assert record.encode([], []) == (b"", [])
+        assert record.encode(tuple(ids), tuple(bodies))[1] == sizes, "tuples are sequences, too"
+        check_threads(form)
+
+
+def descriptor_of(subject: Subject) -> RecordTypeDescriptor:
+    assert isinstance(subject.descriptor, RecordTypeDescriptor)
+    return subject.descriptor
+
+
+def byte_of(subject: Subject) -> int:
+    assigned = descriptor_of(subject).assigned_byte
+    return UNASSIGNED if assigned is None else assigned
+
+
+def made(subject: Subject, byte: int | None = None) -> Any:
+    """The record type under test, a RecordType."""
+    return subject.make(RecordContext(subject.made_options, byte_of(subject) if byte is None else byte))
+
+
+def format_of(subject: Subject, byte: int | None = None, *, bound: bool = True) -> Any:
+    """The format that the descriptor names, a SegmentFormat that writes records of the type; or, not bound, its own."""
+    descriptor = descriptor_of(subject)
+    form = subject.catalogue.format(descriptor.format)
+    if not bound:
+        return subject.catalogue.make(form, FormatContext(form.options()))
+    byte = byte_of(subject) if byte is None else byte
+    name = subject.name if byte == byte_of(subject) else f"{subject.name}-elsewhere"
+    binding = BoundRecord(name, byte, made(subject, byte))
+    return subject.catalogue.make(form, FormatContext(form.options(), (binding,), name))
+
+
+KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
+
+
+def check_values(fields: Sequence[Any], values: object) -> None:
+    """``fields``: the descriptor's RecordFields."""
+    assert isinstance(values, tuple), f"fields are a tuple, not {values!r}"
+    assert len(values) == len(fields), f"{len(values)} values for {len(fields)} fields"
+    for field, value in zip(fields, values, strict=True):
+        if value is not None:
+            assert type(value) is KINDS[field.kind], f"{field.name} is {value!r}, and said to be of kind {field.kind}"
+            assert not isinstance(value, int) or -(2**63) <= value < 2**63, f"{field.name} does not fit into 64 bits"
+
+
+def check_damaged(form: SegmentFormat, record: RecordType, data: bytes, offset: int, size: int, msg_id: bytes) -> None:
+    """Of a record whose type, size and id are still there: check and decode notice the same."""
+    scan = form.scan(data)
+    try:
+        body = form.decode(msg_id, data[offset : offset + size])
+    except RecordError:
+        body = None
+    if any(row == (msg_id, offset, size) for row in (*rows(scan.records), *rows(scan.duplicates))):
+        assert body is not None, "a scan passes what a read refuses"
+        begin, end = record.body_span(offset, size)
+        check_body(body, data[begin:end], "decode, not body_span,")
+    elif any((spot.offset, spot.size) == (offset, size) for spot in scan.damage):
+        assert body is None, "a scan reports what a read gives to clients"

@@ -1,0 +1,172 @@
+"""Segments that a format under test writes, and what has to hold for every scan of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args
+
+import attrs
+
+from msgstore.contract import Buffer, Columns, FormatContext, SegmentFormat, SegmentScan
+from msgstore.contract.formats import EndState, HeaderState
+from msgstore.testing.data import Batch, numbered
+from msgstore.testing.subjects import Subject
+
+
+@attrs.frozen
+class Placed:
+    """A record where a writer has put it."""
+
+    msg_id: bytes
+    body: bytes
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+def made(subject: Subject) -> Any:
+    """The format under test, a SegmentFormat. It writes records of its own type."""
+    return subject.make(FormatContext(subject.made_options))
+
+
+def encoded(form: SegmentFormat, messages: Iterable[tuple[bytes, bytes]], at: int) -> tuple[bytes, list[Placed]]:
+    """A batch, as it stands at the offset ``at`` of a segment."""
+    messages = list(messages)
+    data, sizes = form.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
+    assert len(sizes) == len(messages), f"{len(sizes)} sizes for {len(messages)} records"
+    placed = []
+    for (msg_id, body), size in zip(messages, sizes, strict=True):
+        placed.append(Placed(msg_id, body, at, size))
+        at += size
+    assert sum(sizes) == len(data), f"the sizes are {sum(sizes)} bytes together, the records {len(data)}"
+    return data, placed
+
+
+def written(form: SegmentFormat, *batches: Batch) -> tuple[bytes, list[Placed]]:
+    """A whole segment, as a store writes it: the header, then one batch behind the other."""
+    data, everything = form.header, []
+    for batch in batches:
+        more, placed = encoded(form, batch, len(data))
+        data += more
+        everything += placed
+    return data, everything
+
+
+def rows(columns: Columns) -> list[tuple[bytes, int, int]]:
+    """(id, offset, size)."""
+    return [row[:3] for row in columns.rows()]
+
+
+def expected(placed: Sequence[Placed]) -> list[tuple[bytes, int, int]]:
+    return [(record.msg_id, record.offset, record.size) for record in placed]
+
+
+def check_rows(columns: Columns, placed: Sequence[Placed]) -> None:
+    """``columns`` has these records and no others."""
+    found, wanted = rows(columns), expected(placed)
+    if found != wanted:  # said here: of lists this long pytest would look for the nearest match
+        at = next(
+            (n for n, (one, other) in enumerate(zip(found, wanted, strict=False)) if one != other), min(len(found), len(wanted))
+        )
+        got = "nothing" if at >= len(found) else _row(*found[at])
+        expected_there = "nothing more" if at >= len(wanted) else _row(*wanted[at])
+        raise AssertionError(f"of {len(wanted)} records number {at} should be {expected_there}, and is {got}")
+
+
+def _row(msg_id: bytes, offset: int, size: int) -> str:
+    return f"{msg_id.hex()} at {offset}, {size} bytes"
+
+
+def body_at(form: SegmentFormat, data: Buffer, offset: int, size: int) -> bytes:
+    begin, end = form.body_span(data, offset, size)
+    assert offset <= begin <= end <= offset + size, f"the body is at {begin}-{end}, the record at {offset}-{offset + size}"
+    return data[begin:end]
+
+
+def check_body(found: bytes, body: bytes, what: str) -> None:
+    if found != body:
+        raise AssertionError(f"{what} gives {_shown(found)}; written was {_shown(body)}")
+
+
+def _shown(body: bytes) -> str:
+    return f"{body[:40]!r}{'...' * (len(body) > 40)} ({len(body)} bytes)"
+
+
+def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: Sequence[Placed]) -> None:
+    """``columns`` has these records and no others, and both ways to a body lead to what was written."""
+    check_rows(columns, placed)
+    for record in placed:
+        check_body(body_at(form, data, record.offset, record.size), record.body, "body_span")
+        check_body(form.decode(record.msg_id, data[record.offset : record.end]), record.body, "decode")
+
+
+def check_frames(form: SegmentFormat, data: Buffer, placed: Sequence[Placed]) -> None:
+    """As many bytes in front of each body, and as many behind it."""
+    found = ((record, form.body_span(data, record.offset, record.size)) for record in placed)
+    frames = {(begin - record.offset, record.end - end) for record, (begin, end) in found}
+    assert len(frames) == 1, f"bytes in front of a body and behind it: {', '.join(map(str, sorted(frames)))}"
+
+
+def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int = 0) -> None:
+    """Whatever the bytes are: each byte from ``start`` to the end is told once, what is told can be read, ids are told once."""
+    end, total = scan.end, len(data)
+    assert end.state in get_args(EndState), f"the end is {end}"
+    assert end.offset <= max(total, start), f"the end is at {end.offset}, the file has {total} bytes"
+    assert end.state != "clean" or end.offset == max(total, start), f"the end is clean at {end.offset} of {total} bytes"
+    assert scan.header in (None, *get_args(HeaderState)), f"the header is {scan.header!r}"
+    for columns in (scan.records, scan.duplicates):
+        assert len(columns.ids) == 16 * len(columns) == 16 * len(columns.sizes) == 16 * len(columns.types), (
+            "columns differ in length"
+        )
+        assert list(columns.offsets) == sorted(columns.offsets), "columns are not in the order of the offsets"
+    check_tiling(spans(scan), max(start, len(form.header)), end.offset)
+    known = scan.records.id_list()
+    assert len(set(known)) == len(known), "an id stands twice in records: later copies belong into duplicates"
+    assert set(scan.duplicates.id_list()) <= set(known), "duplicates has an id that records does not have"
+    for columns in (scan.records, scan.duplicates):
+        for msg_id, offset, size, _ in columns.rows():
+            check_body(
+                form.decode(msg_id, data[offset : offset + size]), body_at(form, data, offset, size), "decode, not body_span,"
+            )
+
+
+def check_threads(form: SegmentFormat) -> None:
+    """Eight threads at once, each with messages of its own, are given what they wrote."""
+
+    def run(number: int) -> None:
+        messages = [(msg_id[::-1], b"%d" % number * at) for at, (msg_id, _) in enumerate(numbered(40 + number))]
+        for _ in range(10):
+            data, placed = written(form, messages)
+            check_records(form, data, form.scan(data).records, placed)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(8)))
+
+
+def spans(scan: SegmentScan) -> list[tuple[int, int, str]]:
+    """(offset, size, what) of everything that a scan tells, by offset."""
+    return sorted(
+        [
+            *((offset, size, "record") for _, offset, size in rows(scan.records)),
+            *((offset, size, "duplicate") for _, offset, size in rows(scan.duplicates)),
+            *((offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)),
+            *((spot.offset, spot.size, "damage") for spot in scan.damage),
+        ]
+    )
+
+
+def check_tiling(found: Sequence[tuple[int, int, str]], begin: int, end: int) -> None:
+    at = begin
+    for offset, size, what in found:
+        assert size > 0, f"a {what} at {offset} has {size} bytes"
+        assert offset >= at, f"a {what} at {offset} begins inside what ends at {at}"
+        assert offset == at, f"nothing is told of the bytes from {at} to {offset}, where a {what} begins"
+        at += size
+    if end >= begin:  # a file that is shorter than its header ends there
+        assert at == end, f"what is told ends at {at}, the scan at {end}"
+    else:
+        assert not found, f"told of a file without a whole header: {found}"

@@ -1,0 +1,78 @@
+"""Whole stores with the subject in its place, and the kit's own backends in all others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import msgstore
+from msgstore.config import store_config
+from msgstore.contract import RecordTypeDescriptor
+from msgstore.engine.opening import open_configured
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.testing.faults import UnsyncedFiles, copy_of
+from msgstore.testing.reference import HOLED, INDEX, with_reference
+from msgstore.testing.subjects import Subject
+
+_BYTE = 128
+"""Of a record type that its format's specification assigns none to."""
+
+
+def open_with(
+    path: Path,
+    catalogue: Catalogue,
+    files: Files | None = None,
+    *,
+    mode: Any = "rw",
+    refcounts: Iterable[tuple[bytes, int]] | None = None,
+    **keys: Any,
+) -> msgstore.Store:
+    """``open_store`` with a file layer of the test's own, and no collector in the background unless asked for."""
+    config = store_config({"path": path, "gc_interval": 0, **keys}, "test", Path())
+    return open_configured(config, catalogue, mode=mode, refcounts=refcounts, files=files)
+
+
+def keys_of(subject: Subject, format_name: str = HOLED) -> dict[str, Any]:
+    """The keys of a configuration that selects the subject. ``format_name``: where the subject has no say in it."""
+    keys: dict[str, Any] = {"index": INDEX, "format": format_name}
+    if subject.kind == "record":
+        assert isinstance(subject.descriptor, RecordTypeDescriptor)
+        byte = subject.descriptor.assigned_byte
+        bound = {subject.name: _BYTE if byte is None else byte}
+        keys |= {"format": {"use": subject.descriptor.format, "records": bound}, "record": subject.name}
+    elif subject.kind != "observer":
+        keys[subject.kind] = {"use": subject.name, **subject.options}
+    return keys
+
+
+@attrs.define
+class Stores:
+    """One directory, and stores that are opened in it."""
+
+    subject: Subject
+    path: Path
+    observed: bool = False
+    format_name: str = HOLED
+    catalogue: Catalogue = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        observers = self.subject.observers if self.observed else ()
+        self.catalogue = attrs.evolve(with_reference(self.subject.catalogue), observers=observers)
+
+    def open(self, files: Files | None = None, **keys: Any) -> msgstore.Store:
+        return open_with(
+            self.path,
+            self.catalogue,
+            files or UnsyncedFiles(),
+            **{"sync_interval": "1h", **keys_of(self.subject, self.format_name), **keys},
+        )
+
+    def copied(self, target: Path) -> Stores:
+        """Stores of what a process leaves that is killed now."""
+        shutil.rmtree(target, ignore_errors=True)
+        return Stores(self.subject, copy_of(self.path, target), self.observed, self.format_name)

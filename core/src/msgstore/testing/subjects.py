@@ -1,0 +1,145 @@
+"""What the kit tests: a descriptor, with options to try it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import attrs
+import pytest
+
+from msgstore.config import structure
+from msgstore.contract import Capability, Descriptor, PluginError
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.plugins.loader import HOOKS, Observer, Provider, Registration
+
+OBSERVER = "observer"
+"""The kind of what has no descriptor: the event hooks of a distribution, all together."""
+KINDS = (*HOOKS, OBSERVER)
+
+_NOBODY = Provider("unregistered", "0", "none", "none")
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """One backend under test, or the observers of a distribution."""
+
+    kind: str
+    name: str
+    catalogue: Catalogue = attrs.field(repr=False)
+    """Of everything that is installed, the subject included."""
+    descriptor: Descriptor | None = None
+    """None of observers."""
+    options: dict[str, object] = attrs.field(factory=dict)
+    """One of the descriptor's ``examples``: keys as a configuration has them."""
+    observers: tuple[Observer, ...] = ()
+    provider: Provider = _NOBODY
+
+    @classmethod
+    def of(cls, descriptor: Descriptor, **options: object) -> Subject:
+        """A descriptor that no installed distribution registers, for a test class of its author's."""
+        kind = next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
+        installed = load_catalogue()
+        catalogue = attrs.evolve(installed, registrations=(*installed.registrations, Registration(kind, descriptor, _NOBODY)))
+        return cls(kind=kind, name=descriptor.name, catalogue=catalogue, descriptor=descriptor, options=options)
+
+    def __str__(self) -> str:
+        given = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.kind}:{self.name}" + (f"[{given}]" if given else "")
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For hypothesis, which says with what a test fails: a catalogue has a hundred lines."""
+        printer.text(str(self))
+
+    @property
+    def made_options(self) -> Any:
+        """An instance of the descriptor's class of options."""
+        assert self.descriptor is not None
+        return structure(self.descriptor.options, self.options, f"{self} options")
+
+    def make(self, argument: object) -> Any:
+        """What the factory returns. Raises PluginError if it fails."""
+        assert self.descriptor is not None
+        return self.catalogue.make(self.descriptor, argument)
+
+    def has(self, capability: Capability) -> bool:
+        return self.descriptor is not None and capability in self.descriptor.capabilities
+
+    def needs(self, capability: Capability) -> None:
+        """The rest of the test is for those who claim it."""
+        if not self.has(capability):
+            skip_without(capability.value)
+
+
+def skip_without(capability: str) -> None:
+    """The summary of the run lists skips by these words."""
+    pytest.skip(f"{SKIPPED_FOR}{capability}")
+
+
+SKIPPED_FOR = "does not claim "
+"""How the reason of a skip begins that the summary lists by capability."""
+
+
+class NothingToTest(Exception):
+    """The distribution has no plugin that could be tested; the message says why."""
+
+
+def subjects_of(distribution: str) -> list[Subject]:
+    """Everything that a distribution registers, each descriptor once for each of its ``examples``.
+
+    Raises NothingToTest if it is not installed, cannot be loaded, or registers nothing.
+    """
+    try:
+        name = metadata.distribution(distribution).metadata["Name"]
+    except metadata.PackageNotFoundError:
+        raise NothingToTest(f"{distribution!r} is not installed; try: pip install {distribution}") from None
+    catalogue = load_catalogue()
+    broken = [f"{failure.provider} {failure.what}" for failure in catalogue.failures if failure.provider.distribution == name]
+    if broken:
+        raise NothingToTest("; ".join(broken))
+    found = list(_subjects(catalogue, name))
+    if not found:
+        raise NothingToTest(
+            f"{name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', and the module that "
+            "it names a hook"
+        )
+    return found
+
+
+def _subjects(catalogue: Catalogue, distribution: str) -> Iterator[Subject]:
+    for registration in catalogue.registrations:
+        if registration.provider.distribution == distribution:
+            for options in registration.descriptor.examples:
+                yield Subject(
+                    kind=registration.kind,
+                    name=registration.descriptor.name,
+                    catalogue=catalogue,
+                    descriptor=registration.descriptor,
+                    options=dict(options),
+                    provider=registration.provider,
+                )
+    observers = tuple(observer for observer in catalogue.observers if observer.provider.distribution == distribution)
+    if observers:
+        yield Subject(
+            kind=OBSERVER, name=distribution, catalogue=catalogue, observers=observers, provider=observers[0].provider
+        )
+
+
+def chosen(subject: Subject) -> Descriptor:
+    """The descriptor that a configuration gets by the subject's name. Raises PluginError if something else has it, too."""
+    descriptor = subject.descriptor
+    assert descriptor is not None
+    if subject.kind == "record":
+        return subject.catalogue.record(descriptor.format, subject.name)  # type: ignore[attr-defined]  # a record type's
+    look_up = {
+        "format": subject.catalogue.format,
+        "index": subject.catalogue.index,
+        "gc": subject.catalogue.gc_policy,
+        "body": subject.catalogue.body_codec,
+        "engine": subject.catalogue.bulk_engine,
+    }[subject.kind]
+    found: Descriptor = look_up(subject.name)
+    if found is not descriptor:
+        raise PluginError(f"{subject} is not what its name gives")
+    return found
