@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgstore
 from msgstore.cli.main import main
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
-PROGRAM = [sys.executable, "-c", "from msgstore.cli.main import main; main()"]
+PROGRAM = [sys.executable, "-m", "msgstore"]
 
 
 def run(*arguments: object) -> Result:
@@ -27,6 +28,13 @@ def run(*arguments: object) -> Result:
 
 def objects(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_path_above_a_table_is_in_one_piece(tmp_path: Path) -> None:
+    """However narrow the terminal: a path that is cut looks like another one."""
+    store = shutil.copytree(DATA / "v2_dirty" / "store", tmp_path / ("long" * 20))
+    for verb in ("scan", "info", "inventory"):
+        assert str(store) in CliRunner(env={"COLUMNS": "40"}).invoke(main, [verb, str(store)]).stdout.splitlines()
 
 
 def test_version_and_help() -> None:
@@ -89,8 +97,8 @@ def test_plugins() -> None:
     assert observer["distribution"] == "msgstore-prometheus-observer"
     assert "msgstore_store_opened" in observer["events"]
     v2 = found["format", "v2"]
-    assert (v2["distribution"], v2["contract"]) == ("msgstore-format-v2", [2, 0])
-    assert v2["capabilities"] == ["self-describing", "typed-records"]
+    assert (v2["distribution"], v2["contract"]) == ("msgstore-format-v2", [2, 1])
+    assert v2["capabilities"] == ["self-describing", "typed-records", "verbatim"]
     for width in ("80", "150"):
         text = CliRunner(env={"COLUMNS": width}).invoke(main, ["plugins"]).stdout
         assert "msgstore-format-v2" in text

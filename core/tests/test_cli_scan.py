@@ -92,7 +92,7 @@ def test_a_type_byte_is_known_if_it_is_bound(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('[stores.a]\npath = "store"\nrecord = "checksum"\n')
     CliRunner().invoke(main, ["put", "a", "11" * 16, "--config", str(tmp_path / "c.toml")], input="body")
     [remembered] = objects(run("scan", "--json", store))
-    assert remembered["records"] == [{"offset": 64, "size": 29, "type": 4, "id": "11" * 16}]
+    assert remembered["records"] == [{"offset": 64, "size": 29, "type": 4, "record": "checksum", "id": "11" * 16}]
     (store / "msgstore.json").unlink()
     [unknown] = objects(run("scan", "--json", store))
     assert unknown["end"] == {"state": "corrupt", "offset": 64, "reason": "unrecognised_record_type"}
@@ -151,7 +151,7 @@ def test_a_damaged_settings_file_does_not_stop_a_scan(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere"], "there is no such file or directory"),
-        ([DATA / "v1_clean" / "manifest.json"], "known are *.rdq (v1), *.rdt (v1), *.sqs (v2)"),
+        ([DATA / "v1_clean" / "manifest.json"], "*.rdq (v1), *.rdt (v1), *.sqs (v2)"),
         ([DATA / "v1_clean"], "directories beneath it that have some: store"),
         (["--record", "checksum=5", DATA], "or 4, which is assigned to it"),
         (["--record", "message=200", DATA], "message is the format's own record type, and has byte 3"),
@@ -207,6 +207,15 @@ def test_map_knows_what_is_live_by_counts_or_by_the_saved_index(tmp_path: Path) 
     text = run("map", store).stdout
     assert "█ live" in text
     assert "% live" in text
+
+
+def test_map_says_what_is_too_small_to_be_seen() -> None:
+    """On a narrow terminal a small gap is drawn as what is around it; nobody should believe that there is none."""
+    store = str(DATA / "mixed_upgrade" / "store")
+    narrow = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["map", store]).stdout
+    wide = CliRunner(env={"COLUMNS": "4000"}).invoke(main, ["map", store]).stdout
+    assert "too small to be seen here: hole\n" in narrow
+    assert "too small" not in wide
 
 
 def test_map_draws_every_kind_apart_without_colour(tmp_path: Path) -> None:

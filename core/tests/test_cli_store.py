@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +93,7 @@ def test_ls_lists_the_live_messages(tmp_path: Path, name: str) -> None:
     assert result.exit_code == (1 if name == "v2_dirty_torn" else 0)
     found = objects(result)
     assert {m["id"]: (m["refs"], m["body_sha256"]) for m in found} == live_of(name)
-    assert list(found[0]) == ["id", "file", "offset", "size", "refs", "body_sha256"]
+    assert list(found[0]) == ["id", "file", "offset", "size", "refs", "record", "body_sha256"]
     assert [(m["file"], m["offset"]) for m in found] == sorted((m["file"], m["offset"]) for m in found)
     lines = run("ls", "--refcounts", counts, DATA / name / "store").stdout.splitlines()
     assert len(lines) == len(found) + 1
@@ -119,6 +121,17 @@ def test_ls_without_counts_lists_everything() -> None:
     assert found > set(live_of("mixed_upgrade"))
 
 
+@pytest.mark.parametrize(("body", "shown"), [(b"no end", b"no end\r\n"), (b"its own\n", b"its own\r\n")])
+def test_on_a_terminal_get_ends_the_line(fresh: Path, body: bytes, shown: bytes) -> None:
+    run("put", fresh, ID, stdin=body)
+    ours, terminal = os.openpty()
+    command = [sys.executable, "-c", "from msgstore.cli.main import main; main()", "get", str(fresh), ID]
+    subprocess.run(command, stdout=terminal, check=True, timeout=60)
+    assert os.read(ours, 1000) == shown
+    os.close(terminal)
+    os.close(ours)
+
+
 def test_put_get_rm(fresh: Path) -> None:
     body = bytes(range(256)) + b"\r\n"
     assert run("put", fresh, ID, stdin=body).stdout == ID + "\n"
@@ -129,7 +142,7 @@ def test_put_get_rm(fresh: Path) -> None:
     [shown] = objects(run("get", "--json", fresh, ID))
     assert base64.b64decode(shown.pop("body_base64")) == body
     sha256 = hashlib.sha256(body).hexdigest()
-    assert shown == {"id": ID, "size": len(body), "refs": 2, "as_stored": True, "body_sha256": sha256}
+    assert shown == {"id": ID, "size": len(body), "refs": 2, "record": "message", "as_stored": True, "body_sha256": sha256}
     assert run("rm", fresh, ID).stdout == f"{ID} (1 reference left)\n"
     mixed = run("rm", "--json", fresh, "ff" * 16, ID, ID)
     assert mixed.exit_code == 2

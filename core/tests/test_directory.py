@@ -7,6 +7,7 @@ import shutil
 import zlib
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import CliRunner
 
@@ -21,6 +22,10 @@ DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 def test_settings_are_remembered(tmp_path):
     assert read_settings(Files(), tmp_path) is None
     settings = Settings("lmdb", "v2", "checksum", "erlang", {"checksum": 4})
+    write_settings(Files(), tmp_path, settings, sync=True)
+    assert read_settings(Files(), tmp_path) == settings
+    assert "distributions" not in (tmp_path / SETTINGS).read_text()
+    settings = attrs.evolve(settings, distributions={"record audit": "acme-audit-record"})
     write_settings(Files(), tmp_path, settings, sync=True)
     assert read_settings(Files(), tmp_path) == settings
 
@@ -56,6 +61,10 @@ def forge(path, **changes):
         ({"records": {"checksum": "4"}}, "from 0 to 255"),
         ({"index": None}, "index is not a name"),
         ({"body": ["raw"]}, "body is not a name"),
+        ({"distributions": ["acme"]}, "names of distributions"),
+        ({"distributions": {"record audit": None}}, "names of distributions"),
+        ({"distributions": {"record audit": "acme; rm -rf ~"}}, "names of distributions"),
+        ({"distributions": {"record audit": "--index-url=http://acme"}}, "names of distributions"),
         ({"layout": 2}, "newer msgstore"),
         ({"more": 1}, "more"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msgstore.builtin.options import HalfEmptyOptions, RetentionOptions
 from msgstore.builtin.policies import (
     CombineNeighbours,
     HalfEmpty,
-    HalfEmptyOptions,
     Never,
     Retention,
-    RetentionOptions,
 )
 from msgstore.config import structure
-from msgstore.contract import Combine, Compact, ConfigError, Drop, Migrate, NoOptions, SegmentStats
+from msgstore.contract import (
+    Capability,
+    Combine,
+    Compact,
+    ConfigError,
+    Drop,
+    GcPolicyDescriptor,
+    Migrate,
+    NoOptions,
+    SegmentStats,
+)
 from msgstore.engine import plans
+from msgstore.testing import Subject
+from msgstore.testing.stores import Stores
 
 NOW = 1_000_000.0
 LIMIT = 1000
@@ -191,7 +203,7 @@ BY_NUMBER = {s.number: segment(s.number, 1 if s.number == 6 else 2) for s in SEG
 
 
 def checked(*actions: object) -> list[object]:
-    return list(plans.check(actions, SEGMENTS, BY_NUMBER, 2))
+    return list(plans.check(actions, SEGMENTS, BY_NUMBER, 2, may_drop=True))
 
 
 @pytest.mark.parametrize(
@@ -222,6 +234,41 @@ def test_what_cannot_be_done_is_passed_over(action, reason, caplog):
 def test_what_is_named_twice_is_done_once(caplog):
     assert checked(Compact(1), Drop(1, "old"), Combine((1, 2)), Combine((2, 6)), Migrate(6)) == [Compact(1), Combine((2, 6))]
     assert caplog.text.count("is named by an earlier action") == 3
+
+
+def test_live_messages_are_dropped_only_by_a_policy_that_says_so(caplog):
+    actions = [Drop(1, "old"), Compact(2)]
+    assert plans.check(actions, SEGMENTS, BY_NUMBER, 2, may_drop=True) == actions
+    assert not caplog.text
+    assert plans.check(actions, SEGMENTS, BY_NUMBER, 2, may_drop=False) == actions[1:]
+    assert "does not claim the capability drops-messages" in caplog.text
+
+
+DROPPING = "core_test_dropping"
+
+
+@pytest.mark.parametrize(
+    ("contract", "capabilities", "left"),
+    [((2, 1), [], 1), ((2, 1), [Capability.DROPS_MESSAGES], 0), ((2, 0), [], 0)],
+    ids=["silent", "claimed", "older than the word"],
+)
+def test_a_store_asks_what_its_policy_claims(contract, capabilities, left, tmp_path, monkeypatch):
+    class DropsAll:
+        def __init__(self, options):
+            pass
+
+        def plan(self, segments, now):
+            return [Drop(s.number, "it is there") for s in segments if not s.current]
+
+    monkeypatch.setitem(sys.modules, DROPPING, SimpleNamespace(DropsAll=DropsAll))
+    descriptor = GcPolicyDescriptor(
+        name="drops-all", contract=contract, factory=f"{DROPPING}:DropsAll", capabilities=capabilities
+    )
+    with Stores(Subject.of(descriptor), tmp_path).open() as store, store.client() as client:
+        client.write(bytes(16), b"body")
+        store.roll()
+        store.compact()
+        assert store.stats().messages == left
 
 
 def test_what_gave_nothing_is_not_tried_again(caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import random
 import shutil
 import time
@@ -15,10 +16,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.jobs.salvage import plan_salvage
+from msgstore.bulk.local.engine import LocalEngine
+from msgstore.bulk.reports import SETTINGS_DAMAGED, SalvageReport
 from msgstore.cli.main import main
-from msgstore.contract import StoreError
+from msgstore.contract import ConfigError, StoreError
 from msgstore.files import Files
-from msgstore.salvage import SETTINGS_DAMAGED, SalvageReport, salvage
 from msgstore.scan import FormatSet
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -31,13 +35,17 @@ def catalogue() -> msgstore.Catalogue:
     return msgstore.load_catalogue()
 
 
+def salvage(source: Path, destination: Path, *, progress: Any = None, **options: Any) -> SalvageReport:
+    return LocalEngine(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [source], destination, **options), progress)
+
+
 def rescue(source: Path, destination: Path, **options: Any) -> SalvageReport:
     before = snapshot(source)
-    report = salvage(source, destination, catalogue=catalogue(), **options)
+    report = salvage(source, destination, **options)
     assert snapshot(source) == before
     for found in report.inputs:
         assert found.header + found.good + found.duplicates + found.holes + found.damaged == found.size
-        assert found.size == found.path.stat().st_size
+        assert found.size == Path(found.path).stat().st_size
     assert sorted(path.name for path in destination.parent.iterdir() if path.name.startswith(".")) == []
     return report
 
@@ -271,8 +279,8 @@ def test_several_formats_and_clashing_numbers(tmp_path: Path) -> None:
     (source / "notes.txt").write_text("no segment")
     report = rescue(source, tmp_path / "out")
     assert report.messages == 212 + 212 + 213
-    assert report.ignored == ["notes.txt"]
-    assert report.inputs[-1].path.name == "backup of 1.sqs"
+    assert report.ignored == [str(source / "notes.txt")]
+    assert Path(report.inputs[-1].path).name == "backup of 1.sqs"
 
 
 def test_what_the_new_store_is(tmp_path: Path) -> None:
@@ -329,14 +337,14 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytes
     real = Files._read_all
 
     def fail(self: Files, fd: int, size: int) -> bytes:
-        if size == (source / "1.sqs").stat().st_size:
+        if os.fstat(fd).st_ino == (source / "1.sqs").stat().st_ino:
             raise OSError(5, "Input/output error")
         return real(self, fd, size)
 
     monkeypatch.setattr(Files, "_read_all", fail)
-    report = salvage(source, tmp_path / "out", catalogue=catalogue())
+    report = salvage(source, tmp_path / "out")
     assert report.messages == 212 + 75
-    assert [(spot.path.name, spot.size, spot.reason) for spot in report.damage] == [
+    assert [(Path(spot.path).name, spot.size, spot.reason) for spot in report.damage] == [
         ("1.sqs", (source / "1.sqs").stat().st_size, "unreadable: Input/output error")
     ]
 
@@ -345,11 +353,11 @@ def test_no_partial_store_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for method, error in (("pwrite", StoreError), ("replace", StoreError), ("sync", OSError)):
+    for method in ("pwrite", "replace", "sync"):
         with monkeypatch.context() as patch:
             patch.setattr(Files, method, full)
-            with pytest.raises(error, match="No space left"):
-                salvage(DATA / "msg-store/v2_clean/store", tmp_path / "out", catalogue=catalogue())
+            with pytest.raises(StoreError, match="No space left"):
+                salvage(DATA / "msg-store/v2_clean/store", tmp_path / "out")
             assert list(tmp_path.iterdir()) == []
 
 
@@ -358,7 +366,7 @@ def test_an_interrupted_salvage_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        salvage(DATA / "msg-store/v2_clean/store", tmp_path / "out", catalogue=catalogue(), progress=interrupt)
+        salvage(DATA / "msg-store/v2_clean/store", tmp_path / "out", progress=interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -369,17 +377,21 @@ def test_destinations_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     for destination in ("full", "full/file", "in", "in/out", "no/such/place"):
         with pytest.raises(StoreError):
-            salvage(source, tmp_path / destination, catalogue=catalogue())
+            salvage(source, tmp_path / destination)
     (tmp_path / "empty").mkdir()
     assert rescue(source, tmp_path / "empty").messages == 500
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "in"]
 
 
-def test_a_directory_without_segments_names_those_beneath(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="directories beneath it that have some: store"):
-        salvage(DATA / "msg-store" / "v1_clean", tmp_path / "out", catalogue=catalogue())
-    with pytest.raises(StoreError, match="no such directory"):
-        salvage(tmp_path / "nowhere", tmp_path / "out", catalogue=catalogue())
+def test_a_tree_of_directories(tmp_path: Path) -> None:
+    report = rescue(DATA / "msg-store" / "v1_clean", tmp_path / "out")
+    assert {Path(found.path).parent.name for found in report.inputs} == {"store"}
+    assert report.messages == 500
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="there are no segments"):
+        salvage(tmp_path / "empty", tmp_path / "none")
+    with pytest.raises(StoreError, match="no such file or directory"):
+        salvage(tmp_path / "nowhere", tmp_path / "none")
 
 
 def test_what_the_command_prints(tmp_path: Path) -> None:
@@ -402,3 +414,68 @@ def test_what_the_command_prints(tmp_path: Path) -> None:
 
 def entry_of(span: tuple[int, int]) -> dict[str, int]:
     return {"offset": span[0], "size": span[1]}
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:64] + data[300:] + data[64:300]])
+def test_a_segment_that_changes_between_two_readings(tmp_path: Path, change: Any) -> None:
+    """What was examined is what is copied, or nothing is."""
+    source = tmp_path / "in"
+    shutil.copytree(DATA / "msg-store/v2_clean/store", source)
+
+    def between(done: int, total: int) -> None:
+        if done * 2 == total:
+            (source / "0.sqs").write_bytes(change((source / "0.sqs").read_bytes()))
+
+    with pytest.raises(StoreError, match=r"0\.sqs: changed while it was copied"):
+        salvage(source, tmp_path / "out", progress=between)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_codecs_that_contradict_each_other(tmp_path: Path) -> None:
+    """A directory that says nothing is not taken to agree: a broker's has a codec, and does not tell."""
+    broker = DATA / "msg-store/v2_clean/store"
+    for name in ("raw", "erlang"):
+        with msgstore.open_store(tmp_path / name, body=name) as store, store.client() as client:
+            client.write(id_of(1), b"hello")
+    with pytest.raises(ConfigError, match="different body codecs"):
+        plan_salvage(catalogue(), [tmp_path / "raw", tmp_path / "erlang"], tmp_path / "out")
+    with pytest.raises(ConfigError, match="does not say which codec"):
+        plan_salvage(catalogue(), [broker, tmp_path / "erlang"], tmp_path / "out")
+    assert plan_salvage(catalogue(), [broker, tmp_path / "erlang"], tmp_path / "out", body="erlang").target.body == "erlang"
+    assert plan_salvage(catalogue(), [broker, tmp_path / "raw"], tmp_path / "out").target.body == "raw"
+
+
+def test_new_messages_are_written_as_before(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    with msgstore.open_store(source, record="checksum") as store, store.client() as client:
+        client.write(id_of(1), b"hello")
+    rescue(source, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "msgstore.json").read_text())["record"] == "checksum"
+    rescue(source, tmp_path / "old", format="v1")
+    assert json.loads((tmp_path / "old" / "msgstore.json").read_text())["record"] == "message"
+    result, _ = cli("migrate", source, tmp_path / "fresh", "--to", "v2")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "fresh" / "msgstore.json").read_text())["record"] == "checksum"
+
+
+def test_a_segment_is_salvaged_beside_itself(tmp_path: Path) -> None:
+    shutil.copy(DATA / "msg-store/v2_clean/store/0.sqs", tmp_path)
+    assert salvage(tmp_path / "0.sqs", tmp_path / "out").messages == 212
+
+
+def test_more_references_than_are_counted(tmp_path: Path) -> None:
+    counts = tmp_path / "counts.csv"
+    counts.write_text(f"{id_of(1).hex()},{2**60}\n")
+    for verb in (("salvage", DATA / "msg-store/v2_clean/store", tmp_path / "out"), ("info", DATA / "msg-store/v2_clean/store")):
+        result, _ = cli(*verb, "--refcounts", counts)
+        assert result.exit_code == 2
+        assert f"counts.csv: refcounts: {id_of(1).hex()} has {2**60} references; at most" in result.stderr
+
+
+def test_a_record_type_that_the_sources_bind(tmp_path: Path) -> None:
+    """Named once more, it has the byte that it has there: no format assigns one."""
+    keys: dict[str, Any] = {"format": {"use": "v2", "records": {"audit": 200}}, "record": "audit"}
+    with msgstore.open_store(tmp_path / "in", **keys) as store, store.client() as client:
+        client.write(id_of(1), b"hello")
+    job = plan_salvage(catalogue(), [tmp_path / "in"], tmp_path / "out", record="audit")
+    assert (job.target.record, job.target.records) == ("audit", (("audit", 200),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msgstore.engine import shutdown
 from msgstore.engine.shutdown import format_clean, last_v1_file, parse_client_refs
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -83,6 +85,12 @@ def test_reading_takes_linear_time(text):
     begin = time.process_time()
     assert parse_client_refs(text) == set()
     assert time.process_time() - begin < 2
+
+
+def test_no_group_is_repeated_possessively():
+    """Early Python 3.11, such as the 3.11.2 of Debian 12, forgets what such a group captured: every client was lost."""
+    patterns = (shutdown._REFS, shutdown._REF, shutdown._NUMBER, shutdown._END)
+    assert not [pattern.pattern for pattern in patterns if re.search(rb"\)(?:[*+?]|\{[\d,]*\})\+", pattern.pattern)]
 
 
 def test_what_is_too_large_is_not_read():

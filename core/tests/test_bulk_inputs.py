@@ -1,0 +1,177 @@
+"""From paths to ranked segments, and from segments to tasks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import msgstore
+from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
+from msgstore.bulk.reports import SETTINGS_DAMAGED
+from msgstore.bulk.tasks import pack
+from msgstore.contract import PluginError, StoreError
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+MIXED = DATA / "msg-store" / "mixed_upgrade" / "store"
+
+
+def find(*paths: object, **options: Any) -> Found:
+    return find_inputs(msgstore.load_catalogue(), [str(path) for path in paths], **options)
+
+
+def names(found: Found) -> list[str]:
+    assert [i.rank for i in found.inputs] == list(range(len(found.inputs)))
+    return [Path(i.path).name for i in found.inputs]
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def test_a_directory_highest_number_first_then_files_without_a_number(tmp_path: Path) -> None:
+    touch(*(tmp_path / name for name in ("0.rdq", "9.sqs", "10.rdq", "10.sqs", "old.rdq", "notes.txt", "1.sqs.tmp")))
+    found = find(tmp_path)
+    assert names(found) == ["10.sqs", "10.rdq", "9.sqs", "0.rdq", "old.rdq"]
+    assert {(i.store, i.format) for i in found.inputs} == {(str(tmp_path), "v1"), (str(tmp_path), "v2")}
+    assert [Path(name).name for name in found.ignored] == ["1.sqs.tmp", "notes.txt"]
+
+
+def test_real_directories_and_their_sizes() -> None:
+    found = find(MIXED)
+    assert names(found) == ["3.sqs", "2.sqs", "1.rdq", "0.rdq"]
+    assert [i.size for i in found.inputs] == [Path(i.path).stat().st_size for i in found.inputs]
+    assert pickle.loads(pickle.dumps(found.inputs)) == found.inputs
+    assert (found.damage, found.codecs) == ((), ())
+
+
+def test_a_tree_has_hidden_directories_and_neither_links_nor_unfinished_stores(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    touch(top / "b" / "0.rdq", top / ".a" / "0.rdq", top / "b" / "deeper" / "1.rdq", top / "empty" / "x.txt")
+    touch(top / ".b.msgstore-0a1b2c3d" / "0.rdq", tmp_path / "outside" / "0.rdq")
+    (top / "link").symlink_to(tmp_path / "outside")
+    found = find(top)
+    assert [i.store for i in found.inputs] == [str(top / ".a"), str(top / "b"), str(top / "b" / "deeper")]
+    assert found.ignored == ()
+
+
+def test_every_store_of_a_broker_is_found() -> None:
+    top = DATA / "rabbitmq-3.10"
+    assert {i.path for i in find(top).inputs} == {str(path) for path in top.rglob("*.rdq")} != set()
+
+
+def test_a_directory_with_segments_stands_for_these_only(tmp_path: Path) -> None:
+    touch(tmp_path / "0.rdq", tmp_path / "backup" / "0.rdq")
+    assert [i.path for i in find(tmp_path).inputs] == [str(tmp_path / "0.rdq")]
+
+
+def test_a_glob_by_name_and_what_is_reached_twice_once(tmp_path: Path) -> None:
+    touch(*(tmp_path / store / name for store in ("b", "a") for name in ("1.rdq", "0.rdq", "clean.dot")))
+    (tmp_path / "c").mkdir()
+    expected = [str(tmp_path / path) for path in ("a/1.rdq", "a/0.rdq", "b/1.rdq", "b/0.rdq")]
+    for pattern in ("*", "*/*.rdq", "[ab]/*", "**"):
+        assert [i.path for i in find(tmp_path / pattern).inputs] == expected
+    assert [i.path for i in find(tmp_path / "b", tmp_path / "*" / "*", tmp_path / "b" / "0.rdq").inputs] == [
+        *expected[2:],
+        *expected[:2],
+    ]
+
+
+def test_a_name_with_the_signs_of_a_glob_is_a_name(tmp_path: Path) -> None:
+    touch(tmp_path / "[a]" / "0.rdq")
+    assert names(find(tmp_path / "[a]")) == ["0.rdq"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing", "missing: there is no such file or directory"),
+        ("empty", "there are no segments in this directory"),
+        ("notes.txt", "no installed format reads such files"),
+        ("*.txt", "nothing that matches is a segment"),
+        ("pipe.rdq", "is neither a regular file nor a directory"),
+    ],
+)
+def test_nothing_there(path: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    touch(tmp_path / "notes.txt")
+    os.mkfifo(tmp_path / "pipe.rdq")
+    with pytest.raises(StoreError, match=message):
+        find(tmp_path / path)
+
+
+def test_a_store_without_segments_is_one(tmp_path: Path) -> None:
+    with msgstore.open_store(tmp_path / "store", body="erlang"):
+        pass
+    for path in (tmp_path / "store").glob("*.sqs"):
+        path.unlink()
+    assert (find(tmp_path / "store").inputs, find(tmp_path).codecs) == ((), ("erlang",))
+
+
+def checksum_store(path: Path, count: int = 3) -> Path:
+    with msgstore.open_store(path, record="checksum") as store, store.client("c") as client:
+        for n in range(count):
+            client.write(bytes([n]) * 16, b"body %d" % n)
+    return path
+
+
+def test_record_types_and_codec_of_each_directory(tmp_path: Path) -> None:
+    shutil.copy(MIXED / "0.rdq", checksum_store(tmp_path / "one"))
+    shutil.copytree(MIXED, tmp_path / "two")
+    found = find(tmp_path, records={"checksum": 130})
+    assert {(Path(i.store).name, i.format, i.records) for i in found.inputs} == {
+        ("one", "v1", ()),
+        ("one", "v2", (("checksum", 130),)),
+        ("two", "v1", ()),
+        ("two", "v2", (("checksum", 130),)),
+    }
+    assert found.codecs == ("raw",)
+    [remembered] = [i for i in find(tmp_path / "one").inputs if i.format == "v2"]
+    assert remembered.records == (("checksum", 4),)
+    form = open_input(remembered)
+    assert len(form.format.scan(Path(remembered.path).read_bytes()).records) == 3
+    assert open_input(attrs.evolve(remembered, rank=7, path="elsewhere")) is form
+
+
+def test_a_damaged_settings_file_is_damage_and_assigned_types_are_read(tmp_path: Path) -> None:
+    settings = checksum_store(tmp_path / "store") / "msgstore.json"
+    settings.write_text("{}")
+    found = find(tmp_path / "store")
+    spans = [(spot.path, spot.offset, spot.size, spot.reason) for spot in found.damage]
+    assert spans == [(str(settings), 0, 2, SETTINGS_DAMAGED)]
+    assert ("checksum", 4) in found.inputs[0].records
+    assert found.codecs == ()
+
+
+def test_a_record_type_that_nobody_provides_is_an_error_before_the_job(tmp_path: Path) -> None:
+    touch(tmp_path / "0.sqs")
+    with pytest.raises(PluginError, match=r"0\.sqs: no installed plugin provides the record type 'nobodys'"):
+        find(tmp_path, records={"nobodys": 200})
+    lacking = SegmentInput(0, "s", "s/0.sqs", "v2", 0, (("nobodys", 200),), (("record nobodys", "acme-nobodys"),))
+    with pytest.raises(PluginError, match=r"s/0\.sqs: .* pip install acme-nobodys"):
+        open_input(lacking)
+
+
+def test_a_live_store_can_be_read(tmp_path: Path) -> None:
+    with msgstore.open_store(tmp_path / "store") as store, store.client("c") as client:
+        client.write(b"i" * 16, b"body")
+        store.flush()
+        assert names(find(tmp_path / "store"))
+
+
+def sized(*sizes: int) -> list[SegmentInput]:
+    return [SegmentInput(rank, "s", f"s/{rank}", "v2", size) for rank, size in enumerate(sizes)]
+
+
+def test_tasks_are_contiguous_and_never_split_a_segment() -> None:
+    tasks = pack(sized(40, 60, 1, 500, 99, 1, 0, 100), 100)
+    assert [[found.size for found in task] for task in tasks] == [[40, 60], [1], [500], [99, 1, 0], [100]]
+    assert [found.rank for task in tasks for found in task] == list(range(8))
+    assert pack([]) == []

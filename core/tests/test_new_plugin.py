@@ -1,0 +1,188 @@
+"""``new-plugin``: what it writes is installed, and works; what is wrong is refused, and leaves nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import msgstore
+from msgstore.cli import new_plugin
+from msgstore.cli.main import main
+from msgstore.files import Files
+from msgstore.scan import FormatSet, scan_file
+
+KEYS: dict[str, dict[str, Any]] = {
+    "record-type": {"record": "mine-record-type", "format": {"use": "v2", "records": {"mine-record-type": {"byte": 200}}}},
+    "format": {"format": "mine-format"},
+    "index": {"index": "mine-index"},
+    "gc-policy": {"gc": {"use": "mine-gc-policy", "garbage": 0.5, "smallest": 0}},
+    "body-codec": {"body": {"use": "mine-body-codec", "level": 1}},
+    "observer": {},
+}
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(params=new_plugin.KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def plugin(kind: str, tmp_path: Path) -> Path:
+    """A directory that the verb has made."""
+    result = run("new-plugin", kind, f"mine-{kind}", "--into", tmp_path)
+    assert result.exit_code == 0, result.output
+    return tmp_path / f"mine-{kind}"
+
+
+@pytest.fixture
+def site(kind: str, plugin: Path) -> Path:
+    """It, installed: what pip makes of its pyproject.toml, without pip."""
+    project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
+    [(entry_point, module)] = project["entry-points"]["msgstore"].items()
+    info = plugin / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "entry_points.txt").write_text(f"[msgstore]\n{entry_point} = {module}\n")
+    return plugin / "src"
+
+
+@pytest.fixture
+def installed(kind: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    yield
+    module = f"mine_{kind.replace('-', '_')}"
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        del sys.modules[name]
+
+
+def test_a_store_uses_it(kind: str, installed: None, tmp_path: Path) -> None:
+    """Written, flushed, rolled, removed, compacted, opened again, scanned."""
+    catalogue = msgstore.load_catalogue()
+    assert [problem for problem in catalogue.problems() if "mine" in problem] == []
+    path, ids = tmp_path / "store", [bytes([n]) * 16 for n in range(200)]
+    with msgstore.open_store(path, gc_interval=0, **KEYS[kind]) as store, store.client() as client:
+        client.write_many((msg_id, msg_id * 20) for msg_id in ids)
+        store.flush()
+        store.roll()
+        client.remove(ids[:180])
+        client.write(ids[190], b"")
+        done = store.compact()
+        assert sum(one.size_after for one in done) < sum(one.size_before for one in done) / 3
+        assert client.read_many(ids) == {msg_id: msg_id * 20 for msg_id in ids[180:]}
+        client.write(b"the last one....", b"hello")
+    with msgstore.open_store(path, gc_interval=0, **KEYS[kind]) as store, store.client() as client:
+        assert client.read_many(ids) == {msg_id: msg_id * 20 for msg_id in ids[180:]}
+        assert client.read(b"the last one....") == b"hello"
+        assert store.references(ids[190]) == 2
+        segments = [path / segment.file for segment in store.segments()]
+    formats = FormatSet(catalogue, {"mine-record-type": 200} if kind == "record-type" else {})
+    reports = [scan_file(Files(), segment, formats.by_extension(segment.suffix), fields=True) for segment in segments]
+    assert sum(len(report.scan.records) for report in reports) == 21
+    assert [report for report in reports if report.is_damaged] == []
+
+
+@pytest.mark.parametrize("what", ["its own tests", "the conformance kit"])
+def test_its_tests_pass(kind: str, site: Path, what: str, tmp_path: Path) -> None:
+    """As its README says."""
+    readme = (site.parent / "README.md").read_text()
+    line = f"pytest --pyargs msgstore.testing.suite --msgstore-dist mine-{kind}"
+    assert line in readme
+    arguments = line.split()[1:] if what == "the conformance kit" else [str(site.parent / "tests")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", tmp_path, "-p", "no:cacheprovider", *arguments],
+        env={**os.environ, "PYTHONPATH": str(site)}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+def test_it_says_what_it_wrote(tmp_path: Path) -> None:
+    made = json.loads(run("new-plugin", "index", "mine", "--into", tmp_path, "--json").stdout)
+    assert (made["kind"], made["name"], made["path"]) == ("index", "mine", str(tmp_path / "mine"))
+    found = sorted(path.relative_to(tmp_path / "mine").as_posix() for path in (tmp_path / "mine").rglob("*") if path.is_file())
+    assert sorted(made["files"]) == found
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert not any("$" in path.read_text() for path in (tmp_path / "mine").rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", ["", "Acme", "acme_audit", "1st", "-acme", "acme-", "a--b", "../acme", "a" * 41, "ümlaut",
+                                  "class", "json", "msgstore", "tests", "ets"])  # fmt: skip
+def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
+    result = run("new-plugin", "index", "--into", tmp_path, "--", name)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kinds_that_there_are_not(tmp_path: Path) -> None:
+    result = run("new-plugin", "sink", "mine", "--into", tmp_path)
+    assert result.exit_code == 2
+    assert "record-type" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"), [("click", "the distribution click"), ("pytest", "pytest"), ("attr", "the module attr")]
+)
+def test_what_is_installed_is_not_replaced(name: str, taken: str, tmp_path: Path) -> None:
+    """``pip install -e .`` would uninstall the one of the name, and msgstore needs it."""
+    result = run("new-plugin", "index", name, "--into", tmp_path)
+    assert result.exit_code == 2
+    assert "would take the place of" in result.stderr
+    assert taken in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["true", "none", "compact", "options", "segment-stats"])
+def test_a_name_whose_class_would_be_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    result = run("new-plugin", "gc-policy", name, "--into", tmp_path)
+    assert result.exit_code == 2
+    assert "cannot be the name of a class" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    result = run("new-plugin", "index", "mine", "--into", tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        2, f"msgstore: {tmp_path}/mine: is there already; choose another name, or another directory with --into\n",
+    )  # fmt: skip
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_where_there_is_no_directory(tmp_path: Path) -> None:
+    result = run("new-plugin", "index", "mine", "--into", tmp_path / "no")
+    assert (result.exit_code, result.stderr) == (2, f"msgstore: {tmp_path}/no: there is no such directory; make it first\n")
+
+
+def test_if_anything_fails_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(Path, "rename", fail)
+    result = run("new-plugin", "index", "mine", "--into", tmp_path)
+    assert result.exit_code == 2
+    assert "No space left" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "versions"), [("0.1.0", ">=0.1,<0.2"), ("0.9.3", ">=0.9,<0.10"), ("1.4.0rc1", ">=1.4,<2"), ("2.0", ">=2.0,<3")]
+)
+def test_versions_up_to_the_next_that_may_break(version: str, versions: str) -> None:
+    assert new_plugin._versions(version) == versions

@@ -1,0 +1,300 @@
+"""What records of a third party's type hold beside id and body: from the descriptor to what the verbs show."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+
+import msgstore
+from msgstore.cli.main import main
+from msgstore.contract import BoundRecord, BrokenPlugin, RecordError, RecordField, RecordTypeDescriptor
+from msgstore.files import Files
+from msgstore.scan import Described, FormatSet, OpenFormat, WholeRecord, describe, scan_file
+from msgstore.scan.fields import fields_as_json, values_of
+
+MSG_ID = bytes(range(16))
+
+PLUGIN = """
+import struct, attrs
+from itertools import chain
+from msgstore import hookimpl
+from msgstore.contract import RecordError, RecordField, RecordTypeDescriptor
+
+HEAD = struct.Struct(">BI16sq")
+
+@attrs.frozen
+class Options:
+    priority: int = 0
+
+class Ranked:
+    overhead = 29
+    def __init__(self, context):
+        self._byte, self._priority = context.byte, context.options.priority
+    def encode(self, ids, bodies):
+        sizes = [29 + len(body) for body in bodies]
+        heads = [HEAD.pack(self._byte, size, id, self._priority) for id, size in zip(ids, sizes)]
+        return b"".join(chain.from_iterable(zip(heads, bodies))), sizes
+    def decode(self, record): return record[29:]
+    def check(self, data, offset, size): return None
+    def body_span(self, offset, size): return offset + 29, offset + size
+    def fields(self, record):
+        priority = HEAD.unpack_from(record)[3]
+        if priority == 13: raise RecordError("unlucky")
+        return priority, chr(priority), None
+
+@hookimpl
+def msgstore_record_types():
+    fields = RecordField("priority", "int", "the higher the sooner"), RecordField("letter", "text"), RecordField("at", "time")
+    return [RecordTypeDescriptor(name="ranked", contract=(2, 1), factory=f"{__name__}:Ranked", format="v2", options=Options,
+                                 fields=fields)]
+"""
+
+
+@pytest.fixture
+def ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A distribution that brings the record type ``ranked``."""
+    site = tmp_path / "site-packages"
+    info = site / "acme_ranked-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "acme_ranked.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-ranked\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[msgstore]\nranked = acme_ranked\n")
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("acme_ranked", None)
+
+
+def run(*arguments: object, code: int = 0, body: bytes = b"") -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=body)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def written(directory: Path, priority: int, **keys: Any) -> Path:
+    config = directory / f"{priority}.toml"
+    config.write_text(
+        f'[stores.a]\npath = "store"\nrecord = "ranked"\n'
+        f'format = {{ use = "v2", records = {{ ranked = {{ byte = 200, priority = {priority} }} }} }}\n'
+    )
+    run("put", "a", (priority.to_bytes() * 16).hex(), "--config", config, body=b"hello")
+    return directory / "store"
+
+
+def test_options_count_for_what_is_written_and_every_verb_shows_them(ranked: None, tmp_path: Path) -> None:
+    written(tmp_path, 65)
+    store = written(tmp_path, 66)  # the same directory, with another option: the byte is the same
+    [segment] = map(json.loads, run("scan", "--json", store).stdout.splitlines())
+    assert segment["records_by_name"] == {"ranked": 2}
+    assert [(r["type"], r["record"], r["fields"]) for r in segment["records"]] == [
+        (200, "ranked", {"priority": 65, "letter": "A", "at": None}),
+        (200, "ranked", {"priority": 66, "letter": "B", "at": None}),
+    ]
+    listed = [json.loads(line) for line in run("ls", "--json", store).stdout.splitlines()]
+    assert [(entry["record"], entry["fields"]["letter"]) for entry in listed] == [("ranked", "A"), ("ranked", "B")]
+    got = json.loads(run("get", "--json", store, "42" * 16).stdout)
+    assert (got["record"], got["fields"]) == ("ranked", {"priority": 66, "letter": "B", "at": None})
+    assert run("get", "--fields", store, "42" * 16).stdout.splitlines() == [
+        "record    ranked", "priority  66", "letter    B", "at        -", "size      5 B", "refs      1",
+    ]  # fmt: skip
+    assert run("get", store, "42" * 16).stdout == "hello"
+    assert "ranked priority=66 letter=B at=-" in run("ls", "--fields", store).stdout
+    assert "2 ranked" in run("scan", store).stdout
+    assert "records: 2 ranked" in run("map", store).stdout
+    assert json.loads((store / "msgstore.json").read_text())["distributions"] == {"record ranked": "acme-ranked"}
+
+
+def test_a_bare_directory_is_written_with_the_defaults(ranked: None, tmp_path: Path) -> None:
+    store = written(tmp_path, 65)
+    run("put", store, "99" * 16, body=b"more")
+    got = json.loads(run("get", "--json", store, "99" * 16).stdout)
+    assert (got["record"], got["fields"]["priority"]) == ("ranked", 0)
+
+
+def test_a_table_may_leave_out_a_byte_that_is_known(ranked: None, tmp_path: Path) -> None:
+    store = written(tmp_path, 65)
+    form = {"use": "v2", "records": {"ranked": {"priority": 67}, "checksum": {}}}
+    with msgstore.open_store(store, record="ranked", format=form) as opened, opened.client() as client:
+        client.write(MSG_ID, b"")
+    assert json.loads((store / "msgstore.json").read_text())["records"] == {"ranked": 200, "checksum": 4}
+    assert json.loads(run("get", "--json", store, MSG_ID.hex()).stdout)["fields"]["letter"] == "C"
+
+
+def test_fields_move_with_their_records(ranked: None, tmp_path: Path) -> None:
+    store = written(tmp_path, 65)
+    written(tmp_path, 66)
+    run("rm", store, "41" * 16)
+    run("compact", store, "--all")
+    [entry] = map(json.loads, run("ls", "--json", store).stdout.splitlines())
+    assert (entry["offset"], entry["fields"]["letter"]) == (64, "B")
+
+
+@pytest.mark.parametrize("index", ["ets", "lmdb"])
+def test_a_record_is_seen_beside_its_writer(ranked: None, tmp_path: Path, index: str) -> None:
+    form = {"use": "v2", "records": {"ranked": {"byte": 200, "priority": 68}}}
+    with msgstore.open_store(tmp_path / "s", index=index, format=form, record="ranked") as store, store.client() as client:
+        assert store.entry(MSG_ID) is None
+        client.write(MSG_ID, b"hello")
+        store.flush()
+        entry = store.entry(MSG_ID)
+        assert entry is not None
+        assert describe(store.record(entry)).shown() == {"priority": "68", "letter": "D", "at": "-"}
+
+
+def test_scans_give_fields_in_python(ranked: None, tmp_path: Path) -> None:
+    store = written(tmp_path, 65)
+    written(tmp_path, 13)
+    form = FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
+    assert form.type_names == {200: "ranked", 3: "message"}
+    assert [field.name for field in form.with_fields[200].fields] == ["priority", "letter", "at"]
+    segment = store / "0.sqs"
+    assert scan_file(Files(), segment, form).values == {}
+    assert scan_file(Files(), segment, form, fields=True).values == {64: (65, "A", None), 64 + 34: None}
+    records = scan_file(Files(), segment, form, fields=True).as_json()["records"]
+    assert [record["fields"] for record in records] == [{"priority": 65, "letter": "A", "at": None}, None]
+    assert "ranked\n" in run("ls", "--fields", store).stdout
+
+
+# -- descriptors ----------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class NamedByte:
+    byte: int = 3
+
+
+@attrs.frozen
+class Needed:
+    actor: str
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"fields": [RecordField("time", "time"), RecordField("time", "int")]}, "two fields are named 'time'"),
+        ({"fields": ["time"]}, "not RecordFields"),
+        ({"options": NamedByte}, "cannot be named 'byte'"),
+        ({"options": Needed}, "'actor' has no default"),
+    ],
+)
+def test_descriptors_that_could_never_work(members: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        RecordTypeDescriptor(name="a", contract=(2, 1), factory="a:b", format="v2", **members)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("id", "bytes"), ("body", "bytes"), ("Time", "time"), ("1st", "int"), ("a-b", "int"), ("", "int"),
+                       (3, "int"), ("time", "date"), ("time", None)],
+)  # fmt: skip
+def test_fields_that_there_cannot_be(name: Any, kind: Any) -> None:
+    with pytest.raises(ValueError, match="field"):
+        RecordField(name, kind)
+
+
+# -- values ---------------------------------------------------------------------------------------------------------------
+
+
+class Says:
+    def __init__(self, *values: object) -> None:
+        self._values = values
+
+    def fields(self, record: bytes) -> Any:
+        if isinstance(self._values[0], Exception):
+            raise self._values[0]
+        return self._values[0] if isinstance(self._values[0], list) else self._values
+
+
+def bound(kind: Any, *values: object) -> BoundRecord:
+    return BoundRecord("mine", 200, Says(*values), (RecordField("it", kind),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "as_json", "shown"),
+    [
+        ("int", -5, -5, "-5"),
+        ("float", 0.5, 0.5, "0.5"),
+        ("float", float("nan"), "nan", "nan"),
+        ("text", "a\x1b[31m\nü", "a\x1b[31m\nü", "a\\x1b[31m\\nü"),
+        ("bytes", b"\x00\xff", "00ff", "00ff"),
+        ("time", 1_700_000_000_123_456_789, "2023-11-14T22:13:20.123456789Z", "2023-11-14T22:13:20.123456789Z"),
+        ("time", -1, "1969-12-31T23:59:59.999999999Z", "1969-12-31T23:59:59.999999999Z"),
+        ("time", -(2**63), "1677-09-21T00:12:43.145224192Z", "1677-09-21T00:12:43.145224192Z"),
+        ("text", None, None, "-"),
+    ],
+)
+def test_how_values_are_shown(kind: str, value: object, as_json: object, shown: str) -> None:
+    record = bound(kind, value)
+    values = values_of(record, b"")
+    assert fields_as_json(record, values) == {"it": as_json}
+    assert Described("mine", record, values).shown() == {"it": shown}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "reason"),
+    [
+        ("int", ("1",), "for its field 'it' of kind 'int'"),
+        ("int", (True,), "of kind 'int'"),
+        ("int", (2**63,), "of kind 'int'"),
+        ("text", (b"",), "of kind 'text'"),
+        ("text", ("a", "b"), "for its 1 fields"),
+        ("text", (["a"],), "for its 1 fields"),
+        ("text", (KeyError("x"),), "cannot say what a record holds: KeyError"),
+    ],
+)
+def test_values_that_are_not_as_the_descriptor_says(kind: str, values: tuple[object, ...], reason: str) -> None:
+    with pytest.raises(BrokenPlugin, match=reason):
+        values_of(bound(kind, *values), b"")
+
+
+def test_a_record_that_cannot_say() -> None:
+    record = bound("int", RecordError("unlucky"))
+    assert values_of(record, b"") is None
+    assert Described("mine", record, None).shown() == {}
+
+
+def test_fields_without_a_method_break_the_record_type(ranked: None, tmp_path: Path) -> None:
+    import acme_ranked  # type: ignore[import-not-found]
+
+    del acme_ranked.Ranked.fields
+    with pytest.raises(BrokenPlugin, match=r"no method 'fields'.* pip install --upgrade acme-ranked"):
+        FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
+
+
+def test_a_format_without_types_has_none() -> None:
+    form = FormatSet(msgstore.load_catalogue()).by_name("v1")
+    assert (form.type_names, form.with_fields) == ({}, {})
+    assert describe(anything(form)) == Described(None)
+
+
+def anything(form: OpenFormat) -> WholeRecord:
+    return WholeRecord(Path("7.sqs"), 64, form, b"anything", b"")
+
+
+def test_a_description_needs_a_record(ranked: None) -> None:
+    form = FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
+    assert describe(anything(form)) == Described(None)
+
+
+def test_where_there_is_one_type_no_record_is_scanned() -> None:
+    form = FormatSet(msgstore.load_catalogue()).by_name("v2")
+    assert describe(anything(attrs.evolve(form, format=object()))) == Described("message")
+
+
+@pytest.mark.parametrize("verb", [["ls", "--fields"], ["ls", "--json"], ["get", "--fields"], ["scan", "--json"]], ids=" ".join)
+def test_who_breaks_its_word_is_told_with_file_and_offset(ranked: None, tmp_path: Path, verb: list[str]) -> None:
+    written(tmp_path, 65)
+    store = written(tmp_path, 66)
+    broken = tmp_path / "site-packages" / "acme_ranked.py"
+    broken.write_text(broken.read_text().replace("return priority, chr(priority)", "return priority, priority % 66 and 'A'"))
+    sys.modules.pop("acme_ranked", None)
+    found = run(*verb, store, *(["42" * 16] if verb[0] == "get" else []), code=2)
+    offset = 64 + 34  # behind the first
+    assert f"{store}/0.sqs at offset {offset}: the record type 'ranked' gives 0 for its field 'letter'" in found.stderr
