@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from msgstore.contract import IndexContext, NoOptions
 from msgstore.contract.locations import pack
+from msgstore.testing.faults import UnsyncedFiles
 from msgstore_ets_index import snapshot
 from msgstore_ets_index.index import FILE, EtsIndex
 
@@ -25,26 +26,8 @@ COUNTS = {bytes([3]) * 16: 7}
 STATE = {b"clean": b"yes", b"": b"", b"fingerprint": bytes(range(20))}
 
 
-class Files:
-    """The file operations of a store, without the syncs."""
-
-    def read_file(self, path: Path) -> bytes:
-        return path.read_bytes()
-
-    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(b"".join(chunks))
-        temporary.replace(path)
-
-    def unlink(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-    def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
-
-
 def open_index(directory: Path, *, read_only: bool = False) -> EtsIndex:
-    return EtsIndex(IndexContext(NoOptions(), directory, Files(), read_only=read_only))
+    return EtsIndex(IndexContext(NoOptions(), directory, UnsyncedFiles(), read_only=read_only))
 
 
 def image(state: dict[bytes, bytes] = STATE) -> bytes:
@@ -160,7 +143,7 @@ def test_the_first_commit_removes_the_snapshot_unless_read_only(tmp_path: Path) 
 
 
 def test_a_failed_write_keeps_the_entries(tmp_path: Path) -> None:
-    class FullDisk(Files):
+    class FullDisk(UnsyncedFiles):
         def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
             raise OSError(28, "No space left on device")
 

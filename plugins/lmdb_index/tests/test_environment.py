@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from msgstore.contract import IndexContext, Size
 from msgstore.contract.locations import pack
+from msgstore.testing.faults import UnsyncedFiles
 from msgstore_lmdb_index.errors import DamagedError
 from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex
 from msgstore_lmdb_index.plugin import LmdbOptions
@@ -24,22 +25,10 @@ from msgstore_lmdb_index.plugin import LmdbOptions
 MIB = 2**20
 
 
-class Files:
-    def read_file(self, path: Path) -> bytes:
-        return path.read_bytes()
-
-    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
-        path.write_bytes(b"".join(chunks))
-
-    def unlink(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-    def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
-
-
 def make(directory: Path, *, map_size: int = MIB, sync: bool = False, read_only: bool = False) -> LmdbIndex:
-    return LmdbIndex(IndexContext(LmdbOptions(map_size=Size(map_size)), directory, Files(), sync=sync, read_only=read_only))
+    return LmdbIndex(
+        IndexContext(LmdbOptions(map_size=Size(map_size)), directory, UnsyncedFiles(), sync=sync, read_only=read_only)
+    )
 
 
 def opened(directory: Path, **options: bool) -> LmdbIndex:

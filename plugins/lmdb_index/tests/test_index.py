@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -12,44 +12,31 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, rule
 
 from msgstore.contract import Capability, Index, IndexContext
-from msgstore.contract.locations import pack
+from msgstore.testing.faults import UnsyncedFiles
+from msgstore.testing.index_model import EntriesAgainstDictionary
+from msgstore.testing.index_places import IDS, batches, counted
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
 
-IDS = st.integers(0, 7).map(lambda number: bytes([number]) * 16)
-BATCHES = st.lists(IDS, max_size=6)
-LOCATIONS = st.builds(pack, st.integers(0, 2**20), st.integers(0, 2**40 - 1), st.integers(1, 2**40 - 1))
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 STATES = st.dictionaries(KEYS, st.binary(max_size=4))
 
 
-class Files:
-    def read_file(self, path: Path) -> bytes:
-        return path.read_bytes()
-
-    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
-        path.write_bytes(b"".join(chunks))
-
-    def unlink(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-    def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
-
-
 def make(directory: Path, *, read_only: bool = False) -> Index:
     (descriptor,) = plugin.msgstore_indexes()
-    context = IndexContext(descriptor.options(), directory, Files(), read_only=read_only)
+    context = IndexContext(descriptor.options(), directory, UnsyncedFiles(), read_only=read_only)
     index: Index = descriptor.load_factory()(context)
     return index
 
 
-class Model(RuleBasedStateMachine):
+class Model(EntriesAgainstDictionary):
     """``entries`` is what the index must hold, id -> (location, references); ``frozen`` what it held at the last freeze, and
     ``saved`` what the last commit made durable of it."""
+
+    in_order = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,53 +53,11 @@ class Model(RuleBasedStateMachine):
         self.index.close(None)
         self.scratch.cleanup()
 
-    @initialize(batch=st.dictionaries(IDS, st.tuples(LOCATIONS, st.integers(1, 3))))
+    @initialize(batch=counted)
     def begin(self, batch: dict[bytes, tuple[int, int]]) -> None:
         self.enter_with_references(batch)
         self.freeze({b"begun": b""})
         self.commit()
-
-    @rule(batch=st.dictionaries(IDS, LOCATIONS, max_size=6))
-    def enter(self, batch: dict[bytes, int]) -> None:
-        self.index.enter(list(batch), iter(batch.values()))
-        self.entries.update({msg_id: (at, 1) for msg_id, at in batch.items()})
-
-    @rule(batch=st.dictionaries(IDS, st.tuples(LOCATIONS, st.integers(1, 4)), max_size=6))
-    def enter_with_references(self, batch: dict[bytes, tuple[int, int]]) -> None:
-        self.index.enter(list(batch), (at for at, _ in batch.values()), (count for _, count in batch.values()))
-        self.entries.update(batch)
-
-    @rule(msg_id=IDS)
-    def add_reference(self, msg_id: bytes) -> None:
-        assert self.index.add_reference(msg_id) is (msg_id in self.entries)
-        if msg_id in self.entries:
-            at, count = self.entries[msg_id]
-            self.entries[msg_id] = (at, count + 1)
-
-    @rule(ids=BATCHES)
-    def release(self, ids: list[bytes]) -> None:
-        freed, missing = [], []
-        for msg_id in ids:
-            at, count = self.entries.pop(msg_id, (0, 0))
-            if count > 1:
-                self.entries[msg_id] = (at, count - 1)
-            elif count == 1:
-                freed.append((msg_id, at))
-            else:
-                missing.append(msg_id)
-        released = self.index.release(ids)
-        assert (released.freed, released.missing) == (freed, missing)
-
-    @rule(moves=st.dictionaries(IDS, st.tuples(LOCATIONS, LOCATIONS, st.booleans()), max_size=6))
-    def relocate(self, moves: dict[bytes, tuple[int, int, bool]]) -> None:
-        old = [self.entries[i][0] if right and i in self.entries else at for i, (at, _, right) in moves.items()]
-        expected = 0
-        for (msg_id, (_, to, _)), was in zip(moves.items(), old, strict=True):
-            at, count = self.entries.get(msg_id, (None, 0))
-            if at == was:
-                self.entries[msg_id] = (to, count)
-                expected += 1
-        assert self.index.relocate(list(moves), old, [to for _, to, _ in moves.values()]) == expected
 
     @rule()
     def clear(self) -> None:
@@ -138,7 +83,7 @@ class Model(RuleBasedStateMachine):
         self.state = {} if self.frozen_state is None else self.frozen_state.copy()
         self.frozen_state = self.state.copy()
 
-    @rule(meanwhile=st.one_of(st.none(), st.dictionaries(IDS, LOCATIONS)), operation=st.sampled_from(["begin", "write"]))
+    @rule(meanwhile=st.one_of(st.none(), batches), operation=st.sampled_from(["begin", "write"]))
     def a_commit_fails(self, meanwhile: dict[bytes, int] | None, operation: str) -> None:
         """In the middle of it the writers go on, and freeze."""
 
@@ -154,7 +99,7 @@ class Model(RuleBasedStateMachine):
         with mock.patch.object(Environment, "write", fail), pytest.raises(OSError, match=operation):
             self.index.commit()
 
-    @rule(meanwhile=st.dictionaries(IDS, LOCATIONS), freeze=st.booleans())
+    @rule(meanwhile=batches, freeze=st.booleans())
     def a_commit_while_others_go_on(self, meanwhile: dict[bytes, int], freeze: bool) -> None:
         """What they do, and freeze, is not part of it, wherever in the commit it happens."""
         frozen, frozen_state = self.frozen.copy(), self.frozen_state
@@ -162,7 +107,7 @@ class Model(RuleBasedStateMachine):
         def go_on(point: Callable[..., None]) -> Callable[..., None]:
             def call(environment: Environment, *arguments: Any, **options: Any) -> None:
                 self.enter(meanwhile)
-                self.add_reference(bytes(16))
+                self.add_reference(IDS[0])
                 self.agrees()
                 self.length()
                 if freeze:
@@ -199,7 +144,7 @@ class Model(RuleBasedStateMachine):
         self.frozen, self.frozen_state = self.saved.copy(), self.state
         assert self.index.load() == self.state
 
-    @rule(more=st.dictionaries(IDS, LOCATIONS))
+    @rule(more=batches)
     def items_are_as_of_the_call(self, more: dict[bytes, int]) -> None:
         items = self.index.items()
         expected = sorted((msg_id, at, count) for msg_id, (at, count) in self.entries.items())
@@ -209,18 +154,6 @@ class Model(RuleBasedStateMachine):
         self.commit()
         self.crash()
         assert sorted(items) == expected
-
-    @rule()
-    def length(self) -> None:  # not in the invariant: asking resolves what the index does not know yet
-        assert len(self.index) == len(self.entries)
-
-    @invariant()
-    def agrees(self) -> None:
-        for number in range(8):
-            msg_id = bytes([number]) * 16
-            at, count = self.entries.get(msg_id, (None, 0))
-            assert (self.index.get(msg_id), self.index.references(msg_id)) == (at, count)
-        assert sorted(self.index.items()) == sorted((i, at, count) for i, (at, count) in self.entries.items())
 
 
 TestModel = Model.TestCase

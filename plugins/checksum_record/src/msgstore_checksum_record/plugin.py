@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgstore import hookimpl
-from msgstore.contract import RecordTypeDescriptor
+from msgstore.contract import Capability, RecordTypeDescriptor
 
 
 @hookimpl
@@ -13,10 +13,11 @@ def msgstore_record_types() -> Iterable[RecordTypeDescriptor]:
     return [
         RecordTypeDescriptor(
             name="checksum",
-            contract=(2, 0),
+            contract=(2, 2),
             factory="msgstore_checksum_record.record:ChecksumRecord",
             format="v2",
             assigned_byte=4,
+            capabilities=frozenset({Capability.FRAMED}),
             summary="MESSAGE_WITH_CHECKSUM: type, size, id, CRC-32C, body",
         )
     ]

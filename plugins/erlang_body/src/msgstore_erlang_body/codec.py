@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 
 from msgstore.contract import MessageTooLarge, NoOptions, StoredBody
+from msgstore_erlang_body.message import Message, read_message
 from msgstore_erlang_body.term import is_term
 
 _HEAD = struct.Struct(">2sI")
@@ -40,3 +41,7 @@ class ErlangBody:
     def is_valid(self, stored: bytes) -> bool:
         """Whether ``stored`` begins with one whole term; trailing bytes are accepted, as upstream accepts them."""
         return is_term(stored)
+
+    def fields(self, stored: bytes) -> Message | None:
+        """Exchange, routing key, properties as JSON, and payload of a broker's message; of a binary term the payload alone."""
+        return read_message(stored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgstore import hookimpl
-from msgstore.contract import SegmentFormatDescriptor
+from msgstore.contract import Capability, SegmentFormatDescriptor
 
 
 @hookimpl
@@ -13,11 +13,12 @@ def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
     return [
         SegmentFormatDescriptor(
             name="v1",
-            contract=(2, 0),
+            contract=(2, 2),
             factory="msgstore_format_v1.format:SegmentFormatV1",
             extension=".rdq",
             leftover_extensions=(".rdt",),  # what RabbitMQ before 3.13 moved into while it combined two segments
             generation=1,
+            capabilities=frozenset({Capability.FRAMED}),
             summary="RabbitMQ's shared message store, as it was before typed records (.rdq)",
         )
     ]

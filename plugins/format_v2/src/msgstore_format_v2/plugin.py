@@ -13,11 +13,11 @@ def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
     return [
         SegmentFormatDescriptor(
             name="v2",
-            contract=(2, 0),
+            contract=(2, 1),
             factory="msgstore_format_v2.format:SegmentFormatV2",
             extension=".sqs",
             generation=2,
-            capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.TYPED_RECORDS}),
+            capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.TYPED_RECORDS, Capability.VERBATIM}),
             summary="RabbitMQ's shared message store, typed records and explicit holes (.sqs)",
         )
     ]
@@ -28,10 +28,11 @@ def msgstore_record_types() -> Iterable[RecordTypeDescriptor]:
     return [
         RecordTypeDescriptor(
             name="message",
-            contract=(2, 0),
+            contract=(2, 2),
             factory="msgstore_format_v2.message:MessageRecord",
             format="v2",
             assigned_byte=3,
+            capabilities=frozenset({Capability.FRAMED}),
             summary="MESSAGE: type, size, id, body",
         )
     ]

@@ -1,0 +1,196 @@
+"""What is in a message, against what the publishers of the fixtures know, and against bytes that nobody wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import msgstore
+from msgstore.contract import NoOptions
+from msgstore.scan import FormatSet
+from msgstore_erlang_body.codec import ErlangBody
+from msgstore_erlang_body.message import read_message
+from msgstore_erlang_body.properties import of_header
+
+DATA = Path(__file__).parents[3] / "tests" / "data"
+BROKERS = sorted((DATA / "rabbitmq-3.10").glob("*/manifest.json"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="real segments are in the repository only")
+
+
+CODEC = ErlangBody(NoOptions())
+
+
+def stored_in(directory: Path, pattern: str) -> list[bytes]:
+    """Every stored body beneath a directory."""
+    pytest.importorskip("msgstore_format_v1", reason="real segments are of formats v1 and v2")
+    formats, found = FormatSet(msgstore.load_catalogue()), []
+    for path in directory.rglob(pattern):
+        form, data = formats.by_extension(path.suffix).format, path.read_bytes()
+        for msg_id, offset, size, _ in form.scan(data).records.rows():
+            found.append(form.decode(msg_id, data[offset : offset + size]))
+    return found
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@needs_data
+@pytest.mark.parametrize("manifest", BROKERS, ids=lambda path: path.parent.name)
+def test_every_message_of_a_broker(manifest: Path) -> None:
+    """Each is one that was published: exchange, key, payload and properties, those that the broker changed included."""
+    published: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for queue in json.loads(manifest.read_text())["queues"]:
+        for sent in queue["expected"] + queue["gone"]:
+            published.setdefault((sent["exchange"], sent["routing_key"], sent["sha256"]), []).append(sent["properties"])
+    stored = stored_in(manifest.parent, "*.rdq")
+    seen: set[str] = set()
+    for body in stored:
+        message = read_message(body)
+        assert message is not None
+        exchange, key, properties, payload = message
+        assert properties is not None
+        assert payload is not None
+        assert json.loads(properties) in published[exchange, key, sha256(payload)]
+        seen |= json.loads(properties).keys() | json.loads(properties).get("headers", {}).keys()
+    assert len(stored) > 10
+    if manifest.parent.name == "clean":
+        assert {"delivery_mode", "headers", "timestamp", "content_encoding", "dec", "nested", "x-death", "bin"} <= seen
+
+
+@needs_data
+def test_bodies_that_are_binaries_are_payloads() -> None:
+    [manifest] = (DATA / "msg-store").glob("v2_clean/manifest.json")
+    sizes = {m["body_sha256"]: m["payload_size"] for m in json.loads(manifest.read_text())["messages"]}
+    bodies = stored_in(manifest.parent, "*.sqs")
+    for body in bodies:
+        assert read_message(body) == (None, None, None, CODEC.decode(body))
+        assert len(CODEC.decode(body)) == sizes[sha256(body)]
+    assert len(bodies) > 100
+
+
+def term(value: object) -> bytes:
+    """As OTP 26 writes it: strings are atoms, bytes are binaries."""
+    if isinstance(value, str):
+        return bytes([119, len(value.encode())]) + value.encode()
+    if isinstance(value, bytes):
+        return b"m" + struct.pack(">I", len(value)) + value
+    if isinstance(value, int):
+        return bytes([97, value]) if 0 <= value < 256 else b"b" + struct.pack(">i", value)
+    if isinstance(value, tuple):
+        return bytes([104, len(value)]) + b"".join(map(term, value))
+    if isinstance(value, list):
+        return (b"l" + struct.pack(">I", len(value)) + b"".join(map(term, value)) if value else b"") + b"j"
+    assert isinstance(value, dict)
+    return b"t" + struct.pack(">I", len(value)) + b"".join(term(part) for pair in value.items() for part in pair)
+
+
+def message(value: object) -> tuple[Any, ...] | None:
+    return CODEC.fields(b"\x83" + term(value))
+
+
+HEADER = b"\x90\x00\x10application/json\x02"
+AMQPL = ("content", 60, "none", HEADER, "rabbit_framing_amqp_0_9_1", [b"world", b"hello "])
+PROPERTIES = '{"content_type":"application/json","delivery_mode":2}'
+
+
+def test_containers_of_later_brokers() -> None:
+    noted = {"id": b"i" * 16, "rk": [b"k", b"cc"], "x": b"fan", b"x-header": b"1"}
+    assert message(("mc", "mc_amqpl", AMQPL, noted)) == ("fan", "k", PROPERTIES, b"hello world")
+    bare = b"\0\x53\x75\xa0\x05hello" + b"\0\x53\x75\xb0\0\0\0\x06 world" + b"\0\x53\x78\xc1\x01\0"
+    v1 = ("v1", [], bare, [], [], 0, 0x75)
+    assert message(("mc", "mc_amqp", v1, noted)) == ("fan", "k", None, b"hello world")
+    assert message(("mc", "mc_amqp", (*v1[:6], 0x77), noted)) == ("fan", "k", None, None)
+    assert message(("mc", "mc_amqp", (*v1[:2], bare[:7], *v1[3:]), noted)) == ("fan", "k", None, None)
+    assert message(("mc", "mc_mqtt", ("mqtt_msg",), {"x": b"amq.topic"})) == ("amq.topic", None, None, None)
+
+
+def test_one_damaged_part_does_not_hide_the_others() -> None:
+    def basic(content: object, keys: Sequence[bytes] = (b"key",)) -> object:
+        return ("basic_message", ("resource", b"/", "exchange", b"ex"), list(keys), content, b"i" * 16, "true")
+
+    assert message(basic(AMQPL)) == ("ex", "key", PROPERTIES, b"hello world")
+    assert message(basic((*AMQPL[:3], HEADER[:-1], *AMQPL[4:]))) == ("ex", "key", None, b"hello world")
+    assert message(basic((*AMQPL[:5], b"?"))) == ("ex", "key", PROPERTIES, None)
+    assert message(basic((*AMQPL[:5], []))) == ("ex", "key", PROPERTIES, b"")
+    assert message(basic(("content", 60))) == ("ex", "key", None, None)
+    assert message(basic(AMQPL, [])) == ("ex", None, PROPERTIES, b"hello world")
+    assert message(basic(AMQPL, [b"\xff"])) == ("ex", "\\xff", PROPERTIES, b"hello world")
+    assert message(("something", b"else")) is message([]) is message("none") is read_message(b"") is None
+
+
+def decoded(**given: object) -> object:
+    names = ["content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to"]
+    names += ["expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"]
+    record = ("P_basic", *(given.get(name, "undefined") for name in names))
+    content = ("content", 60, record, "none", "none", [])
+    found = message(("basic_message", ("resource", b"/", "exchange", b""), [b"q"], content, b"i" * 16, "true"))
+    assert found is not None
+    return None if found[2] is None else json.loads(found[2])
+
+
+def test_properties_that_the_broker_changed() -> None:
+    headers = [
+        (b"table", "table", [(b"a", "array", [("longstr", b"x"), ("void", "undefined"), ("bool", "false")])]),
+        (b"bytes", "binary", b"\0\xff"),
+        (b"text", "longstr", b"\xff"),
+        (b"dec", "decimal", (2, 1234)),
+        (b"at", "timestamp", 1_700_000_000),
+        (b"n", "signedint", -5),
+    ]
+    assert decoded(headers=headers, priority=4, timestamp=7, type=b"t") == {
+        "headers": {
+            "table": {"a": ["x", None, False]},
+            "bytes": {"$bytes": "00ff"},
+            "text": {"$bytes": "ff"},
+            "dec": {"$decimal": "12.34"},
+            "at": {"$timestamp": 1_700_000_000},
+            "n": -5,
+        },
+        "priority": 4,
+        "timestamp": 7,
+        "type": "t",
+    }
+    nested: object = ("void", "undefined")
+    for _ in range(40):
+        nested = ("array", [nested])
+    assert decoded(headers=[(b"deep", *nested)]) is None  # type: ignore[misc]
+    assert decoded(priority="high") is None
+
+
+def test_numbers_of_every_width() -> None:
+    table = (
+        b"\1d" + b"d" + struct.pack(">d", float("inf")) + b"\1b" + b"b\xff" + b"\1B" + b"B\xff" + b"\1l" + b"l" + b"\xff" * 8
+    )
+    table += (
+        b"\1i" + b"i" + b"\xff" * 4 + b"\1u" + b"u\xff\xff" + b"\1s" + b"s\xff\xff" + b"\1f" + b"f" + struct.pack(">f", 0.5)
+    )
+    assert of_header(b"\x20\x00" + struct.pack(">I", len(table)) + table) == {
+        "headers": {"d": "inf", "b": -1, "B": 255, "l": -1, "i": 2**32 - 1, "u": 65535, "s": -1, "f": 0.5}
+    }
+
+
+VALID = b"\x83" + term(("mc", "mc_amqpl", AMQPL, {"rk": [b"k"], "x": b"fan"}))
+
+
+@settings(max_examples=500)
+@given(st.data())
+@example(None)
+def test_damaged_messages(data: Any) -> None:
+    spoilt = bytearray(VALID)
+    if data is not None:
+        for _ in range(data.draw(st.integers(1, 4))):
+            spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
+        spoilt = spoilt[: data.draw(st.integers(0, len(spoilt)))]
+    found = read_message(bytes(spoilt))
+    assert found is None or [type(part) for part in found if part is not None] == [
+        kind for kind, part in zip((str, str, str, bytes), found, strict=True) if part is not None
+    ]
