@@ -1,0 +1,62 @@
+"""The bytes of an audit record, and the check on them.
+
+Big-endian: type 1, size 4 (of the whole record), id 16, CRC 4, time 8, actor 32, body. The type byte is the one that the
+configuration chose. The time is in nanoseconds since the epoch; the actor is UTF-8, filled up with zeros. The CRC is CRC-32, as
+of zlib, over every other byte of the record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import chain, repeat
+from struct import Struct
+from zlib import crc32
+
+from acme_audit_record.plugin import ACTOR_SIZE
+from msgstore.contract import Buffer, RecordContext, RecordError
+
+_HEAD = Struct(">BI16s")
+_CRC = Struct(">I")
+_NOTE = Struct(f">q{ACTOR_SIZE}s")
+_CRC_AT = _HEAD.size
+_NOTE_AT = _CRC_AT + _CRC.size
+_BODY_AT = _NOTE_AT + _NOTE.size
+
+MISMATCH = "checksum_mismatch"
+
+
+class AuditRecord:
+    """A :class:`msgstore.contract.RecordTypeWithFields`. Keeps nothing between calls: they come from any thread."""
+
+    overhead = _BODY_AT
+
+    def __init__(self, context: RecordContext) -> None:
+        self._byte = context.byte
+        self._actor = context.options.actor.encode()
+
+    def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        """The records of a batch have one time: they reach the file with one write."""
+        note = _NOTE.pack(time.time_ns(), self._actor)
+        sizes = [_BODY_AT + len(body) for body in bodies]
+        heads = list(map(_HEAD.pack, repeat(self._byte), sizes, ids))
+        sums = [_CRC.pack(crc32(body, crc32(note, crc32(head)))) for head, body in zip(heads, bodies, strict=True)]
+        return b"".join(chain.from_iterable(zip(heads, sums, repeat(note), bodies))), sizes
+
+    def decode(self, record: bytes) -> bytes:
+        if self.check(record, 0, len(record)) is not None:
+            raise RecordError(MISMATCH)
+        return record[_BODY_AT:]
+
+    def check(self, data: Buffer, offset: int, size: int) -> str | None:
+        head = data[offset : offset + _CRC_AT]
+        (expected,) = _CRC.unpack_from(data, offset + _CRC_AT)
+        return None if crc32(data[offset + _NOTE_AT : offset + size], crc32(head)) == expected else MISMATCH
+
+    def body_span(self, offset: int, size: int) -> tuple[int, int]:
+        return offset + _BODY_AT, offset + size
+
+    def fields(self, record: bytes) -> tuple[int, str]:
+        """What stands in the record, whoever has written it: not what this store's options say."""
+        nanoseconds, actor = _NOTE.unpack_from(record, _NOTE_AT)
+        return nanoseconds, actor.rstrip(b"\0").decode(errors="replace")

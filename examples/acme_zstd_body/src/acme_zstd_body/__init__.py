@@ -1,0 +1,1 @@
+"""The body codec ``zstd``: bodies as Zstandard frames."""

@@ -1,0 +1,37 @@
+"""What this distribution registers. Light: zstandard is imported when a store selects the codec."""
+
+from __future__ import annotations
+
+import attrs
+
+from msgstore import hookimpl
+from msgstore.contract import BodyCodecDescriptor, Size
+
+
+def _check_level(_: object, __: object, value: int) -> None:
+    if not 1 <= value <= 22:
+        raise ValueError(f"level: {value} is not from 1 (fast) to 22 (small)")
+
+
+@attrs.frozen
+class ZstdOptions:
+    """The keys beside ``use``."""
+
+    level: int = attrs.field(default=3, validator=_check_level)
+    max_body: Size = Size(128 * 2**20)
+    """Larger bodies are neither written nor read: it bounds what one damaged or hostile body can cost in memory."""
+
+
+@hookimpl
+def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
+    return [
+        BodyCodecDescriptor(
+            name="zstd",
+            contract=(2, 1),
+            factory="acme_zstd_body.codec:ZstdBody",
+            options=ZstdOptions,
+            summary="Zstandard frames with a checksum",
+            # What the conformance kit tries it with.
+            examples=({}, {"level": 19}),
+        )
+    ]
