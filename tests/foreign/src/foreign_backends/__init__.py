@@ -1,0 +1,1 @@
+"""A segment format and an index that are unlike msgstore's own, written with its public contract only."""

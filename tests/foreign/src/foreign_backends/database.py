@@ -1,0 +1,278 @@
+"""One SQLite file with entries and state: opened with care, read on one connection, written on another. Knows bytes only.
+
+A write-ahead log, so that nobody who reads waits for a commit. Where nothing may be written, a database that was closed is
+opened as immutable, without locks; one whose last writer was killed still has its log beside it: a private copy is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+LAYOUT = 1
+_APPLICATION = 0x6D736773
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS entries (id BLOB PRIMARY KEY, slot BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+)
+_BESIDE = ("", "-wal", "-shm", "-journal")
+_AT_ONCE = 500
+"""Ids in one question."""
+_CODES = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_BUSY: errno.EBUSY,
+    sqlite3.SQLITE_LOCKED: errno.EBUSY,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_READONLY: errno.EACCES,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+}
+
+
+class DamagedError(OSError):
+    """The file is not, or is no longer, a database of ours."""
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """SQLite's errors as errors of the operating system, with the path."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH)
+        kind = DamagedError if damaged else OSError
+        raise kind(_CODES.get(code, errno.EIO), f"SQLite: {error}", str(path)) from error
+
+
+class Database:
+    """``read``, ``count_without`` and ``rows`` may be called by any thread, beside ``write``; the rest by one thread at a time.
+
+    Raises OSError, DamagedError among them.
+    """
+
+    def __init__(self, path: Path, *, cache: int, sync: bool, read_only: bool) -> None:
+        """Open ``path``, or make it. Read-only nothing is written there; FileNotFoundError if there is none."""
+        self._path = path
+        self._cache = cache
+        self._synchronous = "FULL" if sync else "OFF"
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._reading = threading.Lock()
+        self.damaged = False
+        """Whether damage was met since it was opened."""
+        if read_only:
+            self._writer = None
+            self._uri = self._read_only_uri()
+        else:
+            for suffix in _BESIDE:
+                if (name := path.with_name(path.name + suffix)).is_symlink():
+                    raise OSError(errno.ELOOP, "is a symbolic link; put what it leads to in its place, or remove it", str(name))
+            self._uri = _uri(path, "mode=rwc")
+            new = not path.exists()
+            self._writer = self._connect()
+        try:
+            self._reader: sqlite3.Connection | None = None
+            with self._errors():
+                if self._writer is not None:
+                    self._prepare(self._writer)
+                    if new and sync:
+                        _sync_directory(path.parent)
+                self._reader = self._connect()
+                self.state = self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_only_uri(self) -> str:
+        path = self._path
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "no SQLite database", str(path))
+        beside = [name for suffix in _BESIDE[1:] if (name := path.with_name(path.name + suffix)).exists()]
+        if not beside:
+            return _uri(path, "mode=ro&immutable=1")
+        self._copy = tempfile.TemporaryDirectory(prefix="msgstore-sqlite-")
+        for name in (path, *beside):
+            if not name.name.endswith("-shm"):  # it is made anew
+                shutil.copyfile(name, Path(self._copy.name) / name.name)
+        return _uri(Path(self._copy.name) / path.name, "mode=rw")
+
+    def _connect(self) -> sqlite3.Connection:
+        with self._errors():
+            connection = sqlite3.connect(self._uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
+            connection.execute(f"PRAGMA cache_size = -{max(self._cache // 1024, 64)}")
+            return connection
+
+    def _prepare(self, writer: sqlite3.Connection) -> None:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute(f"PRAGMA synchronous = {self._synchronous}")
+        if writer.execute("PRAGMA user_version").fetchone() == (0,):
+            with _transaction(writer):
+                for statement in _SCHEMA:
+                    writer.execute(statement)
+                writer.execute(f"PRAGMA application_id = {_APPLICATION}")
+                writer.execute(f"PRAGMA user_version = {LAYOUT}")
+
+    def _look(self) -> dict[bytes, bytes] | None:
+        """The state; None if nothing was ever committed."""
+        reader = self._reader
+        assert reader is not None
+        found = (reader.execute("PRAGMA application_id").fetchone(), reader.execute("PRAGMA user_version").fetchone())
+        if found == ((0,), (0,)) and reader.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            return None  # its maker was killed before the first transaction
+        if found != ((_APPLICATION,), (LAYOUT,)):
+            raise self._damage(f"application and layout are {found}")
+        if reader.execute("SELECT count(*) FROM counts").fetchone() == (0,):
+            return None
+        return dict(reader.execute("SELECT key, value FROM state"))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with translated(self._path):
+                yield
+        except DamagedError:
+            self.damaged = True
+            raise
+
+    def _damage(self, what: str) -> DamagedError:
+        self.damaged = True
+        return DamagedError(errno.EIO, what, str(self._path))
+
+    def read(self, key: bytes) -> bytes:
+        """The slot of an id as of the last commit; empty if there is none, or if the database is closed."""
+        with self._reading:
+            if self._reader is None:
+                return b""
+            try:
+                found = self._reader.execute("SELECT slot FROM entries WHERE id = ?", (key,)).fetchone()
+            except sqlite3.Error:
+                with self._errors():
+                    raise
+            return found[0] if found else b""
+
+    def count_without(self, ids: Iterable[bytes]) -> int:
+        """How many other ids have an entry, as of one commit."""
+        with self._reading, self._errors():
+            if self._reader is None:
+                return 0
+            with _transaction(self._reader, "BEGIN"):
+                return _count(self._reader) - _count_of(self._reader, ids)
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every entry as of the call, which is read as the iterator goes on."""
+        connection = self._connect()
+        with self._errors():
+            connection.execute("BEGIN")
+            connection.execute("SELECT value FROM counts").fetchone()  # from here on nothing that is committed is seen
+        return _Rows(connection, self._path)
+
+    def write(
+        self,
+        puts: Sequence[tuple[bytes, bytes]],
+        deletes: Sequence[bytes],
+        state: Mapping[bytes, bytes | None],
+        *,
+        drop_entries: bool,
+        drop_state: bool,
+    ) -> None:
+        """Everything in one transaction. If it raises, nothing has changed. Sorted keys are faster."""
+        writer = self._writer
+        assert writer is not None
+        with self._errors(), _transaction(writer):
+            count = len(puts)
+            if drop_entries:
+                writer.execute("DELETE FROM entries")
+            else:
+                count += _count(writer) - _count_of(writer, (key for key, _ in puts)) - _count_of(writer, deletes)
+            if drop_state:
+                writer.execute("DELETE FROM state")
+            writer.executemany("DELETE FROM entries WHERE id = ?", ((key,) for key in deletes))
+            writer.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", puts)
+            gone = [(key,) for key, value in state.items() if value is None]
+            writer.executemany("DELETE FROM state WHERE key = ?", gone)
+            kept = [(key, value) for key, value in state.items() if value is not None]
+            writer.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", kept)
+            writer.execute("INSERT OR REPLACE INTO counts VALUES ('entries', ?)", (count,))
+
+    def close(self) -> None:
+        """Let go of the files, without a commit. Closing twice is fine."""
+        with self._reading:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.close()
+            self._reader = self._writer = None
+            if self._copy is not None:
+                self._copy.cleanup()
+                self._copy = None
+
+
+class _Rows(Iterator[tuple[bytes, bytes]]):
+    """Closes its connection at the end, or when nobody has it any more."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+        self._cursor: Iterator[tuple[bytes, bytes]] = connection.execute("SELECT id, slot FROM entries")
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        try:
+            with translated(self._path):
+                return next(self._cursor)
+        except StopIteration:
+            self._cursor = iter(())
+            self._connection.close()
+            raise
+
+    def __del__(self) -> None:
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _count(connection: sqlite3.Connection) -> int:
+    """Entries: SQLite itself would have to walk over all of them."""
+    found = connection.execute("SELECT value FROM counts WHERE name = 'entries'").fetchone()
+    return int(found[0]) if found else 0
+
+
+def _count_of(connection: sqlite3.Connection, ids: Iterable[bytes]) -> int:
+    ids = iter(ids)
+    count = 0
+    while some := list(islice(ids, _AT_ONCE)):
+        marks = ",".join("?" * len(some))
+        count += connection.execute(f"SELECT count(*) FROM entries WHERE id IN ({marks})", some).fetchone()[0]
+    return count
+
+
+def _uri(path: Path, how: str) -> str:
+    return f"file:{urllib.parse.quote(str(path.absolute()))}?{how}"
+
+
+def _sync_directory(path: Path) -> None:
+    if os.name == "posix":  # elsewhere directories cannot be opened
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

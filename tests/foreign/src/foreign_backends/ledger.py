@@ -1,0 +1,165 @@
+"""The segment format ``ledger``; what its methods promise is said by ``msgstore.contract.TrailingFormat``."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+
+from foreign_backends import trailing
+from foreign_backends.grammar import (
+    CRC,
+    FOREIGN,
+    GAP_HEAD,
+    HEADER,
+    HEADER_SIZE,
+    ID,
+    INDEX,
+    LEAST_RECORD,
+    MAX_BODY,
+    RECORD,
+    TORN,
+    U32,
+    BadHead,
+    gap_head,
+    head,
+    id_of,
+    is_whole,
+    judge_header,
+    measure,
+)
+from msgstore.contract import Buffer, Damage, FormatContext, GapFill, RecordError, SegmentScan
+
+_SECTOR = 512
+"""What a disk writes whole or not at all, at the least."""
+_zeros_at = re.compile(rb"\0*").match
+_find_record = re.compile(b"[RF]").finditer
+
+
+class LedgerFormat:
+    """``.ledger``. What msgstore writes are RECORDs; FOREIGNs come from others, and are read, moved and copied as they are."""
+
+    header = HEADER
+    max_body = MAX_BODY
+
+    def __init__(self, context: FormatContext) -> None:
+        pass
+
+    def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        heads = {length: head(RECORD, ID, length) for length in set(map(len, bodies))}
+        parts: list[bytes] = []
+        sizes: list[int] = []
+        for msg_id, body in zip(ids, bodies, strict=True):
+            front = heads[len(body)] + msg_id
+            parts += (front, body, U32.pack(zlib.crc32(body, zlib.crc32(front))))
+            sizes.append(len(front) + len(body) + CRC)
+        return b"".join(parts), sizes
+
+    def decode(self, msg_id: bytes, record: bytes) -> bytes:
+        if len(record) < LEAST_RECORD:
+            raise RecordError("size_mismatch", f"{len(record)} bytes, fewer than any record has")
+        try:
+            kind, at, key, size = measure(record, 0, len(record))
+        except BadHead as error:
+            raise RecordError("size_mismatch" if str(error) == TORN else str(error)) from None
+        if kind not in (RECORD, FOREIGN):
+            raise RecordError("not_a_record", f"it begins with {chr(kind)!r}")
+        if size != len(record):
+            raise RecordError("size_mismatch", f"the record says {size} bytes, the index {len(record)}")
+        found = id_of(kind, record[at : at + key])
+        if found != msg_id:
+            raise RecordError("id_mismatch", f"the record is of {found.hex()}")
+        if not is_whole(record, 0, size):
+            raise RecordError("checksum_mismatch")
+        return record[at + key : -CRC]
+
+    def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
+        _, at, key, _ = measure(data, offset, len(data))
+        return at + key, offset + size - CRC
+
+    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+        scan = SegmentScan()
+        total = len(data)
+        if total < HEADER_SIZE:
+            return scan.ended("torn", 0)
+        scan.header = judge_header(data)
+        offset = max(start, HEADER_SIZE)
+        if offset > total:
+            return scan.ended("torn", offset)
+        end = self._elements(data, offset, scan, check_body)
+        scan.separate_copies()
+        return end
+
+    def _elements(
+        self, data: Buffer, offset: int, scan: SegmentScan, check_body: Callable[[bytes], bool] | None
+    ) -> SegmentScan:
+        total = len(data)
+        while offset < total:
+            try:
+                kind, at, key, size = measure(data, offset, total)
+            except BadHead as error:
+                zeros = _zeros_at(data, offset)
+                if str(error) == TORN or (zeros is not None and zeros.end() == total):
+                    return scan.ended("torn", offset)
+                return scan.ended("corrupt", offset, str(error))
+            if kind in (RECORD, FOREIGN):
+                if not is_whole(data, offset, size):
+                    scan.damage.append(Damage(offset, size, "checksum_mismatch"))
+                elif check_body is not None and not check_body(data[at + key : offset + size - CRC]):
+                    scan.damage.append(Damage(offset, size, "invalid_message_body"))
+                else:
+                    scan.records.add(id_of(kind, data[at : at + key]), offset, size)
+            else:
+                if kind == INDEX and offset + size == total:
+                    if not trailing.is_sound(data, offset, at, size):  # nothing is lost with it: as if it were cut off
+                        return scan.ended("torn", offset, "index_checksum_mismatch")
+                    scan.trailer = size
+                scan.hole_offsets.append(offset)
+                scan.hole_sizes.append(size)
+            offset += size
+        return scan.ended("clean", offset)
+
+    def trailer(self, data: Buffer) -> bytes:
+        scan = self.scan(data)
+        if scan.end.state != "clean" or scan.damage or not len(scan.records):
+            return b""
+        return trailing.index_of(scan, len(data))
+
+    def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
+        """A record, and behind it what holds. Only heads are looked at, each a few bytes, so the search is linear."""
+        total = len(data)
+        for match in _find_record(data, max(start, HEADER_SIZE)):
+            if _holds(data, match.start(), total, length):
+                return match.start()
+        return None
+
+    def gap_room(self, offset: int, size: int) -> int:
+        """The whole gap, unless the head that opens and seals it could be torn between two sectors."""
+        straddles = offset % _SECTOR > _SECTOR - GAP_HEAD
+        return 0 if straddles or size < LEAST_RECORD + ID else size
+
+    def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
+        """The gap becomes a GAP, receives all but the head's length of the run, and what is left over; then that."""
+        if not records:
+            return GapFill()
+        run = b"".join(records)
+        if len(run) > self.gap_room(offset, size):
+            raise ValueError(f"the gap of {size} bytes at {offset} has no room for {len(run)} bytes of records")
+        inside = run[GAP_HEAD:] + gap_head(size - len(run))
+        return GapFill(
+            prepare=[(offset, gap_head(size))],
+            inside=[(offset + GAP_HEAD, inside)],
+            seal=[(offset, run[:GAP_HEAD])],
+        )
+
+
+def _holds(data: Buffer, offset: int, total: int, length: int) -> bool:
+    for _ in range(length):
+        try:
+            size = measure(data, offset, total)[3]
+        except BadHead:
+            return False
+        offset += size
+        if offset == total:
+            return True
+    return True

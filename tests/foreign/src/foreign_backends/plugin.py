@@ -1,0 +1,43 @@
+"""What this distribution registers."""
+
+from __future__ import annotations
+
+import attrs
+
+from msgstore import hookimpl
+from msgstore.contract import Capability, IndexDescriptor, SegmentFormatDescriptor, Size
+
+
+@attrs.frozen
+class SqliteOptions:
+    cache: Size = Size(2 * 2**20)
+    """Bytes of pages that each of the two connections keeps in memory."""
+
+
+@hookimpl
+def msgstore_segment_formats() -> list[SegmentFormatDescriptor]:
+    return [
+        SegmentFormatDescriptor(
+            name="ledger",
+            contract=(2, 1),
+            factory="foreign_backends.ledger:LedgerFormat",
+            extension=".ledger",
+            generation=1,  # a store that writes v2 takes its messages over, as it does those of v1
+            capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.TRAILER, Capability.VERBATIM}),
+            summary="header of 4 KiB, keys of any length, checksums, and an index behind the last record",
+        )
+    ]
+
+
+@hookimpl
+def msgstore_indexes() -> list[IndexDescriptor]:
+    return [
+        IndexDescriptor(
+            name="sqlite",
+            contract=(2, 1),
+            factory="foreign_backends.sqlite:SqliteIndex",
+            options=SqliteOptions,
+            capabilities=frozenset({Capability.PERSISTENT}),
+            summary="persistent, one SQLite transaction a commit",
+        )
+    ]

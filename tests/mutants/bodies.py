@@ -1,0 +1,121 @@
+"""Faults in body codecs."""
+
+from __future__ import annotations
+
+import zlib
+
+from msgstore.builtin import plugin as builtin
+from msgstore.builtin.codecs import Raw
+from msgstore.contract import BodyCodecDescriptor, RecordError, StoredBody
+from msgstore_erlang_body import plugin as erlang
+from msgstore_erlang_body.codec import ErlangBody
+from mutants import mutant
+
+(ERLANG,) = erlang.msgstore_body_codecs()
+(RAW,) = builtin.msgstore_body_codecs()
+DEFLATE = BodyCodecDescriptor(name="deflate", contract=(2, 0), factory="mutants.bodies:Deflate", summary="compressed bodies")
+
+
+class Deflate:
+    """A sound codec that knows damage from what it wrote."""
+
+    def __init__(self, options):
+        pass
+
+    def encode(self, bodies):
+        return [body if isinstance(body, StoredBody) else zlib.compress(body) for body in bodies]
+
+    def decode(self, stored):
+        try:
+            return zlib.decompress(stored)
+        except zlib.error as error:
+            raise RecordError("not_deflated", str(error)) from None
+
+    def is_valid(self, stored):
+        try:
+            self.decode(stored)
+        except RecordError:
+            return False
+        return True
+
+
+@mutant(DEFLATE, "every body is valid")
+class IsValidAlwaysTrue(Deflate):
+    def is_valid(self, stored):
+        return True
+
+
+@mutant(DEFLATE, "a damaged body makes a read raise what it should not")
+class DecodeRaisesZlibError(Deflate):
+    def decode(self, stored):
+        return zlib.decompress(stored)
+
+    def is_valid(self, stored):
+        try:
+            return self.decode(stored) is not None
+        except zlib.error:
+            return False
+
+
+@mutant(DEFLATE, "what is stored is encoded again")
+class EncodesStoredBodies(Deflate):
+    def encode(self, bodies):
+        return [zlib.compress(body) for body in bodies]
+
+
+@mutant(DEFLATE, "bodies of a batch refer to the first")
+class BodiesReferToTheFirst(Deflate):
+    def __init__(self, options):
+        self._first = b""
+
+    def encode(self, bodies):
+        self._first = bodies[0] if bodies else b""
+        return [
+            body if isinstance(body, StoredBody) else zlib.compress(b"=" if body == self._first else b":" + body)
+            for body in bodies
+        ]
+
+    def decode(self, stored):
+        body = super().decode(stored)
+        return self._first if body == b"=" else body[1:]
+
+
+@mutant(RAW, "it claims to change nothing, and strips zeros")
+class PlainStripsZeros(Raw):
+    def encode(self, bodies):
+        return [body.rstrip(b"\0") for body in bodies]
+
+
+@mutant(ERLANG, "an empty body is lost")
+class EmptyBodyIsLost(ErlangBody):
+    def encode(self, bodies):
+        return super().encode([body for body in bodies if body])
+
+
+@mutant(ERLANG, "terms that the codec writes itself are invalid when they are long")
+class RefusesLongBodies(ErlangBody):
+    def is_valid(self, stored):
+        return len(stored) < 65536 and super().is_valid(stored)
+
+
+@mutant(ERLANG, "memory is taken for the size that a body claims")
+class BelievesSizes(ErlangBody):
+    def decode(self, stored):
+        if stored[:2] == b"\x83m":
+            bytearray(min(int.from_bytes(stored[2:6]), 2**26))
+        return super().decode(stored)
+
+
+@mutant(ERLANG, "fields raises for bytes that no broker wrote")
+class FieldsRaise(ErlangBody):
+    def fields(self, stored):
+        if stored[:1] != b"\x83":
+            raise ValueError(stored)
+        return super().fields(stored)
+
+
+@mutant(ERLANG, "fields gives no payload, and one value less")
+class FieldsAreFewer(ErlangBody):
+    def fields(self, stored):
+        found = super().fields(stored)
+        return found and found[:3]

@@ -1,0 +1,66 @@
+"""The kit reads a format's golden corpus from beside its factory, and says what is read otherwise than the corpus has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import resources
+
+import pytest
+
+OWN = """
+import pytest
+from msgstore.contract import SegmentFormatDescriptor
+from msgstore.testing import SegmentFormatTests, Subject
+
+class TestMine(SegmentFormatTests):
+    @pytest.fixture
+    def subject(self):
+        return Subject.of(SegmentFormatDescriptor(
+            name="mine", contract=(2, 0), factory="mine.format:SegmentFormatV2", extension=".sqs", generation=2))
+"""
+
+
+@pytest.fixture
+def corpus(request, pytester, monkeypatch):
+    """The corpus of v2, in a package of its own."""
+    if not request.config.getoption("--everything-installed"):
+        pytest.skip("needs every plugin of this repository")
+    package = pytester.mkpydir("mine")
+    (package / "format.py").write_text("from msgstore_format_v2.format import SegmentFormatV2\n")
+    shutil.copytree(resources.files("msgstore_format_v2") / "golden", package / "golden")
+    pytester.makepyfile(OWN)
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    return package / "golden"
+
+
+def run(pytester):
+    return pytester.runpytest_subprocess("-k", "golden", "--msgstore-partial", "it is about these")
+
+
+def test_what_is_shipped_is_read(pytester, corpus):
+    run(pytester).assert_outcomes(passed=1)
+
+
+def test_what_is_read_otherwise_is_said(pytester, corpus):
+    said = json.loads((corpus / "copies.json").read_text())
+    said["records"][1]["body_sha256"] = "0" * 64
+    (corpus / "copies.json").write_text(json.dumps(said))
+    done = run(pytester)
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*AssertionError: copies.sqs: records, number 1: read is *, the corpus says *0000*"])
+
+
+@pytest.mark.parametrize("name", ["torn.json", "torn.sqs"])
+def test_half_a_pair_is_an_error(pytester, corpus, name):
+    (corpus / name).unlink()
+    done = run(pytester)
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines([f"*FileNotFoundError: *{name}: a golden segment is a pair, NAME.sqs and NAME.json"])
+
+
+def test_without_a_corpus_it_is_skipped_and_said(pytester, corpus):
+    shutil.rmtree(corpus)
+    done = run(pytester)
+    done.assert_outcomes(skipped=1)
+    done.stdout.fnmatch_lines(["skipped, not claimed: golden corpus: test_golden_segments"])
