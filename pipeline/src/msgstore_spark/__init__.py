@@ -1,0 +1,35 @@
+"""Segments of msgstore's stores on Apache Spark, on a laptop without Java as well as on a cluster.
+
+Every name is imported when it is first used: loading the plugins of an installation must not load PySpark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msgstore_spark.errors import ExecutorMismatch, SparkFailed, SparkUnavailable
+    from msgstore_spark.fingerprint import check_executors
+    from msgstore_spark.session import session
+    from msgstore_spark.shipping import ship
+    from msgstore_spark.source import register
+
+_FOUND_IN = {
+    "ExecutorMismatch": "msgstore_spark.errors",
+    "SparkUnavailable": "msgstore_spark.errors",
+    "SparkFailed": "msgstore_spark.errors",
+    "check_executors": "msgstore_spark.fingerprint",
+    "register": "msgstore_spark.source",
+    "session": "msgstore_spark.session",
+    "ship": "msgstore_spark.shipping",
+}
+
+__all__ = ["ExecutorMismatch", "SparkFailed", "SparkUnavailable", "check_executors", "register", "session", "ship"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FOUND_IN:
+        raise AttributeError(f"module 'msgstore_spark' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_FOUND_IN[name]), name)
+    return found

@@ -1,0 +1,34 @@
+"""Files of counts as DataFrames; see :mod:`msgstore.bulk.counts` for what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from msgstore.bulk.jobs.deltas import Share, find_shares, read_share
+from msgstore.contract import ConfigError
+from msgstore.contract.locations import MAX_REFERENCES
+from msgstore_spark.tasks import map_tasks
+
+
+def read_counts(spark: SparkSession, path: str) -> DataFrame:
+    """(id binary, count long) of each id that has a reference. Executors read the file. What stands there of one id is added
+    up. Raises ConfigError for more references than are counted, and in a task for a line or a row that is none."""
+    read = map_tasks(spark, _read, find_shares([path]), "id binary, count long")
+    sums = read.groupBy("id").agg(sf.try_sum("count").alias("count"))
+    many = sums.where(f"count is null or count > {MAX_REFERENCES}").head()
+    if many is not None:
+        raise ConfigError(
+            f"{path}: refcounts: {bytes(many.id).hex()} has {many['count'] or 'countless'} references; "
+            f"at most {MAX_REFERENCES} are counted"
+        )
+    return sums.where("count > 0")
+
+
+def _read(_: int, share: Share) -> Iterator[pa.RecordBatch]:
+    for batch in read_share(share):
+        yield pa.RecordBatch.from_arrays([pc.cast(batch.column(0), pa.binary()), batch.column(1)], ["id", "count"])

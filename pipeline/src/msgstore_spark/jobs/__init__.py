@@ -1,0 +1,1 @@
+"""The jobs of :mod:`msgstore.bulk` on DataFrames. What happens to a segment is core's; what is moved and joined is Spark's."""

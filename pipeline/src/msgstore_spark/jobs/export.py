@@ -1,0 +1,27 @@
+"""Exporting with executors: each task writes files of its own, and the driver lets them appear together."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from msgstore.bulk.jobs.export import Exported, ExportJob, ExportReport, Task, export_task
+from msgstore.bulk.jobs.export import export as export_with
+from msgstore_spark.tasks import map_tasks
+
+
+def export(spark: SparkSession, job: ExportJob) -> ExportReport:
+    def run(staging: str, tasks: Sequence[Task]) -> Iterator[Exported]:
+        rows = map_tasks(spark, partial(_export, job=job, staging=staging), tasks, "task int, done binary").collect()
+        return (pickle.loads(row.done) for row in sorted(rows, key=lambda row: row.task))
+
+    return export_with(job, run, lambda _: None)
+
+
+def _export(number: int, task: Task, job: ExportJob, staging: str) -> Iterator[pa.RecordBatch]:
+    done = pickle.dumps(export_task(task, job, staging))
+    yield pa.RecordBatch.from_pydict({"task": pa.array([number], pa.int32()), "done": pa.array([done], pa.binary())})

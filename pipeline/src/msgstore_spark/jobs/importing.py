@@ -1,0 +1,27 @@
+"""Import by executors: each writes parts of the new store out of files that all of them see."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from msgstore.bulk.fresh.parts import Part
+from msgstore.bulk.jobs import importing
+from msgstore.bulk.jobs.importing import ImportJob, ImportReport, Share
+from msgstore_spark.tasks import map_tasks
+
+
+def import_messages(spark: SparkSession, job: ImportJob) -> ImportReport:
+    """Spark keeps the row of one attempt of a task only; what others wrote is swept."""
+
+    def run(write: Callable[[tuple[int, Share]], Part], shares: Iterable[tuple[int, Share]]) -> list[Part]:
+        def work(_: int, share: tuple[int, Share]) -> Iterator[pa.RecordBatch]:
+            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(write(share))], pa.binary())], ["part"])
+
+        parts = [pickle.loads(row.part) for row in map_tasks(spark, work, list(shares), "part binary").collect()]
+        return sorted(parts, key=lambda part: part.task)
+
+    return importing.import_messages(job, run)

@@ -1,0 +1,57 @@
+#!/bin/sh
+# Spark adds a module to every Java that it starts. This Java was built without it, and would not start: the name is taken
+# out of Java's own options. What comes behind the class or the jar is the program's, and stays.
+java=@JAVA@
+module=@MODULE@
+
+without() { # a list of names, less that one
+    names=,$1,
+    while :; do
+        case $names in
+        *",$module,"*) names=${names%%",$module,"*},${names#*",$module,"} ;;
+        *) break ;;
+        esac
+    done
+    names=${names#,}
+    names=${names%,}
+}
+
+left=$#
+options=yes
+while [ "$left" -gt 0 ]; do
+    argument=$1
+    shift
+    left=$((left - 1))
+    if [ "$options" = yes ]; then
+        case $argument in
+        --add-modules)
+            if [ "$left" -gt 0 ]; then
+                without "$1"
+                shift
+                left=$((left - 1))
+                [ -n "$names" ] && set -- "$@" --add-modules "$names"
+                continue
+            fi
+            ;;
+        --add-modules=*)
+            without "${argument#--add-modules=}"
+            [ -n "$names" ] && set -- "$@" "--add-modules=$names"
+            continue
+            ;;
+        -cp | -classpath | --class-path | -p | --module-path | --upgrade-module-path | --limit-modules | \
+            --add-exports | --add-opens | --add-reads | --patch-module | --enable-native-access | --source)
+            if [ "$left" -gt 0 ]; then
+                set -- "$@" "$argument" "$1"
+                shift
+                left=$((left - 1))
+                continue
+            fi
+            ;;
+        -jar | -m | --module) options=no ;;
+        -* | @*) ;;
+        *) options=no ;;
+        esac
+    fi
+    set -- "$@" "$argument"
+done
+exec "$java" "$@"

@@ -1,0 +1,38 @@
+"""The benchmark of the pipeline still runs, and says of each requirement whether it is met. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).parents[2] / "bench" / "pipeline.py"
+
+
+def test_every_engine_does_every_job_and_every_requirement_is_judged(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH), "--size", "0.002", "--bodies", "64", "--rounds", "1", "--dir", str(tmp_path)]
+    done = subprocess.run([*command, "--profile", "all", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows[0]["kind"] == "machine"
+    figures = {(row["operation"], row["store"], row["name"]) for row in rows if row["kind"] == "figure"}
+    peers = ["plain Python", "local, 2 processes", "Spark local[1]", "Spark local[2]"]
+    for table in ("pipeline, wall", "pipeline, processor"):
+        assert figures >= {
+            (table, peer, job) for peer in peers for job in ("count", "count of the larger", "a GiB more", "dedupe")
+        }
+        assert figures >= {(table, peer, "salvage") for peer in peers[1:]}
+        assert figures >= {(table, f"{peer}, Parquet", job) for peer in peers[2:] for job in ("count", "dedupe")}
+    assert figures >= {("reconcile", f"{peer}{what}", "wall") for peer in peers[2:] for what in ("", ", bare join of Parquet")}
+    assert figures >= {("fixed", peer, what) for peer in peers[2:] for what in ("session", "first job", "stop")}
+    required = [row for row in rows if row["kind"] == "requirement"]
+    assert len(required) == 7
+    for row in required:
+        assert row["met"] == (
+            row["measured"] >= row["required"] if row["limit"] == "at least" else row["measured"] <= row["required"]
+        )
+    profiles = [row for row in rows if row["kind"] == "profile"]
+    assert [(row["store"], row["what"]) for row in profiles] == [(row["store"], row["what"]) for row in required]
+    assert all(row["lines"] for row in profiles)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,189 @@
+"""Reconcile, inventory, diff and export: both engines find the same and say the same, on every directory of ours."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+import msgstore
+from msgstore.bulk.counts import read_counts
+from msgstore.bulk.engine import BulkEngine, make_engine
+from msgstore.bulk.jobs.diff import plan_diff
+from msgstore.bulk.jobs.export import plan_export
+from msgstore.bulk.jobs.inventory import plan_inventory
+from msgstore.bulk.jobs.reconcile import WRITTEN, plan_reconcile
+from msgstore.cli.main import main
+from msgstore.contract import ConfigError, StoreError
+from support import ACME_CELLS, DATA
+
+CATALOGUE = msgstore.load_catalogue()
+ENGINES = ("local", "spark")
+STORES = sorted({path.parent for suffix in ("rdq", "sqs") for path in DATA.rglob(f"*.{suffix}")})
+BROKERS = sorted(path.parent for path in (DATA / "msg-store").glob("*/manifest.json") if (path.parent / "store").is_dir())
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msgstore.bulk.tasks.pack.__defaults__", (2**17,))
+
+
+def engine(name: str) -> BulkEngine:
+    return make_engine(CATALOGUE, name, {"processes": 1} if name == "local" else {})
+
+
+def history(name: str) -> list[tuple[str, int]]:
+    """Every write and remove of what a broker did, in any order; and one id that was removed too often."""
+    messages = json.loads((DATA / "msg-store" / name / "manifest.json").read_text())["messages"]
+    changes = [(m["id"], change) for m in messages for change in [1] * m["writes"] + [-1] * m["removes"]]
+    changes += [("ab" * 16, -2), ("cd" * 16, 1), ("cd" * 16, -1)]
+    random.Random(name).shuffle(changes)
+    return changes
+
+
+def write_lines(path: Path, rows: list[tuple[str, int]]) -> Path:
+    path.write_text("".join(f"{msg_id},{count}\n" for msg_id, count in rows))
+    return path
+
+
+@pytest.mark.parametrize("in_memory", [None, 20], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("broker", BROKERS, ids=lambda path: path.name)
+def test_reconcile(
+    spark: SparkSession, tmp_path: Path, broker: Path, in_memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_memory:
+        monkeypatch.setattr("msgstore_spark.jobs.reconcile._IN_MEMORY", in_memory)
+    changes = history(broker.name)
+    deltas = [write_lines(tmp_path / "a.csv", changes[::2]), write_lines(tmp_path / "b.csv", changes[1::2])]
+    said, written = [], []
+    for name in ENGINES:
+        report = engine(name).reconcile(plan_reconcile(CATALOGUE, [broker], deltas, to=tmp_path / name))
+        said.append([report.as_json(), list(report.named_as_json()), [spot.as_json() for spot in report.damage]])
+        folders = {which: tmp_path / name / f"class={which}" for which in WRITTEN}
+        written.append({which: sorted(read_counts(path)) if path.exists() else [] for which, path in folders.items()})
+    assert said[0] == said[1]
+    assert written[0] == written[1]
+    assert written[1]["negative"] == [(bytes.fromhex("ab" * 16), -2)]
+    assert said[1][0]["classes"]["settled"]["ids"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", *ENGINES]
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", "0" * 32 + ",9223372036854775807"])
+def test_reconcile_says_the_same_of_bad_changes_and_leaves_nothing(spark: SparkSession, tmp_path: Path, wrong: str) -> None:
+    first = write_lines(tmp_path / "a.csv", [("0" * 32, 1)])
+    second = tmp_path / "b.csv"
+    second.write_text(f"{'1' * 32},1\n{wrong}\n")
+    said = []
+    for name in ENGINES:
+        job = plan_reconcile(CATALOGUE, [BROKERS[0]], [first, second], to=tmp_path / "to")
+        with pytest.raises(ConfigError) as caught:
+            engine(name).reconcile(job)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert str(second) in said[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv"]
+
+
+def test_reconcile_with_nothing_alive(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ENGINES:
+        job = plan_reconcile(CATALOGUE, [BROKERS[0]], [write_lines(tmp_path / "none.csv", [])], to=tmp_path / name)
+        report = engine(name).reconcile(job)
+        assert report.classes["live"].ids == 0
+        assert list(read_counts(tmp_path / name / "class=live")) == []
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_inventory(spark: SparkSession, tmp_path: Path, counted: bool) -> None:
+    counts = None
+    if counted:
+        messages = [m for b in BROKERS for m in json.loads((b / "manifest.json").read_text())["messages"]]
+        counts = write_lines(tmp_path / "counts.csv", [(m["id"], m["refcount"]) for m in messages])
+    own = tmp_path / "own"
+    with msgstore.open_store(own, **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
+        client.write_many((bytes([n]) * 16, b"body %d" % n) for n in range(100))
+    job = plan_inventory(CATALOGUE, [DATA, own], 1.8e9, counts=counts)
+    local, other = (engine(name).inventory(job) for name in ENGINES)
+    assert other == local
+    assert other.as_json()["types"]["audit"] == 100
+    assert {store.counts for store in other.stores} == ({"given"} if counted else {"", "own"})
+    assert (sum(segment.live or 0 for segment in other.segments()) > 1000) == counted
+
+
+def test_diff(spark: SparkSession, tmp_path: Path) -> None:
+    """A tree of everything against one in which segments are gone, cut, or come twice."""
+    other = Path(shutil.copytree(DATA / "msg-store", tmp_path / "other"))
+    segments = sorted(path for path in other.rglob("*.sqs") if path.stat().st_size > 1000)
+    segments[0].unlink()
+    segments[1].write_bytes(segments[1].read_bytes()[:-500])
+    shutil.copy(segments[2], segments[2].with_name("77.sqs"))
+    body = bytearray(segments[3].read_bytes())
+    body[-1] ^= 1
+    segments[3].write_bytes(body)
+    job = plan_diff(CATALOGUE, DATA / "msg-store", other)
+    local, there = (engine(name).diff(job) for name in ENGINES)
+    assert there == local
+    assert there.same > 1000
+    assert there.ids["only_a"]
+    back = engine("spark").diff(plan_diff(CATALOGUE, other, DATA / "msg-store"))
+    assert back.ids["only_b"] == there.ids["only_a"]
+    same = engine("spark").diff(plan_diff(CATALOGUE, BROKERS[0], BROKERS[0]))
+    assert not any(same.ids.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"partition_by": ["format", "type"], "columns": ["id", "body"]}, {"body": "erlang"}])
+def test_export(spark: SparkSession, tmp_path: Path, options: dict[str, Any]) -> None:
+    own = tmp_path / "own"
+    with msgstore.open_store(own, **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
+        client.write_many((bytes([n]) * 16, b"body %d" % n) for n in range(100))
+    found = {}
+    for name in ENGINES:
+        report = engine(name).export(plan_export(CATALOGUE, [DATA, own], tmp_path / name, **options))
+        said = [report.as_json() | {"destination": ""}, [one.as_json() for one in report.inputs], report.damage]
+        table = ds.dataset(tmp_path / name, partitioning="hive").to_table()
+        files = {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("*.parquet")}
+        found[name] = (said, table.schema, files)
+    assert found["spark"] == found["local"]
+    assert len(found["spark"][2]) > 5
+    rows = spark.read.parquet(str(tmp_path / "spark"))
+    assert rows.count() == found["spark"][0][0]["rows"]
+    if not options:
+        assert {row.actor for row in rows.where("store like '%/own'").select("actor").distinct().collect()} == {"tests"}
+
+
+def test_a_failed_export_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Something came into its place after it was planned."""
+    job = plan_export(CATALOGUE, [BROKERS[0]], tmp_path / "to")
+    gone = tmp_path / "to"
+    gone.write_text("in the way")
+    with pytest.raises(StoreError, match="is there already"):
+        engine("spark").export(job)
+    gone.unlink()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["reconcile", "SOURCE", "--deltas", "DELTAS"],
+        ["inventory", "SOURCE"],
+        ["diff", "SOURCE", str(DATA / "msg-store" / "v2_clean")],
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_the_commands_print_the_same(spark: SparkSession, tmp_path: Path, verb: list[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("time.time", lambda: 1.8e9)
+    deltas = write_lines(tmp_path / "d.csv", history("v2_dirty_torn"))
+    places = {"SOURCE": str(DATA / "msg-store" / "v2_dirty_torn"), "DELTAS": str(deltas)}
+    printed = {}
+    for name in ENGINES:
+        result = CliRunner().invoke(main, [*(places.get(word, word) for word in verb), "--json", "--engine", name])
+        assert result.exit_code == 1, result.output
+        printed[name] = result.stdout
+    assert printed["spark"] == printed["local"]
