@@ -15,8 +15,10 @@ from typing import Any
 import children
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
-from peers import LMDB, MsgStore, Pair, Peer, RocksDB, SQLite, batches
+from ours import MsgStore
+from peer import Pair, Peer, batches
 from profiling import Line, TimedFiles
+from rivals import LMDB, RocksDB, SQLite
 
 import msgstore
 

@@ -14,7 +14,8 @@ from typing import Any
 import children
 from figures import Bound, Figures, Progress
 from measure import CHECKED, SEED, Plan, fresh_directory, make_messages
-from peers import Pair, open_msgstore
+from ours import open_msgstore
+from peer import Pair
 from profiling import TimedFiles
 
 NAME = "compaction"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
-from peers import open_msgstore
+from ours import open_msgstore
 from profiling import Line, TimedFiles, functions
 
 NAME = "deletion"

@@ -19,7 +19,8 @@ import lmdb
 import rocksdict
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
-from peers import BATCH, Pair, open_msgstore
+from ours import open_msgstore
+from peer import BATCH, Pair
 from profiling import Line, TimedFiles
 
 NAME = "fsync"

@@ -17,8 +17,11 @@ import lmdb
 import rocksdict
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
-from peers import BATCH, LMDB, RIVALS, MsgStore, Pair, Peer, RocksDB, SQLite
+from ours import MsgStore
+from peer import BATCH, Pair, Peer
+from peers import RIVALS
 from profiling import Line, TimedFiles, collections_of_garbage, slowest_calls
+from rivals import LMDB, RocksDB, SQLite
 
 NAME = "latency"
 TITLE = "Microseconds a call of write"

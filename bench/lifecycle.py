@@ -1,4 +1,4 @@
-"""How much of what lives shortly is written at all. How fast it goes is timed with the other rows of peers.py."""
+"""How much of what lives shortly is written at all. How fast it goes is timed with the other rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import children
 from amplification import COUNTED, CountedMsgStore
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, fresh_directory, make_messages
-from peers import LAG
+from peer import LAG
 from profiling import Line, TimedFiles
 
 NAME = "lifecycle"

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peers import LAG, OPERATIONS, MsgStore, Pair, Peer
+from ours import MsgStore
+from peer import LAG, OPERATIONS, Pair, Peer
 from profiling import MOST_MESSAGES, Line, TimedFiles, own_times
 
 SEED = 20

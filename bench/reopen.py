@@ -18,8 +18,10 @@ from pathlib import Path
 import children
 from figures import Bound, Figures, Progress
 from measure import SEED, Plan, check, fresh_directory
-from peers import LMDB, MsgStore, Pair, Peer, RocksDB, SQLite
+from ours import MsgStore
+from peer import Pair, Peer
 from profiling import Line, TimedFiles, own_times
+from rivals import LMDB, RocksDB, SQLite
 
 NAME = "reopen"
 TITLE = "Milliseconds from opening to the first answer, 64-byte bodies"

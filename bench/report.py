@@ -11,13 +11,13 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from figures import Bound, Figure, Figures, Measurement
+from figures import Bound, Figures, Measurement
 from measure import Plan, Result, Results, file_system
-from peers import RIVALS
 from profiling import Profile
 from ratios import Ratio, ratios
 from rich.console import Console
 from rich.table import Table
+from tables import bound_object, figure_object, print_figures, print_profiles, print_required, profile_object, verdict
 
 _LABELS = {
     ("get", "10k"): "get, 10,000 messages",
@@ -62,26 +62,6 @@ def ratio_object(ratio: Ratio) -> dict[str, Any]:
     return {"kind": kind, "limit": "at least"} | asdict(ratio) | {"measured": round(ratio.measured, 3), "met": ratio.met}
 
 
-def figure_object(figure: Figure) -> dict[str, Any]:
-    """``value`` is the median of ``rounds``, in ``unit``."""
-    return {"kind": "figure"} | asdict(figure) | {"value": _rounded(figure.value), "rounds": [*map(_rounded, figure.rounds)]}
-
-
-def bound_object(bound: Bound) -> dict[str, Any]:
-    return {"kind": "requirement"} | asdict(bound) | {"measured": _rounded(bound.measured), "met": bound.met}
-
-
-def profile_object(profile: Profile) -> dict[str, Any]:
-    """``lines``: ``what`` took ``value``, in ``unit``; see ``how``."""
-    lines = [asdict(line) | {"value": _rounded(line.value)} for line in profile.lines]
-    return {"kind": "profile"} | asdict(profile) | {"lines": lines}
-
-
-def _rounded(value: float) -> float:
-    """To five digits."""
-    return float(f"{value:.5g}")
-
-
 def json_lines(
     plan: Plan, results: Results, figures: Figures, bounds: Sequence[Bound], profiles: Sequence[Profile]
 ) -> Iterator[str]:
@@ -107,56 +87,14 @@ def print_tables(
         for peer in plan.peers:
             console.print(f"  [bold]{peer.name}[/bold]: {peer.how}", highlight=False, soft_wrap=True)
     for measurement in measured:
-        if found := figures.of(measurement.NAME):
-            console.print(f"\n{measurement.TITLE}; {_rounds(found)}", style="italic", highlight=False, soft_wrap=True)
-            console.print(_figures(found))
+        print_figures(measurement.TITLE, figures.of(measurement.NAME), console)
     found_ratios = ratios(results)
     required = [ratio for ratio in found_ratios if ratio.required is not None]
     if required or bounds:
-        console.print(_required(required, bounds))
-    for profile in profiles:
-        title = f"\n{profile.operation}, {profile.size} B, {profile.store}, {profile.what}: {profile.how}"
-        console.print(title, style="italic", highlight=False, soft_wrap=True)
-        for line in profile.lines:
-            console.print(f"{_value(line.value, line.unit):>14}  {line.what}", highlight=False, soft_wrap=True, markup=False)
+        print_required(map(_required, required), bounds, console)
+    print_profiles(profiles, console)
     if information := [ratio for ratio in found_ratios if ratio.required is None]:
         console.print(_information(information))
-
-
-def _rounds(found: Sequence[Figure]) -> str:
-    counts = sorted({len(figure.rounds) for figure in found})
-    if counts[-1] == 1:
-        return "measured once"
-    return f"medians of {counts[0]} values" if len(counts) == 1 else f"medians of {counts[0]} to {counts[-1]} values"
-
-
-def _place(store: str) -> tuple[int, str]:
-    """Rows stand in the order of the peers; what is none of them comes last."""
-    names = ["msgstore", *RIVALS, "floor"]
-    return next((at for at, name in enumerate(names) if store.startswith(name)), len(names)), store
-
-
-def _figures(found: Sequence[Figure]) -> Table:
-    """A row for each size and store, a column for each name."""
-    table = Table()
-    names = list(dict.fromkeys(figure.name for figure in found))
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("store", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right")
-    cells = {(figure.size, figure.store, figure.name): figure for figure in found}
-    for size in sorted({figure.size for figure in found}):
-        for store in sorted({figure.store for figure in found if figure.size == size}, key=_place):
-            values = [cells.get((size, store, name)) for name in names]
-            table.add_row(f"{size:,} B", store, *[_value(figure.value, figure.unit) if figure else "-" for figure in values])
-        table.add_section()
-    return table
-
-
-def _value(value: float, unit: str) -> str:
-    """Three digits at least."""
-    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
-    return f"{number} {unit}" if unit else number
 
 
 def _costs(plan: Plan, results: Results) -> Table:
@@ -202,25 +140,11 @@ def _ratio_cells(ratio: Ratio) -> list[str]:
     return [ratio.store, label, f"{ratio.size} B", ratio.other, "processor" if ratio.clock == "cpu" else "wall"]
 
 
-def _required(found: Sequence[Ratio], bounds: Sequence[Bound]) -> Table:
-    table = Table(title="Required", title_justify="left")
-    for name in ("store", "operation", "size", "what", "required", "measured", "met"):
-        table.add_column(name, no_wrap=True)
-    for ratio in found:
-        store, label, size, other, clock = _ratio_cells(ratio)
-        speed = f"speed / {other}'s, {clock} time"
-        table.add_row(
-            store, label, size, speed, f"at least {ratio.required:g}", f"{ratio.measured:.2f}", _verdict(bool(ratio.met))
-        )
-    for bound in bounds:
-        least = f"{bound.limit} {bound.required:g} {bound.unit}"
-        measured = _value(bound.measured, bound.unit)
-        table.add_row(bound.store, bound.operation, f"{bound.size} B", bound.what, least, measured, _verdict(bound.met))
-    return table
-
-
-def _verdict(met: bool) -> str:
-    return "[green]met[/green]" if met else "[bold red]MISSED[/bold red]"
+def _required(ratio: Ratio) -> tuple[str, ...]:
+    store, label, size, other, clock = _ratio_cells(ratio)
+    speed = f"speed / {other}'s, {clock} time"
+    least = f"at least {ratio.required:g}"
+    return store, label, size, speed, least, f"{ratio.measured:.2f}", verdict(met=bool(ratio.met))
 
 
 def _information(found: Sequence[Ratio]) -> Table:

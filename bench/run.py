@@ -16,9 +16,12 @@ import latency
 import lifecycle
 import memory
 import reopen
+import startup
 from figures import Bound, Figures, Measurement, Progress
 from measure import Plan, Results, profile, run
-from peers import OPERATIONS, PEERS, MappedMsgStore, MsgStore
+from ours import MappedMsgStore, MsgStore
+from peer import OPERATIONS
+from peers import PEERS
 from profiling import Profile
 from ratios import ratios
 from report import json_lines, print_tables
@@ -31,7 +34,9 @@ SET_BYTES = 160 * 2**20
 QUICK = 4
 """--quick divides messages by this."""
 
-MEASUREMENTS: tuple[Measurement, ...] = (lifecycle, fsync, latency, reopen, compaction, deletion, amplification, memory)
+MEASUREMENTS: tuple[Measurement, ...] = (
+    lifecycle, fsync, latency, reopen, compaction, deletion, amplification, memory, startup,
+)  # fmt: skip
 """What is printed in tables of its own, in this order; ``lifecycle`` is timed with the other rows as well."""
 NAMES = tuple(dict.fromkeys([*OPERATIONS, *[measurement.NAME for measurement in MEASUREMENTS]]))
 

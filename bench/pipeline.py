@@ -1,0 +1,260 @@
+"""The pipeline: what Spark, processes, and a plain loop need for the same segments: ``python bench/pipeline.py --help``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import children
+import pipeline_data as data
+import pipeline_jobs as jobs
+import pipeline_profiles as profiles
+from figures import Bound, Figure, Figures, Progress
+from measure import SEED, file_system
+from pipeline_jobs import BARE, COUNT, DEDUPE, LARGER, RECONCILE, SALVAGE
+from processor import JVM, PYTHON
+from profiling import Profile
+from rich.console import Console
+from tables import bound_object, figure_object, print_figures, print_profiles, print_required, profile_object
+
+GIB = 2**30
+TIMES = 8
+"""The larger input is so many times the other: what a GiB costs above the fixed cost of a job is the difference of the two."""
+CORES = 2
+PLAIN, LOCAL, ONE, TWO = "plain Python", "local, 2 processes", "Spark local[1]", f"Spark local[{CORES}]"
+MASTERS = {ONE: "local[1]", TWO: f"local[{CORES}]"}
+PARQUET = {jobs.PARQUET_COUNT: COUNT, jobs.PARQUET_DEDUPE: DEDUPE}
+IDS, CHANGES, SMALL = 5_000_000, 12_000_000, 64
+"""Of reconcile: messages with bodies of so many bytes, and changes of their counts."""
+JOBS = (COUNT, DEDUPE, SALVAGE, RECONCILE)
+SLOPE = "a GiB more"
+WALL, CPU = "pipeline, wall", "pipeline, processor"
+TITLES = {
+    WALL: "Seconds by the clock; count, dedupe and salvage of {size}",
+    CPU: "Seconds of all processors, the JVM's compiler and collector included",
+    RECONCILE: "Reconcile of {ids:,} ids with {changes:,} changes: seconds",
+    "fixed": "What each session costs, by the clock",
+}
+PER_CORE, SPEED_UP, JOIN = 0.6, 1.7, 1.3
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="msgstore-bench-", dir=arguments.dir) as directory, console.status("") as status:
+        inputs = make(Path(directory), arguments, status.update)
+        raw = run(inputs, arguments, status.update)
+        figures = figures_of(raw, arguments.size)
+        bounds = list(bounds_of(figures))
+        missed = [
+            profile(bound, inputs, raw, status.update)
+            for bound in bounds
+            if arguments.profile == "all" or (arguments.profile == "missed" and not bound.met)
+        ]
+        status.stop()
+        about = machine(Path(directory), arguments)
+        if arguments.json:
+            rows = [about, *map(figure_object, figures), *map(bound_object, bounds), *map(profile_object, missed)]
+            sys.stdout.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        else:
+            show(about, figures, bounds, missed, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Time jobs over segments in plain Python, on processes, and on Spark.")
+    parser.add_argument("--json", action="store_true", help="JSON Lines on standard output instead of tables")
+    parser.add_argument("--size", type=float, default=1.0, help="GiB; reconcile shrinks with it. Below 1 a look, no verdict")
+    parser.add_argument("--bodies", type=_numbers, default=[1024, 100], help="bytes of a body, such as 1024,100")
+    parser.add_argument("--only", type=_jobs, default=list(JOBS), help=f"of {','.join(JOBS)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    about_profiles = "of which requirements it is said where the time goes; default: missed"
+    parser.add_argument("--profile", choices=["missed", "all", "none"], default="missed", help=about_profiles)
+    parser.add_argument(
+        "--dir", type=Path, help="where inputs are made and deleted (8 times --size); default: the temporary directory"
+    )
+    return parser
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _jobs(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(JOBS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not one of {', '.join(JOBS)}")
+    return chosen
+
+
+# -- running ------------------------------------------------------------------------------------------------------------------
+
+Raw = dict[tuple[int, str, str], list[tuple[float, dict[str, float]]]]
+"""(body, peer, job) to wall and processor seconds, a round each."""
+
+
+def make(directory: Path, arguments: argparse.Namespace, progress: Progress) -> dict[int, dict[str, Any]]:
+    """Inputs by size of body."""
+    inputs: dict[int, dict[str, Any]] = {}
+    for body in arguments.bodies if set(arguments.only) - {RECONCILE} else ():
+        progress(f"making {arguments.size:g} GiB of messages of {body} B")
+        store, larger, parquet = (str(directory / f"{name}-{body}") for name in ("store", "larger", "parquet"))
+        messages = int(arguments.size * GIB) // (body + data.HEAD)
+        children.call(data.make_store, store, body, messages)
+        data.link(store, larger, TIMES)
+        children.call(data.export, store, parquet)
+        inputs[body] = {"store": store, "larger": larger, "times": TIMES, "parquet": parquet, "messages": messages}
+        inputs[body]["no changes"] = str(directory / "none")
+        Path(inputs[body]["no changes"]).touch()
+    if RECONCILE in arguments.only:
+        ids, changes = reconciled(arguments.size)
+        progress(f"making {ids:,} messages and {changes:,} changes")
+        paths = {name: str(directory / name) for name in ("reconciled", "records", "changes")}
+        children.call(data.make_store, paths["reconciled"], SMALL, ids)
+        children.call(data.export, paths["reconciled"], paths["records"], "id", "size")
+        children.call(data.make_changes, paths["records"], paths["changes"], changes)
+        inputs[SMALL] = inputs.get(SMALL, {}) | paths
+        inputs[SMALL]["classes"] = children.call(jobs.classes, inputs[SMALL])
+    return inputs
+
+
+def reconciled(size: float) -> tuple[int, int]:
+    return int(IDS * min(1.0, size)), int(CHANGES * min(1.0, size))
+
+
+def run(inputs: dict[int, dict[str, Any]], arguments: argparse.Namespace, progress: Progress) -> Raw:
+    """Rounds through all peers, in an order shuffled anew; each in a process of its own."""
+    raw: Raw = {}
+    order = random.Random(SEED)
+    for number in range(arguments.rounds):
+        for body, of_body in inputs.items():
+            chosen = [name for name in arguments.only if ("classes" if name == RECONCILE else "store") in of_body]
+            for peer in order.sample(list(PEERS), len(PEERS)):
+                progress(f"round {number + 1} of {arguments.rounds}, {body} B: {peer}")
+                function, settings = PEERS[peer]
+                for job, wall, cpu in children.call(function, of_body, chosen, *settings):
+                    raw.setdefault((body, peer, job), []).append((wall, cpu))
+    return raw
+
+
+PEERS: dict[str, tuple[Callable[..., list[jobs.Row]], tuple[Any, ...]]] = {
+    PLAIN: (jobs.plain_python, ()),
+    LOCAL: (jobs.local, (2,)),
+    **{name: (jobs.spark, (master,)) for name, master in MASTERS.items()},
+}
+
+
+# -- figures ------------------------------------------------------------------------------------------------------------------
+
+
+def figures_of(raw: Raw, size: float) -> Figures:
+    """Peers in one order, jobs in columns."""
+    figures = Figures()
+    for body in dict.fromkeys(body for body, _, _ in raw):
+        for peer in PEERS:
+            found = {job: rounds for (of, who, job), rounds in raw.items() if (of, who) == (body, peer)}
+            for table, value in ((WALL, lambda row: row[0]), (CPU, lambda row: sum(row[1].values()))):
+                for job in (COUNT, LARGER, DEDUPE, SALVAGE):
+                    for row in found.get(job, ()):
+                        figures.add(table, peer, job, body, "s", value(row))
+                    if job == LARGER:
+                        for less, more in zip(found.get(COUNT, ()), found.get(LARGER, ()), strict=True):
+                            figures.add(table, peer, SLOPE, body, "s", (value(more) - value(less)) / (size * (TIMES - 1)))
+                for job, shown in PARQUET.items():
+                    for row in found.get(job, ()):
+                        figures.add(table, f"{peer}, Parquet", shown, body, "s", value(row))
+            for job, shown in ((RECONCILE, peer), (BARE, f"{peer}, bare join of Parquet")):
+                for wall, cpu in found.get(job, ()):
+                    figures.add(RECONCILE, shown, "wall", body, "s", wall)
+                    figures.add(RECONCILE, shown, "processor", body, "s", sum(cpu.values()))
+            for job in (jobs.SESSION, jobs.FIRST, jobs.STOP):
+                for row in found.get(job, ()):
+                    figures.add("fixed", peer, job, 0, "s", row[0])
+    return figures
+
+
+def bounds_of(figures: Figures) -> Iterator[Bound]:
+    for body in figures.sizes(WALL):
+
+        def slope(table: str, peer: str, body: int = body) -> Figure | None:
+            return figures.get(table, peer, SLOPE, body)
+
+        for table, peer, cores in ((WALL, ONE, 1), (WALL, TWO, CORES), (CPU, ONE, 1), (CPU, TWO, 1)):
+            plain, theirs = slope(table, PLAIN), slope(table, peer)
+            if plain and theirs:
+                clock = "clock" if table == WALL else "processor time"
+                what = f"speed a core / plain Python's, {clock}"
+                yield Bound(peer, COUNT, what, body, "", "at least", PER_CORE, plain.over(theirs) / cores)
+        one, two = slope(WALL, ONE), slope(WALL, TWO)
+        if one and two:
+            yield Bound(TWO, COUNT, "speed / local[1]'s", body, "", "at least", SPEED_UP, one.over(two))
+    for body in figures.sizes(RECONCILE):
+        for peer in MASTERS:
+            ours = figures.get(RECONCILE, peer, "wall", body)
+            bare = figures.get(RECONCILE, f"{peer}, bare join of Parquet", "wall", body)
+            if ours and bare:
+                yield Bound(peer, RECONCILE, "time / bare join's", body, "", "at most", JOIN, ours.over(bare))
+
+
+def profile(bound: Bound, inputs: dict[int, dict[str, Any]], raw: Raw, progress: Progress) -> Profile:
+    progress(f"profile of {bound.operation}, {bound.size} B, {bound.store}")
+    if bound.operation == RECONCILE:
+        how, lines = profiles.of_reconcile(inputs[bound.size], MASTERS[bound.store])
+    else:
+        of_peers = {peer: _slopes(raw, bound.size, peer) for peer in (PLAIN, *MASTERS)}
+        how, lines = profiles.of_count(inputs[bound.size], of_peers)
+    return Profile(bound.store, bound.operation, bound.size, bound.what, how, lines)
+
+
+def _slopes(raw: Raw, body: int, peer: str) -> dict[str, list[float]]:
+    """By the clock and by kind of process: of each round the seconds that the larger count took more."""
+    pairs = list(zip(raw[body, peer, COUNT], raw[body, peer, LARGER], strict=True))
+    by_kind = {kind: [more[1][kind] - less[1][kind] for less, more in pairs] for kind in (JVM, PYTHON)}
+    return {"clock": [more[0] - less[0] for less, more in pairs]} | by_kind
+
+
+# -- what is printed ----------------------------------------------------------------------------------------------------------
+
+
+def machine(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "kind": "machine",
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[2],
+        "file_system": file_system(directory),
+        "rounds": arguments.rounds,
+        "size": arguments.size,
+        "versions": {name: version(name) for name in ("msgstore", "msgstore-spark", "pyspark", "pyarrow")},
+    }
+
+
+def show(
+    about: dict[str, Any], figures: Figures, bounds: list[Bound], missed: list[Profile], arguments: argparse.Namespace
+) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    console.print(
+        f"Python {about['python']}, {about['system']}, {about['cores']} cores (load of the last 15 minutes "
+        f"{about['load']:.1f}), {about['file_system']}; {versions}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    ids, changes = reconciled(arguments.size)
+    for name, title in TITLES.items():
+        print_figures(title.format(size=f"{arguments.size:g} GiB", ids=ids, changes=changes), figures.of(name), console)
+    print_required([], bounds, console)
+    print_profiles(missed, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the jobs of the pipeline read: stores, the same rows as Parquet, and changes of reference counts.
+
+Everything is made by the repository's own code, from seeds. A larger input is made of hard links to the same segments in
+several directories: reading them costs what other segments would, all of them in the page cache, and the disk holds them once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import SEED
+
+from msgstore import load_catalogue
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.fresh.commit import Staging
+from msgstore.bulk.fresh.parts import PartWriter, Target
+from msgstore.bulk.jobs.export import plan_export
+from msgstore.bulk.local.engine import LocalEngine
+
+HEAD = 26
+"""Bytes of a record of v2 beside its body."""
+AT_ONCE = 10_000
+"""Messages that are made together."""
+STRANGERS = 0.01
+"""Of the ids that changes speak of, those of which no store has a record."""
+
+
+def make_store(path: str, body: int, messages: int) -> int:
+    """Messages with random ids and bodies. Returns the bytes of the segments."""
+    rng = random.Random(SEED + body)
+    with Staging.begin(Target(path)) as staging, PartWriter(staging.target, staging.path, 0) as writer:
+        for ids, bodies in _messages(rng, body, messages):
+            writer.add(ids, bodies)
+        staging.commit([writer.finish()])
+    return sum(file.stat().st_size for file in segments(path))
+
+
+def _messages(rng: random.Random, body: int, messages: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    for first in range(0, messages, AT_ONCE):
+        count = min(AT_ONCE, messages - first)
+        yield _cut(rng.randbytes(16 * count), 16), _cut(rng.randbytes(body * count), body)
+
+
+def _cut(block: bytes, size: int) -> list[bytes]:
+    return [block[at : at + size] for at in range(0, len(block), size)]
+
+
+def segments(path: str) -> list[Path]:
+    return sorted(Path(path).glob("*.sqs"))
+
+
+def link(store: str, to: str, times: int) -> None:
+    """``times`` directories in ``to``, each with all segments of ``store``."""
+    for number in range(times):
+        directory = Path(to, f"{number:02}")
+        directory.mkdir(parents=True)
+        for file in segments(store):
+            os.link(file, directory / file.name)
+
+
+def export(store: str, to: str, *columns: str) -> None:
+    """The records as Parquet, compressed with zstd, as the verb ``export`` writes it."""
+    LocalEngine(LocalOptions()).export(plan_export(load_catalogue(), [Path(store)], Path(to), columns=columns))
+
+
+def make_changes(records: str, to: str, changes: int) -> None:
+    """Random changes by one, up two times of three, of the ids in ``records`` and of a few strangers; Parquet, four files."""
+    rng = np.random.default_rng(SEED)
+    known = pq.read_table(records, columns=["id"])["id"].combine_chunks()
+    strange = _cut(rng.bytes(16 * int(STRANGERS * len(known))), 16)
+    ids = pa.concat_arrays([known, pa.array(strange, known.type)])
+    Path(to).mkdir()
+    for number in range(4):
+        share = changes * (number + 1) // 4 - changes * number // 4
+        chosen = ids.take(pa.array(rng.integers(0, len(ids), share)))
+        counts = pa.array(np.where(rng.random(share) < 2 / 3, 1, -1))
+        pq.write_table(pa.table({"id": chosen, "count": counts}), Path(to, f"{number}.parquet"), compression="zstd")

@@ -1,0 +1,222 @@
+"""What the benchmark of the pipeline runs, each function in a process of its own, with caches of its own.
+
+Each returns rows of (job, wall seconds, processor seconds by kind); what a job finds is compared with what is there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import processor
+
+from msgstore import load_catalogue
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.engine import BulkEngine
+from msgstore.bulk.inputs import find_inputs, open_input
+from msgstore.bulk.jobs.inventory import plan_inventory
+from msgstore.bulk.jobs.reconcile import CLASSES, plan_reconcile
+from msgstore.bulk.jobs.salvage import plan_salvage
+from msgstore.bulk.local.engine import LocalEngine
+from msgstore.contract import Columns
+from msgstore.files import Files
+
+COUNT, LARGER, DEDUPE, SALVAGE, RECONCILE = "count", "count of the larger", "dedupe", "salvage", "reconcile"
+PARQUET_COUNT, PARQUET_DEDUPE, BARE = "Parquet count", "Parquet dedupe", "bare join"
+SESSION, FIRST, STOP = "session", "first job", "stop"
+Row = tuple[str, float, dict[str, float]]
+Inputs = Mapping[str, Any]
+"""Paths and numbers of :func:`pipeline.make`."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def time(self, name: str, action: Callable[[], object], expected: object = None) -> None:
+        before, start = processor.seconds(), time.perf_counter()
+        found = action()
+        wall, after = time.perf_counter() - start, processor.seconds()
+        if expected is not None and found != expected:
+            raise RuntimeError(f"{name} finds {found!r} instead of {expected!r}")
+        self.rows.append((name, wall, {kind: after[kind] - before[kind] for kind in after}))
+
+
+def plain_python(inputs: Inputs, jobs: list[str]) -> list[Row]:
+    """One process, one loop: what a script of ten lines does."""
+    clock, messages = Clock(), inputs.get("messages")
+    if COUNT in jobs:
+        _count(inputs["store"])
+        clock.time(COUNT, lambda: _count(inputs["store"]), messages)
+        clock.time(LARGER, lambda: _count(inputs["larger"]), messages * inputs["times"])
+    if DEDUPE in jobs:
+        clock.time(DEDUPE, lambda: _dedupe(inputs["store"]), messages)
+    return clock.rows
+
+
+def _count(path: str) -> int:
+    return sum(map(len, _scanned(path)))
+
+
+def _dedupe(path: str) -> int:
+    seen: set[bytes] = set()
+    for records in _scanned(path):
+        seen.update(records.id_list())
+    return len(seen)
+
+
+def _scanned(path: str) -> Iterator[Columns]:
+    for found in find_inputs(load_catalogue(), [path]).inputs:
+        with Files().view(Path(found.path)) as data:
+            yield open_input(found).format.scan(data).records
+
+
+def local(inputs: Inputs, jobs: list[str], processes: int) -> list[Row]:
+    clock = Clock()
+    of_engine(clock, inputs, jobs, LocalEngine(LocalOptions(processes)), everything=True)
+    return clock.rows
+
+
+def of_engine(clock: Clock, inputs: Inputs, jobs: list[str], engine: BulkEngine, *, everything: bool) -> None:
+    """Jobs of core. ``everything``: those too that DataFrames do in their own way."""
+    catalogue, messages = load_catalogue(), inputs.get("messages")
+
+    def count(path: str) -> int:
+        report = engine.inventory(plan_inventory(catalogue, [Path(path)], 0.0))
+        return sum(segment.records for segment in report.segments())
+
+    def dedupe() -> int:
+        none = Path(inputs["no changes"])
+        return engine.reconcile(plan_reconcile(catalogue, [Path(inputs["store"])], [none])).classes["orphan"].ids
+
+    def salvage() -> int:
+        to = Path(inputs["store"] + ".salvaged")
+        return engine.salvage(plan_salvage(catalogue, [Path(inputs["store"])], to)).messages
+
+    def reconcile() -> dict[str, list[int]]:
+        job = plan_reconcile(catalogue, [Path(inputs["reconciled"])], [Path(inputs["changes"])])
+        return {name: [found.ids, found.references, found.size] for name, found in engine.reconcile(job).classes.items()}
+
+    if COUNT in jobs and everything:
+        clock.time(COUNT, lambda: count(inputs["store"]), messages)
+        clock.time(LARGER, lambda: count(inputs["larger"]), messages * inputs["times"])
+    if DEDUPE in jobs and everything:
+        clock.time(DEDUPE, dedupe, messages)
+    if SALVAGE in jobs:
+        clock.time(SALVAGE, salvage, messages)
+        shutil.rmtree(inputs["store"] + ".salvaged")
+    if RECONCILE in jobs:
+        clock.time(RECONCILE, reconcile, inputs.get("classes"))
+
+
+def spark(inputs: Inputs, jobs: list[str], master: str) -> list[Row]:
+    """After the first job each that is timed is run once without, so that the JVM has compiled it; but for salvage."""
+    clock = Clock()
+    with _session(clock, master) as session:
+        frames = Frames(session)
+        if COUNT in jobs:
+            clock.time(FIRST, lambda: frames.count(inputs["store"]), inputs["messages"])
+        for chosen in (Clock(), clock):
+            _of_frames(chosen, frames, inputs, jobs)
+            if RECONCILE in jobs:
+                of_engine(chosen, inputs, [RECONCILE], engine(master), everything=False)
+                chosen.time(BARE, lambda: frames.bare(inputs["records"], inputs["changes"]), inputs.get("classes"))
+        if COUNT in jobs:
+            clock.time(LARGER, lambda: frames.count(inputs["larger"]), inputs["messages"] * inputs["times"])
+        if SALVAGE in jobs:
+            of_engine(clock, inputs, [SALVAGE], engine(master), everything=False)
+    return clock.rows
+
+
+@contextmanager
+def _session(clock: Clock, master: str) -> Iterator[Any]:
+    from msgstore_spark import session
+
+    begun: list[Any] = []
+    clock.time(SESSION, lambda: begun.append(session(master)))
+    try:
+        yield begun[0]
+    finally:
+        clock.time(STOP, begun[0].stop)
+
+
+def engine(master: str) -> BulkEngine:
+    from msgstore_spark.engine import SparkEngine
+    from msgstore_spark.engine_options import SparkOptions
+
+    return SparkEngine(SparkOptions(master))
+
+
+def _of_frames(clock: Clock, frames: Frames, inputs: Inputs, jobs: list[str]) -> None:
+    messages = inputs.get("messages")
+    if COUNT in jobs:
+        clock.time(COUNT, lambda: frames.count(inputs["store"]), messages)
+        clock.time(PARQUET_COUNT, lambda: frames.parquet(inputs["parquet"]).count(), messages)
+    if DEDUPE in jobs:
+        clock.time(DEDUPE, lambda: frames.records(inputs["store"]).distinct().count(), messages)
+        clock.time(PARQUET_DEDUPE, lambda: frames.parquet(inputs["parquet"]).distinct().count(), messages)
+
+
+class Frames:
+    """DataFrames as a user writes them."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def records(self, path: str) -> Any:
+        return self._session.read.format("msgstore").schema("id binary").load(path)
+
+    def count(self, path: str) -> int:
+        return int(self.records(path).count())
+
+    def parquet(self, path: str) -> Any:
+        return self._session.read.parquet(path).select("id")
+
+    def bare(self, records: str, changes: str) -> dict[str, list[int]]:
+        """The changes added up by id, joined with records, and classes counted: nothing read but Parquet."""
+        from pyspark.sql import functions as sf
+
+        counts = self._session.read.parquet(changes).groupBy("id").agg(sf.sum("count").alias("count"))
+        both = counts.join(self._session.read.parquet(records), "id", "full_outer")
+        count, is_there = sf.coalesce("count", sf.lit(0)), sf.col("size").isNotNull()
+        name = (
+            sf.when(count < 0, "negative")
+            .when((count > 0) & is_there, "live")
+            .when(is_there, "orphan")
+            .when(count > 0, "dangling")
+            .otherwise("settled")
+        )
+        sums = [sf.count("*"), sf.sum(count), sf.coalesce(sf.sum("size"), sf.lit(0))]
+        rows = both.groupBy(name.alias("class")).agg(*sums).collect()
+        return {name: [0, 0, 0] for name in CLASSES} | {row[0]: [*row[1:]] for row in rows}
+
+
+def classes(inputs: Inputs) -> dict[str, list[int]]:
+    """What a reconciling is to find: added up here, by nobody's engine. Ids, references and bytes of the records by class."""
+    import pyarrow.parquet as pq
+
+    records = pq.read_table(inputs["records"])
+    counts = pq.read_table(inputs["changes"]).group_by("id").aggregate([("count", "sum")])
+    sizes = dict(zip(records["id"].to_pylist(), records["size"].to_pylist(), strict=True))
+    found = {name: [0, 0, 0] for name in CLASSES}
+
+    def add(name: str, count: int, size: int) -> None:
+        for at, value in enumerate((1, count, size)):
+            found[name][at] += value
+
+    for msg_id, count in zip(counts["id"].to_pylist(), counts["count_sum"].to_pylist(), strict=True):
+        size = sizes.pop(msg_id, None)
+        if count < 0:
+            name = "negative"
+        elif size is None:
+            name = "dangling" if count else "settled"
+        else:
+            name = "live" if count else "orphan"
+        add(name, count, size or 0)
+    for size in sizes.values():
+        add("orphan", 0, size)
+    return found

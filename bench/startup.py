@@ -1,0 +1,59 @@
+"""What a program pays before its first message: interpreters that start, import, and end."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+
+from figures import Bound, Figures, Progress
+from measure import SEED, Plan
+from profiling import TOP, Line
+
+NAME = "startup"
+TITLE = "A fresh interpreter, until it has ended"
+BARE = "bare interpreter"
+CODE = {
+    BARE: "pass",
+    "msgstore": "import msgstore",
+    "msgstore, first use": "import msgstore; msgstore.open_store",
+    "msgstore, catalogue": "import msgstore; msgstore.load_catalogue()",
+}
+WALL = "wall time"
+MOST = 60
+"""Milliseconds more than the bare interpreter."""
+
+
+def run(plan: Plan, figures: Figures, progress: Progress) -> None:
+    if not plan.has("msgstore"):
+        return
+    order = random.Random(SEED)
+    rounds = 4 * plan.rounds  # they are short
+    _milliseconds(CODE["msgstore, catalogue"])  # the first one may have to compile what it imports
+    for number in range(rounds):
+        progress(f"startup, round {number + 1} of {rounds}")
+        for name in order.sample(list(CODE), len(CODE)):
+            figures.add(NAME, name, WALL, 0, "ms", _milliseconds(CODE[name]))
+
+
+def bounds(figures: Figures) -> list[Bound]:
+    ours, bare = figures.get(NAME, "msgstore", WALL, 0), figures.get(NAME, BARE, WALL, 0)
+    if not (ours and bare):
+        return []
+    return [Bound("msgstore", NAME, "import msgstore, more than nothing", 0, "ms", "at most", MOST, ours.value - bare.value)]
+
+
+def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
+    """What the import imports."""
+    command = [sys.executable, "-X", "importtime", "-c", CODE[bound.store]]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()[1:]
+    rows = [line.removeprefix("import time:").split("|") for line in found]
+    slowest = sorted(((int(own) / 1e3, name.strip()) for own, _, name in rows), reverse=True)[:TOP]
+    return "modules by the time of their own that importing them takes", [Line(name, own, "ms") for own, name in slowest]
+
+
+def _milliseconds(code: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return (time.perf_counter() - start) * 1e3
