@@ -1,0 +1,183 @@
+"""Of jobs over many segments: what ``msgstore.bulk`` offers to callers and engines, and what ``msgstore_spark`` does.
+
+The pipeline is read, not imported: whoever writes these pages need not install Spark.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import msgstore
+from msgstore.bulk.jobs.reconcile import CLASSES
+from source import attribute_docs, call_section, cell, documentation, fields, laid_out, markdown, methods, table, type_text
+
+PIPELINE = Path(__file__).parents[2] / "pipeline"
+
+CALLED = {
+    "inputs": ("find_inputs", "open_input", "SegmentInput", "Found"),
+    "jobs.salvage": ("plan_salvage",),
+    "jobs.inventory": ("plan_inventory",),
+    "jobs.reconcile": ("plan_reconcile",),
+    "jobs.diff": ("plan_diff",),
+    "jobs.export": ("plan_export",),
+    "jobs.importing": ("plan_import",),
+    "engine": ("choose_engine", "make_engine", "BulkEngine"),
+}
+"""What a program calls that runs a job, by the module of ``msgstore.bulk``."""
+WRITING = {"fresh.commit": ("Staging",), "fresh.parts": ("Target", "PartWriter", "Part")}
+"""What a program calls that writes a fresh store in parallel."""
+
+
+def _sections(chosen: dict[str, tuple[str, ...]]) -> str:
+    parts = []
+    for module, names in chosen.items():
+        for name in names:
+            thing = getattr(importlib.import_module(f"msgstore.bulk.{module}"), name)
+            where = f"### `{name}`\n\nIn `msgstore.bulk.{module}`."
+            if inspect.isclass(thing):
+                parts.append(f"{where} {_class(thing)}")
+            else:
+                parts.append(call_section(thing, name, "###").replace(f"### `{name}`", where, 1))
+    return "\n\n".join(parts)
+
+
+def _class(kind: type) -> str:
+    parts = [documentation(kind, kind.__name__)]
+    if attrs.has(kind):
+        docs = attribute_docs(kind)
+        rows = [
+            (f"`{one.name}`", f"`{type_text(one.type)}`".replace("|", "\\|"), cell(docs.get(one.name, "")))
+            for one in attrs.fields(kind)
+        ]
+        parts.append(table(("member", "type", ""), rows))
+    parts += [call_section(call, f"{kind.__name__}.{name}", "####") for name, call in _methods(kind)]
+    return "\n\n".join(parts)
+
+
+def _methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Class methods first: they make one."""
+    for name, value in kind.__dict__.items():
+        if isinstance(value, classmethod) and not name.startswith("_"):
+            yield name, getattr(kind, name)
+    yield from methods(kind)
+
+
+def engines() -> str:
+    found = {
+        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "engine"
+    }
+    local = found["local"]
+    rows = [("`local`", "`msgstore`", _options(local.options), cell(local.summary))]
+    options = _tree("engine_options")
+    documented = _documented(next(node for node in options.body if isinstance(node, ast.ClassDef)))
+    project = tomllib.loads((PIPELINE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    descriptor = next(
+        node
+        for node in ast.walk(_tree("plugin"))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "BulkEngineDescriptor"
+    )
+    named = {word.arg: word.value for word in descriptor.keywords}
+    said = "; ".join(f"`{name}`: {cell(doc)}" for name, doc in documented.items())
+    name, summary = (str(ast.literal_eval(named[key])) for key in ("name", "summary"))
+    rows.append((f"`{name}`", f"`{project['name']}`", said, cell(summary)))
+    return table(("engine", "distribution", "options", ""), rows)
+
+
+def _options(kind: type) -> str:
+    return "; ".join(f"`{one.name}`: {one.doc}" for one in fields(kind))
+
+
+def classes() -> str:
+    return table(("class", ""), [(f"`{name}`", cell(said)) for name, said in CLASSES.items()])
+
+
+# -- msgstore_spark -----------------------------------------------------------------------------------------------------------
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse((PIPELINE / "src" / "msgstore_spark" / f"{module}.py").read_text(encoding="utf-8"))
+
+
+def _documented(node: ast.ClassDef) -> dict[str, str]:
+    """The attributes of a class behind which a string stands."""
+    found = {}
+    for statement, following in zip(node.body, node.body[1:], strict=False):
+        value = following.value if isinstance(following, ast.Expr) else None
+        if isinstance(statement, ast.AnnAssign) and isinstance(value, ast.Constant):
+            found[ast.unparse(statement.target)] = inspect.cleandoc(str(value.value))
+    return found
+
+
+def _literal(module: str, name: str) -> dict[str, str]:
+    for node in _tree(module).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if target is not None and ast.unparse(target) == name:
+            value: dict[str, str] = ast.literal_eval(node.value)  # type: ignore[attr-defined]  # an assignment has one
+            return value
+    raise LookupError(f"msgstore_spark.{module} has no {name}")
+
+
+def _public() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+    for name, module in _literal("__init__", "_FOUND_IN").items():
+        for node in _tree(module.removeprefix("msgstore_spark.")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+                yield name, node
+
+
+def spark_functions() -> str:
+    parts = []
+    for name, node in _public():
+        if isinstance(node, ast.FunctionDef):
+            said = ast.get_docstring(node) or ""
+            returns = ast.unparse(node.returns) if node.returns else "None"
+            shown = laid_out(name, _parameters(node.args), returns)
+            parts.append(f"### `{name}`\n\n```text\n{shown}\n```\n\n{markdown(said)}")
+    return "\n\n".join(parts)
+
+
+def _parameters(arguments: ast.arguments) -> list[str]:
+    """Each as it stands in the source."""
+    found = [ast.unparse(one) for one in arguments.args]
+    for number, default in enumerate(reversed(arguments.defaults), 1):
+        found[-number] += f" = {ast.unparse(default)}"
+    if arguments.vararg:
+        found.append(f"*{ast.unparse(arguments.vararg)}")
+    elif arguments.kwonlyargs:
+        found.append("*")
+    for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        found.append(ast.unparse(one) + (f" = {ast.unparse(value)}" if value is not None else ""))
+    return found
+
+
+def spark_errors() -> str:
+    rows = [(f"`{name}`", cell(ast.get_docstring(node) or "")) for name, node in _public() if isinstance(node, ast.ClassDef)]
+    return table(("error", ""), rows)
+
+
+def spark_settings() -> str:
+    return table(("setting", "value"), [(f"`{key}`", f"`{value}`") for key, value in _literal("session", "SETTINGS").items()])
+
+
+def _option_table(module: str) -> str:
+    return table(("option", ""), [(f"`{name}`", cell(said)) for name, said in _literal(module, "OPTIONS").items()])
+
+
+REGIONS: dict[str, Callable[[], str]] = {
+    "bulk, jobs": lambda: _sections(CALLED),
+    "bulk, writing": lambda: _sections(WRITING),
+    "bulk engines": engines,
+    "classes of reconcile": classes,
+    "spark, functions": spark_functions,
+    "spark, errors": spark_errors,
+    "spark, settings": spark_settings,
+    "spark, options of reading": lambda: _option_table("options"),
+    "spark, options of writing": lambda: _option_table("writer"),
+}

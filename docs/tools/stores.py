@@ -1,0 +1,227 @@
+"""Of stores: keys of the configuration, backends, what is counted, errors, the Python interface."""
+
+from __future__ import annotations
+
+import tomllib
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+import msgstore
+from msgstore.config import Backend, Config, StoreConfig
+from msgstore.contract import Duration, GcPolicyDescriptor, MsgStoreError, Size
+from msgstore.engine.collected import Collected
+from msgstore.engine.counters import Counters
+from msgstore.engine.recovery import Recovery
+from msgstore.engine.store import Entry, StoreStats
+from msgstore.plugins.catalogue import NOUNS
+from msgstore.plugins.loader import Registration
+from source import (
+    attribute_docs,
+    call_section,
+    cell,
+    documentation,
+    fields,
+    markdown,
+    methods,
+    set_attributes,
+    summary,
+    table,
+)  # fmt: skip
+
+ROOT = Path(__file__).parents[2]
+
+
+def registrations() -> list[Registration]:
+    """What the distributions of this repository bring for stores; whoever else is installed is not in its reference."""
+    projects = [ROOT / "core/pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+    ours = [tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] for path in projects]
+    found = [entry for entry in msgstore.load_catalogue().registrations if entry.provider.distribution in ours]
+    missing = set(ours) - {"msgstore-prometheus-observer"} - {entry.provider.distribution for entry in found}
+    if missing:
+        raise SystemExit(f"not installed: {', '.join(sorted(missing))}")
+    return [entry for entry in found if entry.kind != "engine"]
+
+
+# -- the configuration ----------------------------------------------------------------------------------------------------
+
+
+def toml_type(kind: Any) -> str:
+    """What an annotation is called in a configuration."""
+    names = {Size: "size", Duration: "time", Backend: "backend", Path: "path", str: "text", bool: "boolean", int: "integer"}
+    names |= {float: "number", type(None): "nothing"}
+    if kind in names:
+        return names[kind]
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(f'`"{value}"`' for value in inner)
+    if typing.get_origin(kind) is Mapping:
+        return "table"
+    if typing.get_origin(kind) is tuple:
+        return f"list of {toml_type(inner[0])}"
+    if attrs.has(kind):
+        return "`{ " + ", ".join(f"{field.name} = {toml_type(field.type)}" for field in _hinted(kind)) + " }`"
+    if inner and typing.get_origin(kind) is not None and not isinstance(kind, type):  # X | Y
+        return " or ".join(toml_type(part) for part in inner if part is not type(None))
+    return "table"
+
+
+def _hinted(kind: Any) -> Iterator[attrs.Attribute[Any]]:
+    hints = typing.get_type_hints(kind)
+    for field in attrs.fields(kind):
+        yield field.evolve(type=hints[field.name])
+
+
+def toml_value(kind: Any, value: object) -> str:
+    """A default, as a file would have it."""
+    if value is attrs.NOTHING:
+        return "must be given"
+    if value is None or isinstance(value, attrs.Factory) or value in ((), {}):  # type: ignore[arg-type]
+        return "none"
+    if isinstance(value, Backend):
+        return f'`"{value.name}"`'
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if kind is Size and isinstance(value, int):
+        units = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "MB": 10**6, "kB": 10**3, "B": 1}
+        return next(f'`"{value // size}{unit}"`' for unit, size in units.items() if value >= size and value % size == 0)
+    if kind is Duration and isinstance(value, int | float):
+        times = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
+        return next(f'`"{value / size:g}{unit}"`' for unit, size in times.items() if value >= size)
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def _keys(kind: type, without: tuple[str, ...] = ()) -> Iterator[tuple[str, str, str, str]]:
+    documented = {field.name: field.doc for field in fields(kind, without)}
+    for field in _hinted(kind):
+        if field.name in documented:
+            yield f"`{field.name}`", toml_type(field.type), toml_value(field.type, field.default), documented[field.name]
+
+
+def top_level() -> str:
+    return table(("key", "type", "default", "meaning"), _keys(Config, ("file",)))
+
+
+def store_keys() -> str:
+    return table(("key", "type", "default", "meaning"), _keys(StoreConfig, ("where",)))
+
+
+def options() -> str:
+    rows, without = [], []
+    for found in registrations():
+        of = f"{NOUNS[found.kind]} `{found.descriptor.name}`"
+        own = list(_keys(found.descriptor.options))
+        rows += [(key, of, *rest) for key, *rest in own]
+        if not own:
+            without.append(of)
+    return f"{table(('option', 'backend', 'type', 'default', 'meaning'), rows)}\n\nWithout options: {', '.join(without)}."
+
+
+def backends() -> str:
+    rows = [
+        (
+            NOUNS[found.kind],
+            f"`{found.descriptor.name}`",
+            f"`{found.provider.distribution}`",
+            ", ".join(f"`{power}`" for power in sorted(power.value for power in found.descriptor.capabilities)),
+            cell(found.descriptor.summary),
+        )
+        for found in registrations()
+    ]
+    return table(("kind", "name", "distribution", "capabilities", ""), rows)
+
+
+def policies() -> str:
+    found = [entry.descriptor for entry in registrations() if isinstance(entry.descriptor, GcPolicyDescriptor)]
+    rows = [(f"`{policy.name}`", cell(documentation(policy.load_factory(), policy.factory))) for policy in found]
+    return table(("policy", "what it does"), rows)
+
+
+# -- what is counted ------------------------------------------------------------------------------------------------------
+
+
+def _members(kind: type, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    return [(f"`{field.name}`", field.doc) for field in fields(kind, without)]
+
+
+def statistics() -> str:
+    failures = ("`observer_failures`", summary(StoreStats.observer_failures, "StoreStats.observer_failures"))
+    return table(("number", ""), [*_members(StoreStats), failures])
+
+
+def counters() -> str:
+    return table(("counter", ""), _members(Counters))
+
+
+def recovery() -> str:
+    return table(("member", ""), _members(Recovery))
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------------
+
+
+def errors() -> str:
+    return "\n".join(_error(MsgStoreError, 0))
+
+
+def _error(kind: type[MsgStoreError], depth: int) -> Iterator[str]:
+    others = [base.__name__ for base in kind.__bases__ if not issubclass(base, MsgStoreError) and base is not Exception]
+    also = f" (also a `{'`, `'.join(others)}`)" if others else ""
+    members = [name for name in set_attributes(kind) if name != "message"]
+    carries = f" Carries `{'`, `'.join(members)}`." if members else ""
+    yield f"{'    ' * depth}- **`{kind.__name__}`**{also}: {cell(documentation(kind, kind.__name__))}{carries}"
+    for below in kind.__subclasses__():
+        if below.__module__ == MsgStoreError.__module__:
+            yield from _error(below, depth + 1)
+
+
+# -- Python ---------------------------------------------------------------------------------------------------------------
+
+
+def functions() -> str:
+    return "\n\n".join(
+        call_section(getattr(msgstore, name), name, "###") for name in ("open_store", "load_config", "load_catalogue")
+    )
+
+
+def _class(kind: type) -> str:
+    parts = [f"### `{kind.__name__}`", documentation(kind, kind.__name__)]
+    for name, doc in attribute_docs(kind).items():
+        if name in kind.__annotations__ and not name.startswith("_"):  # a client's fastest calls are attributes
+            parts.append(f"#### `{kind.__name__}.{name}`\n\n{markdown(doc)}")
+    for name, call in methods(kind):
+        if name not in INTERNAL:
+            parts.append(call_section(call, f"{kind.__name__}.{name}", "####"))
+    return "\n\n".join(parts)
+
+
+INTERNAL = {"let_go", "forget", "slowly", "check_open", "take_unconfirmed", "confirm"}
+"""What the engine's own classes call on each other."""
+
+
+def classes() -> str:
+    return "\n\n".join(_class(getattr(msgstore, name)) for name in ("Stores", "Store", "Client"))
+
+
+def values() -> str:
+    parts = [(kind, documentation(kind, kind.__name__), table(("member", ""), _members(kind))) for kind in (Entry, Collected)]
+    return "\n\n".join(f"### `{kind.__name__}`\n\n{text}\n\n{members}" for kind, text, members in parts)
+
+
+REGIONS: dict[str, Callable[[], str]] = {
+    "configuration, top level": top_level,
+    "configuration, a store": store_keys,
+    "options of backends": options,
+    "backends": backends,
+    "policies": policies,
+    "statistics": statistics,
+    "counters": counters,
+    "recovery": recovery,
+    "errors": errors,
+    "functions": functions,
+    "classes": classes,
+    "values": values,
+}
