@@ -11,6 +11,8 @@ import pytest
 from msgstore.config import StoreConfig
 from msgstore.engine.collector import Collector
 
+pytest_plugins = ["pytester"]
+
 _USUAL = attrs.fields(StoreConfig).gc_interval.default
 
 

@@ -1,4 +1,4 @@
-"""What the tests that cross distributions share: cells, real directories, and a file layer that stops or counts."""
+"""What the tests that cross distributions share: cells and real directories."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
 import msgstore
-from msgstore.config import store_config
-from msgstore.engine.opening import open_configured
 from msgstore.files import Files
+from msgstore.testing import stores
 
 DATA = Path(__file__).parent / "data"
 DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn"]
@@ -31,7 +32,15 @@ class Cell:
     @property
     def keys(self) -> dict[str, Any]:
         """Keywords of ``open_store``."""
-        return {"index": self.index, "format": self.format, "record": self.record}
+        keys = {"index": self.index, "format": self.format, "record": self.record}
+        if self.record == "audit":  # a stranger's: whoever configures the store chooses its byte
+            keys["format"] = {"use": self.format, "records": {"audit": {"byte": 200, "actor": "tests"}}}
+        return keys
+
+    @property
+    def header(self) -> int:
+        """Bytes that a segment has beyond those of v1 and v2."""
+        return 4096 if self.format == "ledger" else 0
 
     def __str__(self) -> str:
         return f"{self.index}-{self.format}" + ("" if self.record == "message" else f"-{self.record}")
@@ -41,19 +50,18 @@ CELLS = {
     str(cell): cell
     for cell in [Cell(i, f, r) for i in ("ets", "lmdb") for f, r in (("v1", "message"), ("v2", "message"), ("v2", "checksum"))]
 }
+ACME_CELLS = {str(cell): cell for cell in (Cell(index, "v2", "audit") for index in ("ets", "lmdb"))}
+"""With the record type of examples/acme_audit_record."""
+FOREIGN_CELLS = {
+    str(cell): cell for cell in map(Cell, ("ets", "lmdb", "sqlite", "sqlite", "sqlite"), ("ledger",) * 3 + ("v1", "v2"))
+}
+"""With the backends of tests/foreign, which speak to core through the contract only."""
+needs_foreign = pytest.mark.skipif(find_spec("foreign_backends") is None, reason="pip install -e ./tests/foreign")
 
 
-def open_with(
-    path: Path,
-    files: Files | None = None,
-    *,
-    mode: Any = "rw",
-    refcounts: Iterable[tuple[bytes, int]] | None = None,
-    **keys: Any,
-) -> msgstore.Store:
+def open_with(path: Path, files: Files | None = None, **keys: Any) -> msgstore.Store:
     """``open_store`` with a file layer of the test's own, and no collector in the background unless asked for."""
-    config = store_config({"path": path, "gc_interval": 0, **keys}, "test", Path())
-    return open_configured(config, catalogue(), mode=mode, refcounts=refcounts, files=files)
+    return stores.open_with(path, catalogue(), files, **keys)
 
 
 @contextlib.contextmanager
@@ -110,114 +118,3 @@ class RealDirectory:
 def hashes(store: msgstore.Store) -> dict[bytes, str]:
     """Id to SHA-256 of the stored body, of every message on disk."""
     return {entry.msg_id: hashlib.sha256(store.stored_body(entry)).hexdigest() for entry in store.entries()}
-
-
-class UnsyncedFiles(Files):
-    """Does not wait for the disk: for tests of what is done, not of when it is durable."""
-
-    def sync(self, fd):
-        pass
-
-    def sync_directory(self, path):
-        pass
-
-
-class Crash(BaseException):
-    """The process ended here. Not an Exception: nothing may handle it."""
-
-
-class RecordingFiles(Files):
-    """Counts: every operation as (name, path or None, bytes)."""
-
-    def __init__(self) -> None:
-        self.operations: list[tuple[str, str, int]] = []
-        self._paths: dict[int, str] = {}
-        self.pread = self._pread  # type: ignore[method-assign]
-
-    def count(self, *names: str) -> int:
-        return sum(1 for name, _, _ in self.operations if name in names)
-
-    def _note(self, name: str, path: object, size: int = 0) -> None:
-        self.operations.append((name, str(path), size))
-
-    def open_read(self, path):
-        self._note("open_read", path)
-        return self._opened(super().open_read(path), path)
-
-    def open_write(self, path):
-        self._note("open_write", path)
-        return self._opened(super().open_write(path), path)
-
-    def create(self, path):
-        self._note("create", path)
-        return self._opened(super().create(path), path)
-
-    def _opened(self, fd: int, path: Path) -> int:
-        self._paths[fd] = path.name
-        return fd
-
-    def _pread(self, fd, size, offset):
-        self._note("pread", self._paths.get(fd), size)
-        return Files.pread(fd, size, offset)
-
-    def pwrite(self, fd, data, offset):
-        self._note("pwrite", self._paths.get(fd), len(data))
-        super().pwrite(fd, data, offset)
-
-    def sync(self, fd):
-        self._note("sync", self._paths.get(fd))
-        super().sync(fd)
-
-    def sync_directory(self, path):
-        self._note("sync_directory", path)
-        super().sync_directory(path)
-
-    def truncate(self, fd, size):
-        self._note("truncate", self._paths.get(fd), size)
-        super().truncate(fd, size)
-
-    def set_mtime(self, path, mtime_ns):
-        self._note("set_mtime", path)
-        return super().set_mtime(path, mtime_ns)
-
-    def unlink(self, path):
-        self._note("unlink", path)
-        super().unlink(path)
-
-    def replace(self, source, target):
-        self._note("replace", target)
-        super().replace(source, target)
-
-    def read_file(self, path):
-        self._note("read_file", path)
-        return super().read_file(path)
-
-
-CHANGES = ("create", "pwrite", "sync", "sync_directory", "truncate", "unlink", "replace", "set_mtime")
-SECTOR = 512
-
-
-class StoppingFiles(RecordingFiles):
-    """Ends the process at the ``stop``-th change, before it; for a write, after its first ``torn`` bytes if that is given.
-
-    Once stopped, every change raises: no clean-up runs in a process that is gone.
-    """
-
-    def __init__(self, stop: int, torn: int = 0) -> None:
-        super().__init__()
-        self._left = stop
-        self._torn = torn
-        self.stopped = False
-
-    def _note(self, name: str, path: object, size: int = 0) -> None:
-        super()._note(name, path, size)
-        if name in CHANGES:
-            if self._left == 0:
-                self.stopped = True
-                raise Crash
-            self._left -= 1
-
-    def pwrite(self, fd, data, offset):
-        if self._left == 0 and not self.stopped and self._torn:
-            Files.pwrite(self, fd, memoryview(data)[: self._torn], offset)
-        super().pwrite(fd, data, offset)

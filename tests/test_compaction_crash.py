@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from msgstore.files import Files
-from support import CHANGES, SECTOR, Cell, Crash, RealDirectory, RecordingFiles, StoppingFiles, hashes, open_with
+from msgstore.testing.faults import CHANGES, SECTOR, Crash, RecordingFiles, StoppingFiles
+from support import Cell, RealDirectory, hashes, open_with
 
 
 def ours(path: Path, cell: Cell) -> dict[bytes, int]:
     """A store of our own with two thirds removed, whatever its record type. Returns the counts of what is left."""
-    with open_with(path, **cell.keys, file_size_limit=12_000) as store, store.client() as client:
+    with open_with(path, **cell.keys, file_size_limit=cell.header + 12_000) as store, store.client() as client:
         ids = [n.to_bytes(2, "big") * 8 for n in range(1, 90)]
         for n, msg_id in enumerate(ids):
             client.write(msg_id, msg_id * (1 + n * 7 % 60) if n % 11 else b"")

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from support import RecordingFiles, open_with
+from msgstore.testing.faults import RecordingFiles
+from support import open_with
 
 
 def test_deleting_an_empty_segment_reads_nothing(cell, tmp_path):

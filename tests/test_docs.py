@@ -1,134 +1,126 @@
-"""What the documentation shows is run, and what it lists is complete.
+"""What the documentation shows is run, what it lists is complete, and what the code can say better it says.
 
-In the pages of RUN every block is an example, in the order of the page, in one directory: ``python`` is executed, ``console``
-is run and its output compared (``...`` stands for what is left out), a block of any language that begins with
-``# NAME.EXTENSION`` is that file. ``expression  # -> value`` says what an expression gives, ``$ command  # exit N`` how a
-command ends.
+Everything in the fences of a page is an example: :mod:`docs.reading` does it. Bytes and links have tests under ``tests/docs``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import doctest
-import importlib
+import codeop
+import inspect
 import json
-import os
 import re
-import struct
 import subprocess
 import sys
-import zlib
+import tomllib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import attrs
 import click
 import pytest
 
 import msgstore
+import msgstore.contract
+from docs.reading import DOCS, PAGES, ROOT, Reader, blocks
 from msgstore import hookspecs
 from msgstore.cli.main import main
-from msgstore.config import StoreConfig
-from msgstore.contract import events
+from msgstore.config import StoreConfig, store_config
+from msgstore.contract import MsgStoreError, events
 from msgstore.contract.locations import pack
-from msgstore.engine import hint_file
 from msgstore.engine.counters import Counters
+from msgstore.engine.recovery import Recovery
 from msgstore.engine.store import StoreStats
-from msgstore.plugins.loader import EVENT_HOOKS
+from msgstore.plugins.loader import EVENT_HOOKS, HOOKS
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/README.md")]
-)
+ELSEWHERE = {
+    "docs/reference/wrong-configuration.md": "test_wrong_configuration.py provokes each of its errors",
+    "docs/reference/contract.md": "tests/docs/test_contract.py tries the backends of its examples",
+    "docs/how-to/spark-on-a-cluster.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
+    "docs/how-to/spark-on-a-laptop.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
+    "docs/how-to/spark-and-object-storage.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
+    "pipeline/README.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
+    "plugins/prometheus_observer/README.md": "opens a port",
+    "examples/acme_audit_record/README.md": "test_examples.py does it all in an environment with its wheel only",
+    "examples/acme_zstd_body/README.md": "test_examples.py does it all in an environment with its wheel only",
+}
+"""Pages whose examples are not done as they stand, and why."""
 RUN = [
-    "README.md", "core/README.md", "docs/tutorial.md", "docs/how-to/rabbitmq-directory.md",
-    "docs/how-to/read-from-another-process.md", "docs/reference/command-line.md", "docs/reference/logging-and-events.md",
-]  # fmt: skip
+    path.relative_to(ROOT).as_posix() for path in PAGES if {"python", "console"} & {language for language, _ in blocks(path)}
+]
 PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "prometheus_observer"]
 
 needs_all_plugins = pytest.mark.skipif(
     not all(find_spec(f"msgstore_{name}") for name in PLUGINS), reason="the examples use every plugin of the repository"
 )
 
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
-_GIVES = re.compile(r"^(\s*)(.+?)  # -> (.+)$", re.MULTILINE)
-_EXIT = re.compile(r"\s+# exit (\d+)$")
-_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """(language, text) of each fenced block."""
-    return _BLOCK.findall(page.read_text(encoding="utf-8"))
-
-
-def _checked(line: re.Match[str]) -> str:
-    return f"{line[1]}_gives({line[2]}, {line[3]!r})"
-
-
-def _gives(value: object, expected: str) -> None:
-    assert repr(value) == expected
-
-
-@attrs.define
-class Reader:
-    """Does what a page says, in a directory of its own in which ``tests/data`` is that of the repository."""
-
-    directory: Path
-    names: dict[str, Any] = attrs.field(factory=lambda: {"_gives": _gives, "__name__": "example"})
-
-    def block(self, language: str, text: str) -> None:
-        file = _FILE.match(text)
-        if file:
-            target = self.directory / file[1]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-        elif language == "python":
-            with contextlib.chdir(self.directory):
-                exec(compile(_GIVES.sub(_checked, text), "example", "exec"), self.names)
-        elif language == "console":
-            for command, code, output in commands(text):
-                self.command(command, code, output)
-
-    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        environment = {**os.environ, "PATH": path, "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"}
-        return subprocess.run(
-            ["sh", "-c", command], cwd=self.directory, env=environment, encoding="utf-8",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    def command(self, command: str, code: int, expected: str) -> None:
-        done = self.shell(command)
-        assert done.returncode == code, f"$ {command}\n{done.stdout}"
-        if expected.strip():
-            same = doctest.OutputChecker().check_output(expected, done.stdout, _FLAGS)
-            assert same, f"$ {command}\nexpected:\n{expected}\nprinted:\n{done.stdout}"
-
-
-def commands(text: str) -> list[tuple[str, int, str]]:
-    """(command, exit code, output) of a console block."""
-    found = []
-    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        command, _, output = part.partition("\n")
-        code = _EXIT.search(command)
-        found.append((_EXIT.sub("", command), int(code[1]) if code else 0, output))
-    return found
-
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Reader:
+def reader(tmp_path: Path) -> Iterator[Reader]:
     (tmp_path / "tests").symlink_to(ROOT / "tests", target_is_directory=True)
-    return Reader(tmp_path)
+    reader = Reader(tmp_path)
+    yield reader
+    reader.leave()
 
 
 @needs_all_plugins
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [name for name in RUN if name not in ELSEWHERE])
 def test_examples_do_what_the_page_says(name, reader):
     for language, text in blocks(ROOT / name):
         reader.block(language, text)
+
+
+def test_the_tutorial_can_be_typed_into_a_session():
+    """Line by line, as a newcomer does: behind an indented block a session wants an empty line."""
+    for language, text in blocks(DOCS / "tutorial.md"):
+        if language != "python" or text.startswith("# crash.py"):
+            continue
+        typed: list[str] = []
+        for line in [*text.splitlines(), ""]:
+            typed.append(line)
+            if codeop.compile_command("\n".join(typed)) is not None:  # SyntaxError: a statement too early
+                typed = []
+        assert typed in ([], [""])
+
+
+def test_no_page_is_left_out_without_need():
+    assert ELSEWHERE.keys() <= set(RUN)
+
+
+# -- what the code writes -------------------------------------------------------------------------------------------------
+
+
+@needs_all_plugins
+def test_the_reference_is_what_the_code_says():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/tools/generate.py", "--check"],
+        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+@needs_all_plugins
+def test_a_page_that_is_stale_is_told(tmp_path):
+    """The same program, on a copy in which a default was changed by hand."""
+    for file in DOCS.rglob("*"):
+        if file.is_file() and file.suffix in (".md", ".py"):
+            copy = tmp_path / file.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    projects = [ROOT / "core/pyproject.toml", ROOT / "pipeline/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")]
+    for read in [*projects, *ROOT.glob("pipeline/src/*/*.py")]:
+        copy = tmp_path / read.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(read.read_bytes())
+    page = tmp_path / "docs/reference/configuration.md"
+    page.write_text(page.read_text(encoding="utf-8").replace('`"200ms"`', '`"300ms"`'), encoding="utf-8")
+    command = [sys.executable, tmp_path / "docs/tools/generate.py"]
+    checked = subprocess.run([*command, "--check"], check=False, capture_output=True, encoding="utf-8")
+    assert checked.returncode == 1
+    assert '-| `sync_interval` | time | `"300ms"`' in checked.stdout
+    assert "python docs/tools/generate.py" in checked.stderr
+    subprocess.run(command, check=True, capture_output=True)
+    assert page.read_text(encoding="utf-8") == (DOCS / "reference/configuration.md").read_text(encoding="utf-8")
 
 
 # -- nothing is left out --------------------------------------------------------------------------------------------------
@@ -140,14 +132,28 @@ def test_every_key_of_the_configuration_is_explained():
     assert [key for key in [*keys, "disabled"] if f"| `{key}` |" not in page] == []
 
 
+def test_the_whole_configuration_is_shown_with_its_defaults():
+    """The first block of the page: every key, and the store that it describes is the one of no key but the path."""
+    shown = tomllib.loads(blocks(DOCS / "reference/configuration.md")[0][1])
+    (table,) = shown["stores"].values()
+    assert table.keys() == attrs.fields_dict(StoreConfig).keys() - {"where"}
+    assert store_config(table, "", Path()) == store_config({"path": table["path"]}, "", Path())
+    assert shown["disabled"] == []
+
+
 @needs_all_plugins
 def test_every_option_of_a_backend_is_explained():
-    page = (DOCS / "reference/configuration.md").read_text(encoding="utf-8")
-    options = [
-        name for found in msgstore.load_catalogue().registrations for name in attrs.fields_dict(found.descriptor.options)
-    ]
-    assert "map_size" in options
-    assert [name for name in options if f"| `{name}` |" not in page] == []
+    configuration, jobs = ((DOCS / f"reference/{name}.md").read_text(encoding="utf-8") for name in ("configuration", "jobs"))
+    missing, names = [], []
+    for found in msgstore.load_catalogue().registrations:
+        if not found.provider.distribution.startswith("msgstore"):
+            continue  # strangers have READMEs of their own
+        for name in attrs.fields_dict(found.descriptor.options):
+            names.append(name)
+            explained = f"`{name}`: " in jobs if found.kind == "engine" else f"| `{name}` |" in configuration
+            missing += [] if explained else [name]
+    assert {"map_size", "processes"} <= set(names)
+    assert missing == []
 
 
 def _verbs(group: click.Group, prefix: str) -> list[tuple[str, click.Command]]:
@@ -165,7 +171,7 @@ def test_every_verb_and_option_is_explained(name, command):
     section = re.search(rf"^## `{re.escape(name)}[ `].*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section, f"no section about {name}"
     options = [parameter.opts[0] for parameter in command.params if isinstance(parameter, click.Option)]
-    shared = {"--json", "--config", "--refcounts"}
+    shared = {"--json", "--config", "--refcounts", "--engine", "--master", "--processes"}
     assert [option for option in options if option not in section[0] and option not in shared] == []
     assert all(option in page for option in shared)
 
@@ -179,19 +185,27 @@ def test_every_member_of_the_json_objects_is_explained(reader):
         store._writer.index.enter([bytes(16)], [pack(0, 10, 10)])
         store.client().write(bytes([1]) * 16, b"")
     message = "915fc214106f14391b488a84b9247ca5"
+    (reader.directory / "rows.jsonl").write_text(f'{{"id": "{message}", "text": "one"}}\n')
+    (reader.directory / "changes.csv").write_text(f"{message},-1\n{'ab' * 16},1\n")
     verbs = [
         "plugins", "scan one", "info one", "verify one", "scrub one", "top one --once --interval 100ms",
         "ls two", f"get two {message}", f"rm two {message}",
         f"put two {message}", "migrate one --to v2", "compact one --all", "map one",
         "salvage tests/data/msg-store/v2_dirty_torn/store new", "scrub broken", "verify contradictory", "demo",
+        "new-plugin index mine", "import rows.jsonl imported", "inventory one broken", "diff one two", "diff two broken",
+        "reconcile two broken --deltas changes.csv", "export broken exported", "migrate two migrated --to v2",
     ]  # fmt: skip
     missing = set()
     for verb in verbs:
-        lines = [json.loads(line) for line in reader.shell(f"msgstore {verb} --json").stdout.splitlines()]
+        lines = [json.loads(line) for line in reader.shell(f"msgstore {verb} --json 2>/dev/null").stdout.splitlines()]
         assert lines, verb
         keys = {key for line in lines for key in _keys(line)}
         missing |= {f"{verb}: {key}" for key in keys if f'"{key}"' not in page}
     assert missing == set()
+
+
+COUNTED = {"records_by_name", "types", "formats", "states", "steps", "live_percent"}
+"""Members whose own members are names of what is counted."""
 
 
 def _keys(value: object) -> set[str]:
@@ -199,29 +213,52 @@ def _keys(value: object) -> set[str]:
         return set().union(*map(_keys, value[:50]))
     if isinstance(value, dict):
         return {key for key in value if re.fullmatch("[a-z][a-z0-9_]*", key)}.union(
-            *(_keys(inner) for key, inner in value.items() if key not in ("records_by_name", "formats", "live_percent"))
+            *(_keys(inner) for key, inner in value.items() if key not in COUNTED)
         )
     return set()
 
 
-def test_every_hook_is_explained():
-    page = (DOCS / "how-to/write-a-plugin.md").read_text(encoding="utf-8")
-    hooks = {name for name in vars(hookspecs) if name.startswith("msgstore_")} - EVENT_HOOKS.keys()
-    assert len(hooks) == 5
-    assert [hook for hook in hooks if f"`{hook}`" not in page] == []
+def test_every_hook_and_argument_is_explained():
+    page = (DOCS / "reference/hooks.md").read_text(encoding="utf-8")
+    hooks = {name: call for name, call in vars(hookspecs).items() if name.startswith("msgstore_")}
+    assert hooks.keys() == EVENT_HOOKS.keys() | {hook for hook, _ in HOOKS.values()}
+    for name, call in hooks.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert [argument for argument in inspect.signature(call).parameters if f"`{argument}`" not in row] == []
 
 
 def test_every_event_and_counter_is_explained():
     page = (DOCS / "reference/logging-and-events.md").read_text(encoding="utf-8")
-    assert EVENT_HOOKS.keys() <= vars(hookspecs).keys()
-    missing = {hook for hook in EVENT_HOOKS if f"| `{hook}` |" not in page}
+    missing = set()
     for hook, event in EVENT_HOOKS.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{hook}`")]
+        section = re.search(rf"^### `{hook}`\n.*?(?=^### |\Z)", page, re.MULTILINE | re.DOTALL)
+        assert section, hook
         members = attrs.fields_dict(event).keys() - attrs.fields_dict(events.Event).keys()
-        missing |= {f"{hook}: {name}" for name in members if f"`{name}`" not in row}
-    for made in (events.RecoverySummary, StoreStats, Counters):
-        missing |= {f"{made.__name__}: {name}" for name in attrs.fields_dict(made) if f"`{name}`" not in page}
+        missing |= {f"{hook}: {name}" for name in members if f"| `{name}` |" not in section[0]}
+    for made in (events.RecoverySummary, Recovery, StoreStats, Counters):
+        missing |= {f"{made.__name__}: {name}" for name in attrs.fields_dict(made) if f"| `{name}` |" not in page}
     assert missing == set()
+
+
+def _errors(kind: type[MsgStoreError]) -> set[str]:
+    return {kind.__name__}.union(*map(_errors, kind.__subclasses__()))
+
+
+def test_every_error_is_explained():
+    page = (DOCS / "reference/errors.md").read_text(encoding="utf-8")
+    ours = {name for name in _errors(MsgStoreError) if hasattr(msgstore.contract, name)}
+    assert len(ours) >= 16
+    assert [name for name in sorted(ours) if f"- **`{name}`**" not in page] == []
+
+
+def test_every_name_that_can_be_imported_is_explained():
+    pages = {
+        name: (DOCS / f"reference/{name}.md").read_text(encoding="utf-8") for name in ("python", "errors", "contract", "hooks")
+    }
+    python = pages["python"] + pages["errors"]
+    assert [name for name in msgstore.__all__ if f"`{name}`" not in python and f"msgstore.{name}(" not in python] == []
+    contract = pages["contract"] + pages["errors"]
+    assert [name for name in msgstore.contract.__all__ if f"`{name}`" not in contract and name != "events"] == []
 
 
 def test_every_logger_is_explained():
@@ -262,128 +299,3 @@ def test_every_test_and_module_that_the_essays_page_names_is_there(row):
         assert not test or test in defined, f"{file}::{test}"
     for module in re.findall(r"`(msgstore(?:\.\w+)+)`", row):
         assert find_spec(module), module
-
-
-def _slug(heading: str) -> str:
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page):
-    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", link):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        assert target.is_relative_to(ROOT), link
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in map(_slug, headings), link
-
-
-# -- a plugin as the page writes it ---------------------------------------------------------------------------------------
-
-
-@needs_all_plugins
-def test_the_plugin_of_the_page_works(reader, monkeypatch):
-    """The files of the page, installed as pip would install them."""
-    for language, text in blocks(DOCS / "how-to/write-a-plugin.md"):
-        if _FILE.match(text):
-            reader.block(language, text)
-    project = (reader.directory / "acme/pyproject.toml").read_text()
-    entry_point = re.search(r"^\[project\.entry-points\.msgstore\]\n(.+)$", project, re.MULTILINE)
-    assert entry_point
-    site = reader.directory / "acme/src"
-    info = site / "acme_msgstore-1.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-msgstore\nVersion: 1.0.0\n")
-    (info / "entry_points.txt").write_text("[msgstore]\n" + entry_point[1].replace('"', "") + "\n")
-    monkeypatch.syspath_prepend(str(site))
-    importlib.invalidate_caches()
-    msg_id = bytes(range(16))
-    try:
-        assert list(msgstore.load_catalogue().problems()) == []
-        config = reader.directory / "msgstore.toml"
-        config.write_text(config.read_text() + "\ngc_interval = 0\n")  # or the collector might come before the test
-        with msgstore.load_config(config).open("orders") as store, store.client() as client:
-            client.write(msg_id, b"hello")
-            client.write_many((bytes([n]) * 16, bytes(100)) for n in range(100))
-            store.roll()
-            client.remove(bytes([n]) * 16 for n in range(95))
-            (done,) = store.compact()
-            assert done.size_after < done.size_before / 5
-            assert client.read(msg_id) == b"hello"
-        with msgstore.open_store(reader.directory / "data/orders", mode="r") as store:
-            (entry,) = (entry for entry in store.entries() if entry.msg_id == msg_id)
-            assert entry.size == 29 + 5
-        scanned = next((reader.directory / "data/orders").glob("*.sqs")).read_bytes()
-        assert scanned[64] == 200
-    finally:
-        for name in [name for name in sys.modules if name.startswith("acme_msgstore")]:
-            del sys.modules[name]
-
-
-# -- bytes ---------------------------------------------------------------------------------------------------------------
-
-
-def dump(page: str) -> dict[int, bytes]:
-    """The ``hex`` blocks of a page: offset to bytes."""
-    found: dict[int, bytes] = {}
-    for language, text in blocks(DOCS / "spec" / page):
-        if language == "hex":
-            for line in text.splitlines():
-                offset, digits = line.strip().split("  ")[:2]
-                found[int(offset)] = bytes.fromhex(digits)
-    return found
-
-
-def assert_is_in(dumped: dict[int, bytes], file: str) -> bytes:
-    data = (ROOT / file).read_bytes()
-    assert dumped
-    for offset, shown in dumped.items():
-        assert data[offset : offset + len(shown)] == shown, f"{file} at {offset}"
-    return data
-
-
-def test_the_bytes_of_v1_are_as_the_page_decodes_them():
-    data = assert_is_in(dump("v1.md"), "tests/data/msg-store/v1_clean/store/0.rdq")
-    (size,) = struct.unpack_from(">Q", data, 11268)
-    assert (size, size + 9) == (48, 57)
-    assert data[11276:11292].hex() == "1efad049c3795c8d889505e257ea0cc6"
-    assert data[11292:11298] == b"\x83m" + (26).to_bytes(4, "big")
-    assert data[11324] == 255
-    assert struct.unpack_from(">Q", data, 11325)[0] > 16
-
-
-def test_the_bytes_of_v2_are_as_the_page_decodes_them():
-    data = assert_is_in(dump("v2.md"), "tests/data/msg-store/v2_compacted/store/0.sqs")
-    assert (data[:4], data[4], data[5:64]) == (b"RSQS", 2, bytes(59))
-    kind, size, msg_id = struct.unpack_from(">BI16s", data, 64)
-    assert (kind, size, msg_id.hex()) == (3, 87, "23e5d4b019dc064761bc7f158d167079")
-    assert data[85:91] == b"\x83m" + (60).to_bytes(4, "big")
-    assert data[2126:2130] == b"\x01" * 4
-    assert struct.unpack_from(">BI", data, 2644) == (2, 5)
-    assert data[2649] == 3
-
-
-def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
-    dumped = dump("hints.md")
-    data = b"".join(dumped[offset] for offset in sorted(dumped))
-    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
-    assert zlib.crc32(b"5.sqs" + data[:-4]) == int.from_bytes(data[-4:])
-    hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
-    ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
-    assert [msg_id.hex() for msg_id in hint.id_list()] == ids
-    assert hint.locations(5) == [pack(5, 64, 87), pack(5, 151, 26)]
-    assert b"".join(hint_file.write(hint, "5.sqs", 177, 1_700_000_000_123_456_789)) == data
-
-
-def test_the_checksum_of_the_directory_page_is_right():
-    text = (DOCS / "spec/store-directory.md").read_text(encoding="utf-8")
-    (shown,) = (text for language, text in blocks(DOCS / "spec/store-directory.md") if language == "json")
-    members = json.loads(shown)
-    crc = members.pop("crc32")
-    assert zlib.crc32(json.dumps(members, sort_keys=True).encode()) == crc
-    assert "msgstore-lmdb" in text

@@ -15,7 +15,8 @@ import pytest
 import msgstore
 from msgstore.contract import StoredBody
 from msgstore.files import Files
-from support import CHANGES, RealDirectory, RecordingFiles, UnsyncedFiles, open_with
+from msgstore.testing.faults import FailingFiles, UnsyncedFiles
+from support import RealDirectory, open_with
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 
@@ -31,23 +32,6 @@ def small_store(path: Path, keys: dict, files: Files | None = None) -> None:
 
 def references(store: msgstore.Store) -> tuple[int, ...]:
     return tuple(store.references(msg_id) for msg_id in (KEPT, SHARED, REMOVED))
-
-
-class FailingFiles(RecordingFiles):
-    """Fails the ``fail``-th operation, once."""
-
-    def __init__(self, fail: int) -> None:
-        super().__init__()
-        self.left = fail
-        self.failed = ""
-
-    def _note(self, name, path, size=0):
-        super()._note(name, path, size)
-        if name in (*CHANGES, "open_read", "open_write", "read_file"):
-            self.left -= 1
-            if self.left == -1:
-                self.failed = f"{name} {path}"
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_any_operation_of_opening_and_closing_may_fail_once(cell, tmp_path):

@@ -20,7 +20,8 @@ from msgstore.contract import Columns
 from msgstore.engine import hint_file, hints
 from msgstore.engine.hint_file import BadHint, Hint
 from msgstore.files import Files
-from support import CELLS, CHANGES, Crash, RecordingFiles, StoppingFiles, UnsyncedFiles, open_with
+from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles, UnsyncedFiles
+from support import CELLS, open_with
 
 ETS = [cell for cell in CELLS.values() if cell.index == "ets"]
 

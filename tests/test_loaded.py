@@ -12,6 +12,9 @@ DISTRIBUTIONS = {
     "v1": "msgstore-format-v1",
     "v2": "msgstore-format-v2",
     "checksum": "msgstore-checksum-record",
+    "audit": "acme-audit-record",
+    "ledger": "foreign-backends",
+    "sqlite": "foreign-backends",
 }
 
 
@@ -21,12 +24,13 @@ def test_exactly_the_plugins_of_the_cell_are_loaded(request, cells):
     for cell in cells:
         expected |= {DISTRIBUTIONS[name] for name in (cell.index, cell.format, cell.record) if name in DISTRIBUTIONS}
     if request.config.getoption("--everything-installed"):
-        expected |= {*DISTRIBUTIONS.values(), "msgstore-erlang-body", "msgstore-prometheus-observer"}
-    print("loaded:", ", ".join(sorted(loaded)))
+        expected |= {*DISTRIBUTIONS.values(), "acme-zstd-body", "msgstore-erlang-body", "msgstore-prometheus-observer"}
+    if request.config.getoption("--spark-installed"):
+        expected.add("msgstore-spark")
     assert loaded == expected
     assert list(catalogue().problems()) == []
 
 
-@pytest.mark.parametrize("kind", ["format", "index", "gc", "body"])
+@pytest.mark.parametrize("kind", ["format", "index", "gc", "body", "engine"])
 def test_every_kind_has_a_backend(kind):
     assert catalogue().names(kind)

@@ -15,7 +15,8 @@ from msgstore.contract import Combine
 from msgstore.engine import rewriting, turns
 from msgstore.engine.writer import WINDOW
 from msgstore.files import Files
-from support import Crash, RecordingFiles, opening
+from msgstore.testing.faults import Crash, RecordingFiles
+from support import opening
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
 HOUR = {"sync_interval": "1h"}

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.cli.main import main
-from support import Crash, RealDirectory, StoppingFiles, hashes, open_with
+from msgstore.testing.faults import Crash, StoppingFiles
+from support import RealDirectory, hashes, open_with
 
 
 class Combining:

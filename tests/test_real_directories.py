@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from support import DATA, DIRECTORIES, RealDirectory, RecordingFiles, hashes, open_with
+from msgstore.testing.faults import RecordingFiles
+from support import DATA, DIRECTORIES, RealDirectory, hashes, open_with
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)

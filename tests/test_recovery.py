@@ -11,7 +11,8 @@ import pytest
 
 import msgstore
 from msgstore.engine import recovery as recovery_module
-from support import Crash, RecordingFiles, open_with
+from msgstore.testing.faults import Crash, RecordingFiles
+from support import open_with
 
 ONE, THREE, GONE, LAST = (bytes([n]) * 16 for n in (1, 3, 7, 9))
 

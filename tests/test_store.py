@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from support import DATA, RecordingFiles, UnsyncedFiles, hashes, open_with
+from msgstore.testing.faults import RecordingFiles, UnsyncedFiles
+from support import DATA, hashes, open_with
 
 ID, OTHER, THIRD = (bytes([n]) * 16 for n in (1, 2, 3))
 
@@ -235,7 +236,7 @@ def test_a_second_writer_is_refused_with_the_holders_pid(opened, tmp_path, cell)
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, cell):
     code = f"""if True:
         import msgstore, os
-        store = msgstore.open_store({str(tmp_path)!r}, index={cell.index!r}, format={cell.format!r}, record={cell.record!r})
+        store = msgstore.open_store({str(tmp_path)!r}, **{cell.keys!r})
         store.client().write(bytes(16), b"confirmed")
         store.flush()
         os._exit(9)"""
@@ -245,7 +246,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, cell):
         assert store.stats().recovery.how == ("tail" if cell.index == "lmdb" else "rebuild")
 
 
-def test_read_only_writes_nothing_and_refuses_changes(opened, tmp_path):
+def test_read_only_writes_nothing_and_refuses_changes(opened, cell, tmp_path):
     with opened() as store, store.client() as client:
         client.write(ID, b"1")
     before = _fingerprint(tmp_path)
@@ -256,7 +257,7 @@ def test_read_only_writes_nothing_and_refuses_changes(opened, tmp_path):
                 call()
     assert _fingerprint(tmp_path) == before
     with pytest.raises(msgstore.StoreError, match="no such directory"):
-        open_with(tmp_path / "absent", mode="r")
+        open_with(tmp_path / "absent", mode="r", **cell.keys)
     writer = opened()
     with pytest.raises(msgstore.StoreLocked):
         opened(mode="r")

@@ -23,7 +23,8 @@ from crash.states import torn_at
 from crash.watching import CHANGES, LOOKS, WatchedFiles
 from crash.workload import CrashCell, Run, Truth, is_change, prepare, steps
 from msgstore.contract import IndexContext
-from support import UnsyncedFiles, open_with
+from msgstore.testing.faults import UnsyncedFiles
+from support import open_with
 
 HANG = 60
 """Seconds after which a run of the workload is said to hang, and its process ended; it takes some hundredths of one."""

@@ -24,10 +24,13 @@ from crash.invariants import NEW, demand
 from crash.points import Outcome
 from crash.recording import FileState, Recording, Tree
 from crash.states import LMDB, Disk, materialise
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.jobs.salvage import plan_salvage
+from msgstore.bulk.local.engine import LocalEngine
 from msgstore.directory import SETTINGS
-from msgstore.salvage import salvage
 from msgstore.scan import FormatSet
-from support import UnsyncedFiles, catalogue, open_with
+from msgstore.testing.faults import UnsyncedFiles
+from support import catalogue, open_with
 
 SMALL = 300
 """Bytes of a file every byte of which is hit, unless it is a segment."""
@@ -236,7 +239,7 @@ def _salvage(source: Path, recording: Recording, wanted: frozenset[bytes], may_b
     target = source.with_name(f"{source.name}.salvaged")
     shutil.rmtree(target, ignore_errors=True)
     with mock.patch.object(os, "fsync"):
-        salvage(source, target, catalogue=catalogue())
+        LocalEngine(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [source], target))
     store = open_with(target, UnsyncedFiles(), index="ets", format="v2")
     try:
         bodies = store.client().read_many(wanted)

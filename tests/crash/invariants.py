@@ -17,7 +17,8 @@ import attrs
 
 import msgstore
 from crash.workload import CrashCell, Expected
-from support import UnsyncedFiles, open_with
+from msgstore.testing.faults import UnsyncedFiles
+from support import open_with
 
 NEW = b"\xeenew after crash"
 """Ids of what is written after the crash; no other id begins so."""

@@ -14,7 +14,7 @@ import pytest
 
 from crash.child import RECORD, THREADS, body_of, keys
 from crash.workload import CrashCell
-from support import open_with
+from support import needs_foreign, open_with
 
 CHILD = Path(__file__).with_name("child.py")
 CELLS = [
@@ -23,6 +23,8 @@ CELLS = [
     (CrashCell("lmdb", "v2"), "os"),
     (CrashCell("lmdb", "v2-checksum"), "os"),
     (CrashCell("lmdb", "v2"), "fsync"),
+    pytest.param(CrashCell("sqlite", "ledger"), "os", marks=needs_foreign),
+    pytest.param(CrashCell("sqlite", "v2"), "fsync", marks=needs_foreign),
 ]
 
 

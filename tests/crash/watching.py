@@ -18,6 +18,8 @@ LOOKS = (
 )  # fmt: skip
 COMPOSED = ("write_file", "view")
 """Made of the others; each part is told of by itself."""
+JOBS = ("create_directory", "remove_tree")
+"""Of jobs that write a new store: tests/test_fresh_stores.py stops those. An engine that calls one is refused."""
 
 
 class WatchedFiles(Files):
@@ -120,6 +122,12 @@ class WatchedFiles(Files):
         with self.busy:
             self.before("make_directory", path)
             super().make_directory(path)
+
+    def create_directory(self, path):
+        raise NotImplementedError(f"nobody would stop inside create_directory({path})")
+
+    def remove_tree(self, path):
+        raise NotImplementedError(f"nobody would stop inside remove_tree({path})")
 
     def unlink(self, path):
         with self.busy:

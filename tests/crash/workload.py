@@ -25,7 +25,7 @@ from support import DATA, RealDirectory, catalogue, open_with
 
 @attrs.frozen
 class CrashCell:
-    """An index, and what is in the segments: ``v1-mixed``, ``v2`` or ``v2-checksum``."""
+    """An index, and what is in the segments: ``v1-mixed``, ``v2``, ``v2-checksum`` or ``ledger``."""
 
     index: str
     content: str
@@ -35,9 +35,10 @@ class CrashCell:
         """Keywords of ``open_store``: small segments, and no thread that flushes."""
         index: Any = {"use": "lmdb", "map_size": "1MiB"} if self.index == "lmdb" else self.index
         record = "checksum" if self.content == "v2-checksum" else "message"
+        format_, header = ("ledger", 4096) if self.content == "ledger" else ("v2", 64)
         return {
-            "index": index, "format": "v2", "record": record,
-            "file_size_limit": 2200, "large_message": 900, "sync_interval": "1h",
+            "index": index, "format": format_, "record": record,
+            "file_size_limit": 2136 + header, "large_message": 900, "sync_interval": "1h",
         }  # fmt: skip
 
     @property
@@ -47,7 +48,7 @@ class CrashCell:
 
     @property
     def checksummed(self) -> bool:
-        return self.content == "v2-checksum"
+        return self.content in ("v2-checksum", "ledger")
 
     def __str__(self) -> str:
         return f"{self.index}-{self.content}"
@@ -186,7 +187,9 @@ class Run:
     def combine(self) -> None:
         """The first neighbours that fit into one segment."""
         sealed = [s for s in self.store.segments() if s.live_count and not s.current]
-        fitting = [(a.number, b.number) for a, b in pairwise(sealed) if 64 + a.live_bytes + b.live_bytes <= a.size_limit]
+        fitting = [
+            (a.number, b.number) for a, b in pairwise(sealed) if a.header_bytes + a.live_bytes + b.live_bytes <= a.size_limit
+        ]
         self._collect(*map(Combine, fitting[:1]))
 
     def drop(self) -> None:

@@ -228,6 +228,9 @@ def settings() -> list[Member]:
     for values in (
         Settings(),
         Settings("lmdb", "v1", "message", "erlang", {}),
+        Settings(
+            "ets", "v2", "audit", "zstd", {"audit": 200}, {"record audit": "acme-audit-record", "body zstd": "acme.zstd_body"}
+        ),
         Settings("ets", "v2", "checksum", "raw", {"checksum": 4}),
         Settings("ets", "v2", "stämp", "raw", {"stämp": 128, "checksum": 200, "x" * 40: 255}),
     ):

@@ -14,6 +14,7 @@ import attrs
 
 from fuzzing import corpus
 from fuzzing.mutations import Member
+from msgstore.bulk.reading.chains import read_chains
 from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RecordError, SegmentFormat, SegmentScan
 from msgstore.contract.locations import unpack
@@ -21,8 +22,8 @@ from msgstore.directory import _settings
 from msgstore.engine import checkpoint
 from msgstore.engine.lock_file import parse_lock
 from msgstore.engine.shutdown import parse_client_refs
-from msgstore.salvage.chains import read_chains
 from msgstore_erlang_body.codec import ErlangBody
+from msgstore_erlang_body.message import read_message
 from msgstore_erlang_body.term import is_term
 from msgstore_ets_index import snapshot
 from msgstore_lmdb_index.index import _items
@@ -236,6 +237,11 @@ def walked(data: bytes, member: Member) -> None:
     assert is_term(data) in (True, False)
     body = ErlangBody.decode(_CODEC, data)
     assert body in data
+    message = read_message(data)
+    if message is not None:
+        assert len(message[3] or b"") <= len(data) or data[1] == 80
+        assert message[2] is None or isinstance(json.loads(message[2]), dict)
+        json.dumps(message[:3], ensure_ascii=False).encode()
 
 
 def _refused(decode: Callable[[bytes, bytes], bytes], msg_id: bytes, data: bytes) -> bytes | None:

@@ -17,11 +17,12 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.cli.main import main
+from msgstore.testing.faults import UnsyncedFiles
 from stress.board import Board
 from stress.bodies import LARGE_MESSAGE, body_of
 from stress.findings import Counts, Findings
 from stress.worker import Task, Worker, open_descriptors
-from support import UnsyncedFiles, open_with
+from support import open_with
 
 THREADS = 8
 LIVING = 12_000

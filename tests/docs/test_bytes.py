@@ -1,0 +1,130 @@
+"""The bytes that the pages of docs/spec show are real ones, and are as the pages decode them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import pytest
+
+from docs.reading import DOCS, ROOT, blocks
+from msgstore.contract import IndexContext
+from msgstore.contract.locations import pack
+from msgstore.engine import checkpoint, hint_file
+from msgstore.files import Files
+
+FIRST, SECOND = (bytes.fromhex(text) for text in ("23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"))
+
+
+def dump(page: str) -> dict[int, bytes]:
+    """The ``hex`` blocks of a page: offset to bytes."""
+    found: dict[int, bytes] = {}
+    for language, text in blocks(DOCS / "spec" / page):
+        if language == "hex":
+            for line in text.splitlines():
+                offset, digits = line.strip().split("  ")[:2]
+                found[int(offset)] = bytes.fromhex(digits)
+    return found
+
+
+def assert_is_in(dumped: dict[int, bytes], file: str) -> bytes:
+    data = (ROOT / file).read_bytes()
+    assert dumped
+    for offset, shown in dumped.items():
+        assert data[offset : offset + len(shown)] == shown, f"{file} at {offset}"
+    return data
+
+
+def test_the_bytes_of_v1_are_as_the_page_decodes_them():
+    data = assert_is_in(dump("v1.md"), "tests/data/msg-store/v1_clean/store/0.rdq")
+    (size,) = struct.unpack_from(">Q", data, 11268)
+    assert (size, size + 9) == (48, 57)
+    assert data[11276:11292].hex() == "1efad049c3795c8d889505e257ea0cc6"
+    assert data[11292:11298] == b"\x83m" + (26).to_bytes(4, "big")
+    assert data[11324] == 255
+    assert struct.unpack_from(">Q", data, 11325)[0] > 16
+
+
+def test_the_bytes_of_v2_are_as_the_page_decodes_them():
+    data = assert_is_in(dump("v2.md"), "tests/data/msg-store/v2_compacted/store/0.sqs")
+    assert (data[:4], data[4], data[5:64]) == (b"RSQS", 2, bytes(59))
+    kind, size, msg_id = struct.unpack_from(">BI16s", data, 64)
+    assert (kind, size, msg_id.hex()) == (3, 87, "23e5d4b019dc064761bc7f158d167079")
+    assert data[85:91] == b"\x83m" + (60).to_bytes(4, "big")
+    assert data[2126:2130] == b"\x01" * 4
+    assert struct.unpack_from(">BI", data, 2644) == (2, 5)
+    assert data[2649] == 3
+
+
+def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
+    dumped = dump("hints.md")
+    data = b"".join(dumped[offset] for offset in sorted(dumped))
+    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    assert zlib.crc32(b"5.sqs" + data[:-4]) == int.from_bytes(data[-4:])
+    hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
+    ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
+    assert [msg_id.hex() for msg_id in hint.id_list()] == ids
+    assert hint.locations(5) == [pack(5, 64, 87), pack(5, 151, 26)]
+    assert b"".join(hint_file.write(hint, "5.sqs", 177, 1_700_000_000_123_456_789)) == data
+
+
+def test_the_bytes_of_a_snapshot_are_as_the_page_decodes_them():
+    dumped = dump("snapshot.md")
+    data = b"".join(dumped[offset] for offset in sorted(dumped))
+    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    snapshot = pytest.importorskip("msgstore_ets_index.snapshot")
+    entries: dict[bytes, int] = {}
+    counts: dict[bytes, int] = {}
+    state = snapshot.read(data, entries, counts)
+    assert entries == {FIRST: pack(5, 64, 87), SECOND: pack(5, 151, 26)}
+    assert (counts, state) == ({SECOND: 3}, {b"layout": b"1"})
+    assert b"".join(snapshot.write(entries, counts, state)) == data
+
+
+def pairs(page: str) -> list[dict[bytes, bytes]]:
+    """The ``hex`` blocks of a page with lines ``key`` and ``value``."""
+    found = []
+    for language, text in blocks(DOCS / "spec" / page):
+        if language == "hex":
+            key, shown = b"", dict[bytes, bytes]()
+            for line in text.splitlines():
+                what, digits = line[:3], line[7:].partition("   ")[0]
+                if what == "key":
+                    key = bytes.fromhex(digits)
+                else:
+                    shown[key] = shown.get(key, b"") + bytes.fromhex(digits)
+            found.append(shown)
+    return found
+
+
+def test_the_bytes_in_lmdb_are_as_the_page_decodes_them(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    plugin = pytest.importorskip("msgstore_lmdb_index.plugin")
+    index_module = pytest.importorskip("msgstore_lmdb_index.index")
+    entries, state = pairs("lmdb.md")
+    row = checkpoint.rows(state)["5.sqs"]
+    assert (row.size, row.mtime_ns, row.live_count, row.live_bytes) == (177, 1_700_000_000_123_456_789, 2, 113)
+    assert (row.appendable, row.quarantined, row.compacting) == (False, False, False)
+
+    index = index_module.LmdbIndex(IndexContext(plugin.LmdbOptions(), tmp_path, Files()))
+    assert index.load() is None
+    index.enter([FIRST, SECOND], [pack(5, 64, 87), pack(5, 151, 26)], [1, 3])
+    index.freeze(state)
+    index.commit()
+    index.close(None)
+    with lmdb.open(str(tmp_path / "msgstore-lmdb"), max_dbs=2) as environment:
+        names = [None, b"entries", b"state"]
+        main, *others = [environment.open_db(name) for name in names]
+        with environment.begin() as transaction:
+            assert transaction.get(b"msgstore-lmdb", db=main) == b"1"
+            assert [dict(transaction.cursor(database)) for database in others] == [entries, state]
+
+
+def test_the_checksum_of_the_directory_page_is_right():
+    text = (DOCS / "spec/store-directory.md").read_text(encoding="utf-8")
+    (shown,) = (text for language, text in blocks(DOCS / "spec/store-directory.md") if language == "json")
+    members = json.loads(shown)
+    crc = members.pop("crc32")
+    assert zlib.crc32(json.dumps(members, sort_keys=True).encode()) == crc
+    assert "msgstore-lmdb" in text

@@ -1,0 +1,327 @@
+"""Segments as Arrow record batches: the same records, bodies and damage that a scan and a decode give, whatever the format."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import foreign_ledger
+import msgstore
+from msgstore.bulk.columns import batches as module
+from msgstore.bulk.inputs import SegmentInput, find_inputs, open_input
+from msgstore.bulk.reading.judging import judge
+from msgstore.contract import ConfigError
+from msgstore.files import Files
+from msgstore.scan import SegmentReport, damaged_spans, scan_file
+from support import DATA, catalogue, needs_foreign
+
+pa = pytest.importorskip("pyarrow")
+
+from msgstore.bulk.columns.batches import Wanted, damage_batch, record_batches, segments_batch  # noqa: E402
+from msgstore.bulk.columns.codecs import open_codec  # noqa: E402
+from msgstore.bulk.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema  # noqa: E402
+
+ALL = find_inputs(catalogue(), [DATA]).inputs
+WITH_BODIES = find_inputs(catalogue(), [DATA / "msg-store" / "*" / "store"]).inputs
+
+
+def read(found: SegmentInput, *columns: str, codec: Any = None, **only: Any) -> list[dict[str, Any]]:
+    schema = records_schema([found], codec)
+    names = columns or tuple(schema.names)
+    rows: list[dict[str, Any]] = []
+    for batch in record_batches(found, project(schema, names), Wanted(names, **only), codec):
+        assert batch.schema == project(schema, names)
+        batch.validate(full=True)
+        rows += batch.to_pylist()
+    return rows
+
+
+def scanned(found: SegmentInput) -> SegmentReport:
+    return scan_file(Files(), Path(found.path), open_input(found))
+
+
+def expected(found: SegmentInput) -> Iterator[dict[str, Any]]:
+    """Record by record, by the methods that a store reads with."""
+    form, data = open_input(found), Path(found.path).read_bytes()
+    for msg_id, offset, size, kind in scanned(found).scan.records.rows():
+        body = form.format.decode(msg_id, data[offset : offset + size])
+        yield {
+            "store": found.store, "file": Path(found.path).name, "format": found.format, "offset": offset, "size": size,
+            "type": kind if form.typed else None, "id": msg_id, "body": body,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("found", ALL, ids=lambda found: str(Path(found.path).relative_to(DATA)))
+def test_real_segments_record_by_record(found: SegmentInput) -> None:
+    assert read(found) == list(expected(found))
+    judgement = judge(found)
+    assert list(judgement.damage) == damaged_spans(scanned(found))
+    check_sum(found, damaged=bool(judgement.damage))
+
+
+def check_sum(found: SegmentInput, *, damaged: bool) -> None:
+    summary = judge(found).summary
+    parts = ("header", "live", "dead", "holes", "duplicates", "damaged", "other")
+    assert sum(getattr(summary, part) for part in parts) == summary.size == Path(found.path).stat().st_size
+    assert bool(summary.damaged) == damaged
+    [row] = segments_batch([summary]).to_pylist()
+    assert row == attrs.asdict(summary)
+
+
+def some_bodies(count: int, seed: int = 1) -> list[bytes]:
+    rng = random.Random(seed)
+    return [rng.randbytes(rng.choice([0, 1, 7, 100, 5000])) for _ in range(count)]
+
+
+def written(path: Path, count: int = 500, **keys: Any) -> tuple[SegmentInput, ...]:
+    with msgstore.open_store(path, file_size_limit=100_000, **keys) as store, store.client("c") as client:
+        for n, body in enumerate(some_bodies(count)):
+            client.write(n.to_bytes(16), body)
+            if n % 50 == 0:
+                store.flush()
+    return find_inputs(catalogue(), [path]).inputs
+
+
+AUDIT = {"record": "audit", "format": {"use": "v2", "records": {"audit": {"byte": 200, "actor": "tests"}}}}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"format": "v1"}, {}, {"record": "checksum"}, AUDIT, pytest.param({"format": "ledger"}, marks=needs_foreign)],
+    ids=["v1", "v2", "checksum", "audit", "ledger"],
+)
+def test_every_format_and_record_type(keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_ROWS", 64)
+    monkeypatch.setattr(module, "BATCH_BYTES", 20_000)
+    inputs = written(tmp_path / "store", **keys)
+    assert len(inputs) > 3
+    bodies: dict[bytes, bytes] = {}
+    for found in inputs:
+        rows = read(found)
+        assert [{name: row[name] for name in RECORD.names} for row in rows] == list(expected(found))
+        check_sum(found, damaged=False)
+        bodies |= {row["id"]: row["body"] for row in rows}
+    assert bodies == {n.to_bytes(16): body for n, body in enumerate(some_bodies(500))}
+
+
+@needs_foreign
+def test_bodies_behind_keys_of_any_length(tmp_path: Path) -> None:
+    """Somebody else's ledger: how much stands in front of a body differs from one record to the next."""
+    messages = {b"k" * (1 + n % 300): b"body %d" % n for n in range(300)}
+    (tmp_path / "0.ledger").write_bytes(foreign_ledger.ledger(messages.items()))
+    [found] = find_inputs(catalogue(), [tmp_path]).inputs
+    rows = read(found)
+    assert rows == list(expected(found))
+    assert {row["id"]: row["body"] for row in rows} == {foreign_ledger.message_id(k): body for k, body in messages.items()}
+
+
+def mixed(path: Path) -> SegmentInput:
+    """Messages, checksums and audits in one segment, with a hole between two of them."""
+    form = open_input(SegmentInput(0, "", "", "v2", 0, (("audit", 200), ("checksum", 4)))).format
+    data = bytearray(form.header)
+    for n in range(30):
+        one = open_input(SegmentInput(0, "", "", "v2", 0, (("audit", 200), ("checksum", 4))))
+        kind = (one.format._types[3], one.format._types[4], one.format._types[200])[n % 3]  # type: ignore[attr-defined]
+        record, _ = kind.encode([n.to_bytes(16)], [b"body %d" % n * n])
+        data += record
+        if n == 10:
+            data += struct.pack(">BI", 2, 50) + b"\3" * 45
+    path.write_bytes(data)
+    return SegmentInput(0, str(path.parent), str(path), "v2", len(data), (("audit", 200), ("checksum", 4)))
+
+
+def test_several_types_in_one_segment(tmp_path: Path) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    rows = read(found)
+    assert [{name: row[name] for name in RECORD.names} for row in rows] == list(expected(found))
+    assert [row["type"] for row in rows] == [3, 4, 200] * 10
+    assert {(row["type"], row["actor"], row["time"] is None) for row in rows} == {
+        (3, None, True),
+        (4, None, True),
+        (200, "", False),
+    }
+
+
+def test_columns_and_rows_that_are_asked_for(tmp_path: Path) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    everything = read(found)
+    assert read(found, "id", "actor") == [{"id": row["id"], "actor": row["actor"]} for row in everything]
+    some = frozenset({(4).to_bytes(16), (5).to_bytes(16), b"x" * 16, b"short"})
+    assert read(found, ids=some) == [everything[4], everything[5]]
+    assert read(found, types=frozenset({200, 99})) == [row for row in everything if row["type"] == 200]
+    assert read(found, "body", ids=some, types=frozenset({4})) == [{"body": everything[4]["body"]}]
+    assert read(found, ids=frozenset()) == []
+    with pytest.raises(ConfigError, match="no column 'actors'; there are: store"):
+        project(records_schema([found]), ["actors"])
+
+
+def test_a_codec_that_is_not_plain_gives_the_payload(tmp_path: Path) -> None:
+    bodies = {n.to_bytes(16): b"text %d " % n * n for n in range(20)}
+    with msgstore.open_store(tmp_path, body="zstd") as store, store.client("c") as client:
+        for msg_id, body in bodies.items():
+            client.write(msg_id, body)
+    found = find_inputs(catalogue(), [tmp_path])
+    assert found.codecs == ("zstd",)
+    [one] = found.inputs
+    assert {row["id"]: row["payload"] for row in read(one, "id", "payload", codec=open_codec("zstd"))} == bodies
+    assert all(row["body"] != row["payload"] for row in read(one, codec=open_codec("zstd")))
+    assert records_schema([one], open_codec("raw")) == records_schema([one]) == RECORD
+
+
+def test_a_body_that_a_codec_did_not_write_has_no_payload(tmp_path: Path) -> None:
+    with msgstore.open_store(tmp_path) as store, store.client("c") as client:
+        client.write(b"i" * 16, b"not compressed")
+    [one] = find_inputs(catalogue(), [tmp_path]).inputs
+    assert read(one, "body", "payload", codec=open_codec("zstd")) == [{"body": b"not compressed", "payload": None}]
+
+
+def test_bodies_beside_large_gaps_and_large_bodies_are_batches_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH_BYTES", 1000)
+    form = open_input(SegmentInput(0, "", "", "v2", 0)).format
+    ids = [n.to_bytes(16) for n in range(6)]
+    data = form.header + form.encode(ids[:3], [b"a", b"b" * 5000, b"c"])[0]
+    data += struct.pack(">BI", 2, 3000) + bytes(2995) + form.encode(ids[3:], [b"", b"e", b"f"])[0]
+    (tmp_path / "0.sqs").write_bytes(data)
+    [found] = find_inputs(catalogue(), [tmp_path]).inputs
+    schema = project(records_schema([found]), ["body"])
+    sizes = [batch.num_rows for batch in record_batches(found, schema, Wanted(("body",)))]
+    assert sizes == [1, 1, 1, 3]
+    assert read(found) == list(expected(found))
+
+
+def test_a_body_larger_than_a_value_can_be_is_null(tmp_path: Path) -> None:
+    """The file has no blocks but the first and the last."""
+    form = open_input(SegmentInput(0, "", "", "v2", 0)).format
+    size = 2**31 + 21
+    path = tmp_path / "0.sqs"
+    path.write_bytes(form.header + struct.pack(">BI16s", 3, size, b"L" * 16))
+    os.truncate(path, 64 + size)
+    with path.open("ab") as file:
+        file.write(form.encode([b"S" * 16], [b"small"])[0])
+    [found] = find_inputs(catalogue(), [tmp_path]).inputs
+    assert [(row["id"], row["size"], row["body"]) for row in read(found, "id", "size", "body")] == [
+        (b"L" * 16, size, None),
+        (b"S" * 16, 26, b"small"),
+    ]
+
+
+def test_a_mapped_segment_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msgstore.files.READ_WHOLE", 0)
+    [found, *_] = written(tmp_path / "store")
+    schema = records_schema([found])
+    everything = read(found)
+    batches = record_batches(found, schema, Wanted(tuple(schema.names)))
+    first = next(batches)
+    batches.close()  # the mapping cannot be closed while anything points into it
+    assert first.to_pylist() == everything[: first.num_rows] == list(expected(found))[: first.num_rows]
+
+
+def damaged(tmp_path: Path) -> list[SegmentInput]:
+    """A segment each: bad header, flipped size, torn, empty, deleted since it was listed, checksum mismatch."""
+    form = open_input(SegmentInput(0, "", "", "v2", 0, (("checksum", 4),)))
+    data = form.format.header + form.format.encode([n.to_bytes(16) for n in range(9)], [b"body"] * 9)[0]
+    check, _ = form.format._types[4].encode([b"c" * 16], [b"checked"])  # type: ignore[attr-defined]
+    for number, content in enumerate(
+        [
+            b"\xff" + data[1:],
+            data[:65] + b"\0" + data[66:68] + b"\0" + data[69:],
+            data[:-3],
+            b"",
+            data,
+            data + check[:-1] + b"?" + check,
+        ]
+    ):
+        (tmp_path / f"{number}.sqs").write_bytes(content)
+    inputs = find_inputs(catalogue(), [tmp_path], records={"checksum": 4}).inputs
+    (tmp_path / "4.sqs").unlink()
+    return list(inputs)
+
+
+def test_damage_and_segments(tmp_path: Path) -> None:
+    inputs = damaged(tmp_path)
+    rows = damage_batch(inputs).to_pylist()
+    size = 64 + 9 * 25
+    assert [(row["file"], row["offset"], row["length"], row["reason"]) for row in rows] == [
+        ("5.sqs", size, 32, "checksum_mismatch"),
+        ("4.sqs", 0, size, "unreadable: No such file or directory"),
+        ("3.sqs", 0, 0, "torn"),
+        ("2.sqs", 64 + 8 * 25, 22, "torn"),
+        ("1.sqs", 64, 9 * 25, "invalid_message_size"),
+        ("0.sqs", 0, 64, "bad_magic"),
+    ]
+    assert {row["store"] for row in rows} == {str(tmp_path)}
+    states = {row["file"]: row["state"] for row in segments_batch(judge(found).summary for found in inputs).to_pylist()}
+    assert states == dict(
+        zip((f"{n}.sqs" for n in range(6)), ["clean", "corrupt", "torn", "torn", "unreadable", "clean"], strict=True)
+    )
+    assert [len(read(found)) for found in inputs] == [10, 0, 0, 8, 0, 9]
+    gone = next(found for found in inputs if found.path.endswith("4.sqs"))
+    assert judge(gone).summary == module.SegmentSummary(str(tmp_path), "4.sqs", "v2", size, damaged=size)
+
+
+def test_no_rows_are_a_batch_too() -> None:
+    assert damage_batch([]).schema == DAMAGE
+    assert segments_batch([]).schema == SEGMENTS
+
+
+def test_dead_records_by_counts(tmp_path: Path) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    sizes = {row["id"]: row["size"] for row in read(found, "id", "size")}
+    alive = {n.to_bytes(16): n % 3 for n in range(30)}
+    summary = judge(found, alive).summary
+    assert (summary.live, summary.dead) == (
+        sum(size for msg_id, size in sizes.items() if alive[msg_id]),
+        sum(size for msg_id, size in sizes.items() if not alive[msg_id]),
+    )
+
+
+def test_a_plugin_that_raises_is_damage_and_not_a_failed_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    audit = open_input(found).with_fields[200].record
+    monkeypatch.setattr(type(audit), "fields", lambda self, record: ("tomorrow", "ü"))
+    assert judge(found).summary.state == "unreadable"
+    assert [spot.reason for spot in judge(found).damage] == [
+        "unreadable: BrokenPlugin: at offset 116: the record type 'audit' gives 'tomorrow' for its field 'time' of kind 'time'"
+    ]
+    assert read(found) == read(found, "actor") == []
+    assert len(read(found, "id", "body")) == 30
+    monkeypatch.setattr(type(audit), "fields", lambda self, record: (-1, "half \ud800"))
+    assert [row["actor"] for row in read(found, "actor", types=frozenset({200}))] == ["half \\ud800"] * 10
+    monkeypatch.setattr(type(audit), "body_span", lambda self, offset, size: (0, size))
+    assert read(found, "body") == []
+    monkeypatch.setattr(type(open_input(found).format), "scan", lambda *_, **__: 1 / 0)
+    assert [spot.reason for spot in judge(found).damage] == ["unreadable: ZeroDivisionError: division by zero"]
+    assert read(found, "id") == []
+
+
+def test_columns_of_one_name_are_one_kind(tmp_path: Path) -> None:
+    def known(name: str) -> SegmentInput:
+        return SegmentInput(0, "s", "s/0.sqs", "v2", 0, (("audit", 200), (name, 201)))
+
+    form = open_input(SegmentInput(0, "", "", "v2", 0, (("audit", 200),)))
+    bound = form.with_fields[200]
+    fields = {
+        "same": attrs.evolve(bound, name="same", byte=201),
+        "other": attrs.evolve(
+            bound, name="other", byte=201, fields=(bound.fields[0], attrs.evolve(bound.fields[1], kind="bytes"))
+        ),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "msgstore.bulk.columns.schemas.open_input",
+            lambda found: attrs.evolve(form, with_fields={200: bound, 201: fields[found.records[1][0]]}),
+        )
+        assert records_schema([known("same")]).names == [*RECORD.names, "time", "actor"]
+        with pytest.raises(
+            ConfigError, match="record type 'audit' has a field 'actor' of kind text, the record type 'other' one of"
+        ):
+            records_schema([known("other")])

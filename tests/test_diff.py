@@ -1,0 +1,145 @@
+"""Two stores compared by id and body: what only one has, and what differs, whatever the formats, copies and damage."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.inputs import find_inputs, open_input
+from msgstore.bulk.jobs.diff import DiffReport, plan_diff
+from msgstore.bulk.local.engine import LocalEngine
+from msgstore.cli.main import main
+from msgstore.contract import StoreError
+from msgstore.scan import FormatSet
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
+
+
+def compare(a: Path, b: Path, processes: int = 1) -> DiffReport:
+    return LocalEngine(LocalOptions(processes=processes)).diff(plan_diff(catalogue(), a, b))
+
+
+def store_of(name: str) -> Path:
+    return DATA / "msg-store" / name / "store"
+
+
+@functools.cache
+def truth(directory: Path) -> dict[bytes, str]:
+    """Id to the hash of its body, by a scan of each segment: the highest number's first record counts."""
+    found: dict[bytes, str] = {}
+    for item in find_inputs(catalogue(), [directory]).inputs:
+        data, form = Path(item.path).read_bytes(), open_input(item).format
+        for msg_id, offset, size, _ in form.scan(data).records.rows():
+            body = form.decode(msg_id, data[offset : offset + size])
+            found.setdefault(msg_id, hashlib.sha256(body).hexdigest())
+    return found
+
+
+@pytest.mark.parametrize("a", DIRECTORIES)
+def test_real_directories_with_each_other(a):
+    assert RealDirectory.load(a).live.items() <= truth(store_of(a)).items()
+    for b in DIRECTORIES:
+        report = compare(store_of(a), store_of(b))
+        left, right = truth(store_of(a)), truth(store_of(b))
+        both = left.keys() & right.keys()
+        assert report.ids == {
+            "differing": sorted(i for i in both if left[i] != right[i]),
+            "only_a": sorted(left.keys() - right.keys()),
+            "only_b": sorted(right.keys() - left.keys()),
+        }
+        assert report.same == sum(left[i] == right[i] for i in both)
+        assert (report.a.messages, report.b.messages) == (len(left), len(right))
+        assert report.agrees == (left == right and "torn" not in a and "torn" not in b)
+
+
+def test_a_migrated_store_has_the_same_messages(tmp_path):
+    path = RealDirectory.load("v1_clean").copy(tmp_path)
+    with msgstore.open_store(path, format="v2", on_legacy="migrate"):
+        pass
+    assert not list(path.glob("*.rdq"))
+    assert compare(store_of("v1_clean"), path).agrees
+
+
+def write_segment(path: Path, messages: list[tuple[bytes, bytes]]) -> None:
+    form = FormatSet(catalogue()).by_name("v2").format
+    data, _ = form.encode([i for i, _ in messages], [body for _, body in messages])
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(form.header + data)
+
+
+def test_copies_and_their_order(tmp_path):
+    """The highest number's first record of an id counts, on each side, whatever the other copies hold."""
+    one, two, three = (bytes([n]) * 16 for n in (1, 2, 3))
+    write_segment(tmp_path / "a" / "0.sqs", [(one, b"old"), (two, b"x"), (three, b"only old")])
+    write_segment(tmp_path / "a" / "1.sqs", [(one, b"new"), (one, b"never"), (two, b"other")])
+    write_segment(tmp_path / "b" / "0.sqs", [(one, b"new"), (two, b"x")])
+    report = compare(tmp_path / "a", tmp_path / "b")
+    assert (report.same, report.ids) == (1, {"differing": [two], "only_a": [three], "only_b": []})
+    back = compare(tmp_path / "b", tmp_path / "a")
+    assert (back.same, back.ids) == (1, {"differing": [two], "only_a": [], "only_b": [three]})
+
+
+def test_many_segments_in_many_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("msgstore.bulk.tasks.pack.__defaults__", (2000,))
+    rnd = random.Random(3)
+    ids = [rnd.randbytes(16) for _ in range(300)]
+    for side, missing in (("a", 0), ("b", 1)):
+        for number in range(6):
+            messages = [(i, b"body of %b" % i) for n, i in enumerate(ids) if n % 6 == number and n % 10 != missing]
+            write_segment(tmp_path / side / f"{number}.sqs", messages)
+    report = compare(tmp_path / "a", tmp_path / "b", processes=2)
+    assert report.ids == {"differing": [], "only_a": sorted(ids[1::10]), "only_b": sorted(ids[::10])}
+    assert report.same == 240
+
+
+def test_records_of_a_third_party_against_those_of_the_format(tmp_path):
+    for name, keys in (("a", ACME_CELLS["ets-v2-audit"].keys), ("b", {"index": "ets", "format": "v2"})):
+        with msgstore.open_store(tmp_path / name, **keys) as store, store.client() as client:
+            for n in range(20):
+                client.write(bytes([n]) * 16, b"changed" if (name, n) == ("b", 7) else b"body")
+    report = compare(tmp_path / "a", tmp_path / "b")
+    assert (report.same, report.ids["differing"]) == (19, [bytes([7]) * 16])
+
+
+def test_damage_is_told_for_each_side_and_never_fails(tmp_path):
+    copy = Path(shutil.copytree(DATA / "msg-store" / "v2_corrupt", tmp_path / "copy"))
+    (copy / "type0_byte" / "0.sqs").unlink()
+    report = compare(DATA / "msg-store" / "v2_corrupt", copy)
+    assert len(report.a.damage) == len(report.b.damage) + 1 > 10
+    assert not report.agrees
+    job = plan_diff(catalogue(), copy, copy)
+    first = Path(job.found_a.inputs[0].path)
+    first.unlink()
+    gone = LocalEngine(LocalOptions(processes=1)).diff(job)
+    assert [s.reason for s in gone.a.damage if s.path == str(first)] == ["unreadable: No such file or directory"]
+
+
+def test_the_command(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    run = functools.partial(CliRunner().invoke, main)
+    same = run(["diff", str(store_of("v2_clean")), str(path)])
+    assert same.exit_code == 0
+    assert f"{len(truth(path)):,} the same, 0 with another body, 0 only in A, 0 only in B" in same.stdout
+    truth.cache_clear()
+    (path / "1.sqs").unlink()
+    lost = sorted(truth(store_of("v2_clean")).keys() - truth(path).keys())
+    result = run(["diff", str(store_of("v2_clean")), str(path), "--json"])
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.exit_code == 1
+    assert lines[:-1] == [{"kind": "only_a", "id": msg_id.hex()} for msg_id in lost]
+    assert (lines[-1]["only_a"], lines[-1]["only_b"], lines[-1]["differing"]) == (len(lost), 0, 0)
+    shown = run(["diff", str(store_of("v2_clean")), str(path)])
+    assert (shown.exit_code, shown.stdout.count("only in A: ")) == (1, 20)
+    assert f"... and {len(lost) - 20:,} more only in A" in shown.stdout
+    for wrong in (tmp_path / "none", tmp_path):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(StoreError):
+            plan_diff(catalogue(), path, wrong if wrong != tmp_path else tmp_path / "empty")

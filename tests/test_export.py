@@ -1,0 +1,172 @@
+"""Records as Parquet: what a scan reports, in files that appear when all are written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.fresh import datasets
+from msgstore.bulk.inputs import find_inputs, open_input
+from msgstore.bulk.jobs.export import ExportReport, plan_export
+from msgstore.bulk.local.engine import LocalEngine
+from msgstore.cli.main import main
+from msgstore.contract import ConfigError, StoreError, StoreIOError, StoreLocked
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
+
+
+def export(sources: list[Path], to: Path, processes: int = 1, **options: object) -> ExportReport:
+    job = plan_export(catalogue(), sources, to, **options)
+    return LocalEngine(LocalOptions(processes=processes)).export(job)
+
+
+def rows_of(to: Path) -> list[dict]:
+    rows = ds.dataset(to, partitioning="hive").to_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["store"], row["file"], row["offset"]))
+
+
+def scanned(*sources: Path) -> list[dict]:
+    """The same rows, from scans."""
+    rows = []
+    for item in find_inputs(catalogue(), sources).inputs:
+        data, form = Path(item.path).read_bytes(), open_input(item)
+        for msg_id, offset, size, kind in form.format.scan(data).records.rows():
+            body = form.format.decode(msg_id, data[offset : offset + size])
+            rows.append({"store": item.store, "file": Path(item.path).name, "format": item.format, "offset": offset,
+                         "size": size, "type": kind if form.typed else None, "id": msg_id, "body": body})  # fmt: skip
+    return sorted(rows, key=lambda row: (row["store"], row["file"], row["offset"]))
+
+
+def test_every_directory_of_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr("msgstore.bulk.tasks.pack.__defaults__", (2**18,))
+    report = export([DATA], tmp_path / "to", processes=2)
+    truth = scanned(DATA)
+    assert rows_of(tmp_path / "to") == truth
+    assert (report.rows, len(truth) > 3000) == (len(truth), True)
+    assert report.as_json()["body_bytes"] == sum(len(row["body"]) for row in truth)
+    files = [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
+    assert (report.files, report.written) == (len(files), sum(path.stat().st_size for path in files))
+    assert len(files) > 5
+    assert len(report.damage) > 10
+    assert [path.name for path in tmp_path.iterdir()] == ["to"]
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_what_is_alive_is_there_by_codec_too(name, tmp_path):
+    real = RealDirectory.load(name)
+    export([DATA / "msg-store" / name], tmp_path / "to", body="erlang", columns=["id", "payload"])
+    rows = ds.dataset(tmp_path / "to").to_table().to_pylist()
+    assert {tuple(row) for row in rows} == {("id", "payload")}
+    assert real.live.keys() <= {row["id"] for row in rows}
+    sizes = {bytes.fromhex(m["id"]): m["payload_size"] for m in real.manifest["messages"]}
+    assert all(len(row["payload"]) == sizes[row["id"]] for row in rows if row["id"] in real.live)
+
+
+def test_partitions_have_the_values_of_their_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "_MAX_OPEN", 3)
+    source = DATA / "msg-store"
+    report = export([source], tmp_path / "to", partition_by=["store", "format", "type"])
+    assert rows_of(tmp_path / "to") == scanned(source)
+    assert "store" not in report.columns
+    stores = {path.name for path in (tmp_path / "to").iterdir()}
+    assert len(stores) > 10
+    assert {path.name for path in (tmp_path / "to").glob("*/format=v1/*")} == {"type=__HIVE_DEFAULT_PARTITION__"}
+
+
+def test_records_of_a_third_party_have_its_columns(tmp_path):
+    with msgstore.open_store(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
+        for n in range(20):
+            client.write(bytes([n]) * 16, b"body")
+    report = export([tmp_path / "store"], tmp_path / "to", partition_by=["actor"])
+    assert report.rows == 20
+    rows = rows_of(tmp_path / "to")
+    assert {(row["actor"], row["type"], row["body"]) for row in rows} == {("tests", 200, b"body")}
+    assert all(row["time"].year > 2020 for row in rows)
+
+
+def test_an_empty_store_has_columns_all_the_same(tmp_path):
+    with msgstore.open_store(tmp_path / "store"):
+        pass
+    report = export([tmp_path / "store"], tmp_path / "to")
+    assert (report.rows, report.files) == (0, 1)
+    assert ds.dataset(tmp_path / "to").schema.names == report.columns
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"columns": ["ids"]}, "there is no column 'ids'; there are: store, file"),
+        ({"partition_by": ["exchange"]}, "there is no column 'exchange'"),
+        ({"partition_by": ["body"]}, "rows cannot be parted by the column 'body'"),
+        ({"columns": ["format"], "partition_by": ["format"]}, "every column is one that rows are parted by"),
+    ],
+)
+def test_wrong_columns(options, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        plan_export(catalogue(), [DATA / "msg-store" / "v2_clean"], tmp_path / "to", **options)
+
+
+def test_wrong_places(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    for to, said in ((path / "to", "lies inside"), (path, "lies inside"), (tmp_path / "x" / "y", "no such directory")):
+        with pytest.raises(StoreError, match=said):
+            plan_export(catalogue(), [path], to)
+    with msgstore.open_store(path, on_legacy="read"), pytest.raises(StoreLocked):
+        plan_export(catalogue(), [path], tmp_path / "to")
+
+
+@pytest.mark.parametrize("failing", ["write", "finish", "commit"])
+def test_after_a_failure_nothing_is_left_and_it_can_be_done_again(failing, tmp_path, monkeypatch):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    with monkeypatch.context() as patch:
+        if failing == "write":
+            patch.setattr("pyarrow.parquet.ParquetWriter.write", fail)
+        elif failing == "finish":
+            close, failures = pq.ParquetWriter.close, iter([fail])
+            patch.setattr(pq.ParquetWriter, "close", lambda writer: next(failures, close)(writer))
+        else:
+            patch.setattr("msgstore.files.Files.sync", fail)
+        with pytest.raises(StoreIOError, match="No space left on device"):
+            export([path], tmp_path / "to")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+    export([path], tmp_path / "to")
+    assert rows_of(tmp_path / "to") == scanned(path)
+
+
+def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    job = plan_export(catalogue(), [path], tmp_path / "to")
+    (path / "0.sqs").unlink()
+    report = LocalEngine(LocalOptions(processes=1)).export(job)
+    assert [(spot.path, spot.reason) for spot in report.damage] == [
+        (str(path / "0.sqs"), "unreadable: No such file or directory")
+    ]
+    assert rows_of(tmp_path / "to") == scanned(path)
+
+
+def test_the_command(tmp_path):
+    arguments = ["export", str(DATA / "msg-store" / "v2_dirty_torn"), str(tmp_path / "to"), "--processes", "1"]
+    result = CliRunner().invoke(main, [*arguments, "--columns", "id, size", "--json"])
+    assert result.exit_code == 1, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["kind"] for line in lines] == ["input", "input", "damage", "summary"]
+    assert lines[-1]["columns"] == ["id", "size"]
+    assert lines[-1]["rows"] == ds.dataset(tmp_path / "to").count_rows()
+    again = CliRunner().invoke(main, arguments)
+    assert (again.exit_code, "choose a new name" in again.stderr) == (2, True)
+
+
+def test_a_column_that_is_named_twice(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    export([path], tmp_path / "to", partition_by=["file", "file"])
+    assert rows_of(tmp_path / "to") == scanned(path)

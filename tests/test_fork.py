@@ -1,0 +1,127 @@
+"""A process that forks keeps its stores; the child is told that it has none."""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+
+import pytest
+
+import msgstore
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+ID = bytes(16)
+
+
+def in_child(check):
+    """What ``check()`` said, or how it failed, in a forked process."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            said = check() or ""
+        except BaseException:
+            said = traceback.format_exc()
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        said = stream.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def refusals(*calls):
+    """Which of the calls did not say whose the store is."""
+    wrong = []
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except msgstore.StoreClosed as error:
+            if f"open in process {os.getppid()}" in str(error):
+                continue
+        wrong.append(number)
+    return f"not refused: {wrong}" if wrong else ""
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_child_is_refused_and_the_parent_goes_on(tmp_path, cell, held):
+    with msgstore.open_store(tmp_path / "store", **cell.keys) as store, store.client() as client:
+        client.write(ID, b"parent")
+        calls = [
+            lambda: client.write(bytes([1]) * 16, b"child"),
+            lambda: client.remove([ID]),
+            lambda: client.read(ID),
+            store.flush,
+            store.stats,
+            store.roll,
+            store.compact,
+            store.client,
+        ]
+
+        def check():
+            said = refusals(*calls)
+            client.close()
+            store.close()
+            store.abandon()
+            return said
+
+        if held:  # by a thread that the child does not have
+            taken, done = threading.Event(), threading.Event()
+
+            def hold():
+                with store._ledger.flushing, store._ledger.lock:
+                    taken.set()
+                    done.wait(60)
+
+            thread = threading.Thread(target=hold)
+            thread.start()
+            taken.wait()
+        said = in_child(check)
+        if held:
+            done.set()
+            thread.join()
+        assert said == ""
+        client.write(bytes([2]) * 16, b"parent")
+        store.flush()
+    with msgstore.open_store(tmp_path / "store", **cell.keys) as store, store.client() as client:
+        assert client.read_many([ID, bytes([1]) * 16, bytes([2]) * 16]) == {ID: b"parent", bytes([2]) * 16: b"parent"}
+
+
+def test_the_child_may_open_a_store_of_its_own(tmp_path, cell):
+    with msgstore.open_store(tmp_path / "parents", **cell.keys) as store:
+
+        def check():
+            with msgstore.open_store(tmp_path / "childs", **cell.keys) as own, own.client() as client:
+                client.write(ID, b"child")
+            with pytest.raises(msgstore.StoreLocked):
+                msgstore.open_store(store.path, **cell.keys)
+
+        assert in_child(check) == ""
+    with msgstore.open_store(tmp_path / "childs", **cell.keys) as own, own.client() as client:
+        assert client.read(ID) == b"child"
+
+
+def test_a_child_that_lives_on_does_not_keep_the_directory_locked(tmp_path, cell):
+    """It inherits the file that the lock is on, and the system keeps the lock for whoever has that open last."""
+    store = msgstore.open_store(tmp_path / "store", **cell.keys)
+    done, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(tell)
+        os.read(done, 1)  # until the parent lets go
+        os._exit(0)
+    try:
+        with pytest.raises(msgstore.StoreLocked):
+            msgstore.open_store(store.path, **cell.keys)  # the child has let go, the parent has not
+        store.close()
+        for _ in range(2):
+            msgstore.open_store(store.path, **cell.keys).close()
+    finally:
+        os.close(tell)
+        os.waitpid(pid, 0)
+        os.close(done)

@@ -1,0 +1,620 @@
+"""Fresh stores written in parallel: the bytes are the store's own, whole or not there, and nothing is left beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msgstore
+from msgstore.bulk.fresh import beside as claims
+from msgstore.bulk.fresh.commit import Staging
+from msgstore.bulk.fresh.parts import Part, PartWriter, Target, backends_of
+from msgstore.contract import ConfigError, MessageTooLarge, StoreClosed, StoreError, StoreIOError, StoreLocked, UnknownPlugin
+from msgstore.files import Files
+from msgstore.testing.faults import FailingFiles, RecordingFiles, StoppingFiles, UnsyncedFiles, crash_points, stopped
+from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, needs_foreign
+
+Messages = list[tuple[bytes, bytes]]
+LIMIT = 2**20
+
+
+def some(count: int, *, first: int = 0, size: int = 3000, large: Iterable[int] = ()) -> Messages:
+    """Messages of up to ``size`` bytes; those at ``large`` get a segment of their own."""
+    chance = random.Random(first)
+    large = set(large)
+    return [
+        (n.to_bytes(16, "big"), chance.randbytes(4_000_000 + n if n in large else chance.randrange(size)))
+        for n in range(first, first + count)
+    ]
+
+
+def target_of(path: Path, cell: Cell, **more: Any) -> Target:
+    records = (("audit", 200),) if cell.record == "audit" else ()
+    return Target(str(path), cell.index, cell.format, cell.record, records=records, file_size_limit=LIMIT, **more)
+
+
+def write(staging: Staging, task: int, messages: Messages, step: int = 700, files: Files | None = None) -> Part:
+    with PartWriter(staging.target, staging.path, task, files=files) as writer:
+        for at in range(0, len(messages), step):
+            writer.add([i for i, _ in messages[at : at + step]], [b for _, b in messages[at : at + step]])
+        return pickle.loads(pickle.dumps(writer.finish()))
+
+
+def make(target: Target, *parts: Messages, files: Files | None = None, counts: Any = None) -> None:
+    with Staging.begin(target, files=files) as staging:
+        staging.commit([write(staging, task, messages, files=files) for task, messages in enumerate(parts)], counts)
+
+
+def content(path: Path, index: str = "ets") -> dict[bytes, tuple[bytes, int]]:
+    """Id to body and references. Nothing of it may have had to be read to open the store."""
+    with msgstore.open_store(path, mode="r", index=index) as store:
+        assert store.stats().recovery.how == ("trust" if store.segments() else "new")
+        return {e.msg_id: (store.stored_body(e), e.references) for e in store.entries()}
+
+
+def expected(*parts: Messages) -> dict[bytes, tuple[bytes, int]]:
+    return {msg_id: (body, 1) for messages in parts for msg_id, body in messages}
+
+
+def segments(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.stem.isdigit()}
+
+
+def beside(path: Path) -> list[str]:
+    return [name for name in (path.name for path in path.parent.iterdir()) if name.startswith(".")]
+
+
+ALL = {**CELLS, **ACME_CELLS, **FOREIGN_CELLS}
+
+
+@pytest.mark.parametrize("name", [n if n not in FOREIGN_CELLS else pytest.param(n, marks=needs_foreign) for n in ALL])
+@pytest.mark.parametrize("end", ["open", "full", "large"])
+def test_bytes_are_those_of_the_store(name: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segment for segment, whatever the last one ends in, and in whatever steps the messages come."""
+    cell = ALL[name]
+    monkeypatch.setattr(time, "time_ns", lambda: 1_800_000_000_000_000_000)  # audit records keep the time
+    messages = some(1500, large=[0, 700, 701] + ([1499] if end == "large" else []))
+    if end == "full":
+        messages.append((b"f" * 16, b"f" * LIMIT))
+    keys = {"file_size_limit": LIMIT, "gc_interval": 0, "index": cell.index, "record": cell.record, "format": cell.format}
+    if cell.record == "audit":
+        keys["format"] = {"use": cell.format, "records": {"audit": 200}}
+    with msgstore.open_store(tmp_path / "own", **keys) as store:
+        store.client().write_many(messages)
+    with Staging.begin(target_of(tmp_path / "bulk", cell)) as staging:
+        staging.commit([write(staging, 7, messages, step=random.Random(name).choice([1, 97, 2000]))])
+    theirs, ours = segments(tmp_path / "own"), segments(tmp_path / "bulk")
+    assert len(theirs) > 4
+    assert {name: len(data) for name, data in ours.items()} == {name: len(data) for name, data in theirs.items()}
+    assert ours == theirs
+    others = [{f.name for f in (tmp_path / d).iterdir() if not f.stem.isdigit()} for d in ("own", "bulk")]
+    assert {n for n in others[1] if "hint" not in n} == {n for n in others[0] if "hint" not in n}
+    assert content(tmp_path / "bulk", cell.index) == expected(messages)
+    assert not beside(tmp_path / "bulk")
+
+
+@pytest.mark.parametrize("name", [n if n not in FOREIGN_CELLS else pytest.param(n, marks=needs_foreign) for n in ALL])
+def test_parts_in_the_order_of_tasks(name: str, tmp_path: Path) -> None:
+    """Each part begins a segment; numbers have no gaps; segments of all parts but the last have their trailers."""
+    cell = ALL[name]
+    parts = [some(900, first=n * 1000) for n in range(3)]
+    target = target_of(tmp_path / "store", cell)
+    with Staging.begin(target) as staging:
+        done = [write(staging, task, parts[task]) for task in (2, 0, 1)]
+        empty = write(staging, 3, [])
+        staging.commit([*done, empty])
+    found = segments(tmp_path / "store")
+    count = sum(len(part.files) for part in done)
+    assert sorted(int(Path(name).stem) for name in found) == list(range(count))
+    sizes = [size for part in sorted(done, key=lambda part: part.task) for _, size in part.files]
+    sizes[-1] -= done[0].trailer
+    assert [len(found[name]) for name in sorted(found, key=lambda name: int(Path(name).stem))] == sizes
+    assert content(tmp_path / "store", cell.index) == expected(*parts)
+    with msgstore.open_store(tmp_path / "store", gc_interval=0, index=cell.index, format=cell.format) as store:  # goes on
+        store.client().write(b"more" * 4, b"more")
+    assert len(segments(tmp_path / "store")) == count
+
+
+# -- what is given ------------------------------------------------------------------------------------------------------------
+
+V2 = CELLS["ets-v2"]
+A, B = some(400), some(300, first=1000)
+
+
+def test_counts(tmp_path: Path) -> None:
+    """They are added up; what they do not name is garbage, as at every opening."""
+    counts = [(A[0][0], 2), (A[1][0], 1), (A[0][0], 1), (B[5][0], 7), (B[6][0], 1), (B[6][0], -1)]
+    make(target_of(tmp_path / "store", V2), A, B, counts=iter(counts))
+    assert content(tmp_path / "store") == {
+        A[0][0]: (A[0][1], 3),
+        A[1][0]: (A[1][1], 1),
+        B[5][0]: (B[5][1], 7),
+    }
+
+
+@pytest.mark.parametrize("parts", [[A, B], [[]], []])
+def test_counts_of_what_is_not_there(parts: list[Messages], tmp_path: Path) -> None:
+    counts = [(A[0][0], 1), (b"nobody wrote me!", 1), (b"nor me          ", 2)] if A in parts else [(b"nobody wrote me!", 1)]
+    more = ", and 1 more" if A in parts else ""
+    with pytest.raises(StoreError, match=f"no message was written of id {b'nobody wrote me!'.hex()}{more}, which has ref"):
+        make(target_of(tmp_path / "store", V2), *parts, counts=counts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_counts_that_are_none(tmp_path: Path) -> None:
+    make(target_of(tmp_path / "store", V2), [], counts=[(b"i" * 16, 0), (b"j" * 16, -1)])
+    assert content(tmp_path / "store") == {}
+
+
+def test_references_of_workers(tmp_path: Path) -> None:
+    """Every part brings its own; they are added up, as if each row were so many writes."""
+    target = target_of(tmp_path / "store", V2)
+    with Staging.begin(target) as staging:
+        parts = []
+        for task, messages in enumerate([A, B + A[:2], []]):
+            with PartWriter(target, staging.path, task) as writer:
+                for at in range(0, len(messages), 90):
+                    some_of = messages[at : at + 90]
+                    writer.add([i for i, _ in some_of], [b for _, b in some_of], [1 + n % 3 for n in range(len(some_of))])
+                parts.append(writer.finish())
+        staging.commit(parts)
+    wanted = {i: (b, 1 + n % 90 % 3) for messages in (A, B) for n, (i, b) in enumerate(messages)}
+    for n, (msg_id, body) in enumerate(A[:2]):
+        wanted[msg_id] = body, wanted[msg_id][1] + 1 + (len(B) + n) % 90 % 3
+    assert content(tmp_path / "store") == wanted
+    assert not beside(tmp_path / "store")
+
+
+@pytest.mark.parametrize("count", [0, -1, None, 2.0, True, 2**80])
+def test_references_that_are_none(count: Any, tmp_path: Path) -> None:
+    target = target_of(tmp_path / "store", V2)
+    message = f"{b'k'.hex() * 16} has {count} references; a message has from 1 to"
+    with (
+        Staging.begin(target) as staging,
+        PartWriter(target, staging.path, 0) as writer,
+        pytest.raises(StoreError, match=message),
+    ):
+        writer.add([b"i" * 16, b"k" * 16], [b"", b""], [1, count])
+
+
+def test_references_of_some(tmp_path: Path) -> None:
+    target = target_of(tmp_path / "store", V2)
+    with Staging.begin(target) as staging:
+        for first, second in [(None, [1]), ([1], None)]:
+            with PartWriter(target, staging.path, 0) as writer:
+                writer.add([b"i" * 16], [b""], first)
+                with pytest.raises(ValueError, match="all messages of a part, or of none"):
+                    writer.add([b"j" * 16], [b""], second)
+        with PartWriter(target, staging.path, 0) as one, PartWriter(target, staging.path, 1) as other:
+            one.add([b"i" * 16], [b""], [1])
+            other.add([b"j" * 16], [b""])
+            parts = [one.finish(), other.finish()]
+        with pytest.raises(ValueError, match="all messages of a job, or of none"):
+            staging.commit(parts)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["ets-v2", "ets-v2-checksum", pytest.param("ets-ledger", marks=needs_foreign)])
+def test_whole_records(name: str, tmp_path: Path) -> None:
+    """Copied as they are, beside bodies, and rolled as these."""
+    messages = some(900, large=[500])
+    target = target_of(tmp_path / "store", ALL[name])
+    make(target, messages)
+    form = backends_of(target, msgstore.load_catalogue()).write_format
+    again = target_of(tmp_path / "again", ALL[name])
+    with Staging.begin(again) as staging, PartWriter(again, staging.path, 0) as writer:
+        for at in range(0, 900, 100):
+            ids, bodies = zip(*messages[at : at + 100], strict=True)
+            if at % 200:
+                writer.add(ids, bodies)
+            else:
+                data, sizes = form.format.encode(ids, bodies)
+                ends = list(accumulate(sizes))
+                writer.add_records(ids, [data[end - size : end] for end, size in zip(ends, sizes, strict=True)])
+        staging.commit([writer.finish()])
+    assert segments(tmp_path / "again") == segments(tmp_path / "store")
+    assert content(tmp_path / "again") == expected(messages)
+
+
+def test_nothing_to_write(tmp_path: Path) -> None:
+    make(target_of(tmp_path / "store", V2))
+    assert content(tmp_path / "store") == {}
+    assert not beside(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["ets-v2", "lmdb-v2-checksum", "lmdb-v2-audit"])
+@pytest.mark.parametrize("where", ["one part", "two parts"])
+def test_copies(name: str, where: str, tmp_path: Path) -> None:
+    """With the same body one is kept; an id with two bodies is an error that names it."""
+    cell = ALL[name]
+    parts = [A + A[:3]] if where == "one part" else [A, B + A[:3]]
+    make(target_of(tmp_path / "store", cell), *parts)
+    assert content(tmp_path / "store", cell.index) == expected(*parts)
+    make(target_of(tmp_path / "counted", cell), *parts, counts=[(i, 1) for part in parts for i, _ in part])
+    assert {n for i, (_, n) in content(tmp_path / "counted", cell.index).items() if i in dict(A[:3])} == {2}
+    parts[-1].append((A[7][0], A[7][1] + b"!"))
+    with pytest.raises(StoreError, match=f"the id {A[7][0].hex()} comes with two bodies"):
+        make(target_of(tmp_path / "not", cell), *parts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["counted", "store"]
+
+
+def test_of_several_attempts_the_given_one_counts(tmp_path: Path) -> None:
+    target = target_of(tmp_path / "store", V2)
+    with Staging.begin(target) as staging:
+        lost = write(staging, 0, B)
+        killed = PartWriter(target, staging.path, 0)  # its worker never came to an end
+        killed.add([i for i, _ in B], [b for _, b in B])
+        part = write(staging, 0, A)
+        with pytest.raises(ValueError, match="two attempts of task 0"):
+            Staging.join(target, staging.path).commit([part, lost])
+    with Staging.begin(target) as staging:
+        write(staging, 0, B)
+        staging.commit([write(staging, 0, A)])
+    assert content(tmp_path / "store") == expected(A)
+    assert not beside(tmp_path / "store")
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    target = target_of(tmp_path / "store", V2)
+    with Staging.begin(target) as staging:
+        parts = Path(staging.path, "parts")
+        for ids, bodies, message in [
+            ([b"short"], [b""], "an id has 16 bytes, not 5: 73686f7274"),
+            ([b"i" * 16], [], "1 ids with 0 bodies"),
+        ]:
+            writer = PartWriter(target, staging.path, 0)
+            with pytest.raises((StoreError, ValueError), match=message):
+                writer.add(ids, bodies)
+            with pytest.raises(StoreClosed):
+                writer.finish()
+        writer = PartWriter(target, staging.path, 0)
+        writer._form.format.max_body = 9  # as if it were a format with small records
+        try:
+            with pytest.raises(MessageTooLarge, match=f"the body of {b'k'.hex() * 16} has 10 bytes"):
+                writer.add([b"i" * 16, b"k" * 16], [b"", b"." * 10])
+        finally:
+            del writer._form.format.max_body
+        assert not list(parts.iterdir())
+        with pytest.raises(StoreError, match="is not a part of the job"):
+            staging.commit([Part(0, str(tmp_path), (), 0, 0)])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", ["gone", "short", "flipped", "no hint"])
+def test_a_part_that_is_not_as_it_was_written(how: str, tmp_path: Path) -> None:
+    target = target_of(tmp_path / "store", CELLS["ets-v2-checksum"])
+    with Staging.begin(target) as staging:
+        part = write(staging, 0, some(1200))
+        path = Path(part.directory, "0.sqs")
+        hint = path.with_name("msgstore-0.sqs.hint")
+        assert hint.exists()
+        if how == "gone":
+            path.unlink()
+        elif how == "short":
+            os.truncate(path, path.stat().st_size - 1)
+        elif how == "flipped":  # as it is changed, its hint speaks of another file
+            data = bytearray(path.read_bytes())
+            data[1000] ^= 1
+            path.write_bytes(data)
+        else:
+            hint.write_bytes(hint.read_bytes()[:-1])
+        if how == "no hint":
+            staging.commit([part])
+        else:
+            message = {"flipped": "1200 messages were written for it, but 0.sqs at"}.get(how, "written by task 0 .* not there")
+            with pytest.raises(StoreError, match=message):
+                staging.commit([part])
+    assert (tmp_path / "store").exists() == (how == "no hint")
+    assert not beside(tmp_path / "store")
+
+
+# -- where it goes ------------------------------------------------------------------------------------------------------------
+
+
+def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_bytes(b"")
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "inside").symlink_to(tmp_path / "source")
+    (tmp_path / "empty").mkdir()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for name, message in {
+        "full": "is there already",
+        "file": "is there already",
+        "link": "is there already",
+        "none/store": "none: there is no such directory",
+        "file/store": "file: there is no such directory",
+        "source/store": "lies inside .*source",
+        "inside/store": "lies inside .*source",
+        "source": "lies inside",
+        "s" * 250: "File name too long",
+        "/": "is there already",
+    }.items():
+        with pytest.raises(StoreError, match=message):
+            Staging.begin(target_of(tmp_path / name, V2), sources=[tmp_path / "source"])
+    monkeypatch.chdir(tmp_path / "source")
+    make(Target("../empty"), A)  # an empty directory is taken
+    assert content(tmp_path / "empty") == expected(A)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_destination_that_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty directory, which no rename can replace: to be said before the work, not behind it."""
+    (tmp_path / "mounted").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == tmp_path / "mounted")
+    with pytest.raises(StoreError, match="a file system is mounted there"):
+        Staging.begin(target_of(tmp_path / "mounted", V2))
+    assert [path.name for path in tmp_path.iterdir()] == ["mounted"]
+
+
+def test_names_are_checked_before_anything_is_made(tmp_path: Path) -> None:
+    for keys, kind in [
+        ({"format": "v7"}, UnknownPlugin),
+        ({"index": "lmbd"}, UnknownPlugin),
+        ({"record": "audit"}, ConfigError),
+        ({"body": "zip"}, UnknownPlugin),
+        ({"format": "v1", "records": (("audit", 200),)}, ConfigError),
+    ]:
+        with pytest.raises(kind):
+            Staging.begin(Target(str(tmp_path / "store"), **keys))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_destination_that_is_taken_meanwhile(tmp_path: Path) -> None:
+    target = target_of(tmp_path / "store", V2)
+    with Staging.begin(target) as staging:
+        part = write(staging, 0, A)
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "mine").write_bytes(b"mine")
+        with pytest.raises(StoreError, match="is there already"):
+            staging.commit([part])
+    assert [path.name for path in tmp_path.rglob("*")] == ["store", "mine"]
+
+
+# -- crashes, errors, and other jobs ------------------------------------------------------------------------------------------
+
+
+def test_a_crash_at_every_change(tmp_path: Path) -> None:
+    """Before and inside each change on disk: nothing under the final name, or all of it; and the next job clears up."""
+    parts = [some(700), some(700, first=1000), []]
+    whole = RecordingFiles()
+    make(target_of(tmp_path / "whole", V2), *parts, files=whole)
+    ends = {False: 0, True: 0}
+    points = [(stop, torn) for stop, torn in crash_points(whole) if torn in (0, 512)]
+    assert len(points) > 60
+    for stop, torn in points:
+        path = tmp_path / f"{stop}-{torn}"
+        path.mkdir()
+        target = target_of(path / "store", V2)
+        assert stopped(lambda target=target, stop=stop, torn=torn: make(target, *parts, files=StoppingFiles(stop, torn)))
+        is_there = (path / "store").exists()
+        ends[is_there] += 1
+        if is_there:
+            with pytest.raises(StoreError, match="is there already"):
+                Staging.begin(target)
+        else:
+            make(target, *parts, files=UnsyncedFiles())
+        assert content(path / "store") == expected(*parts)
+        assert not beside(path / "store")
+    assert ends[False] > 50
+    assert ends[True] > 1
+
+
+@pytest.mark.parametrize("name", ["ets-v2", "lmdb-v2"])
+def test_an_error_at_every_operation(name: str, tmp_path: Path) -> None:
+    """Also a full disk: a clear error and nothing left, or, where it was only worth time or tidiness, a whole store."""
+    parts = [some(700), some(700, first=1000)]
+    outcomes = set()
+    for fail in range(1000):
+        path = tmp_path / str(fail)
+        path.mkdir()
+        target = target_of(path / "store", CELLS[name])
+        files = FailingFiles(fail, error=errno.ENOSPC)
+        try:
+            make(target, *parts, files=files)
+            assert content(path / "store", CELLS[name].index) == expected(*parts)
+            outcomes.add("made")
+        except StoreIOError as error:
+            assert "No space left on device" in str(error)  # noqa: PT017
+            if "is at" in str(error):
+                assert files.failed == f"sync_directory {path}"
+                assert content(path / "store", CELLS[name].index) == expected(*parts)
+            else:
+                assert "run the job again" in str(error)  # noqa: PT017
+                assert not (path / "store").exists()
+                make(target, *parts, files=UnsyncedFiles())
+            outcomes.add("failed")
+        assert "remove_tree" in files.failed or not beside(path / "store")
+        if files.fail is not None:
+            break
+    assert fail > 60
+    assert outcomes == {"made", "failed"}
+
+
+def test_one_job_a_destination(tmp_path: Path) -> None:
+    """Jobs for other destinations are none of its business, whatever their names."""
+    target = target_of(tmp_path / "store", V2)
+    with Staging.begin(target) as first, Staging.begin(target_of(tmp_path / "store.msgstore-0123456789abcdef", V2)) as other:
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()} is writing a store there") as caught:
+            Staging.begin(target)
+        assert caught.value.pid == os.getpid()
+        first.commit([write(first, 0, A)])
+        other.commit([write(other, 0, B)])
+    with pytest.raises(StoreError, match="is there already"):
+        Staging.begin(target)
+    assert content(tmp_path / "store") == expected(A)
+    assert not beside(tmp_path / "store")
+
+
+def test_two_jobs_that_did_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to be done wins; the other one gets an error, and nothing of it is mixed in or left."""
+    target = target_of(tmp_path / "store", V2)
+    monkeypatch.setattr(claims, "sweep", lambda files, destination: None)
+    with Staging.begin(target) as first, Staging.begin(target) as second:
+        parts = [write(first, 0, A), write(second, 0, B)]
+        second.commit(parts[1:])
+        with pytest.raises(StoreError, match="is there already"):
+            first.commit(parts[:1])
+    assert content(tmp_path / "store") == expected(B)
+    assert not beside(tmp_path / "store")
+
+
+def test_a_directory_that_is_swept_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job comes between its making and its locking, and takes it for left over: then there is another."""
+    target = target_of(tmp_path / "store", V2)
+    lock = claims.WriterLock
+    seen = []
+
+    def late(path: Path) -> Any:
+        monkeypatch.setattr(claims, "WriterLock", lock)
+        seen.append(path)
+        claims.sweep(Files(), target.destination)
+        return lock(path)
+
+    monkeypatch.setattr(claims, "WriterLock", late)
+    with Staging.begin(target) as staging:
+        assert seen
+        assert staging.path != str(seen[0])
+        staging.commit([write(staging, 0, A)])
+    assert content(tmp_path / "store") == expected(A)
+    assert not beside(tmp_path / "store")
+
+
+def test_workers_of_a_job_that_is_gone(tmp_path: Path) -> None:
+    """They fail at their next file, with an error that says so, and bring nothing back."""
+    target = target_of(tmp_path / "store", V2)
+    staging = Staging.begin(target)
+    writer = PartWriter(target, staging.path, 0)
+    writer.add([i for i, _ in A], [b for _, b in A])
+    staging.abandon()
+    ids, bodies = zip(*some(1500, first=1000), strict=True)
+    with pytest.raises(StoreError, match=r"No such file or directory. No store was made at .*store"):
+        writer.add(ids, bodies)
+    with pytest.raises(StoreError, match="the job was ended or given up"):
+        PartWriter(target, staging.path, 1)
+    with pytest.raises(StoreClosed):
+        staging.commit([])
+    assert not list(tmp_path.iterdir())
+
+
+DRIVER = """
+import multiprocessing, os, sys
+from msgstore.bulk.fresh.commit import Staging
+from msgstore.bulk.fresh.parts import PartWriter, Target
+
+target = Target(sys.argv[1], file_size_limit=2**20)
+
+def work(path, task, queue):
+    with PartWriter(target, path, task) as writer:
+        for n in range(task * 1000, task * 1000 + 1000):
+            writer.add([n.to_bytes(16, "big")], [bytes([n % 251]) * 3000])
+        queue.put(writer.finish())
+
+context = multiprocessing.get_context("fork")
+with Staging.begin(target) as staging:
+    queue = context.SimpleQueue()
+    workers = [context.Process(target=work, args=(staging.path, task, queue)) for task in range(4)]
+    for worker in workers:
+        worker.start()
+    print(*[worker.pid for worker in workers], flush=True)
+    if "wait" in sys.argv:
+        workers[0].join(), sys.stdin.read()
+    staging.commit([queue.get() for _ in workers])
+"""
+
+
+def test_a_driver_that_is_killed(tmp_path: Path) -> None:
+    """At any time; its workers live on, and have the lock's file open. Whoever comes next takes over at once."""
+    whole = {n.to_bytes(16, "big"): (bytes([n % 251]) * 3000, 1) for n in range(4000)}
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        begin = time.monotonic()
+        assert driver.wait() == 0
+    duration = time.monotonic() - begin
+    assert content(tmp_path / "store") == whole
+    chance = random.Random(5)
+    left = 0
+    for n in range(8):
+        path = tmp_path / str(n) / "store"
+        path.parent.mkdir()
+        command[3] = str(path)
+        driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert driver.stdout is not None
+        with driver.stdout:
+            workers = list(map(int, driver.stdout.readline().split()))
+            time.sleep(chance.random() * 0.8 * duration if n > 2 else 0)  # the first three certainly in the middle
+            driver.kill()
+            driver.wait()
+        left += bool(beside(path))
+        if path.exists():
+            with pytest.raises(StoreError, match="is there already"):
+                Staging.begin(Target(str(path)))
+        else:
+            subprocess.run(command, check=True, capture_output=True)
+        assert content(path) == whole
+        for pid in workers:  # the queue's reader is gone: they end, or would wait for ever
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert not beside(path)
+    assert left > 2
+
+
+def test_a_job_in_another_process(tmp_path: Path) -> None:
+    target = Target(str(tmp_path / "store"))
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, target.path, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with driver:
+        assert driver.stdout is not None
+        workers = list(map(int, driver.stdout.readline().split()))
+        with pytest.raises(StoreLocked, match=f"process {driver.pid} is writing a store there"):
+            Staging.begin(target)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        make(target, A)
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert content(tmp_path / "store") == expected(A)
+    assert not beside(tmp_path / "store")
+
+
+def test_a_job_that_is_handed_over(tmp_path: Path) -> None:
+    """As Spark has it: planned by one process, committed by another, and alive as long as a third one is."""
+    target = Target(str(tmp_path / "store"))
+    plan = (
+        "import sys; from msgstore.bulk.fresh.commit import Staging; from msgstore.bulk.fresh.parts import Target\n"
+        "staging = Staging.begin(Target(sys.argv[1])); staging.hand_over(int(sys.argv[2])); print(staging.path)"
+    )
+    for end in ("killed", "abandoned", "committed"):
+        with subprocess.Popen(["sleep", "60"]) as owner:
+            command = [sys.executable, "-c", plan, target.path, str(owner.pid)]
+            path = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+            with pytest.raises(StoreLocked, match=f"process {owner.pid} is writing a store there"):
+                Staging.begin(target)
+            assert beside(Path(target.path)) == [Path(path).name]
+            joined = Staging.join(target, path)
+            if end == "committed":
+                joined.commit([write(joined, 0, A)])
+            elif end == "abandoned":
+                joined.abandon()
+            owner.kill()
+    assert content(tmp_path / "store") == expected(A)
+    assert not beside(tmp_path / "store")

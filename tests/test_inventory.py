@@ -1,0 +1,162 @@
+"""What there is in stores: what a scan finds, what an opening would find alive, and what policies would do with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.jobs.inventory import plan_inventory
+from msgstore.bulk.jobs.stock_report import InventoryReport
+from msgstore.bulk.local.engine import LocalEngine
+from msgstore.cli.main import main
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
+
+STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for path in DATA.rglob("*.sqs")})
+
+
+def take(*sources: Path, counts: Path | None = None, processes: int = 1) -> InventoryReport:
+    job = plan_inventory(catalogue(), list(sources), time.time(), counts=counts)
+    return LocalEngine(LocalOptions(processes=processes)).inventory(job)
+
+
+def counts_of(real: RealDirectory, path: Path) -> Path:
+    path.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in real.refcounts.items()))
+    return path
+
+
+def test_every_directory_of_ours_is_what_a_scan_says():
+    report = take(DATA, processes=2)
+    assert [Path(store.path) for store in report.stores] == STORES
+    result = CliRunner().invoke(main, ["scan", "--json", *map(str, STORES)])
+    scans = {line["path"]: line for line in map(json.loads, result.stdout.splitlines())}
+    assert len(scans) == len(list(report.segments())) > 50
+    damaged = Counter(spot.path for spot in report.damage)
+    for found in report.segments():
+        scan = scans[found.path]
+        assert (found.format, found.size, found.state) == (scan["format"], scan["size"], scan["end"]["state"])
+        assert (found.records, found.types) == (len(scan["records"]), scan["records_by_name"])
+        assert found.record_bytes == sum(row["size"] for row in scan["records"])
+        assert (found.holes, found.hole_bytes) == (len(scan["holes"]), sum(row["size"] for row in scan["holes"]))
+        assert (found.duplicates, found.duplicate_bytes) == (
+            len(scan["duplicates"]),
+            sum(row["size"] for row in scan["duplicates"]),
+        )
+        parts = found.header + found.record_bytes + found.hole_bytes + found.duplicate_bytes + found.damaged
+        assert parts == found.size
+        bad_header = scan["header"] not in (None, "ok")
+        assert bool(damaged[found.path]) == (scan["end"]["state"] != "clean" or bool(scan["damage"]) or bad_header)
+    summary = report.as_json()
+    assert summary["size"] == sum(scan["size"] for scan in scans.values())
+    assert summary["records"] == sum(len(scan["records"]) for scan in scans.values())
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_with_counts_what_an_opening_would_find_alive(name, tmp_path):
+    real = RealDirectory.load(name)
+    path = real.copy(tmp_path)
+    counts = counts_of(real, tmp_path / "counts.csv")
+    (found,) = take(path, counts=counts).stores
+    unknown = take(path)
+    assert unknown.stores[0].counts == ""
+    assert unknown.as_json()["live"] is None
+    with msgstore.open_store(path, mode="r", refcounts=real.refcounts.items()) as store:
+        truth = {segment.file: (segment.live_count, segment.live_bytes) for segment in store.segments()}
+        entries = list(store.entries())
+    assert {Path(s.path).name: (s.live, s.live_bytes) for s in found.segments} == truth
+    assert not any(segment.quarantined for segment in found.segments)  # a write that was cut off is no damage
+    assert found.counts == "given"
+    assert sum(segment.live for segment in found.segments) == len(entries) == len(real.live)
+
+
+def test_a_store_is_asked_for_its_own_counts_and_policies_see_them(index, tmp_path):
+    real = RealDirectory.load("v2_clean")
+    path = real.copy(tmp_path)
+    with msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+        entries = list(store.entries())
+        first = [entry for entry in entries if entry.number == entries[0].number]
+        with store.client() as client:
+            for entry in first[: len(first) * 3 // 4]:
+                client.remove([entry.msg_id] * entry.references)
+        store.flush()
+        truth = {segment.file: (segment.live_count, segment.live_bytes) for segment in store.segments()}
+        program = [sys.executable, "-c", "from msgstore.cli.main import main; main()"]
+        beside = subprocess.run([*program, "inventory", "--json", path], capture_output=True, text=True, check=True)
+    report = take(path)
+    assert report.stores[0].counts == "own"
+    while_open = json.loads(beside.stdout.splitlines()[-1])
+    assert while_open["live"] == (sum(live for live, _ in truth.values()) if index == "lmdb" else None)
+    assert {Path(s.path).name: (s.live, s.live_bytes) for s in report.segments()} == truth
+    half = next(policy for policy in report.policies() if policy.name == "half-empty")
+    assert half.steps == {"compact": 1}
+    before = sum(file.stat().st_size for file in path.glob("*.sqs"))
+    with msgstore.open_store(path, gc="half-empty") as store:
+        store.compact()
+    gained = before - sum(file.stat().st_size for file in path.glob("*.sqs"))
+    assert abs(gained - half.gives_back) <= 64
+
+
+def test_a_dirty_store_of_an_index_in_memory_is_not_read_twice(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    msgstore.open_store(path, index="ets", format="v2").abandon()
+    (store,) = take(path).stores
+    assert store.counts == ""
+    assert {segment.live for segment in store.segments} == {None}
+
+
+def test_copies_in_other_segments_are_garbage_and_other_stores_are_their_own(tmp_path):
+    real = RealDirectory.load("v2_clean")
+    one, other = real.copy(tmp_path / "one"), real.copy(tmp_path / "other")
+    newest = max(one.glob("*.sqs"), key=lambda path: int(path.stem))
+    shutil.copy(newest, one / f"{int(newest.stem) + 1}.sqs")
+    counts = counts_of(real, tmp_path / "counts.csv")
+    report = take(one, other, counts=counts)
+    mine, theirs = report.stores
+    assert sum(s.live for s in mine.segments) == sum(s.live for s in theirs.segments) == len(real.live)
+    copied = next(s for s in mine.segments if s.path == str(newest))
+    assert (copied.live, copied.garbage) == (0, copied.record_bytes + copied.hole_bytes)
+
+
+def test_records_of_a_third_party(tmp_path):
+    with msgstore.open_store(tmp_path, **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
+        for n in range(20):
+            client.write(bytes([n]) * 16, b"body")
+    report = take(tmp_path)
+    assert report.as_json()["types"] == {"audit": 20}
+    assert report.as_json()["live"] == 20
+
+
+def test_what_cannot_be_read_is_damage_and_what_a_collector_deleted_is_gone(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    job = plan_inventory(catalogue(), [path], time.time())
+    (path / "0.sqs").unlink()
+    (path / "1.sqs").unlink()
+    (path / "1.sqs").mkdir()
+    report = LocalEngine(LocalOptions(processes=1)).inventory(job)
+    assert report.gone == 1
+    assert [(spot.path, spot.reason) for spot in report.damage] == [(str(path / "1.sqs"), "unreadable: is a directory")]
+    assert {segment.state for segment in report.segments()} == {"clean", "unreadable"}
+    assert "is not there any more" in report.stores[0].unasked
+
+
+def test_the_command(tmp_path):
+    result = CliRunner().invoke(main, ["inventory", "--json", "--processes", "1", str(DATA / "msg-store" / "v2_dirty_torn")])
+    assert result.exit_code == 1, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["kind"] for line in lines] == ["segment", "segment", "store", "damage", "summary"]
+    assert lines[-1]["states"] == {"clean": 1, "torn": 1}
+    assert {policy["name"] for policy in lines[-1]["policies"]} == set(catalogue().names("gc"))
+    shown = CliRunner().invoke(main, ["inventory", "--processes", "1", str(DATA / "msg-store")])
+    assert shown.exit_code == 1
+    assert "all together" in shown.stdout
+    clean = CliRunner().invoke(main, ["inventory", "--processes", "1", str(DATA / "msg-store" / "v2_clean")])
+    assert (clean.exit_code, "no damage" in clean.stdout) == (0, True)

@@ -1,0 +1,57 @@
+"""The processes of a job that ends otherwise than it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+JOB = """
+import functools, os, sys, time
+from msgstore.bulk.local.processes import task_runner
+
+def work(task, directory):
+    open(os.path.join(directory, str(os.getpid())), "w").close()
+    if task > 1:
+        time.sleep(3600)
+
+if __name__ == "__main__":
+    with task_runner(2, 4) as run:
+        list(run(functools.partial(work, directory=sys.argv[1]), range(4)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_workers_of_a_job_that_is_killed_end(tmp_path: Path) -> None:
+    script, pids = tmp_path / "job.py", tmp_path / "pids"
+    script.write_text(JOB)
+    pids.mkdir()
+    with subprocess.Popen([sys.executable, str(script), str(pids)], stderr=subprocess.DEVNULL) as job:
+        until(lambda: len(list(pids.iterdir())) == 2)
+        job.send_signal(signal.SIGKILL)
+    workers = [int(path.name) for path in pids.iterdir()]
+    try:
+        until(lambda: not any(map(is_there, workers)))
+    finally:
+        for pid in filter(is_there, workers):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

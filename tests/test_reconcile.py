@@ -1,0 +1,329 @@
+"""Records against changes of reference counts: each id in its class, sums exact, whatever the changes come in."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import msgstore
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.columns.ids import of_any_length
+from msgstore.bulk.columns.sums import Sums
+from msgstore.bulk.counts import read_counts
+from msgstore.bulk.jobs.classes import ROWS
+from msgstore.bulk.jobs.deltas import Share, find_shares, read_share
+from msgstore.bulk.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
+from msgstore.bulk.local.engine import LocalEngine
+from msgstore.cli.main import main
+from msgstore.contract import ConfigError, StoreError
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
+
+Rows = list[tuple[bytes, int]]
+
+
+def run(sources: list[Path], deltas: list[Path], to: Path | None = None, processes: int = 1) -> ReconcileReport:
+    return LocalEngine(LocalOptions(processes=processes)).reconcile(plan_reconcile(catalogue(), sources, deltas, to=to))
+
+
+def write_lines(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: Rows) -> Path:
+    ids, counts = [msg_id for msg_id, _ in rows], [count for _, count in rows]
+    pq.write_table(pa.table({"count": pa.array(counts, pa.int32()), "id": pa.array(ids, pa.binary())}), path, row_group_size=7)
+    return path
+
+
+def written(to: Path, name: str) -> Rows:
+    return sorted(read_counts(to / f"class={name}")) if (to / f"class={name}").exists() else []
+
+
+def classes_of(sums: Counter[bytes], records: set[bytes]) -> dict[str, Rows]:
+    """The truth, in the words of the specification."""
+    everything = sorted(sums.keys() | records)
+    return {
+        "live": [(i, sums[i]) for i in everything if sums[i] > 0 and i in records],
+        "orphan": [(i, sums[i]) for i in everything if sums[i] == 0 and i in records],
+        "dangling": [(i, sums[i]) for i in everything if sums[i] > 0 and i not in records],
+        "negative": [(i, sums[i]) for i in everything if sums[i] < 0],
+        "settled": [(i, sums[i]) for i in everything if sums[i] == 0 and i not in records],
+    }
+
+
+# -- what real brokers wrote --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_real_directories_with_every_write_and_remove_of_their_history(name, tmp_path):
+    real = RealDirectory.load(name)
+    history = [
+        change
+        for message in real.manifest["messages"]
+        for change in [(bytes.fromhex(message["id"]), 1)] * message["writes"]
+        + [(bytes.fromhex(message["id"]), -1)] * message["removes"]
+    ]
+    random.Random(name).shuffle(history)
+    half = len(history) // 2
+    files = [write_lines(tmp_path / "a.csv", history[:half]), write_parquet(tmp_path / "b.parquet", history[half:])]
+    source = DATA / "msg-store" / name / "store"
+    report = run([source], files, tmp_path / "to", processes=2)
+
+    there = {row["id"]: row["size"] for row in scanned(source)}
+    sums: Counter[bytes] = Counter()
+    for msg_id, change in history:
+        sums[msg_id] += change
+    truth = classes_of(sums, set(there))
+    assert {i for i, _ in truth["live"]} >= real.live.keys()
+    lost = {bytes.fromhex(message["id"]) for message in real.manifest["messages"] if not message["confirmed"]}
+    assert {i for i, _ in truth["dangling"]} - lost == ({real.torn_id} if real.torn_id else set())
+    for which in WRITTEN:
+        assert written(tmp_path / "to", which) == truth[which]
+    assert {which: found.ids for which, found in report.classes.items()} == {which: len(truth[which]) for which in truth}
+    assert report.changes == len(history)
+    sizes: Counter[bytes] = Counter()
+    for row in scanned(source):
+        sizes[row["id"]] += row["size"]
+    assert report.classes["orphan"].size == sum(sizes[i] for i, _ in truth["orphan"])
+    assert report.classes["live"].references == sum(count for _, count in truth["live"])
+    assert bool(report.damage) == ("torn" in real.manifest)
+    assert report.agrees == (not truth["dangling"])
+
+
+def scanned(source: Path) -> list[dict]:
+    result = CliRunner().invoke(main, ["scan", "--json", str(source)])
+    segments = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = [row for segment in segments for row in segment["records"] + segment["duplicates"]]
+    return [{"id": bytes.fromhex(row["id"]), "size": row["size"]} for row in rows]
+
+
+def test_records_of_a_third_party(tmp_path):
+    with msgstore.open_store(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
+        for n in range(20):
+            client.write(bytes([n]) * 16, b"body")
+    report = run([tmp_path / "store"], [write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, n % 3) for n in range(21)])])
+    assert {name: found.ids for name, found in report.classes.items() if found.ids} == {
+        "live": 13,
+        "orphan": 7,
+        "dangling": 1,
+    }
+    assert report.named["dangling"] == [(bytes([20]) * 16, 2)]
+
+
+def test_damage_is_reported_and_records_behind_it_count(tmp_path):
+    source = DATA / "msg-store" / "v2_corrupt" / "type0_byte"
+    report = run([source], [write_lines(tmp_path / "d.csv", [])])
+    assert len(scanned(source)) == 3
+    assert (report.classes["orphan"].ids, report.classes["orphan"].size) == (5, 682)
+    assert [(spot.offset, spot.size, spot.reason) for spot in report.damage] == [(478, 1, "unrecognised_record_type")]
+    assert not report.agrees
+
+
+def test_a_segment_that_cannot_be_read_is_damage_as_a_whole(tmp_path):
+    source = RealDirectory.load("v2_clean").copy(tmp_path)
+    job = plan_reconcile(catalogue(), [source], [write_lines(tmp_path / "d.csv", [])])
+    gone = Path(job.found.inputs[0].path)
+    gone.unlink()
+    report = LocalEngine(LocalOptions(processes=1)).reconcile(job)
+    assert [(spot.path, spot.reason) for spot in report.damage] == [(str(gone), "unreadable: No such file or directory")]
+    assert report.classes["orphan"].ids > 0
+
+
+# -- changes ------------------------------------------------------------------------------------------------------------------
+
+IDS = st.integers(0, 9).map(lambda n: bytes([n]) * 16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(IDS, st.integers(-3, 3)), max_size=60),
+    st.integers(1, 400),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["{},{}", "{}, {}", "{},{},more", " {} ,+0{}"]),
+    st.booleans(),
+)
+def test_any_lines_in_any_shares(tmp_path_factory, rows, share, newline, form, ends):
+    rows = [(msg_id, abs(count) if "+" in form else count) for msg_id, count in rows]
+    path = tmp_path_factory.mktemp("any") / "deltas.csv"
+    text = newline.join(["id,count", *(form.format(msg_id.hex(), count) for msg_id, count in rows), ""])
+    path.write_bytes((text if ends else text.removesuffix(newline)).encode())
+    assert read(find_shares([path], share)) == rows == list(read_counts(path))
+
+
+def read(shares: Iterable[Share]) -> Rows:
+    batches = [batch for share in shares for batch in read_share(share)]
+    return [(row["id"], row["count"]) for batch in batches for row in batch.to_pylist()]
+
+
+def test_the_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.delattr("msgstore.bulk.jobs.deltas.read_lines")
+    path = write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, n - 50) for n in range(100)])
+    path.write_text("id,count\n" + path.read_text())
+    assert read(find_shares([path], 300)) == [(bytes([n]) * 16, n - 50) for n in range(100)]
+
+
+def test_upper_case_and_parquet_of_other_widths_and_directories_of_it(tmp_path):
+    rows = [(bytes([171, n]) * 8, n) for n in range(20)]
+    upper = tmp_path / "upper.csv"
+    upper.write_text("".join(f"{msg_id.hex().upper()},{count}\n" for msg_id, count in rows))
+    (tmp_path / "many" / "deeper").mkdir(parents=True)
+    write_parquet(tmp_path / "many" / "a.parquet", rows[:9])
+    write_parquet(tmp_path / "many" / "deeper" / "b.parquet", rows[9:])
+    (tmp_path / "many" / "_SUCCESS").touch()
+    for source in (upper, tmp_path / "many"):
+        shares = find_shares([source], 40)
+        assert len(shares) > 2
+        assert read(shares) == rows
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ab,1", "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"),
+        ("g" * 32 + ",1", "line 5000 is not"),
+        ("0" * 32, "line 5000 is not"),
+        ("0" * 32 + ",one", "line 5000 is not"),
+        ("0" * 32 + ",1.5", "line 5000 is not"),
+        ("id,count", "line 5000 is not"),
+        ("0" * 32 + ",9223372036854775808", "counts have 64 bits"),
+        ("0" * 32 + ",9223372036854775807", "sums have 64 bits"),
+    ],
+)
+@pytest.mark.parametrize("share", [1000, 2**20])
+def test_a_bad_line_is_named(tmp_path, line, said, share, monkeypatch):
+    monkeypatch.setattr("msgstore.bulk.jobs.deltas.SHARE", share)
+    good = [f"{n:032x},1\n" for n in range(4999)]
+    path = tmp_path / "deltas.csv"
+    path.write_text("".join([*good, line, "\n", *good]))
+    shares = find_shares([path], share)
+    assert len(shares) > 1 or share > 1000
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "0.rdq").touch()
+    with pytest.raises(ConfigError, match=said) as caught:
+        run([tmp_path / "store"], [path], tmp_path / "to")
+    assert str(path) in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["deltas.csv", "store"]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"id": [b"short"], "count": [1]}, "an id is 16 bytes"),
+        ({"id": [None], "count": [1]}, "an id is 16 bytes"),
+        ({"id": [b"i" * 16], "count": [None]}, "the count None"),
+        ({"id": [7], "count": [1]}, "is not Parquet with the columns id"),
+        ({"id": [b"i" * 16], "count": [1.5]}, "is not Parquet with the columns id"),
+        ({"id": [b"i" * 16]}, "its columns are id"),
+    ],
+)
+def test_bad_parquet_is_named(tmp_path, table, said):
+    pq.write_table(pa.table(table), tmp_path / "d.parquet")
+    (tmp_path / "0.rdq").touch()
+    with pytest.raises(ConfigError, match=said) as caught:
+        run([tmp_path], [tmp_path / "d.parquet"])
+    assert "d.parquet" in str(caught.value)
+
+
+def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
+    source, deltas = RealDirectory.load("v2_clean").copy(tmp_path), write_lines(tmp_path / "d.csv", [])
+    (tmp_path / "no.parquet").write_bytes(b"PAR1")
+    (tmp_path / "empty").mkdir()
+    for bad, said in (("none.csv", "no such file"), ("no.parquet", "is not Parquet"), ("empty", r"no \*\.parquet files")):
+        with pytest.raises(ConfigError, match=said):
+            plan_reconcile(catalogue(), [source], [tmp_path / bad])
+    for to, said in ((source / "to", "lies inside"), (tmp_path / "x" / "y", "no such directory"), (source, "lies inside")):
+        with pytest.raises(StoreError, match=said):
+            plan_reconcile(catalogue(), [source], [deltas], to=to)
+    (tmp_path / "empty" / "something").touch()
+    with pytest.raises(StoreError, match="not an empty directory"):
+        plan_reconcile(catalogue(), [source], [deltas], to=tmp_path / "empty")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'msgstore\[parquet\]'"):
+        plan_reconcile(catalogue(), [source], [deltas])
+
+
+# -- adding up ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_memory", [700, 100_000], ids=["on disk", "in memory"])
+@pytest.mark.parametrize("sequential", [True, False])
+def test_rows_are_added_up_in_buckets(sequential, in_memory, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("msgstore.bulk.columns.sums._SPLIT", 300)
+    rnd = random.Random(5)
+    names = [n.to_bytes(16) if sequential else rnd.randbytes(16) for n in range(500)]
+    rows = [(rnd.choice(names), rnd.randint(-5, 5), rnd.randint(0, 1), rnd.randint(0, 100)) for _ in range(5000)]
+    with Sums(ROWS, in_memory) as sums:
+        for begin in range(0, 5000, 100):
+            columns = zip(*rows[begin : begin + 100], strict=True)
+            sums.add(pa.record_batch(list(map(pa.array, columns, ROWS.types)), schema=ROWS))
+        assert bool(list(tmp_path.iterdir())) == (in_memory < len(rows))
+        tables = list(sums.totals())
+    assert list(tmp_path.iterdir()) == []
+    assert sum(table.num_rows > 0 for table in tables) > 20  # ids that are counted up go into every bucket, too
+    truth = {name: [0, 0, 0] for name, *_ in rows}
+    for name, *numbers in rows:
+        truth[name] = [a + b for a, b in zip(truth[name], numbers, strict=True)]
+    added = [row for table in tables for row in table.to_pylist()]
+    assert len(added) == len(truth)
+    assert {row["id"]: [row["count"], row["records"], row["size"]] for row in added} == truth
+
+
+# -- the command --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_and_what_it_writes(tmp_path):
+    real = RealDirectory.load("v2_dirty_torn")
+    source = real.copy(tmp_path)
+    deltas = write_lines(tmp_path / "d.csv", [(i, real.refcounts[i]) for i in [*real.live, real.torn_id]])
+    to = tmp_path / "classes"
+    arguments = ["reconcile", str(source), "--deltas", str(deltas), "--processes", "1"]
+    result = CliRunner().invoke(main, [*arguments, "--to", str(to), "--json"])
+    assert result.exit_code == 1, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["kind"] for line in lines] == ["damage", "dangling", "summary"]
+    assert lines[1] == {"kind": "dangling", "id": real.torn_id.hex(), "count": real.refcounts[real.torn_id]}
+    assert lines[2]["classes"]["live"]["ids"] == len(real.live)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["classes", "d.csv", "store"]
+    table = ds.dataset(to, partitioning="hive").to_table()
+    assert Counter(table["class"].to_pylist())["live"] == len(real.live)
+    assert dict(read_counts(to / "class=live")) == {i: real.refcounts[i] for i in real.live}
+
+    shown = CliRunner().invoke(main, arguments)
+    assert shown.exit_code == 1
+    assert f"dangling: {real.torn_id.hex()} ({real.refcounts[real.torn_id]:+})" in shown.stdout
+    again = CliRunner().invoke(main, [*arguments, "--to", str(to)])
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "choose a new name" in again.stderr
+
+
+def test_only_the_first_of_many_are_named(tmp_path):
+    (tmp_path / "0.rdq").touch()
+    ids = [random.Random(n).randbytes(16) for n in range(3 * NAMED)]
+    report = run([tmp_path], [write_lines(tmp_path / "d.csv", [(msg_id, 2) for msg_id in ids])])
+    assert report.named["dangling"] == [(msg_id, 2) for msg_id in sorted(ids)[:NAMED]]
+    assert report.classes["dangling"].ids == 3 * NAMED
+
+
+def test_ids_of_any_length() -> None:
+    """Of slices and of many chunks: every id where it was."""
+    ids = [n.to_bytes(16) for n in range(200_000)]
+    column = pa.chunked_array(
+        [pa.array(ids[:70_000], pa.binary(16)).slice(5), pa.array([], pa.binary(16)), pa.array(ids, pa.binary(16))]
+    )
+    assert of_any_length(column).to_pylist() == ids[5:70_000] + ids
+    assert of_any_length(pa.array(ids[:3], pa.binary(16)).slice(1)).to_pylist() == ids[1:3]
+    assert of_any_length(pa.array([], pa.binary(16))).type == pa.binary()
