@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import stat
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -15,9 +17,12 @@ from msgstore.builtin.options import LocalOptions
 from msgstore.bulk.fresh import datasets
 from msgstore.bulk.inputs import find_inputs, open_input
 from msgstore.bulk.jobs.export import ExportReport, plan_export
+from msgstore.bulk.jobs.reconcile import plan_reconcile
+from msgstore.bulk.jobs.salvage import plan_salvage
 from msgstore.bulk.local.engine import LocalEngine
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError, StoreIOError, StoreLocked
+from msgstore.files import Files
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
 
 
@@ -141,6 +146,43 @@ def test_after_a_failure_nothing_is_left_and_it_can_be_done_again(failing, tmp_p
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
     export([path], tmp_path / "to")
     assert rows_of(tmp_path / "to") == scanned(path)
+
+
+def test_a_name_that_cannot_be_synced_is_there_all_the_same(tmp_path, monkeypatch):
+    path = RealDirectory.load("v2_clean").copy(tmp_path / "in")
+    sync = Files.sync_directory
+
+    def fail(files: Files, directory: Path) -> None:
+        if directory == tmp_path:
+            raise OSError(errno.EIO, "Input/output error")
+        sync(files, directory)
+
+    monkeypatch.setattr(Files, "sync_directory", fail)
+    with pytest.raises(StoreIOError, match=f"Input/output error. Everything is at {tmp_path}/to, and whole"):
+        export([path], tmp_path / "to")
+    assert rows_of(tmp_path / "to") == scanned(path)
+
+
+def test_an_empty_directory_hands_its_permissions_on(tmp_path):
+    (tmp_path / "to").mkdir(mode=0o700)
+    export([DATA / "msg-store" / "v2_clean"], tmp_path / "to")
+    assert stat.S_IMODE((tmp_path / "to").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("pattern", ["stor*", "*"])
+def test_what_a_glob_matches_is_only_read(pattern, tmp_path, monkeypatch):
+    path = RealDirectory.load("v2_clean").copy(tmp_path / "in")
+    (tmp_path / "deltas").write_text("")
+    monkeypatch.chdir(tmp_path / "in")
+    sources, to = [Path(pattern)], path / "to"
+    for plan in (
+        lambda: plan_export(catalogue(), sources, to),
+        lambda: plan_salvage(catalogue(), sources, to),
+        lambda: plan_reconcile(catalogue(), sources, [tmp_path / "deltas"], to=to),
+    ):
+        with pytest.raises(StoreError, match="lies inside"):
+            plan()
+    plan_salvage(catalogue(), [path / "0.sqs"], to)  # beside a segment that is named there is room
 
 
 def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -360,6 +361,21 @@ def test_a_destination_that_is_mounted(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(StoreError, match="a file system is mounted there"):
         Staging.begin(target_of(tmp_path / "mounted", V2))
     assert [path.name for path in tmp_path.iterdir()] == ["mounted"]
+
+
+def test_an_empty_directory_hands_its_permissions_on(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private").chmod(0o2700)
+    make(target_of(tmp_path / "private", V2), A)
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o2700
+    assert content(tmp_path / "private") == expected(A)
+
+
+def test_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".", str(tmp_path)):
+        with pytest.raises(StoreError, match="is the working directory"):
+            Staging.begin(Target(name))
 
 
 def test_names_are_checked_before_anything_is_made(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ LOOKS = (
 )  # fmt: skip
 COMPOSED = ("write_file", "view")
 """Made of the others; each part is told of by itself."""
-JOBS = ("create_directory", "remove_tree")
+JOBS = ("create_directory", "copy_permissions", "remove_tree")
 """Of jobs that write a new store: tests/test_fresh_stores.py stops those. An engine that calls one is refused."""
 
 
@@ -125,6 +125,9 @@ class WatchedFiles(Files):
 
     def create_directory(self, path):
         raise NotImplementedError(f"nobody would stop inside create_directory({path})")
+
+    def copy_permissions(self, source, target):
+        raise NotImplementedError(f"nobody would stop inside copy_permissions({source}, {target})")
 
     def remove_tree(self, path):
         raise NotImplementedError(f"nobody would stop inside remove_tree({path})")

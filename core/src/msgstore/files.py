@@ -123,6 +123,14 @@ class Files:
         """FileExistsError if the name is taken, FileNotFoundError if its parent is not there."""
         path.mkdir()
 
+    def copy_permissions(self, source: Path, target: Path) -> None:
+        """The mode of a directory for another one, and its owner and group, if this process may give directories away."""
+        status = source.stat()
+        if os.name == "posix":
+            with contextlib.suppress(PermissionError):
+                os.chown(target, status.st_uid, status.st_gid)
+        target.chmod(stat.S_IMODE(status.st_mode))
+
     def remove_tree(self, path: Path) -> None:
         """A directory and all that is in it, as far as that can be deleted. Links are not followed."""
         shutil.rmtree(path, ignore_errors=True)

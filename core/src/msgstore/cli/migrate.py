@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import click
 
+from msgstore.bulk.fresh.beside import working_directory
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.jobs.salvage import plan_salvage
 from msgstore.cli import engines, options, output
@@ -18,8 +19,9 @@ from msgstore.cli.maintain import report
 from msgstore.cli.salvage import emit, show
 from msgstore.cli.stores import Target, find_store
 from msgstore.config import Backend
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, StoreError
 from msgstore.directory import SETTINGS
+from msgstore.files import Files
 
 
 @click.command()
@@ -43,7 +45,7 @@ def migrate(
 
     In place each segment of an older format is rewritten and then deleted, and new messages are written in FORMAT from then on.
     With DEST the store is only read, by the engine that is asked for, and everything that has a reference is copied, with its
-    count; if such a message is missing or damaged, there is an error and no DEST.
+    count; if such a message is missing or damaged, or the store has lost its counts, there is an error and no DEST.
 
     \b
     Examples:
@@ -94,14 +96,25 @@ def _copy(
 @contextlib.contextmanager
 def _counts(target: Target, given: Path | None, destination: Path) -> Iterator[Path | None]:
     """A file of the counts that the copy is made with: those that were given, else those of a store that keeps some. It stands
-    beside the destination, which every worker of an engine sees."""
+    beside the destination, which every worker of an engine sees.
+
+    Raises StoreError if the store does not know its counts any more: each message would get one reference, the dead would come
+    back, and nobody would notice what is lost.
+    """
     if given is not None or not (target.path / SETTINGS).exists():
         yield given
         return
     check_destination(destination, [target.path])
-    name = f".{destination.name}.counts-"
-    with tempfile.NamedTemporaryFile("w", dir=destination.parent, prefix=name, suffix=".csv", encoding="ascii") as file:
+    beside_it = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
+    with working_directory(Files(), beside_it) as directory:
+        path = directory / "counts.csv"
         with target.open("r") as opened:
-            file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())
-        file.flush()
-        yield Path(file.name)
+            if not opened.stats().recovery.counts_are_kept:
+                raise StoreError(
+                    f"{target.path}: its counts are lost: the index has to be made anew from the segments, for a process was "
+                    "killed with the store open, or a file of it is missing, or was changed. Give counts (--refcounts FILE), "
+                    "or copy all that is there, with one reference each: msgstore salvage"
+                )
+            with path.open("w", encoding="ascii") as file:
+                file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())
+        yield path

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress, repeat
+from pathlib import Path
 from typing import Literal
 
 import attrs
@@ -61,6 +62,11 @@ class Recovery:
     damaged: list[str] = attrs.field(factory=list)
     """One line for each damaged segment: file, offset, reason."""
 
+    @property
+    def counts_are_kept(self) -> bool:
+        """False if the index was made anew: then counts are those that were given, or one for each message."""
+        return self.how != "rebuild"
+
 
 @attrs.frozen
 class Plan:
@@ -102,6 +108,18 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers
         return None
     plan.tails.extend((segment, 0) for segment in names.values())
     return plan
+
+
+def without_segments(state: Mapping[bytes, bytes], directory: Path) -> Recovery:
+    """Of a directory that has none: it is new, unless the index knows better."""
+    try:
+        messages = sum(row.live_count for row in checkpoint.rows(state).values())
+    except ValueError:
+        return Recovery("rebuild")
+    if not messages:
+        return Recovery()
+    log.warning("%s: the index has %d messages, and no segment is there: they are lost", directory, messages)
+    return Recovery("rebuild")
 
 
 def _agrees(segment: Segment, row: Row, plan: Plan) -> bool:

@@ -28,7 +28,19 @@ from msgstore.engine.happenings import Happenings
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.reader import Reader
-from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
+from msgstore.engine.recovery import (
+    Meter,
+    Plan,
+    Progress,
+    Recovery,
+    judge,
+    rebuild,
+    scan_tail,
+    sum_counts,
+    take_over,
+    verify,
+    without_segments,
+)
 from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.shared_bodies import SharedBodies
 from msgstore.engine.shutdown import Leftovers
@@ -200,8 +212,9 @@ def _recover(
     progress: Progress | None,
 ) -> Recovery:
     if not segments.by_number:
+        recovery = without_segments(state, config.path)
         index.clear()
-        return Recovery()
+        return recovery
     if leftovers.foreign:
         recovery = Recovery()
     elif remembered is None or remembered.index == config.index.name:

@@ -11,16 +11,43 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from msgstore.contract import StoreError, StoreLocked
+from msgstore.contract import StoreError, StoreIOError, StoreLocked
 from msgstore.engine.lock import WriterLock
 from msgstore.files import Files
 
 log = logging.getLogger("msgstore.bulk")
 
 _ATTEMPTS = 5
+
+
+@contextmanager
+def working_directory(files: Files, destination: Path) -> Iterator[Path]:
+    """A new directory beside ``destination`` that is gone in the end; what killed jobs left there is cleared away first.
+
+    Raises OSError, StoreLocked.
+    """
+    sweep(files, destination)
+    path, lock = claim(files, destination)
+    try:
+        yield path
+    finally:
+        clear(files, path)
+        lock.release()
+
+
+def sync_name(files: Files, destination: Path) -> None:
+    """The very last step of a job. Raises StoreIOError, which says that everything is there all the same."""
+    try:
+        files.sync_directory(destination.parent)
+    except OSError as error:
+        raise StoreIOError(
+            f"{destination.parent}: {error.strerror or error}. Everything is at {destination}, and whole; whether its name "
+            "outlasts a power loss is not known."
+        ) from error
 
 
 def claim(files: Files, destination: Path) -> tuple[Path, WriterLock]:

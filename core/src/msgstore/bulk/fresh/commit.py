@@ -15,7 +15,7 @@ from msgstore.bulk.fresh import beside, keeper
 from msgstore.bulk.fresh.copies import check_copies
 from msgstore.bulk.fresh.parts import PARTS, Part, Target, backends_of, errors
 from msgstore.bulk.fresh.references import read_references
-from msgstore.contract import Capability, StoreClosed, StoreError, StoreIOError
+from msgstore.contract import Capability, StoreClosed, StoreError
 from msgstore.engine import forking
 from msgstore.engine.hint_file import BadHint, renamed
 from msgstore.engine.hints import hint_name
@@ -124,7 +124,7 @@ class Staging:
             self.abandon()
             raise
         self.abandon()
-        self._sync_name()
+        beside.sync_name(self._files, self.target.destination)
         return messages
 
     def abandon(self) -> None:
@@ -258,22 +258,20 @@ class Staging:
     def _publish(self, store: Path) -> None:
         destination = self.target.destination
         try:
-            if os.name == "nt" and destination.exists():
-                destination.rmdir()  # elsewhere a directory may take an empty one's place
-            self._files.replace(store, destination)
+            take_place(self._files, store, destination)
         except OSError as error:
             _check_free(destination)
             raise error from None
 
-    def _sync_name(self) -> None:
-        parent = self.target.destination.parent
-        try:
-            self._files.sync_directory(parent)
-        except OSError as error:
-            raise StoreIOError(
-                f"{parent}: {error.strerror or error}. The store is at {self.target.path}, and whole; whether its name "
-                f"outlasts a power loss is not known."
-            ) from error
+
+def take_place(files: Files, directory: Path, destination: Path) -> None:
+    """The very rename. An empty directory that stands at the destination hands its permissions on: perhaps it was made so that
+    nobody else reads what comes there. Raises OSError."""
+    if destination.is_dir():
+        files.copy_permissions(destination, directory)
+        if os.name == "nt":
+            destination.rmdir()  # elsewhere a directory may take an empty one's place
+    files.replace(directory, destination)
 
 
 def _in_order(parts: Iterable[Part]) -> list[Part]:
@@ -304,3 +302,5 @@ def _check_free(destination: Path) -> None:
         raise StoreError(f"{destination}: is there already, and is not an empty directory; choose a new name")
     if os.path.ismount(destination):
         raise StoreError(f"{destination}: a file system is mounted there, and no rename replaces that; choose a name inside it")
+    if destination.is_dir() and destination.samefile("."):
+        raise StoreError(f"{destination}: is the working directory, and would be replaced; go elsewhere, or choose a new name")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from msgstore.bulk.fresh import beside
-from msgstore.bulk.fresh.commit import check_destination
+from msgstore.bulk.fresh.commit import check_destination, take_place
 from msgstore.contract import StoreError, StoreIOError
 from msgstore.files import Files
 
@@ -120,18 +120,13 @@ def dataset(destination: str, sources: Iterable[str | Path]) -> Iterator[Staging
     Raises StoreError (it is in use, or lies inside a source), StoreLocked (another job writes it), StoreIOError.
     """
     target, files = Path(os.path.abspath(destination)), Files()  # noqa: PTH100 - as processes elsewhere see it
-    with _errors(target):
-        check_destination(target, sources)
-        beside.sweep(files, target)
-        path, lock = beside.claim(files, target)
-    try:
+    with ExitStack() as stack:
         with _errors(target):
+            check_destination(target, sources)
+            path = stack.enter_context(beside.working_directory(files, target))
             files.create_directory(path / _ATTEMPTS)
             files.create_directory(path / _DATA)
         yield Staging(target, path)
-    finally:
-        beside.clear(files, path)
-        lock.release()
 
 
 @attrs.frozen
@@ -155,10 +150,8 @@ class Staging:
                 for name in names:
                     _sync(files, Path(directory, name))
                 files.sync_directory(Path(directory))
-            if os.name == "nt" and self.destination.exists():
-                self.destination.rmdir()  # elsewhere a directory may take an empty one's place
-            files.replace(data, self.destination)
-            files.sync_directory(self.destination.parent)
+            take_place(files, data, self.destination)
+        beside.sync_name(files, self.destination)
 
 
 def _move(source: Path, target: Path, size: int) -> None:

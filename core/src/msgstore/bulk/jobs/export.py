@@ -18,6 +18,7 @@ from msgstore.bulk.columns.arrow import check_pyarrow
 from msgstore.bulk.columns.codecs import OpenCodec, open_codec
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs
+from msgstore.bulk.jobs.sources import directories_of
 from msgstore.bulk.reading.judging import judge
 from msgstore.bulk.reports import SpanReport
 from msgstore.bulk.tasks import pack
@@ -80,10 +81,9 @@ def plan_export(
     from msgstore.bulk.columns.schemas import project, records_schema
 
     found = find_inputs(catalogue, sources, records=records)
-    stores = sorted({item.store for item in found.inputs})
-    for store in stores:
+    for store in sorted({item.store for item in found.inputs}):
         check_no_writer(Path(store))
-    check_destination(destination, [*sources, *stores])
+    check_destination(destination, directories_of(sources, found))
     partition_by = list(dict.fromkeys(partition_by))
     everything = records_schema(found.inputs, None if body is None else open_codec(body))
     read = list(dict.fromkeys([*(columns or everything.names), *partition_by]))

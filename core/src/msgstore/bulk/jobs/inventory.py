@@ -30,8 +30,6 @@ from msgstore.engine.shutdown import CLEAN
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
-_TRUSTED = {"trust", "tail", "taken over", "live"}
-
 
 @attrs.frozen
 class InventoryJob:
@@ -184,7 +182,7 @@ def _own_counts(directory: Path, catalogue: Catalogue) -> dict[str, SegmentStats
         if not persistent and not (directory / CLEAN).exists():
             return None
         with open_configured(config, catalogue, mode="r", live="beside") as store:
-            if store.stats().recovery.how in _TRUSTED:
+            if store.stats().recovery.counts_are_kept:
                 return {segment.file: segment for segment in store.segments()}
     except (MsgStoreError, OSError):
         pass

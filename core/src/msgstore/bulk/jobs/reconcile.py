@@ -15,6 +15,7 @@ import attrs
 from msgstore.bulk.columns.arrow import check_pyarrow
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs
+from msgstore.bulk.jobs.sources import directories_of
 from msgstore.bulk.reports import SpanReport
 from msgstore.contract import Damage
 from msgstore.engine.lock import check_no_writer
@@ -75,7 +76,7 @@ def plan_reconcile(
     for store in sorted({item.store for item in found.inputs}):
         check_no_writer(Path(store))
     if to is not None:
-        check_destination(to, [*map(Path, sources), *deltas])
+        check_destination(to, [*directories_of(sources, found), *deltas])
     return ReconcileJob(
         tuple(map(str, sources)),
         tuple(map(str, deltas)),

@@ -20,6 +20,7 @@ import attrs
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.fresh.parts import Part, PartWriter, Target, backends_of
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
+from msgstore.bulk.jobs.sources import directories_of
 from msgstore.bulk.reading.chains import read_chains
 from msgstore.bulk.reading.judging import checksum
 from msgstore.bulk.reports import TOO_LARGE, InputReport, SalvageReport, SpanReport
@@ -97,11 +98,9 @@ def plan_salvage(
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError.
     """
     found = find_inputs(catalogue, sources, records=records)
-    stores = sorted({item.store for item in found.inputs})
-    for store in stores:
+    for store in sorted({item.store for item in found.inputs}):
         check_no_writer(Path(store))
-    named = {str(path.parent) for path in sources if path.is_file()}  # a segment, not what is beside it
-    check_destination(destination, [*sources, *(Path(store) for store in stores if store not in named)])
+    check_destination(destination, directories_of(sources, found))
     bound = _bindings(found, format) if record is None else {}
     if record is not None and record != OWN_RECORD:
         theirs = dict(pair for item in found.inputs for pair in item.records)
