@@ -5,6 +5,7 @@ Each returns rows of (job, wall seconds, processor seconds by kind); what a job 
 
 from __future__ import annotations
 
+import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from msgstore import load_catalogue
 from msgstore.builtin.options import LocalOptions
 from msgstore.bulk.engine import BulkEngine
 from msgstore.bulk.inputs import find_inputs, open_input
+from msgstore.bulk.jobs.diff import plan_diff
 from msgstore.bulk.jobs.inventory import plan_inventory
 from msgstore.bulk.jobs.reconcile import CLASSES, plan_reconcile
 from msgstore.bulk.jobs.salvage import plan_salvage
@@ -220,3 +222,20 @@ def classes(inputs: Inputs) -> dict[str, list[int]]:
     for size in sizes.values():
         add("orphan", 0, size)
     return found
+
+
+def memory_of(job: str, store: str) -> int:
+    """The most bytes that the process of ``job`` had in memory; it does everything itself."""
+    catalogue, engine, sources, to = load_catalogue(), LocalEngine(LocalOptions(1)), [Path(store)], Path(store + ".out")
+    if job == "diff":
+        engine.diff(plan_diff(catalogue, *sources, *sources))
+    elif job == "inventory":
+        engine.inventory(plan_inventory(catalogue, sources, 0.0))
+    else:
+        counts = Path(store + ".counts")
+        with counts.open("w") as lines:
+            for records in _scanned(store):
+                lines.writelines(f"{msg_id.hex()},1\n" for msg_id in records.id_list())
+        engine.salvage(plan_salvage(catalogue, sources, to, counts=counts if "counts" in job else None))
+        shutil.rmtree(to)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

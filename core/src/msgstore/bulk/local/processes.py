@@ -42,8 +42,8 @@ def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], 
             yield lambda function, todo: _ordered(pool, processes * _AHEAD, function, todo)
         except BrokenProcessPool as error:
             raise StoreError(
-                "a process that did part of the job was killed, most likely for want of memory. Nothing was kept; "
-                "begin again with fewer processes (--processes 1)"
+                "a process that did part of the job was killed: for want of memory, or by a file of more than 64 MiB that was "
+                "cut, or could not be read. Nothing was kept; begin again with fewer processes (--processes 1)"
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
