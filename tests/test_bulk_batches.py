@@ -16,8 +16,8 @@ import foreign_ledger
 import msgstore
 from msgstore.bulk.columns import batches as module
 from msgstore.bulk.inputs import SegmentInput, find_inputs, open_input
-from msgstore.bulk.reading.judging import judge
-from msgstore.contract import ConfigError
+from msgstore.bulk.reading.judging import Stretch, checksum, judge
+from msgstore.contract import ConfigError, RecordField, StoreError
 from msgstore.files import Files
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from support import DATA, catalogue, needs_foreign
@@ -25,7 +25,7 @@ from support import DATA, catalogue, needs_foreign
 pa = pytest.importorskip("pyarrow")
 
 from msgstore.bulk.columns.batches import Wanted, damage_batch, record_batches, segments_batch  # noqa: E402
-from msgstore.bulk.columns.codecs import open_codec  # noqa: E402
+from msgstore.bulk.columns.codecs import OpenCodec, open_codec  # noqa: E402
 from msgstore.bulk.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema  # noqa: E402
 
 ALL = find_inputs(catalogue(), [DATA]).inputs
@@ -156,6 +156,8 @@ def test_columns_and_rows_that_are_asked_for(tmp_path: Path) -> None:
     some = frozenset({(4).to_bytes(16), (5).to_bytes(16), b"x" * 16, b"short"})
     assert read(found, ids=some) == [everything[4], everything[5]]
     assert read(found, types=frozenset({200, 99})) == [row for row in everything if row["type"] == 200]
+    assert read(found, types=frozenset({200, 300, -56, 2**15 - 1})) == [row for row in everything if row["type"] == 200]
+    assert read(found, types=frozenset({256 + 200, -(2**15)})) == []
     assert read(found, "body", ids=some, types=frozenset({4})) == [{"body": everything[4]["body"]}]
     assert read(found, ids=frozenset()) == []
     with pytest.raises(ConfigError, match="no column 'actors'; there are: store"):
@@ -180,6 +182,133 @@ def test_a_body_that_a_codec_did_not_write_has_no_payload(tmp_path: Path) -> Non
         client.write(b"i" * 16, b"not compressed")
     [one] = find_inputs(catalogue(), [tmp_path]).inputs
     assert read(one, "body", "payload", codec=open_codec("zstd")) == [{"body": b"not compressed", "payload": None}]
+
+
+def decoding(read_body: Any) -> OpenCodec:
+    return OpenCodec("test", (RecordField("note", "text"), RecordField("payload", "bytes")), read_body)
+
+
+def sizes_of_batches(found: SegmentInput, *columns: str, codec: OpenCodec) -> list[int]:
+    schema = project(records_schema([found], codec), columns)
+    return [batch.num_rows for batch in record_batches(found, schema, Wanted(columns), codec)]
+
+
+def test_what_a_codec_makes_of_small_bodies_is_cut_into_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [bytes(1500)] * 7 + [bytes(50_000), b"", b""] + [bytes(10)] * 20
+    with msgstore.open_store(tmp_path, body="zstd", **AUDIT) as store, store.client("c") as client:
+        for n, body in enumerate(bodies):
+            client.write(n.to_bytes(16), body)
+    [one] = find_inputs(catalogue(), [tmp_path]).inputs
+    everything = read(one, codec=open_codec("zstd"))
+    assert [row["payload"] for row in everything] == bodies
+    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
+    assert read(one, codec=open_codec("zstd")) == everything
+    assert {row["actor"] for row in everything} == {"tests"}
+    assert sizes_of_batches(one, "body", codec=open_codec("zstd")) == [30]
+    assert sizes_of_batches(one, "payload", codec=open_codec("zstd")) == [2, 2, 2, 1, 1, 22]
+
+
+def test_text_and_columns_that_nobody_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    codec = decoding(lambda body: ("ü" * 100, bytes(300)) if body else None)
+    monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
+    assert sizes_of_batches(found, "note", "payload", codec=codec) == [26, 4]  # the first body is empty
+    assert len(sizes_of_batches(found, "note", codec=codec)) == 1
+    assert [row["note"] for row in read(found, "note", codec=codec)] == [None, *["ü" * 100] * 29]
+
+
+@pytest.mark.parametrize("read_whole", [0, 2**30])
+def test_a_decoded_value_larger_than_a_value_can_be_is_an_error(
+    read_whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    monkeypatch.setattr("msgstore.files.READ_WHOLE", read_whole)
+    monkeypatch.setattr(module, "MAX_VALUE", 199)
+    codec = decoding(lambda body: ("ü" * (100 if body == b"body 9" * 9 else 1), bytes(199)))
+    offset = scanned(found).scan.records.offsets[9]
+    with pytest.raises(StoreError) as caught:
+        read(found, codec=codec)
+    assert str(caught.value) == (
+        f"{found.path}: at offset {offset}: the body codec 'test' makes 200 bytes of 'note', and a value of a column has 199 "
+        "at most. Read without this column"
+    )
+    assert [row["payload"] for row in read(found, "payload", codec=codec)] == [bytes(199)] * 30
+
+
+def test_what_damage_does_not_tell_of_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    assert judge(found).damage == ()
+    with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError: division by zero"):
+        read(found, codec=decoding(lambda body: 1 / 0))
+    for step in ("spans", "take_bodies", "_column"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, step, raising(MemoryError()))
+            with pytest.raises(StoreError, match=r"0\.sqs: unreadable: MemoryError"):
+                read(found)
+    view, once = Files.view, iter([raising(OSError(5, "Input/output error"))])
+    monkeypatch.setattr(Files, "view", lambda self, path: next(once, view)(self, path))
+    with pytest.raises(StoreError, match=r"0\.sqs: unreadable: Input/output error"):
+        read(found)
+    assert len(read(found)) == 30
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_segment_that_was_begun_is_not_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it would be rows, and all of it damage."""
+    found = mixed(tmp_path / "0.sqs")
+    monkeypatch.setattr(module, "BATCH_BYTES", 100)
+
+    def delete(body: bytes) -> tuple[str, bytes]:
+        if body == b"body 9" * 9:
+            Path(found.path).unlink()
+            raise FileNotFoundError(2, "No such file or directory")
+        return "", body
+
+    with pytest.raises(StoreError, match="No such file"):
+        read(found, codec=decoding(delete))
+    assert judge(found).summary.state == "unreadable"
+    assert read(found, codec=decoding(delete)) == []
+
+
+def test_a_stretch_that_was_changed_has_no_records_and_is_no_error(tmp_path: Path) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    data = Path(found.path).read_bytes()
+
+    def rows(stretch: Stretch, codec: OpenCodec | None = None) -> int:
+        schema = records_schema([found], codec)
+        batches = record_batches(found, schema, Wanted(tuple(schema.names)), codec, stretch)
+        return sum(batch.num_rows for batch in batches)
+
+    def change(body: bytes) -> None:
+        Path(found.path).write_bytes(data[:-1] + b"?")
+        raise ValueError("moved")
+
+    offset = scanned(found).scan.records.offsets[12]
+    stretch = Stretch(64, offset, checksum(data, offset))
+    assert rows(stretch) == 12
+    assert rows(attrs.evolve(stretch, crc32=0)) == rows(Stretch(64, len(data) + 1, 0)) == 0
+    with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError"):
+        rows(stretch, decoding(lambda body: 1 / 0))
+    assert rows(Stretch(64, len(data), checksum(data, len(data))), decoding(change)) == 0
+
+
+def test_more_of_a_field_than_a_column_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mixed(tmp_path / "0.sqs")
+    array = pa.array
+
+    def several_chunks(values: Any, kind: Any) -> Any:
+        return pa.chunked_array([array(values, kind)]) if kind == pa.string() else array(values, kind)
+
+    monkeypatch.setattr(pa, "array", several_chunks)
+    with pytest.raises(StoreError, match=r"0\.sqs: its records have 2147483647 bytes of 'actor', or more\. Read without"):
+        read(found, "id", "actor")
+    assert len(read(found, "id", "time")) == 30
 
 
 def test_bodies_beside_large_gaps_and_large_bodies_are_batches_of_their_own(
@@ -297,10 +426,34 @@ def test_a_plugin_that_raises_is_damage_and_not_a_failed_job(tmp_path: Path, mon
     monkeypatch.setattr(type(audit), "fields", lambda self, record: (-1, "half \ud800"))
     assert [row["actor"] for row in read(found, "actor", types=frozenset({200}))] == ["half \\ud800"] * 10
     monkeypatch.setattr(type(audit), "body_span", lambda self, offset, size: (0, size))
+    said = ["unreadable: ValueError: at offset 116: the body is said to be outside of its record"]
+    assert [spot.reason for spot in judge(found).damage] == said
     assert read(found, "body") == []
+    scan = scanned(found).scan
+    scan.records.types.pop()
+    monkeypatch.setattr(type(open_input(found).format), "scan", lambda *_, **__: scan)
+    assert [spot.reason for spot in judge(found).damage] == [
+        "unreadable: ValueError: the scan gives columns of different lengths"
+    ]
+    assert read(found, "id") == []
     monkeypatch.setattr(type(open_input(found).format), "scan", lambda *_, **__: 1 / 0)
     assert [spot.reason for spot in judge(found).damage] == ["unreadable: ZeroDivisionError: division by zero"]
     assert read(found, "id") == []
+
+
+@pytest.mark.parametrize("end", [1, -1])
+def test_a_constant_frame_that_is_none_is_damage(end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [found, *_] = written(tmp_path / "store")
+    message = type(open_input(found).format._types[3])  # type: ignore[attr-defined]
+    monkeypatch.setattr(message, "body_span", lambda self, offset, size: (offset + 21, offset + 22 + size // end))
+    assert [spot.reason for spot in judge(found).damage] == [
+        "unreadable: ValueError: at offset 64: the body is said to be outside of its record"
+    ]
+    assert read(found, "body") == []
+    assert len(read(found, "id")) > 50
+    monkeypatch.setattr(message, "body_span", raising(ZeroDivisionError("frame")))
+    assert [spot.reason for spot in judge(found).damage] == ["unreadable: ZeroDivisionError: frame"]
+    assert read(found, "body") == []
 
 
 def test_columns_of_one_name_are_one_kind(tmp_path: Path) -> None:

@@ -196,6 +196,19 @@ def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
     assert rows_of(tmp_path / "to") == scanned(path)
 
 
+def test_a_body_that_decodes_to_more_than_a_value_can_be_is_an_error_that_says_where(tmp_path, monkeypatch):
+    pytest.importorskip("acme_zstd_body")
+    with msgstore.open_store(tmp_path / "store", body="zstd") as store, store.client() as client:
+        client.write(b"i" * 16, bytes(1000))
+    monkeypatch.setattr("msgstore.bulk.columns.batches.MAX_VALUE", 999)
+    arguments = ["export", str(tmp_path / "store"), str(tmp_path / "to"), "--processes", "1", "--body", "zstd"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    assert f"{tmp_path / 'store' / '0.sqs'}: at offset 64: the body codec 'zstd' makes 1000 bytes of 'payload'" in result.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+    assert CliRunner().invoke(main, [*arguments, "--columns", "id,body"]).exit_code == 0
+
+
 def test_the_command(tmp_path):
     arguments = ["export", str(DATA / "msg-store" / "v2_dirty_torn"), str(tmp_path / "to"), "--processes", "1"]
     result = CliRunner().invoke(main, [*arguments, "--columns", "id, size", "--json"])

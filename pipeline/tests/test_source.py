@@ -140,7 +140,8 @@ def test_filters(spark: SparkSession, tmp_path: Path, enabled: str) -> None:
         ids = [bytearray(n.to_bytes(16)) for n in (3, 250, 999)]
         assert {bytes(row.body) for row in df.where(df.id.isin(ids)).collect()} == {b"message 3", b"message 250"}
         assert df.where("type = 3 and id = X'0000000000000000000000000000000A'").count() == 1
-        assert df.where("type in (4, 5)").count() == 0
+        assert df.where("type in (4, 5)").count() == df.where("type = 300").count() == df.where("type = -1").count() == 0
+        assert df.where("type in (3, 300)").count() == df.count()
         assert df.where("type = 3 and type = 4").count() == 0
         assert df.where("type = 3 and offset = 64").count() == len(names)
         assert df.where(f"not file = '{names[0]}'").select("file").distinct().count() == len(names) - 1

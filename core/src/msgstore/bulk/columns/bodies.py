@@ -25,9 +25,10 @@ def spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int6
     asked for the first record only. Raises ValueError for what cannot be taken out of ``data``."""
     begins, ends = _spans(form, data, offsets, sizes, types)
     last = len(begins) - 1
-    inside = begins[0].as_py() >= 0 and ends[last].as_py() <= len(data)
-    if not inside or not pc.all(pc.less_equal(begins, ends)).as_py():
+    if begins[0].as_py() < 0 or ends[last].as_py() > len(data) or not pc.all(pc.less_equal(begins, ends)).as_py():
         raise ValueError("a body ends before it begins, or outside of the segment")
+    if not pc.all(pc.and_(pc.less_equal(offsets, begins), pc.less_equal(ends, pc.add(offsets, sizes)))).as_py():
+        raise ValueError("a body is said to be outside of its record")
     if last and not pc.all(pc.less_equal(ends.slice(0, last), begins.slice(1))).as_py():
         raise ValueError("bodies overlap")
     return begins, ends

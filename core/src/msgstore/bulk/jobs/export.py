@@ -116,7 +116,7 @@ class Exported:
 
 
 def export_task(task: Task, job: ExportJob, staging: str) -> Exported:
-    """Raises StoreIOError, PluginError."""
+    """Raises StoreError (a segment that is not damaged, and cannot become rows), StoreIOError, PluginError."""
     from msgstore.bulk.fresh.datasets import Writer
 
     number, items = task

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import repeat
 from pathlib import Path
 
 import attrs
@@ -86,6 +84,8 @@ def opening(found: SegmentInput) -> Iterator[tuple[OpenFormat, Buffer]]:
     try:
         with Files().view(Path(found.path)) as data:
             yield form, data
+    except UnreadableSegmentError:
+        raise
     except OSError as error:
         raise UnreadableSegmentError(f"{UNREADABLE}: {error.strerror or error}") from error
     except Exception as error:
@@ -100,14 +100,23 @@ def reading(found: SegmentInput, stretch: Stretch | None = None) -> Iterator[tup
         if stretch is not None and not stretch.is_of(data):
             raise ValueError("it was changed after it was looked at")
         scan = form.format.scan(data, start=stretch.begin if stretch else 0)
+        records = scan.records
+        if not len(records.ids) == 16 * len(records) == 16 * len(records.sizes) == 16 * len(records.types):
+            raise ValueError("the scan gives columns of different lengths")
         yield form, data, SegmentReport(Path(found.path), form, len(data), scan)
 
 
 def _try_plugins(form: OpenFormat, data: Buffer, records: Columns) -> None:
-    """Whatever the reading of these records would have plugins do that may fail."""
+    """Whatever the reading of these records would have plugins do that may fail: where bodies have a constant frame, that is
+    asked for once."""
     values_at(form, data, records)
-    if not set(records.types) <= form.framed:
-        deque(map(form.format.body_span, repeat(data), records.offsets, records.sizes), maxlen=0)
+    kinds = set(records.types)
+    rows = range(len(records)) if kinds - form.framed else map(records.types.index, kinds)
+    for row in rows:
+        offset, size = records.offsets[row], records.sizes[row]
+        begin, end = form.format.body_span(data, offset, size)
+        if not offset <= begin <= end <= offset + size:
+            raise ValueError(f"at offset {offset}: the body is said to be outside of its record")
 
 
 def judge(found: SegmentInput, counts: Mapping[bytes, int] | None = None) -> Judgement:
