@@ -39,6 +39,12 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_section_is_there_twice(page):
+    headings = re.findall(r"^## .+$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    assert [heading for heading, times in Counter(headings).items() if times > 1] == []
+
+
 def test_every_page_is_in_the_site():
     """As the strict build demands; here without mkdocs, so that it is said before."""
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
