@@ -122,4 +122,4 @@ class Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self.close()  # of a store that ended in the middle of a change this client has been closed already

@@ -135,8 +135,12 @@ class Store:
             self._writer.dismiss(client)
             if client.unconfirmed is not None:
                 client.unconfirmed.clear()  # also for a flush that has counted them, and meets none of them any more
-            with io_errors(self.path):
-                self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
+            try:
+                with io_errors(self.path):
+                    self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
+            except BaseException as error:
+                self._writer.check_whole(error)
+                raise
 
     def flush(self) -> None:
         """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
@@ -149,8 +153,12 @@ class Store:
         with self._ledger.flushing:
             self.flush()
             self._writer.check_open()  # a client that was told may have let go of the directory
-            self._writer.appender.seal()
-            self._writer.settle(hints=True)
+            try:
+                self._writer.appender.seal()
+                self._writer.settle(hints=True)
+            except BaseException as error:
+                self._writer.check_whole(error)
+                raise
 
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
@@ -237,10 +245,14 @@ class Store:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
 
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
-        again when there is room, or ``abandon``.
+        again when there is room, or ``abandon``. Raises StoreClosed if a change was interrupted, by Ctrl-C or a signal's
+        handler that raised: then nothing is flushed or saved, and the next opening recovers as after a killed process.
         """
         if self._disowned:
             return
+        if self._writer.broken is not None and not self._closed:
+            self.abandon()
+            raise self._writer.broken
         with self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
@@ -257,8 +269,10 @@ class Store:
                 late = self._writer.write_out(last=True)  # what was written since the flush, by a client that was told, for one
                 self._collection.erase()
                 self._save_index()
-            except BaseException:
-                self._refuse(None)
+            except BaseException as error:
+                self._writer.check_whole(error)
+                if self._writer.broken is None:
+                    self._refuse(None)
                 raise
         try:
             if self.mode == "rw":
@@ -319,8 +333,16 @@ class Store:
                 files.sync_directory(directory)
 
     def _let_go(self, how: Literal["closed", "abandoned"]) -> None:
-        with self._ledger.lock, ExitStack() as stack:  # every one of them, even if one fails
-            self._closed = True
+        try:
+            with self._ledger.lock:
+                self._let_go_of_all(how)
+        except BaseException as error:
+            self._writer.check_whole(error)
+            raise
+
+    def _let_go_of_all(self, how: Literal["closed", "abandoned"]) -> None:
+        with ExitStack() as stack:  # every one of them, even if one fails
+            stack.callback(setattr, self, "_closed", True)  # last: what was interrupted before can be done again
             self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
             self._writer.intake.clear()  # or a read would still find what was never written
             stack.callback(self._segments.happenings.closed, how)
@@ -341,7 +363,10 @@ class Store:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if self._writer.broken is not None and error is not None:
+            self.abandon()  # and what interrupted it goes on its way
+        else:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<msgstore.Store {str(self.path)!r}{' closed' if self._closed else ''}>"

@@ -84,6 +84,10 @@ class Writer:
         # A body of half of what fits is looked at before it is taken: that leaves room for what a codec adds.
         self._big = min(config.large_message, backends.write_format.format.max_body // 2)
         self._refusal: MsgStoreError | None = None
+        self.broken: StoreClosed | None = None
+        """Set if a change was interrupted in its middle: what is in memory may be half done, what is on disk is not."""
+        self._is_stuck = False
+        """Whether the last attempt to write failed, with more in the intake than may be there."""
         if read_only:
             self.refuse(StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it"))
 
@@ -91,7 +95,7 @@ class Writer:
 
     def admit(self, client: Client) -> Gate:
         """The client's way in. Under the lock."""
-        limit = 0 if self._refusal is not None else self._big
+        limit = 0 if self._refusal is not None or self._is_stuck else self._big
         portion = 0 if self._at_once else max(STEP // (1 + len(self.clients) // 8), SMALLEST)
         gate = self.intake.gate(client.number, client.unconfirmed, limit, portion, self.wakeup.changed, self.due, client.slowly)
         self.clients.append(client)
@@ -105,8 +109,24 @@ class Writer:
     def refuse(self, error: MsgStoreError | None) -> None:
         """Every later change raises ``error``; None: none does any more."""
         self._refusal = error
+        self._set_gates()
+
+    def _set_gates(self) -> None:
+        limit = 0 if self._refusal is not None or self._is_stuck else self._big
         for client in self.clients:
-            client.gate.limit(self._big if error is None else 0)
+            client.gate.limit(limit)
+
+    def check_whole(self, error: BaseException) -> None:
+        """A change has raised ``error``. If that came from outside (Ctrl-C, a signal's handler, a plugin that exits), nobody
+        knows where, and the store ends here as a killed process's does: only what is on disk is known to hold together."""
+        if isinstance(error, Exception) or self.broken is not None:
+            return
+        self.broken = self._refusal = StoreClosed(
+            f"{self.config.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a "
+            "killed process. What was confirmed is on disk: open it again."
+        )
+        for client in list(self.clients):
+            client.end(self.broken)
 
     def _check_writable(self) -> None:
         if self._refusal is not None:
@@ -124,9 +144,15 @@ class Writer:
             raise self._refusal
         if len(body) >= self._big:
             self._check_big(body)
+        if self._is_stuck:
+            self._flush_now()  # or what cannot be written would pile up in memory; if it fails, nothing was taken
         self.wakeup.changed()
-        with self.ledger.lock:
-            self.intake.add(msg_id, body, client.number)
+        try:
+            with self.ledger.lock:
+                self.intake.add(msg_id, body, client.number)
+        except BaseException as error:
+            self.check_whole(error)
+            raise
         if client.unconfirmed is not None:
             client.unconfirmed.append(msg_id)
         self.due(len(body) + OVERHEAD)
@@ -146,6 +172,9 @@ class Writer:
                 self.ledger.bury(released.freed)
         except (ValueError, StoreClosed, StoreReadOnly):
             self._hand_back(popped)
+            raise
+        except BaseException as error:
+            self.check_whole(error)
             raise
         if on_disk:
             self.wakeup.changed()
@@ -199,7 +228,20 @@ class Writer:
                 finally:
                     self.ledger.flushing.release()
         except OSError as error:
+            self._note_failure()
             raise io_error(self.config.path, None, error) from error
+        except MsgStoreError:
+            self._note_failure()
+            raise
+        except BaseException as error:
+            self.check_whole(error)
+            raise
+
+    def _note_failure(self) -> None:
+        """From the bound on each write asks the disk first, until that takes something again."""
+        if self._refusal is None and self._held > self.config.max_unconfirmed:
+            self._is_stuck = True
+            self._set_gates()
 
     def _wait_for_disk(self) -> None:
         """Only where each write is synced: until the bound the flusher writes, from there on whoever comes."""
@@ -275,6 +317,17 @@ class Writer:
     def write_out(self, *, last: bool = False) -> list[tuple[Client, int]]:
         """Everything to disk and into the index. Returns whom to ``tell`` of how many. ``last``: the store is about to
         close."""
+        try:
+            confirmed = self._write_out(last=last)
+        except BaseException as error:
+            self.check_whole(error)
+            raise
+        if self._is_stuck:
+            self._is_stuck = False
+            self._set_gates()
+        return confirmed
+
+    def _write_out(self, *, last: bool) -> list[tuple[Client, int]]:
         with self.ledger.lock:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()

@@ -1,0 +1,184 @@
+"""Ctrl-C at any line of a change: the store goes on as if nothing had happened, or ends as a killed process's does."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+import msgstore
+from msgstore.contract import StoreClosed
+
+ENGINE = str(Path(msgstore.__file__).parent / "engine")
+EVERY = 9
+"""Of the lines that a change passes; the first and the last time that it passes each."""
+
+
+def id_of(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def body_of(number: int) -> bytes:
+    return id_of(number) * 8
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt when the ``at``-th line of the engine is reached; 0: never, and counts."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.lines = 0
+        self.passed: dict[tuple[str, int], list[int]] = {}
+
+    def __enter__(self) -> Interrupter:
+        self._usual = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._usual)
+
+    def _call(self, frame, event, arg):
+        return self._line if frame.f_code.co_filename.startswith(ENGINE) else None
+
+    def _line(self, frame, event, arg):
+        if event == "line" and not self._is_atomic(frame):
+            self.lines += 1
+            self.passed.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(self.lines)
+            if self.lines == self.at:
+                raise KeyboardInterrupt
+        return self._line
+
+    @staticmethod
+    def _is_atomic(frame) -> bool:
+        """The interpreter looks for signals at calls and loops, not where a ``with`` block or a handler begins or ends."""
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        return line.startswith(("with ", "finally", "except", "else"))
+
+
+@attrs.define
+class Scene:
+    """A store in the middle of its life, and what has to be true of it."""
+
+    store: msgstore.Store
+    client: msgstore.Client
+    confirmed: set[bytes] = attrs.field(factory=set)
+    alive: set[bytes] = attrs.field(factory=set)
+    removed: set[bytes] = attrs.field(factory=set)
+    """For good: confirmed by a flush."""
+
+
+def scene(path: Path, index: str) -> Scene:
+    store = msgstore.open_store(path, index=index, gc_interval=0, sync_interval="1h", file_size_limit="9kB")
+    confirmed: set[bytes] = set()
+    client, other = store.client("a", on_confirm=confirmed.update), store.client("b")
+    client.write_many((id_of(n), body_of(n)) for n in range(30))
+    other.write_many((id_of(n), b"") for n in range(4))
+    client.remove([id_of(29)])
+    store.flush()
+    client.write_many((id_of(n), body_of(n)) for n in range(100, 140))
+    other.write(id_of(100), b"")
+    client.remove([id_of(n) for n in range(4, 14)])
+    alive = {id_of(n) for n in (*range(4), *range(14, 20), *range(25, 29), *range(100, 140))}
+    return Scene(store, client, confirmed, alive, {id_of(29)})
+
+
+CHANGES: dict[str, Callable[[Scene], object]] = {
+    "flush": lambda it: it.store.flush(),
+    "remove": lambda it: it.client.remove([id_of(n) for n in range(20, 25)]),
+    "second reference": lambda it: it.client.write(id_of(101), b""),
+    "roll": lambda it: it.store.roll(),
+    "close": lambda it: it.store.close(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["ets", "lmdb"])
+def test_nothing_confirmed_is_lost(name: str, change: str, tmp_path: Path) -> None:
+    with Interrupter(0) as counted:
+        it = scene(tmp_path / "count", name)
+        before = counted.lines
+        CHANGES[change](it)
+    it.store.close()
+    points = sorted({at - before for passed in counted.passed.values() for at in (passed[0], passed[-1]) if at > before})
+    assert len(points) > 20
+    ended = 0
+    for at in points[:: 1 if len(points) < 60 else EVERY]:
+        ended += interrupt(tmp_path / str(at), name, change, at)
+    assert ended
+
+
+def interrupt(path: Path, name: str, change: str, at: int) -> bool:
+    """Whether the store ended."""
+    it = scene(path, name)
+    with pytest.raises(KeyboardInterrupt), Interrupter(at):
+        CHANGES[change](it)
+    try:
+        it.store.flush()
+    except StoreClosed:
+        ended = True
+        for call in (it.store.stats, it.store.roll, it.store.compact, lambda: it.client.read(id_of(1))):
+            with pytest.raises(StoreClosed):
+                call()
+        with contextlib.suppress(StoreClosed):
+            it.store.close()
+    else:
+        ended = False
+        assert {msg_id: it.client.read(msg_id) for msg_id in it.alive} == {msg_id: msg_id * 8 for msg_id in it.alive}
+        it.store.close()
+    with msgstore.open_store(path) as store, store.client() as client:
+        safe = it.alive & it.confirmed
+        assert {msg_id: client.read(msg_id) for msg_id in safe} == {msg_id: msg_id * 8 for msg_id in safe}
+        if name == "lmdb":
+            assert not any(map(client.contains, it.removed))
+        assert sum(segment.live_count for segment in store.segments()) == store.stats().messages
+    return ended
+
+
+def interrupted_in_a_with_block(path: Path, confirmed: set[bytes]) -> None:
+    with msgstore.open_store(path, sync_interval="1h") as store, store.client(on_confirm=confirmed.update) as client:
+        client.write(id_of(1), b"body")
+        store.flush()
+        client.write(id_of(2), b"body")
+        with Interrupter(60):
+            store.flush()
+
+
+def test_a_with_block_lets_the_interrupt_pass(tmp_path: Path) -> None:
+    """And leaves the directory to the next one."""
+    confirmed: set[bytes] = set()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_in_a_with_block(tmp_path, confirmed)
+    assert confirmed == {id_of(1)}
+    with msgstore.open_store(tmp_path) as store, store.client() as client:
+        assert client.read(id_of(1)) == b"body"
+
+
+def test_who_closes_an_interrupted_store_is_told(tmp_path: Path) -> None:
+    store = msgstore.open_store(tmp_path, sync_interval="1h")
+    store.client().write(id_of(1), b"body")
+    with pytest.raises(KeyboardInterrupt), Interrupter(60):
+        store.flush()
+    with pytest.raises(StoreClosed, match="KeyboardInterrupt came in the middle of a change"):
+        store.close()
+    store.close()
+    msgstore.open_store(tmp_path).close()
+
+
+def test_a_client_that_exits_when_it_is_told_breaks_nothing(tmp_path: Path) -> None:
+    def leave(ids: list[bytes]) -> None:
+        raise SystemExit
+
+    with msgstore.open_store(tmp_path, sync_interval="1h") as store:
+        client = store.client(on_confirm=leave)
+        client.write(id_of(1), b"body")
+        with pytest.raises(SystemExit):
+            store.flush()
+        client.write(id_of(2), b"body")
+        assert client.read(id_of(2)) == b"body"
+        client.delete_and_close()
