@@ -311,6 +311,32 @@ def test_bodies_must_be_valid_if_a_codec_is_given(tmp_path: Path) -> None:
     assert (result.exit_code, out[-1]["messages"]) == (0, 6)
 
 
+@pytest.mark.parametrize(("name", "size_at", "body_at"), [("v2_clean/store/0.sqs", 1, 21), ("v1_clean/store/0.rdq", 4, 24)])
+def test_what_an_invalid_body_hides(name: str, size_at: int, body_at: int, tmp_path: Path) -> None:
+    """A record that ends where another one begins is whole in the eyes of its format: the codec alone may tell."""
+    source = tmp_path / "in"
+    source.mkdir()
+    path = source / Path(name).name
+    shutil.copy(DATA / "msg-store" / name, path)
+    manifest = json.loads((DATA / "msg-store" / name).parents[1].joinpath("manifest.json").read_text())
+    [records] = [segment["records"] for segment in manifest["segments"] if segment["name"] == path.name]
+    data = bytearray(path.read_bytes())
+    for first, swallowed in ((10, 20), (13, 5), (40, 1)):
+        at = records[first]["offset"]
+        end = records[first + swallowed]["offset"] + records[first + swallowed]["total_size"]
+        data[at + size_at : at + size_at + 4] = (end - at - (9 if path.suffix == ".rdq" else 0)).to_bytes(4, "big")
+        data[at + body_at] = 0
+    path.write_bytes(data)
+    report = rescue(source, tmp_path / "out", check_body="erlang")
+    found = {msg_id.hex(): hashlib.sha256(body).hexdigest() for msg_id, body in bodies(tmp_path / "out").items()}
+    whole = [record for n, record in enumerate(records) if n not in (10, 13, 40)]
+    assert found == {record["id"]: record["body_sha256"] for record in whole}
+    assert [(spot.offset, spot.size, spot.reason) for spot in report.damage] == [
+        (records[n]["offset"], records[n]["total_size"], "invalid_message_body") for n in (10, 13, 40)
+    ]
+    assert len(report.inputs[0].recovered) == 20
+
+
 CORRUPT_CASE = DATA / "msg-store" / "v2_corrupt"
 
 

@@ -72,6 +72,24 @@ def _swallowed(size: int) -> bytes:
     return V2.header + piece * (size // len(piece))
 
 
+def _false_ends(kind: int, step: int) -> Family:
+    """A chain whose last record has the next chain inside, and so on: each ends a byte behind or in front of the one around it,
+    and the innermost behind them all."""
+
+    def make(size: int) -> bytes:
+        chain = V2.encode([bytes([n]) * 16 for n in range(8)], [b""] * 8)[0]
+        count = size // 2 // (len(chain) + 25)
+        behind = 64 + count * (len(chain) + 25)
+        ends = [*range(behind + count, behind + count + step * (count - 1), step), behind + 2 * count]
+        data = V2.header
+        for n, end in enumerate(ends):
+            data += chain
+            data += struct.pack(">BI16sI", kind, end - len(data), bytes(16), n)
+        return data.ljust(size, b"\x07")
+
+    return make
+
+
 def _overlapping(size: int) -> bytes:
     """Messages each of which reaches to the very end of the file."""
     count = size // 21
@@ -152,6 +170,8 @@ SEGMENTS_V2 = {
     "corrupt often": _corrupt_often,
     "chains": _chains,
     "swallowed chains": _swallowed,
+    "false ends, each further": _false_ends(3, 1),
+    "false ends, each nearer": _false_ends(3, -1),
     "overlapping": _overlapping,
     "mixed": _mixed(V2),
     "real": _real(".sqs"),
@@ -161,6 +181,8 @@ CHECKSUMS = {
     "least records": _many(CHECKSUM, 25),
     "broken checksums": _broken_checksums,
     "nested": _nested,
+    "false ends and checksums, each further": _false_ends(4, 1),
+    "false ends and checksums, each nearer": _false_ends(4, -1),
     "mixed": _mixed(CHECKSUM),
 }
 EXTREMES: dict[str, dict[str, Family]] = {

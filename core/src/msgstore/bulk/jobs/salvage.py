@@ -21,7 +21,7 @@ from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.fresh.parts import Part, PartWriter, Target, backends_of
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.bulk.jobs.sources import directories_of
-from msgstore.bulk.reading.chains import read_chains
+from msgstore.bulk.reading.chains import read_chains, read_inside
 from msgstore.bulk.reading.judging import checksum
 from msgstore.bulk.reports import TOO_LARGE, InputReport, SalvageReport, SpanReport
 from msgstore.bulk.tasks import TASK_SIZE, pack
@@ -36,6 +36,7 @@ from msgstore.scan.bindings import OWN_RECORD, assigned_byte
 
 BATCH = 2**20
 """Bytes of records that are decoded and encoded together."""
+INVALID_BODY = "invalid_message_body"
 TAKEN, COPY, DEAD = 0, 1, 2
 """What becomes of a good record: it is copied; a better copy was taken; it has no reference."""
 
@@ -204,22 +205,33 @@ def examine(item: SegmentInput, job: SalvageJob) -> Examined:
 
 def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: Callable[[bytes], bool] | None) -> Examined:
     chains = read_chains(form.format, data)
-    damage = list(chains.damage)
+    damage, holes = list(chains.damage), chains.holes
     whole = chains.only
     crc32 = checksum(data, len(data))
     if whole is not None and is_valid is None and max(whole.sizes, default=0) <= max_body:
-        return Examined(len(data), chains.header, chains.holes, tuple(damage), crc32, whole, bytes(len(whole)))
-    records, recovered = Columns(), bytearray()
-    for offset, size, msg_id, again in chains.rows():
-        if is_valid is not None or size > max_body:
-            reason = _reason(form, data, offset, size, msg_id, max_body, is_valid)
-            if reason is not None:
-                damage.append(Damage(offset, size, reason))
+        return Examined(len(data), chains.header, holes, tuple(damage), crc32, whole, bytes(len(whole)))
+    good: list[tuple[int, int, bytes, bool]] = []
+    rows, depth = chains.rows(), 0
+    while rows:
+        reasons = [_reason(form, data, offset, size, msg_id, max_body, is_valid) for offset, size, msg_id, _ in rows]
+        good += [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+        refused = [Damage(*row[:2], reason) for row, reason in zip(rows, reasons, strict=True) if reason is not None]
+        rows = []
+        for spot in refused:
+            if spot.reason != INVALID_BODY:
+                damage.append(spot)
                 continue
+            inside = read_inside(form.format, data, spot, depth, judged=True)  # it may have swallowed whole records
+            rows += inside.rows()
+            damage += inside.damage
+            holes += inside.holes
+        depth += 1
+    records, recovered = Columns(), bytearray()
+    for offset, size, msg_id, again in sorted(good):
         records.add(msg_id, offset, size)
         recovered.append(again)
     damage.sort(key=lambda spot: spot.offset)
-    return Examined(len(data), chains.header, chains.holes, tuple(damage), crc32, records, bytes(recovered))
+    return Examined(len(data), chains.header, holes, tuple(damage), crc32, records, bytes(recovered))
 
 
 def _reason(
@@ -232,13 +244,15 @@ def _reason(
     is_valid: Callable[[bytes], bool] | None,
 ) -> str | None:
     """Why a record is not good; None if it is."""
+    if is_valid is None and size <= max_body:
+        return None
     try:
         body = form.format.decode(msg_id, data[offset : offset + size])
     except RecordError as error:
         return error.reason
     if len(body) > max_body:
         return TOO_LARGE
-    return "invalid_message_body" if is_valid is not None and not is_valid(body) else None
+    return INVALID_BODY if is_valid is not None and not is_valid(body) else None
 
 
 # -- one task -----------------------------------------------------------------------------------------------------------------

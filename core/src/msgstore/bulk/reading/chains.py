@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 
 from msgstore.contract import Buffer, Columns, Damage, RecordError, SegmentFormat, SegmentScan
@@ -11,7 +9,12 @@ from msgstore.contract import Buffer, Columns, Damage, RecordError, SegmentForma
 SIZE_MISMATCH = "size_mismatch"
 """The reason of a span whose size field hid records that go on behind it."""
 MAX_DEPTH = 8
-"""How often damage inside damage is searched: each level reads no byte twice, so the whole stays linear."""
+"""How often damage inside damage is searched: each level is linear in the bytes, so the whole is."""
+SHORT = 2
+"""Records in a row that are enough to pass a false end, behind a whole chain inside: damage may be near on both sides."""
+PATIENCE = 8
+"""So many times the size of a segment is read in all to tell false ends from true ones: somebody may have put records inside
+records inside records."""
 
 
 @attrs.frozen
@@ -21,6 +24,12 @@ class Chain:
     """True if it was found behind or inside a damaged spot: it may begin in the middle of nothing, but it holds."""
     shift: int = 0
     """What is added to the offsets of ``scan`` to make them offsets of the segment."""
+
+
+@attrs.define
+class _Patience:
+    left: int
+    """Bytes."""
 
 
 @attrs.frozen
@@ -67,9 +76,10 @@ class Chains:
 def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 0) -> Chains:
     """Scan, and behind each spot where that stops look for the next chain of records; then look inside damaged records.
 
-    Linear in the bytes, as a rule. With ``start``, the offset of a record, only what comes from there on, without the header.
+    Linear in the bytes. With ``start``, the offset of a record, only what comes from there on, without the header.
     """
     total = len(data)
+    patience = _Patience(PATIENCE * total)
     scan = form.scan(data, start=start)
     found: list[Chain] = []
     damage: list[Damage] = []
@@ -79,30 +89,31 @@ def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 
         header = 0
     while scan.end.state != "clean":
         end = scan.end
-        following = _behind(form, data, scan)
+        following = _behind(form, data, scan, patience)
         if following is None:
             damage.append(Damage(end.offset, total - end.offset, end.reason or end.state))
             break
         begin, next_scan = following
         if begin < end.offset:
-            last = _drop_last(scan)
-            damage.append(Damage(last, begin - last, SIZE_MISMATCH))
+            cut = _cut(scan, begin)
+            damage.append(Damage(cut, begin - cut, SIZE_MISMATCH))
         else:
             damage.append(Damage(end.offset, begin - end.offset, end.reason or end.state))
         found.append(Chain(scan, bool(found)))
         scan = next_scan
     found.append(Chain(scan, bool(found)))
     for spot in [spot for chain in found for spot in chain.scan.damage]:
-        inside = _inside(form, data, spot, depth)
+        inside = read_inside(form, data, spot, depth)
         found += inside.found
         damage += inside.damage
     return Chains(found, sorted(damage, key=lambda spot: spot.offset), header, scan.end.state == "clean")
 
 
-def _inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int) -> Chains:
+def read_inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int = 0, *, judged: bool = False) -> Chains:
     """What a damaged record hides: a flipped bit in its size may have made it swallow whole records.
 
-    They are real if they lead exactly to where reading went on, or if each has a check of its own that it passes.
+    They are real if they lead exactly to where reading went on, or if each has a check of its own that it passes. ``judged``:
+    the caller has such a check, and makes it.
     """
     nothing = Chains([], [spot], 0, is_clean=False)
     if depth == MAX_DEPTH:
@@ -110,10 +121,12 @@ def _inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int) -> Chai
     begin = len(form.header)
     window = form.header + data[spot.offset + 1 : spot.offset + spot.size]
     start = form.find_chain(window, begin)
+    if start is None:  # or the format's scan finds its own way
+        start = next(iter(form.scan(window, start=begin).records.offsets), None)
     if start is None:
         return nothing
     inner = read_chains(form, window, start, depth + 1)
-    if not inner.is_clean and not all(_has_check(form, window, *row[:3]) for row in inner.rows()):
+    if not (judged or inner.is_clean or all(_has_check(form, window, *row[:3]) for row in inner.rows())):
         return nothing
     shift = spot.offset + 1 - begin
     damage = [
@@ -138,45 +151,69 @@ def _has_check(form: SegmentFormat, data: Buffer, offset: int, size: int, msg_id
     return False
 
 
-def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan) -> tuple[int, SegmentScan] | None:
+def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan, patience: _Patience) -> tuple[int, SegmentScan] | None:
     """(offset, scan) of the next chain, or None.
 
     A flipped bit in the size of a record or a hole makes it end in the middle of a later one, and hides those between. So the
-    search begins inside what ends at the corrupt spot; a chain there is the real one if it passes that spot.
+    search begins inside what is last in front of the corrupt spot. If it has a false end, the first chain inside is the next
+    one: what else is damaged there, reading on meets by itself. If it has not, the chains inside are its body's.
     """
     end = scan.end.offset
     last = _last(scan)
-    if last is not None:
-        inside = form.find_chain(data, last[0] + 1)
+    if last is not None and patience.left > 0:
+        inside = form.find_chain(data, last + 1)
         if inside is None:
             return None
         found = form.scan(data, start=inside)
-        if inside > end or found.end.offset > end:
+        patience.left -= min(found.end.offset, end) - last
+        if inside > end or _is_false(form, data, end, inside, found, patience):
             return inside, found
     behind = form.find_chain(data, end + 1)
     return None if behind is None else (behind, form.scan(data, start=behind))
 
 
-def _drop_last(scan: SegmentScan) -> int:
-    """Take what ends where the scan ended out of it; returns its offset."""
-    last = _last(scan)
-    assert last is not None
-    offset, drop = last
-    drop()
-    return offset
+def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: SegmentScan, patience: _Patience) -> bool:
+    """True if a record that has a chain inside, at ``inside``, does not really end at ``end``.
+
+    Its body may be a segment, damaged or not, but a body ends where its record does: a chain that begins in front of ``end``
+    and passes it is none of it. Nothing passes if the spot at ``end`` is in the middle of another damaged record. Then the
+    distance tells: one flipped bit makes a size too large by a power of two.
+    """
+    beyond = end - inside
+    if scan.end.offset < end and beyond & (beyond - 1) == 0:
+        return True
+    while scan.end.offset <= end:
+        last = _last(scan)
+        at = (scan.end.offset if last is None else last) + 1
+        begin = form.find_chain(data, at, SHORT) if patience.left > 0 else None
+        if begin is None or begin >= end:
+            return False
+        scan = form.scan(data, start=begin)
+        patience.left -= scan.end.offset - at
+    return True
 
 
-def _last(scan: SegmentScan) -> tuple[int, Callable[[], object]] | None:
-    """What ends where the scan ended: its offset, and how to take it out of the scan."""
-    end = scan.end.offset
+def _last(scan: SegmentScan) -> int | None:
+    """Where that begins which may have a false end: the last record, damaged or not. A hole behind it does not speak for it: a
+    single byte in the middle of a record may read as a small one. Without any record it is the last hole itself."""
+    begins = [columns.offsets[-1] for columns in (scan.records, scan.duplicates) if len(columns)]
+    begins += [spot.offset for spot in scan.damage[-1:]]
+    return max(begins or scan.hole_offsets[-1:], default=None)
+
+
+def _cut(scan: SegmentScan, begin: int) -> int:
+    """Take what ends behind ``begin`` out of the scan; returns where the first of it began."""
+    cut = begin
     for columns in (scan.records, scan.duplicates):
-        if len(columns) and columns.offsets[-1] + columns.sizes[-1] == end:
-            return columns.offsets[-1], lambda columns=columns: _pop(columns)
-    if len(scan.hole_offsets) and scan.hole_offsets[-1] + scan.hole_sizes[-1] == end:
-        return scan.hole_offsets[-1], lambda: (scan.hole_offsets.pop(), scan.hole_sizes.pop())
-    if scan.damage and scan.damage[-1].offset + scan.damage[-1].size == end:
-        return scan.damage[-1].offset, scan.damage.pop
-    return None
+        while len(columns) and columns.offsets[-1] + columns.sizes[-1] > begin:
+            cut = min(cut, columns.offsets[-1])
+            _pop(columns)
+    while len(scan.hole_offsets) and scan.hole_offsets[-1] + scan.hole_sizes[-1] > begin:
+        cut = min(cut, scan.hole_offsets.pop())
+        scan.hole_sizes.pop()
+    while scan.damage and scan.damage[-1].offset + scan.damage[-1].size > begin:
+        cut = min(cut, scan.damage.pop().offset)
+    return cut
 
 
 def _pop(columns: Columns) -> None:
