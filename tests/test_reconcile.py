@@ -23,7 +23,7 @@ import msgstore
 from msgstore.builtin.options import LocalOptions
 from msgstore.bulk.columns.ids import of_any_length
 from msgstore.bulk.columns.sums import Sums
-from msgstore.bulk.counts import read_counts
+from msgstore.bulk.counts import read_counts, sums_of
 from msgstore.bulk.jobs.classes import ROWS
 from msgstore.bulk.jobs.deltas import Share, find_shares, read_share
 from msgstore.bulk.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
@@ -326,6 +326,19 @@ def test_what_the_disk_does_not_give_is_no_fault_of_parquet(tmp_path, monkeypatc
         with pytest.raises(OSError, match="Input/output error") as caught:
             reading()
         assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize("write", [write_lines, lambda path, rows: pq.write_table(counts_of(pa.int64(), rows), path)])
+def test_sums_are_what_they_are_at_the_end(tmp_path, write):
+    ids = [bytes([n]) * 16 for n in range(3)]
+    rows = [(ids[0], 2**62), (ids[1], 3), (ids[0], 2**62), (ids[2], -(2**63)), (ids[0], 5 - 2**63), (ids[2], -(2**63))]
+    for n, some in enumerate((rows, rows[::-1])):
+        write(tmp_path / f"{n}.parquet" if write is not write_lines else tmp_path / f"{n}.csv", some)
+    for path in tmp_path.iterdir():
+        assert sums_of(path) == {ids[0]: 5, ids[1]: 3, ids[2]: -(2**64)}
+        write(path, [*rows, (ids[0], 2**48 - 4)])
+        with pytest.raises(ConfigError, match=f"{ids[0].hex()} has {2**48 + 1} references; at most"):
+            sums_of(path)
 
 
 def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
