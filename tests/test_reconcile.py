@@ -352,6 +352,32 @@ def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
             list(read_counts(path))
 
 
+def test_names_that_are_no_text(tmp_path):
+    odd = tmp_path / os.fsdecode(b"odd\xff")
+    try:
+        odd.mkdir()
+    except OSError:
+        pytest.skip("this file system has only names that are text")
+    source = RealDirectory.load("v2_clean").copy(tmp_path)
+    lines = write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, 1) for n in range(9)])
+    counts = odd / "to" / "class=dangling"
+
+    def run_verb(verb: str, *arguments: object) -> None:
+        result = CliRunner().invoke(main, [verb, *map(str, arguments), "--processes", "1"])
+        assert result.exit_code == (1 if verb == "reconcile" else 0), result.output
+        assert isinstance(result.exception, SystemExit | None)
+
+    run_verb("reconcile", source, "--deltas", lines, "--to", odd / "to")
+    [file] = counts.iterdir()
+    for path in (counts, file):
+        assert sorted(read(find_shares([path]))) == sorted(read_counts(path)) == [(bytes([n]) * 16, 1) for n in range(9)]
+        run_verb("reconcile", source, "--deltas", path)
+        run_verb("inventory", source, "--refcounts", path)
+    run_verb("export", source, odd / "rows", "--partition-by", "file")
+    assert len(list((odd / "rows").rglob("*.parquet"))) == 3
+    run_verb("import", odd / "rows", odd / "again", "--ignore-others")
+
+
 def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
     source, deltas = RealDirectory.load("v2_clean").copy(tmp_path), write_lines(tmp_path / "d.csv", [])
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
