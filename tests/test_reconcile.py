@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import sys
 from collections import Counter
@@ -21,7 +23,7 @@ import msgstore
 from msgstore.builtin.options import LocalOptions
 from msgstore.bulk.columns.ids import of_any_length
 from msgstore.bulk.columns.sums import Sums
-from msgstore.bulk.counts import read_counts
+from msgstore.bulk.counts import read_counts, sums_of
 from msgstore.bulk.jobs.classes import ROWS
 from msgstore.bulk.jobs.deltas import Share, find_shares, read_share
 from msgstore.bulk.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
@@ -154,12 +156,14 @@ IDS = st.integers(0, 9).map(lambda n: bytes([n]) * 16)
     st.sampled_from(["\n", "\r\n"]),
     st.sampled_from(["{},{}", "{}, {}", "{},{},more", " {} ,+0{}"]),
     st.booleans(),
+    st.sampled_from(["", "id,count"]),
+    st.sampled_from(["", "\ufeff"]),
 )
-def test_any_lines_in_any_shares(tmp_path_factory, rows, share, newline, form, ends):
+def test_any_lines_in_any_shares(tmp_path_factory, rows, share, newline, form, ends, head, mark):
     rows = [(msg_id, abs(count) if "+" in form else count) for msg_id, count in rows]
     path = tmp_path_factory.mktemp("any") / "deltas.csv"
-    text = newline.join(["id,count", *(form.format(msg_id.hex(), count) for msg_id, count in rows), ""])
-    path.write_bytes((text if ends else text.removesuffix(newline)).encode())
+    text = newline.join([*filter(None, [head]), *(form.format(msg_id.hex(), count) for msg_id, count in rows), ""])
+    path.write_bytes((mark + (text if ends else text.removesuffix(newline))).encode())
     assert read(find_shares([path], share)) == rows == list(read_counts(path))
 
 
@@ -198,6 +202,7 @@ def test_upper_case_and_parquet_of_other_widths_and_directories_of_it(tmp_path):
         ("0" * 32 + ",one", "line 5000 is not"),
         ("0" * 32 + ",1.5", "line 5000 is not"),
         ("id,count", "line 5000 is not"),
+        ("\ufeff" + "0" * 32 + ",1", "line 5000 is not"),
         ("0" * 32 + ",9223372036854775808", "counts have 64 bits"),
         ("0" * 32 + ",9223372036854775807", "sums have 64 bits"),
     ],
@@ -216,6 +221,10 @@ def test_a_bad_line_is_named(tmp_path, line, said, share, monkeypatch):
         run([tmp_path / "store"], [path], tmp_path / "to")
     assert str(path) in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["deltas.csv", "store"]
+    if "sums" not in said:
+        with pytest.raises(ConfigError) as again:
+            list(read_counts(path))
+        assert str(again.value) == str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -235,13 +244,145 @@ def test_bad_parquet_is_named(tmp_path, table, said):
     with pytest.raises(ConfigError, match=said) as caught:
         run([tmp_path], [tmp_path / "d.parquet"])
     assert "d.parquet" in str(caught.value)
+    with pytest.raises(ConfigError) as again:
+        list(read_counts(tmp_path / "d.parquet"))
+    assert str(again.value) == str(caught.value)
+
+
+# -- files of counts: what --deltas and --refcounts take, on any engine -------------------------------------------------------
+
+
+def counts_of(kind: type[pa.DataType], rows: Rows) -> pa.Table:
+    return pa.table(
+        {"id": pa.array([msg_id for msg_id, _ in rows], pa.binary()), "count": pa.array([n for _, n in rows], kind)}
+    )
+
+
+def test_a_directory_of_parquet_as_hive_and_spark_leave_it(tmp_path):
+    rows = [(bytes([n]) * 16, n) for n in range(8)]
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=2.parquet").mkdir()
+    (tmp_path / "_temporary").mkdir()
+    for n, name in enumerate(["000000_0", "a.parquet", "day=1/part-1", "day=2.parquet/x.c000"]):
+        pq.write_table(counts_of(pa.int8() if n % 2 else pa.int64(), rows[2 * n : 2 * n + 2]), tmp_path / name)
+    for name in ("_SUCCESS", ".part-1.crc", "_temporary/part-2", ".hidden.parquet", "README.txt"):
+        (tmp_path / name).write_text("not a count")
+    (tmp_path / "000001_0").touch()
+    assert read(find_shares([tmp_path])) == list(read_counts(tmp_path)) == rows
+    one = tmp_path / "day=1" / "part-1"
+    assert read(find_shares([one])) == list(read_counts(one)) == read(find_shares([one.parent])) == rows[4:6]
+
+
+def test_nothing_in_a_directory_of_counts_is_passed_over_that_might_be_one(tmp_path):
+    write_parquet(tmp_path / "a.parquet", [(b"i" * 16, 1)])
+    (tmp_path / "deeper").mkdir()
+
+    def refused(name: str, said: str) -> None:
+        for reading in (lambda: find_shares([tmp_path]), lambda: list(read_counts(tmp_path))):
+            with pytest.raises(ConfigError, match=f"{tmp_path / name}: {said}"):
+                reading()
+        path = tmp_path / name
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    (tmp_path / "deeper" / "part-1").write_text("0" * 32 + ",1\n")
+    refused("deeper/part-1", "is not Parquet")
+    (tmp_path / "b.parquet").touch()
+    refused("b.parquet", "is not Parquet")
+    (tmp_path / "part-2").symlink_to("nowhere")
+    refused("part-2", "is no file")
+    os.mkfifo(tmp_path / "c.parquet")
+    refused("c.parquet", "is no file")
+    (tmp_path / "link").symlink_to("deeper")
+    refused("link", "is a link to a directory")
+    assert list(read_counts(tmp_path)) == [(b"i" * 16, 1)]
+
+
+def test_a_damaged_page_is_one_of_a_file(tmp_path):
+    path = write_parquet(tmp_path / "d.parquet", [(bytes([n]) * 16, n) for n in range(100)])
+    whole = path.read_bytes()
+    for at in range(4, 80):
+        path.write_bytes(whole[:at] + bytes(b ^ 0xFF for b in whole[at : at + 8]) + whole[at + 8 :])
+        for reading in (lambda: read(find_shares([path])), lambda: list(read_counts(path))):
+            try:
+                reading()
+            except ConfigError as error:
+                assert str(error).startswith(f"{path}: ")  # noqa: PT017 - of some bytes nothing can be said
+    path.write_bytes(whole[:4] + bytes(8) + whole[12:])
+    store = RealDirectory.load("v2_clean").copy(tmp_path)
+    for verb in (("reconcile", store, "--deltas", path), ("inventory", store, "--refcounts", path)):
+        result = CliRunner().invoke(main, [*map(str, verb), "--processes", "1"])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"msgstore: {path}: is not Parquet with the columns" in result.stderr
+
+
+def test_what_the_disk_does_not_give_is_no_fault_of_parquet(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "d.parquet", [(b"i" * 16, 1)])
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", failing)
+    for reading in (lambda: read(find_shares([path])), lambda: list(read_counts(path))):
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            reading()
+        assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize("write", [write_lines, lambda path, rows: pq.write_table(counts_of(pa.int64(), rows), path)])
+def test_sums_are_what_they_are_at_the_end(tmp_path, write):
+    ids = [bytes([n]) * 16 for n in range(3)]
+    rows = [(ids[0], 2**62), (ids[1], 3), (ids[0], 2**62), (ids[2], -(2**63)), (ids[0], 5 - 2**63), (ids[2], -(2**63))]
+    for n, some in enumerate((rows, rows[::-1])):
+        write(tmp_path / f"{n}.parquet" if write is not write_lines else tmp_path / f"{n}.csv", some)
+    for path in tmp_path.iterdir():
+        assert sums_of(path) == {ids[0]: 5, ids[1]: 3, ids[2]: -(2**64)}
+        write(path, [*rows, (ids[0], 2**48 - 4)])
+        with pytest.raises(ConfigError, match=f"{ids[0].hex()} has {2**48 + 1} references; at most"):
+            sums_of(path)
+
+
+def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
+    rows = [(b"i" * 16, 1)]
+    lines, parquet = write_lines(tmp_path / "d.csv", rows), write_parquet(tmp_path / "part-0", rows)
+    for name in ("pyarrow", "pyarrow.parquet", "msgstore.bulk.jobs.deltas", "msgstore.bulk.parquet_files"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert list(read_counts(lines)) == rows
+    for path in (parquet, tmp_path):
+        with pytest.raises(ConfigError, match=r"pip install 'msgstore\[parquet\]'"):
+            list(read_counts(path))
+
+
+def test_names_that_are_no_text(tmp_path):
+    odd = tmp_path / os.fsdecode(b"odd\xff")
+    try:
+        odd.mkdir()
+    except OSError:
+        pytest.skip("this file system has only names that are text")
+    source = RealDirectory.load("v2_clean").copy(tmp_path)
+    lines = write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, 1) for n in range(9)])
+    counts = odd / "to" / "class=dangling"
+
+    def run_verb(verb: str, *arguments: object) -> None:
+        result = CliRunner().invoke(main, [verb, *map(str, arguments), "--processes", "1"])
+        assert result.exit_code == (1 if verb == "reconcile" else 0), result.output
+        assert isinstance(result.exception, SystemExit | None)
+
+    run_verb("reconcile", source, "--deltas", lines, "--to", odd / "to")
+    [file] = counts.iterdir()
+    for path in (counts, file):
+        assert sorted(read(find_shares([path]))) == sorted(read_counts(path)) == [(bytes([n]) * 16, 1) for n in range(9)]
+        run_verb("reconcile", source, "--deltas", path)
+        run_verb("inventory", source, "--refcounts", path)
+    run_verb("export", source, odd / "rows", "--partition-by", "file")
+    assert len(list((odd / "rows").rglob("*.parquet"))) == 3
+    run_verb("import", odd / "rows", odd / "again", "--ignore-others")
 
 
 def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
     source, deltas = RealDirectory.load("v2_clean").copy(tmp_path), write_lines(tmp_path / "d.csv", [])
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
     (tmp_path / "empty").mkdir()
-    for bad, said in (("none.csv", "no such file"), ("no.parquet", "is not Parquet"), ("empty", r"no \*\.parquet files")):
+    for bad, said in (("none.csv", "no such file"), ("no.parquet", "is not Parquet"), ("empty", "no Parquet files")):
         with pytest.raises(ConfigError, match=said):
             plan_reconcile(catalogue(), [source], [tmp_path / bad])
     for to, said in ((source / "to", "lies inside"), (tmp_path / "x" / "y", "no such directory"), (source, "lies inside")):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,138 @@ def test_a_damaged_settings_file_is_damage_and_assigned_types_are_read(tmp_path:
     assert spans == [(str(settings), 0, 2, SETTINGS_DAMAGED)]
     assert ("checksum", 4) in found.inputs[0].records
     assert found.codecs == ()
+
+
+def damage(found: Found) -> list[tuple[str, int, int, str]]:
+    return [(spot.path, spot.offset, spot.size, spot.reason) for spot in found.damage]
+
+
+def make_unreadable(directory: Path) -> list[tuple[str, int, int, str]]:
+    """Everything that may have a segment's name and is none, a loop without one, and the damage that they are."""
+    (directory / "9.rdq").symlink_to("/nonexistent/9.rdq")
+    (directory / "8.rdq").mkdir()
+    os.mkfifo(directory / "7.sqs")
+    (directory / "6.sqs").symlink_to("6.sqs")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(directory / "5.rdq"))  # a socket's name is short
+    (directory / "zz").symlink_to("zz")
+    (directory / "nowhere").symlink_to("nothing")
+    (directory / "below").mkdir()
+    reasons = {
+        "9.rdq": "is a link to nothing",
+        "8.rdq": "is a directory",
+        "7.sqs": "is not a plain file",
+        "6.sqs": os.strerror(errno.ELOOP),
+        "5.rdq": "is not a plain file",
+    }
+    return [(str(directory / name), 0, 0, f"unreadable: {reason}") for name, reason in reasons.items()]
+
+
+@pytest.mark.parametrize("pattern", ["store", "", "*", "store/*"])
+def test_what_has_a_segments_name_and_cannot_be_read_is_damage_and_the_others_are_read(tmp_path: Path, pattern: str) -> None:
+    store = tmp_path / "store"
+    touch(store / "0.rdq", store / "1.rdq", store / "notes.txt")
+    expected = make_unreadable(store)
+    found = find(tmp_path / pattern)
+    assert sorted(damage(found)) == sorted(expected)
+    assert pattern == "store/*" or damage(found) == expected
+    assert names(found) == ["1.rdq", "0.rdq"]
+    assert [Path(name).name for name in found.ignored] == ["notes.txt", "nowhere", "zz"]
+    assert damage(find(tmp_path / pattern, store, tmp_path / "*" / "*")) == damage(found)
+
+
+def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "0.rdq").symlink_to("nowhere")
+    for path in (tmp_path, tmp_path / "*", tmp_path / "*.rdq"):
+        assert damage(find(path)) == [(str(tmp_path / "0.rdq"), 0, 0, "unreadable: is a link to nothing")]
+        assert find(path).inputs == ()
+
+
+def test_a_directory_with_a_segments_name_is_a_directory_if_it_has_some(tmp_path: Path) -> None:
+    touch(tmp_path / "a.rdq" / "deeper" / "0.rdq")
+    for path in (tmp_path, tmp_path / "*"):
+        assert (names(find(path)), damage(find(path))) == (["0.rdq"], [])
+    (tmp_path / "b.rdq").mkdir()
+    for path in (tmp_path, tmp_path / "*"):
+        assert damage(find(path)) == [(str(tmp_path / "b.rdq"), 0, 0, "unreadable: is a directory")]
+
+
+@pytest.mark.parametrize("kind", ["a loop", "a directory", "a pipe"])
+def test_settings_that_are_no_file_are_damaged(tmp_path: Path, kind: str) -> None:
+    touch(tmp_path / "0.sqs")
+    settings = tmp_path / "msgstore.json"
+    settings.symlink_to(settings) if kind == "a loop" else settings.mkdir() if kind == "a directory" else os.mkfifo(settings)
+    found = find(tmp_path)
+    assert damage(found) == [(str(settings), 0, 0, SETTINGS_DAMAGED)]
+    assert names(found) == ["0.sqs"]
+
+
+@pytest.fixture
+def forbidden(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Paths that cannot be listed, or ("search") in which no name can be looked at: whoever runs this may be allowed all."""
+    paths: dict[str, str] = {}
+
+    def guard(name: str) -> None:
+        plain = getattr(os, name)
+
+        def guarded(path: Any, **options: Any) -> Any:
+            text = "" if isinstance(path, int) else os.fspath(path)
+            if paths.get(text) == "list" and name != "stat":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text)
+            if paths.get(os.path.dirname(text)) == "search" and name == "stat":  # noqa: PTH120 - a Path forgets a dot
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text)
+            return plain(path, **options)
+
+        monkeypatch.setattr(os, name, guarded)
+
+    for name in ("scandir", "listdir", "stat"):
+        guard(name)
+    return paths
+
+
+@pytest.mark.parametrize("how", ["list", "search"])
+@pytest.mark.parametrize("pattern", ["", "*", "*/*.rdq", "**/*", "?/0.*"])
+def test_a_directory_that_cannot_be_looked_into_is_damage_and_the_others_are_read(
+    tmp_path: Path, forbidden: dict[str, str], pattern: str, how: str
+) -> None:
+    touch(*(tmp_path / store / f"{n}.rdq" for store in "abc" for n in range(1000 if store == "b" else 1)))
+    forbidden[str(tmp_path / "b")] = how
+    found = find(tmp_path / pattern)
+    assert damage(found) == [(str(tmp_path / "b"), 0, 0, "unreadable: Permission denied")]
+    assert [i.path for i in found.inputs] == [str(tmp_path / "a" / "0.rdq"), str(tmp_path / "c" / "0.rdq")]
+    shutil.rmtree(tmp_path / "a")
+    shutil.rmtree(tmp_path / "c")
+    with pytest.raises(StoreError, match=f"{tmp_path / 'b'} is unreadable: Permission denied"):
+        find(tmp_path / pattern)
+    with pytest.raises(StoreError, match=f"^{tmp_path / 'b'}: cannot be listed: Permission denied"):
+        find(tmp_path / "b")
+
+
+def test_a_glob_lists_no_directory_whose_names_it_says(tmp_path: Path, forbidden: dict[str, str]) -> None:
+    touch(*(tmp_path / store / "0.rdq" for store in "abc"))
+    forbidden |= {str(tmp_path / "b"): "list", str(tmp_path / "c"): "search"}
+    found = find(tmp_path / "*" / "0.rdq")
+    assert [i.path for i in found.inputs] == [str(tmp_path / "a" / "0.rdq"), str(tmp_path / "b" / "0.rdq")]
+    assert damage(found) == [(str(tmp_path / "c"), 0, 0, "unreadable: Permission denied")]
+
+
+def test_one_name_that_the_disk_does_not_give_is_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(*(tmp_path / name for name in ("0.rdq", "1.rdq", "2.rdq", "notes.txt", "gone.rdq")))
+    plain = os.stat
+
+    def failing(path: Any, **options: Any) -> Any:
+        name = Path(path).name
+        if name == "gone.rdq":
+            (tmp_path / name).unlink(missing_ok=True)
+        if name in ("1.rdq", "notes.txt"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return plain(path, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    found = find(tmp_path)
+    assert names(found) == ["2.rdq", "0.rdq"]
+    assert damage(found) == [(str(tmp_path / "1.rdq"), 0, 0, "unreadable: Input/output error")]
+    assert found.ignored == (str(tmp_path / "notes.txt"),)
 
 
 def test_a_record_type_that_nobody_provides_is_an_error_before_the_job(tmp_path: Path) -> None:

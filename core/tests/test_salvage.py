@@ -489,6 +489,26 @@ def test_a_segment_is_salvaged_beside_itself(tmp_path: Path) -> None:
     assert salvage(tmp_path / "0.sqs", tmp_path / "out").messages == 212
 
 
+def test_what_has_a_segments_name_and_cannot_be_read_is_told_by_every_job(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(DATA / "msg-store/v2_clean/store", tmp_path / "in"))
+    (source / "9.rdq").symlink_to("nowhere")
+    (source / "zz").symlink_to("zz")
+    row = {
+        "kind": "damage",
+        "path": str(source / "9.rdq"),
+        "offset": 0,
+        "size": 0,
+        "reason": "unreadable: is a link to nothing",
+    }
+    for verb in (("salvage", source, tmp_path / "out"), ("inventory", source), ("diff", source, source)):
+        result, rows = cli(*verb, "--json")
+        assert result.exit_code == 1, result.output
+        assert row in rows
+    result, _ = cli("migrate", source, tmp_path / "other", "--to", "v2")
+    assert result.exit_code == 2
+    assert "9.rdq" in result.stderr
+
+
 def test_more_references_than_are_counted(tmp_path: Path) -> None:
     counts = tmp_path / "counts.csv"
     counts.write_text(f"{id_of(1).hex()},{2**60}\n")

@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -114,6 +116,50 @@ def test_inventory(spark: SparkSession, tmp_path: Path, counted: bool) -> None:
     assert other.as_json()["types"]["audit"] == 100
     assert {store.counts for store in other.stores} == ({"given"} if counted else {"", "own"})
     assert (sum(segment.live or 0 for segment in other.segments()) > 1000) == counted
+
+
+@pytest.mark.parametrize("form", ["lines", "Parquet"])
+def test_files_of_counts_are_read_alike(spark: SparkSession, tmp_path: Path, form: str) -> None:
+    """Whatever they come in; sums are what they are at the end, whatever 64 bits do not hold in between."""
+    messages = json.loads((BROKERS[0] / "manifest.json").read_text())["messages"]
+    rows = [(message["id"], 2) for message in messages[:100]]
+    rows = [
+        *rows,
+        (rows[0][0], 2**62),
+        *rows,
+        (rows[0][0], 2**62),
+        *[(msg_id, -3) for msg_id, _ in rows],
+        (rows[0][0], -(2**63)),
+    ]
+    store = Path(shutil.copytree(BROKERS[0] / "store", tmp_path / "store"))
+    (store / "99.rdq").symlink_to("nowhere")
+    counts = tmp_path / "counts"
+
+    def write(rows: list[tuple[str, int]]) -> None:
+        if form == "lines":
+            counts.write_bytes(b"\xef\xbb\xbf" + write_lines(tmp_path / "lines", rows).read_bytes())
+            return
+        (counts / "day=1").mkdir(parents=True, exist_ok=True)
+        (counts / "README.txt").write_text("not a count")
+        for name, some in {"a.parquet": rows[:50], "part-1": rows[50:99], "day=1/000000_0": rows[99:]}.items():
+            kind = pa.int8() if name == "a.parquet" else pa.int64()
+            ids = pa.array([bytes.fromhex(msg_id) for msg_id, _ in some], pa.binary())
+            pq.write_table(pa.table({"count": pa.array([count for _, count in some], kind), "id": ids}), counts / name)
+
+    write(rows)
+    job = plan_inventory(CATALOGUE, [store], 1.8e9, counts=counts)
+    local, other = (engine(name).inventory(job) for name in ENGINES)
+    assert other == local
+    assert sum(segment.live or 0 for segment in other.segments()) > 10
+    assert [spot.path for spot in other.damage] == [str(store / "99.rdq")]
+    write([*rows, (rows[0][0], 2**48)])
+    said = []
+    for name in ENGINES:
+        with pytest.raises(ConfigError) as caught:
+            engine(name).inventory(job)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert f"{rows[0][0]} has {2**48 + 1} references; at most" in said[0]
 
 
 def test_diff(spark: SparkSession, tmp_path: Path) -> None:

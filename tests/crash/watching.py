@@ -18,8 +18,9 @@ LOOKS = (
 )  # fmt: skip
 COMPOSED = ("write_file", "view")
 """Made of the others; each part is told of by itself."""
-JOBS = ("create_directory", "copy_permissions", "remove_tree")
-"""Of jobs that write a new store: tests/test_fresh_stores.py stops those. An engine that calls one is refused."""
+JOBS = ("create_directory", "copy_permissions", "remove_tree", "entries")
+"""Of jobs that read any directory and write a new store: tests/test_fresh_stores.py stops those that write. An engine that
+calls one is refused: to open a store, what cannot be looked at in its directory is an error."""
 
 
 class WatchedFiles(Files):
@@ -131,6 +132,9 @@ class WatchedFiles(Files):
 
     def remove_tree(self, path):
         raise NotImplementedError(f"nobody would stop inside remove_tree({path})")
+
+    def entries(self, directory):
+        raise NotImplementedError(f"nobody would stop inside entries({directory})")
 
     def unlink(self, path):
         with self.busy:

@@ -110,6 +110,22 @@ class Files:
                         found[entry.name] = (status.st_size, status.st_mtime_ns)
         return found
 
+    def entries(self, directory: Path) -> tuple[dict[str, tuple[int, int]], dict[str, OSError]]:
+        """As :meth:`list`, but what is wrong with one name concerns this name only: (plain files, name to error of all else).
+
+        All else are directories (EISDIR), pipes and the like, links to nothing, and what cannot be looked at. OSError if no
+        name can be, as the directory may not be listed or searched.
+        """
+        check_listable(directory)
+        found, refused = {}, {}
+        for path in directory.iterdir():
+            try:
+                found[path.name] = look(path)
+            except OSError as error:
+                if not is_gone(path, error):
+                    refused[path.name] = error
+        return found, refused
+
     def strangers(self, directory: Path) -> dict[str, str]:
         """Name to what it is, of everything in a directory that is not a plain file of its own."""
         with os.scandir(directory) as entries:
@@ -195,13 +211,42 @@ class Files:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def look(path: Path) -> tuple[int, int]:
+    """(bytes, modification time in nanoseconds) of a plain file. OSError for anything else."""
+    status = path.stat()
+    _check_plain(status.st_mode, path)
+    return status.st_size, status.st_mtime_ns
+
+
+def is_gone(path: Path, error: OSError) -> bool:
+    """Whether ``error`` says no more than that there is no such name any more. A link to nothing is there."""
+    return isinstance(error, FileNotFoundError) and not path.is_symlink()
+
+
+def check_listable(directory: Path) -> None:
+    """OSError if the names in a directory cannot be read, or nothing can be found out about any of them."""
+    os.scandir(directory).close()
+    check_searchable(directory)
+
+
+def check_searchable(directory: Path) -> None:
+    """OSError if nothing can be found out about any name in a directory."""
+    os.stat(os.path.join(directory, "."))  # noqa: PTH116, PTH118 - a Path forgets the dot, for which the directory is searched
+
+
 def _plain(fd: int, path: Path) -> int:
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return fd
-    os.close(fd)
-    code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    raise OSError(code, "is a directory" if stat.S_ISDIR(mode) else "is not a plain file", str(path))
+    try:
+        _check_plain(os.fstat(fd).st_mode, path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_plain(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "is a directory" if stat.S_ISDIR(mode) else "is not a plain file", str(path))
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

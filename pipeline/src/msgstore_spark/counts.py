@@ -19,14 +19,14 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
     """(id binary, count long) of each id that has a reference. Executors read the file. What stands there of one id is added
     up. Raises ConfigError for more references than are counted, and in a task for a line or a row that is none."""
     read = map_tasks(spark, _read, find_shares([path]), "id binary, count long")
-    sums = read.groupBy("id").agg(sf.try_sum("count").alias("count"))
-    many = sums.where(f"count is null or count > {MAX_REFERENCES}").head()
+    # 64 bits may not hold what is added up in between, in whatever order that is.
+    sums = read.groupBy("id").agg(sf.sum(sf.col("count").cast("decimal(38,0)")).alias("count"))
+    many = sums.where(f"count > {MAX_REFERENCES}").head()
     if many is not None:
         raise ConfigError(
-            f"{path}: refcounts: {bytes(many.id).hex()} has {many['count'] or 'countless'} references; "
-            f"at most {MAX_REFERENCES} are counted"
+            f"{path}: refcounts: {bytes(many.id).hex()} has {many['count']} references; at most {MAX_REFERENCES} are counted"
         )
-    return sums.where("count > 0")
+    return sums.where("count > 0").select("id", sf.col("count").cast("long").alias("count"))
 
 
 def _read(_: int, share: Share) -> Iterator[pa.RecordBatch]:

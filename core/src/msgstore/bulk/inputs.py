@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -16,13 +17,14 @@ from msgstore.bulk.workers import installed
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, Settings, read_settings
 from msgstore.engine.shutdown import CLEAN
-from msgstore.files import Files
+from msgstore.files import Files, check_listable, check_searchable, is_gone, look
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
 
 _UNFINISHED = re.compile(r"\..+\.msgstore-[0-9a-f]+")
 """Directories in which a job of ours builds a store, or was killed while it did: copies of what stands elsewhere."""
 _NO_NUMBER = -1
+_IS_DIRECTORY = IsADirectoryError(errno.EISDIR, "is a directory")
 
 
 @attrs.frozen
@@ -51,9 +53,10 @@ class Found:
     inputs: tuple[SegmentInput, ...]
     """By rank."""
     damage: tuple[SpanReport, ...]
-    """``msgstore.json`` files that cannot be read (``settings_damaged``), directories inside a tree that cannot be listed."""
+    """``msgstore.json`` files that cannot be read (``settings_damaged``); of size 0 (``unreadable: ...``) what has a segment's
+    name and is no file or cannot be looked at, and directories of a tree or a glob that cannot be listed."""
     ignored: tuple[str, ...]
-    """Files in the directories of segments that are no segments of an installed format."""
+    """In the directories of segments, what is no directory and has no name of a segment of an installed format."""
     codecs: tuple[str, ...]
     """Body codecs that the directories remember, each once."""
     record_types: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: M
     other: its hidden directories count, symbolic links to directories do not. A glob sees hidden names too. ``records`` are
     bound beside what each directory remembers, and instead of it where the two contradict.
 
+    What is wrong with one name in a directory, or with one directory of a tree or a glob, is damage, and the others are read.
     A writer may be at work in a directory. Raises StoreError for a path in which there is nothing, and PluginError for segments
     with records of a type that nobody provides: before the job begins.
     """
@@ -106,7 +110,8 @@ class _Search:
         self._formats = FormatSet(catalogue)
         self._stores: dict[Path, tuple[str, dict[str, int]]] = {}
         """Real path to (path as given, name to size)."""
-        self._damage: list[SpanReport] = []
+        self._damage: dict[Path, SpanReport] = {}
+        """By real path, less links in the last part."""
         self._ignored: dict[str, None] = {}
         self._makeable: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
         """Formats with record types that could be made."""
@@ -117,8 +122,7 @@ class _Search:
         if path.is_file():
             self._add_file(path)
         elif path.is_dir():
-            if not self._add_directory(path):
-                raise StoreError(no_segments(path, self._formats))
+            self._add_named_directory(path)
         elif path.exists():
             raise StoreError(f"{given}: is neither a regular file nor a directory; copy what it holds into a file")
         elif glob.has_magic(given):
@@ -127,62 +131,120 @@ class _Search:
             raise StoreError(f"{given}: there is no such file or directory")
 
     def _add_file(self, path: Path) -> None:
-        if path.suffix not in self._formats.extensions:
+        if not self._is_segment(path.name):
             known = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self._formats.extensions.items()))
             raise StoreError(f"{path}: no installed format reads such files; known are {known or 'none'}")
         self._names(path.parent).setdefault(path.name, path.stat().st_size)
 
-    def _add_directory(self, top: Path) -> bool:
-        """Whether it is a store, or a tree in which there is one."""
+    def _add_named_directory(self, top: Path) -> None:
+        known = len(self._damage)
         try:
-            if self._add_store(top):
-                return True
+            found = self._add_directory(top)
         except OSError as error:
             raise StoreError(f"{top}: cannot be listed: {error.strerror}") from error
-        found = False
+        if not found:
+            raise StoreError(no_segments(top, self._formats) + self._refused_since(known))
+
+    def _add_directory(self, top: Path) -> bool:
+        """Whether it is a store, or a tree in which there is one. Raises OSError if it cannot be listed."""
+        if self._add_store(top):
+            return True
+        stores: list[Path] = []
+        others: list[Path] = []
         for directory in self._beneath(top):
             try:
-                found |= self._add_store(directory)
+                (stores if self._add_store(directory) else others).append(directory)
             except OSError as error:
-                self._cannot_list(error)
-        return found
+                self._refuse(directory, error)
+        for directory in others:
+            if self._is_segment(directory.name) and not any(store.is_relative_to(directory) for store in stores):
+                self._refuse(directory, _IS_DIRECTORY)
+        return bool(stores)
 
     def _beneath(self, top: Path) -> Iterator[Path]:
         """The directories of a tree by name, links and unfinished stores left out."""
-        for directory, names, _ in os.walk(top, onerror=self._cannot_list):
+        for directory, names, _ in os.walk(top, onerror=lambda error: self._refuse(Path(error.filename or top), error)):
             names[:] = sorted(name for name in names if not _UNFINISHED.fullmatch(name))
             if Path(directory) != top:
                 yield Path(directory)
 
-    def _cannot_list(self, error: OSError) -> None:
-        self._damage.append(SpanReport(str(error.filename), 0, 0, f"unreadable: {error.strerror}"))
+    def _refuse(self, path: Path, error: OSError) -> bool:
+        """Tell of what cannot be read, or a job would say that all is well. Whether it is there: what went meanwhile is not."""
+        if is_gone(path, error):
+            return False
+        reason = "is a link to nothing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        if _real(path.parent) not in self._damage:  # which says it of all that is in there
+            self._damage.setdefault(_real(path), SpanReport(str(path), 0, 0, f"unreadable: {reason}"))
+        return True
+
+    def _refused_since(self, known: int) -> str:
+        """What an error says of the first that was refused after ``known`` others."""
+        return "".join(f"; {spot.path} is {spot.reason}" for spot in list(self._damage.values())[known : known + 1])
+
+    def _is_segment(self, name: str) -> bool:
+        return Path(name).suffix in self._formats.extensions
 
     def _add_store(self, directory: Path) -> bool:
         """Whether it has segments of its own, or is a store that has none yet. Raises OSError."""
-        listed = self._files.list(directory)
-        segments = {name: size for name, (size, _) in listed.items() if Path(name).suffix in self._formats.extensions}
-        if not segments and SETTINGS not in listed and CLEAN not in listed:
+        listed, refused = self._files.entries(directory)
+        files = listed.keys() | {name for name, error in refused.items() if error.errno != errno.EISDIR}
+        if not any(map(self._is_segment, files)) and SETTINGS not in files and CLEAN not in files:
             return False
-        self._names(directory).update(segments)
-        self._ignored |= dict.fromkeys(str(directory / name) for name in sorted(listed.keys() - segments.keys()))
+        self._names(directory).update({name: size for name, (size, _) in listed.items() if self._is_segment(name)})
+        for name in sorted(filter(self._is_segment, refused), key=_age, reverse=True):
+            self._refuse(directory / name, refused[name])
+        self._ignored |= dict.fromkeys(str(directory / name) for name in sorted(files) if not self._is_segment(name))
         return True
 
     def _add_matches(self, pattern: str) -> None:
+        known = len(self._damage)
+        self._try_ways(pattern)
         found = False
         for match in sorted(glob.glob(pattern, recursive=True, include_hidden=True)):  # noqa: PTH207 - a Path takes relative patterns only
             path = Path(match)
-            if any(_UNFINISHED.fullmatch(part) for part in path.parts):
-                continue
-            if path.is_dir():
-                found |= self._add_directory(path)
-            elif path.is_file() and path.suffix in self._formats.extensions:
-                self._add_file(path)
-                found = True
-            elif path.is_file():
-                self._ignored[match] = None
+            if _real(path.parent) not in self._damage and not _is_unfinished(path):
+                found |= self._add_match(path)
         if not found:
-            known = ", ".join(f"*{extension}" for extension in sorted(self._formats.extensions)) or "no format is installed"
-            raise StoreError(f"{pattern}: nothing that matches is a segment ({known}), or a directory that has some")
+            formats = ", ".join(f"*{extension}" for extension in sorted(self._formats.extensions)) or "no format is installed"
+            message = f"{pattern}: nothing that matches is a segment ({formats}), or a directory that has some"
+            raise StoreError(message + self._refused_since(known))
+
+    def _try_ways(self, pattern: str) -> None:
+        """A glob is silent about directories on the way that it may not look into."""
+        way = Path(pattern)
+        while glob.has_magic(str(way)):
+            check = check_listable if glob.has_magic(way.name) else check_searchable
+            way = way.parent
+            for directory in map(Path, glob.glob(str(way), recursive=True, include_hidden=True)):  # noqa: PTH207 - as above
+                if os.path.isdir(directory) and not _is_unfinished(directory):  # noqa: PTH112 - a Path's raises, in some versions
+                    try:
+                        check(directory)
+                    except OSError as error:
+                        self._refuse(directory, error)
+
+    def _add_match(self, path: Path) -> bool:
+        """Whether it is a segment, if only by its name, or a directory in which there is one."""
+        if os.path.isdir(path):  # noqa: PTH112 - as above
+            return self._add_matched_directory(path)
+        if not self._is_segment(path.name):
+            self._ignored[str(path)] = None
+            return False
+        try:
+            size, _ = look(path)
+        except OSError as error:
+            return self._refuse(path, error)
+        self._names(path.parent).setdefault(path.name, size)
+        return True
+
+    def _add_matched_directory(self, path: Path) -> bool:
+        try:
+            if self._add_directory(path):
+                return True
+        except OSError as error:
+            self._refuse(path, error)
+        if self._is_segment(path.name):
+            self._refuse(path, _IS_DIRECTORY)
+        return False
 
     def _names(self, directory: Path) -> dict[str, int]:
         return self._stores.setdefault(directory.resolve(), (str(directory), {}))[1]
@@ -201,7 +263,7 @@ class _Search:
                 inputs.append(self._input(len(inputs), store, name, names[name], settings or Settings()))
         return Found(
             tuple(inputs),
-            tuple(self._damage),
+            tuple(self._damage.values()),
             tuple(self._ignored),
             codecs=tuple(dict.fromkeys(settings.body for settings in known.values())),
             record_types=tuple(dict.fromkeys(settings.record for settings in known.values())),
@@ -210,7 +272,11 @@ class _Search:
 
     def _without_settings(self, damaged: Path) -> Settings:
         """Then every installed record type that a format's specification assigns a byte to may be there."""
-        self._damage.append(SpanReport(str(damaged), 0, damaged.stat().st_size, SETTINGS_DAMAGED))
+        try:
+            size, _ = look(damaged)
+        except OSError:
+            size = 0
+        self._damage[_real(damaged)] = SpanReport(str(damaged), 0, size, SETTINGS_DAMAGED)
         assigned = {found.name: found.assigned_byte for found in self._record_types() if found.assigned_byte is not None}
         return Settings(records=assigned)
 
@@ -243,6 +309,15 @@ class _Search:
             FormatSet(catalogue, dict(found.records)).by_name(found.format)
         except PluginError as error:
             raise type(error)(f"{found.path}: {error}") from error
+
+
+def _real(path: Path) -> Path:
+    """The same for every way to a name, and another for a link than for what it leads to."""
+    return path.parent.resolve() / path.name
+
+
+def _is_unfinished(path: Path) -> bool:
+    return any(_UNFINISHED.fullmatch(part) for part in path.parts)
 
 
 def _age(name: str) -> tuple[int, str, str]:

@@ -289,14 +289,16 @@ def take_over(segments: Segments, index: Index, other: Index) -> None:
 
 
 def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
-    """Reference-count deltas, added up. Raises ValueError for what is not an id and a whole number."""
+    """Reference-count deltas, added up, in any order. Raises ValueError for what is not an id and a whole number, and for a sum
+    of more references than are counted."""
     counts: dict[bytes, int] = {}
     for msg_id, count in refcounts:
         if not isinstance(msg_id, bytes) or len(msg_id) != 16 or not isinstance(count, int):
             raise ValueError(f"refcounts: ({msg_id!r}, {count!r}) is not a 16-byte id and an integer")
         counts[msg_id] = counts.get(msg_id, 0) + count
-        if counts[msg_id] > MAX_REFERENCES:
-            raise ValueError(f"refcounts: {msg_id.hex()} has {counts[msg_id]} references; at most {MAX_REFERENCES} are counted")
+    if max(counts.values(), default=0) > MAX_REFERENCES:
+        msg_id, count = next(pair for pair in counts.items() if pair[1] > MAX_REFERENCES)
+        raise ValueError(f"refcounts: {msg_id.hex()} has {count} references; at most {MAX_REFERENCES} are counted")
     return counts
 
 

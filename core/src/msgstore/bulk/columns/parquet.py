@@ -8,9 +8,9 @@ from pathlib import Path
 
 import attrs
 import pyarrow as pa
-from pyarrow import parquet as pq
 
 from msgstore.bulk.columns.rows import COLUMNS, REFERENCES, Messages, check_columns, messages_of
+from msgstore.bulk.parquet_files import open_parquet
 from msgstore.contract import StoreError
 
 _BATCH_BYTES = 4 * 2**20
@@ -26,7 +26,7 @@ class RowGroups:
 
 def row_groups(path: Path, *, ignore_others: bool) -> RowGroups:
     """Of a file whose columns are those of messages. Raises ConfigError, StoreError."""
-    with _errors(path), pq.ParquetFile(path) as file:
+    with _errors(path), open_parquet(path) as file:
         names = check_columns(file.schema_arrow, str(path), ignore_others=ignore_others)
         meta = file.metadata
         groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
@@ -35,7 +35,7 @@ def row_groups(path: Path, *, ignore_others: bool) -> RowGroups:
 
 def read(path: Path, groups: Sequence[int], first: int) -> Iterator[Messages]:
     """Messages of row groups, some MiB at a time; ``first`` is the number of their first row. Raises StoreError."""
-    with _errors(path), pq.ParquetFile(path) as file:
+    with _errors(path), open_parquet(path) as file:
         rows = sum(file.metadata.row_group(number).num_rows for number in groups)
         size = sum(file.metadata.row_group(number).total_byte_size for number in groups)
         step = max(min(_BATCH_BYTES * rows // max(size, 1), _BATCH_ROWS), 1)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from msgstore.bulk.fresh import beside
 from msgstore.bulk.fresh.commit import check_destination, take_place
+from msgstore.bulk.parquet_files import ParquetWriter
 from msgstore.contract import StoreError, StoreIOError
 from msgstore.files import Files
 
@@ -88,7 +89,7 @@ class Writer:
         name = f"{where}/part-{self._task:05}-{len(self._names)}.parquet".removeprefix("/")
         path = self._directory / name
         Files().make_directory(path.parent)
-        self._open[where] = pq.ParquetWriter(path, self._schema, compression="zstd")
+        self._open[where] = ParquetWriter(path, self._schema)
         self._names.append(name)
         return self._open[where]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import binascii
+import codecs
 import io
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -13,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from msgstore.bulk.counts import read_lines
+from msgstore.bulk.count_files import is_parquet, read_lines
+from msgstore.bulk.parquet_files import open_parquet
 from msgstore.contract import ConfigError
 
 SCHEMA = pa.schema([pa.field("id", pa.binary(16), nullable=False), pa.field("count", pa.int64(), nullable=False)])
@@ -34,10 +38,15 @@ class Share:
     end: int
     size: int
     """Bytes, about."""
+    is_parquet: bool = False
 
 
 def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
-    """Of files, and of directories of Parquet files. Raises ConfigError for what is neither, OSError."""
+    """Of files, and of directories of Parquet files. Raises ConfigError for what is neither, OSError.
+
+    A directory stands for its Parquet files at any depth, by name; nothing that might be one is passed over. Names that begin
+    with ``_`` or ``.`` do not count, as Spark and pyarrow see it: what is being written, and marks of what has been.
+    """
     return [share for path in paths for file in _files(Path(path)) for share in _shares(file, size)]
 
 
@@ -47,25 +56,46 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ConfigError(f"{path}: {'is no plain file' if path.exists() else 'there is no such file'}; counts are in lines "
                           "'id,count', or in Parquet with the columns id and count")  # fmt: skip
-    found = sorted(file for file in path.rglob("*.parquet") if not _is_hidden(file.relative_to(path)))
+    found = sorted(file for file in _visible(path) if _is_data(file))
     if not found:
-        raise ConfigError(f"{path}: there are no *.parquet files in this directory")
+        raise ConfigError(f"{path}: there are no Parquet files in this directory")
     return found
 
 
-def _is_hidden(path: Path) -> bool:
-    """As Spark and pyarrow see it: what is being written, and marks of what has been."""
-    return any(part.startswith(("_", ".")) for part in path.parts)
+def _visible(top: Path) -> Iterator[Path]:
+    for directory, inner, names in os.walk(top, onerror=_raise):
+        inner[:] = [name for name in inner if not name.startswith(("_", "."))]
+        links = [path for path in (Path(directory, name) for name in inner) if path.is_symlink()]
+        if links:
+            raise ConfigError(f"{links[0]}: is a link to a directory, in a directory of counts; give that one by itself")
+        yield from (Path(directory, name) for name in names if not name.startswith(("_", ".")))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _is_data(file: Path) -> bool:
+    """Other files may stand beside, such as a README; what is named as writers of Parquet name theirs has to be Parquet."""
+    if not file.is_file():
+        raise ConfigError(f"{file}: is no file that can be read, in a directory of counts")
+    if is_parquet(file):
+        return True
+    if file.name.startswith("part-") and file.stat().st_size:
+        raise ConfigError(
+            f"{file}: is not Parquet, as the files of a directory of counts are; give files of lines by themselves"
+        )
+    return False
 
 
 def _shares(path: Path, size: int) -> Iterator[Share]:
-    if path.suffix == ".parquet":
+    if is_parquet(path):
         with _open_parquet(path) as file:
             groups = file.num_row_groups
             each = max(1, groups * size // max(1, path.stat().st_size))
         for begin in range(0, groups, each):
             end = min(begin + each, groups)
-            yield Share(str(path), begin, end, path.stat().st_size * (end - begin) // groups)
+            yield Share(str(path), begin, end, path.stat().st_size * (end - begin) // groups, is_parquet=True)
     else:
         total = path.stat().st_size
         for begin in range(0, total, size):
@@ -75,7 +105,7 @@ def _shares(path: Path, size: int) -> Iterator[Share]:
 
 def read_share(share: Share) -> Iterator[pa.RecordBatch]:
     """Batches of SCHEMA. Raises ConfigError for a line or a row that is none, with the file and the place; OSError."""
-    yield from _rows(share) if share.path.endswith(".parquet") else _lines(share)
+    yield from _rows(share) if share.is_parquet else _lines(share)
 
 
 def weight(batch: pa.RecordBatch) -> int:
@@ -119,6 +149,10 @@ def _parse_fast(block: bytes, *, is_first: bool) -> pa.RecordBatch | None:
     """What nearly every block is: lower or upper case digits, a comma, a number. None if it is anything else."""
     if b"x" in block or b"X" in block:
         return None  # pyarrow takes 0x10 for a number
+    if is_first:
+        block = block.removeprefix(codecs.BOM_UTF8)
+    if block.startswith(codecs.BOM_UTF8):
+        return None  # pyarrow takes it anywhere
     skip = 1 if is_first and block[:3] in (b"id,", b"id\n", b"id\r") else 0
     try:
         table = pa_csv.read_csv(
@@ -155,9 +189,6 @@ def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
     """Line by line: as many kinds of lines as :func:`read_counts` takes, and the place of one that is none."""
     lines = io.TextIOWrapper(io.BytesIO(block), encoding="utf-8", errors="replace")
     rows = list(read_lines(lines, path, 1 if not offset else _newlines(path, offset) + 1))
-    for msg_id, count in rows:
-        if abs(count) > MOST:
-            raise ConfigError(f"{path}: {msg_id.hex()} has the count {count}; counts have 64 bits")
     counts = pa.array([count for _, count in rows], pa.int64())
     return pa.record_batch([_ids(b"".join(msg_id for msg_id, _ in rows)), counts], schema=SCHEMA)
 
@@ -175,25 +206,29 @@ def _newlines(path: str, end: int) -> int:
 # -- Parquet ------------------------------------------------------------------------------------------------------------------
 
 
-def _open_parquet(path: Path | str) -> pq.ParquetFile:
+@contextmanager
+def _open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
+    """One with these columns. Whatever turns out to be wrong with it, while it is read too, names it. ConfigError, OSError."""
     try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowException as error:
+        with open_parquet(path) as file:
+            names = file.schema_arrow.names
+            if not {"id", "count"} <= set(names):
+                raise _no_counts(path, f"its columns are {', '.join(names)}")
+            yield file
+    except (pa.ArrowException, KeyError, ValueError) as error:
         raise _no_counts(path, error) from error
-    if not {"id", "count"} <= set(file.schema_arrow.names):
-        raise _no_counts(path, f"its columns are {', '.join(file.schema_arrow.names)}")
-    return file
+    except OSError as error:
+        if error.errno is None:  # pyarrow's own, of a page that is damaged
+            raise _no_counts(path, error) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _rows(share: Share) -> Iterator[pa.RecordBatch]:
     with _open_parquet(share.path) as file:
-        try:
-            for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
-                ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())
-                _check_rows(share.path, ids, counts)
-                yield pa.record_batch([pc.cast(ids, pa.binary(16)), counts], schema=SCHEMA)
-        except (pa.ArrowException, KeyError) as error:
-            raise _no_counts(share.path, error) from error
+        for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
+            ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())
+            _check_rows(share.path, ids, counts)
+            yield pa.record_batch([pc.cast(ids, pa.binary(16)), counts], schema=SCHEMA)
 
 
 def _check_rows(path: str, ids: pa.Array, counts: pa.Array) -> None:
@@ -206,4 +241,5 @@ def _check_rows(path: str, ids: pa.Array, counts: pa.Array) -> None:
 
 
 def _no_counts(path: Path | str, why: object) -> ConfigError:
-    return ConfigError(f"{path}: is not Parquet with the columns id (binary) and count (integer): {why}")
+    reason = " ".join(str(why).split())
+    return ConfigError(f"{path}: is not Parquet with the columns id (binary) and count (integer): {reason}")

@@ -166,6 +166,8 @@ def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInpu
         picture = _picture(Path(directory), catalogue, stocks)
     except MsgStoreError as error:
         found.unasked = str(error)
+    except OSError as error:  # a name beside the segments that cannot be looked at: no store would open
+        found.unasked = f"{error.filename or directory}: {error.strerror or error}"
     else:
         found.policies = [_policy(plan) for plan in plans_of(catalogue, picture, job.now)]
     return found

@@ -1,0 +1,39 @@
+"""What a file of counts is: lines ``id,count``, or Parquet. Needs no pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgstore.contract import ConfigError
+
+_PARQUET = b"PAR1"
+_MARK = "\ufeff"
+"""What some programs write in front of UTF-8."""
+
+
+def is_parquet(path: Path) -> bool:
+    """By its ending, or by how it begins: what Hive and Trino write has no ending, and no line begins so."""
+    if path.suffix == ".parquet":
+        return True
+    if not path.is_file():  # a pipe is read once
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_PARQUET)) == _PARQUET
+
+
+def read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterator[tuple[bytes, int]]:
+    """(id, count) of each line of ``path``; the number of the first is ``first``. Raises ConfigError."""
+    for number, line in enumerate(lines, first):
+        fields = [field.strip() for field in (line.removeprefix(_MARK) if number == 1 else line).split(",")]
+        if fields == [""] or (number == 1 and fields[0] == "id"):
+            continue
+        try:
+            msg_id, count = bytes.fromhex(fields[0]), int(fields[1])
+        except (ValueError, IndexError):
+            msg_id, count = b"", 0
+        if len(msg_id) != 16:
+            raise ConfigError(f"{path}: line {number} is not 'id,count' with an id of 32 hexadecimal digits")
+        if not -(2**63) <= count < 2**63:
+            raise ConfigError(f"{path}: {msg_id.hex()} has the count {count}; counts have 64 bits")
+        yield msg_id, count
