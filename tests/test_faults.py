@@ -195,6 +195,43 @@ def test_migration_that_finds_no_room_keeps_every_count(tmp_path, index):
         assert not list(tmp_path.glob("*.rdq"))
 
 
+class FullDisk(UnsyncedFiles):
+    full = False
+
+    def pwrite(self, fd, data, offset):
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().pwrite(fd, data, offset)
+
+
+def test_a_full_disk_fills_no_memory(cell, tmp_path):
+    """From the bound on a write that raises has taken nothing; with room again all goes on, and what was taken is there."""
+    files = FullDisk()
+    with open_with(tmp_path, files, index=cell.index, max_unconfirmed="1MiB", sync_interval="1h") as store:
+        client = store.client()
+        client.write(bytes(16), b"first")
+        store.flush()
+        files.full = True
+        taken, refused = [], []
+        for number in range(1, 1200):
+            try:
+                client.write(number.to_bytes(16), b"body")
+                taken.append(number)
+            except msgstore.StoreIOError:
+                (taken if client.contains(number.to_bytes(16)) else refused).append(number)
+        assert len(taken) * 1024 < 2 * 2**20
+        assert len(refused) > 100
+        assert store.stats().pending == len(taken)
+        files.full = False
+        client.write(b"5" * 16, b"body")
+        store.flush()
+        for number in refused:
+            client.write(number.to_bytes(16), b"body")
+        assert store.stats().messages == 1201
+    with open_with(tmp_path, index=cell.index) as store:
+        assert store.stats().messages == 1201
+
+
 def test_flush_waits_for_confirms_that_another_thread_is_giving(cell, tmp_path):
     telling, go_on, confirmed = threading.Event(), threading.Event(), []
 

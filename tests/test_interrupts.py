@@ -15,7 +15,7 @@ import msgstore
 from msgstore.contract import StoreClosed
 
 ENGINE = str(Path(msgstore.__file__).parent / "engine")
-EVERY = 9
+EVERY = 15
 """Of the lines that a change passes; the first and the last time that it passes each."""
 
 

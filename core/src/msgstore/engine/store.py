@@ -258,7 +258,11 @@ class Store:
             if self.mode == "rw" and not self._closed:
                 self.flush()
             if not self._closed:  # a client that was just told may have closed it
-                self._close()
+                try:
+                    self._close()
+                except BaseException as error:
+                    self._writer.check_whole(error)
+                    raise
         self._stop_threads(wait=not told)
 
     def _close(self) -> None:
@@ -269,10 +273,8 @@ class Store:
                 late = self._writer.write_out(last=True)  # what was written since the flush, by a client that was told, for one
                 self._collection.erase()
                 self._save_index()
-            except BaseException as error:
-                self._writer.check_whole(error)
-                if self._writer.broken is None:
-                    self._refuse(None)
+            except Exception:
+                self._refuse(None)
                 raise
         try:
             if self.mode == "rw":
@@ -338,11 +340,12 @@ class Store:
                 self._let_go_of_all(how)
         except BaseException as error:
             self._writer.check_whole(error)
+            self._closed = isinstance(error, Exception)  # what was interrupted is done again
             raise
+        self._closed = True
 
     def _let_go_of_all(self, how: Literal["closed", "abandoned"]) -> None:
         with ExitStack() as stack:  # every one of them, even if one fails
-            stack.callback(setattr, self, "_closed", True)  # last: what was interrupted before can be done again
             self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
             self._writer.intake.clear()  # or a read would still find what was never written
             stack.callback(self._segments.happenings.closed, how)
