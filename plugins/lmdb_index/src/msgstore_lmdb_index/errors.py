@@ -69,7 +69,7 @@ class Errors:
         if other is not None and other._pid != self._pid:
             return StoreError(
                 f"{self._path}: is open in process {other._pid}, which this process was forked from, and LMDB cannot open it "
-                f"again here. Start this process fresh (multiprocessing: the method 'spawn'), or fork before the store is opened."
+                f"again here. Start this process fresh (multiprocessing: method 'spawn'), or fork before the store is opened."
             )
         return StoreError(
             f"{self._path}: is open in this process already, and LMDB opens it once a process. Use the store that is open, or "
