@@ -106,6 +106,27 @@ def test_the_child_may_open_a_store_of_its_own(tmp_path, cell):
         assert client.read(ID) == b"child"
 
 
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_the_child_is_told_why_it_cannot_read_with_lmdb(tmp_path, mode):
+    """LMDB opens its files once a process, and takes a forked one for the same. They are whole, and the disk is, too."""
+    pytest.importorskip("msgstore_lmdb_index")
+    msgstore.open_store(tmp_path, index="lmdb").close()
+    with msgstore.open_store(tmp_path, index="lmdb", mode=mode):
+
+        def check():
+            with pytest.raises(msgstore.StoreError) as caught:
+                msgstore.open_store(tmp_path, index="lmdb", mode="r")
+            return str(caught.value)
+
+        said = in_child(check)
+        assert f"is open in process {os.getpid()}, which this process was forked from" in said
+        assert "spawn" in said
+        assert "Mend" not in said
+        if mode == "r":
+            with pytest.raises(msgstore.StoreError, match="is open in this process already"):
+                msgstore.open_store(tmp_path, index="lmdb", mode="r")
+
+
 def test_a_child_that_lives_on_does_not_keep_the_directory_locked(tmp_path, cell):
     """It inherits the file that the lock is on, and the system keeps the lock for whoever has that open last."""
     store = msgstore.open_store(tmp_path / "store", **cell.keys)

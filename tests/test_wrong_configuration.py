@@ -24,6 +24,8 @@ import attrs
 import pytest
 
 import msgstore
+from msgstore import directory
+from msgstore.files import Files
 from msgstore.plugins import loader
 from support import DATA
 
@@ -240,6 +242,27 @@ def kept_open_with_ets(machine: Machine) -> None:
     machine.file.write_text('[stores.orders]\npath = "orders"\nindex = "lmdb"\n')
 
 
+def without_a_mark(machine: Machine) -> None:
+    rocks(machine)
+    module = machine.site / "acme_rocks_plugin.py"
+    module.write_text(module.read_text().replace("@hookimpl\n", ""))
+
+
+INDEX = """
+class Rocks:
+    def __init__(self, context): pass
+    def load(self): {load}
+    def clear(self): pass
+    def freeze(self, state): {freeze}
+    def commit(self): pass
+    def close(self, state): pass
+"""
+
+
+def failing_rocks(machine: Machine, load: str = "return None", freeze: str = "pass") -> None:
+    rocks(machine, head=INDEX.format(load=load, freeze=freeze), factory="acme_rocks_plugin:Rocks")
+
+
 def misspelt(machine: Machine) -> None:
     machine.file.write_text('[stores.orders]\npath = "orders"\nindx = "lmdb"\nfile_size_limit = "16 megs"\n')
 
@@ -251,8 +274,12 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Two plugins of one name": two_ets,
     "Wrong contract version": lambda m: rocks(m, contract="(1, 0)"),
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
+    "Plugin that ends the program": lambda m: rocks(m, head="raise SystemExit('acme: no licence found')"),
     "Misspelt hook": wrong_hook,
+    "Forgotten hookimpl": without_a_mark,
     "Plugin whose own code is missing": rocks,
+    "Index that cannot load what it saved": lambda m: failing_rocks(m, load="raise ValueError('hm')"),
+    "Index that cannot begin": lambda m: failing_rocks(m, freeze="raise ValueError('hm')"),
     "Disabled plugin": nothing,
     "Misspelt in disabled": nothing,
     "Disabled is not a list": nothing,
@@ -262,6 +289,7 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Path with a NUL character": nothing,
     "Unknown key": nothing,
     "Unknown option of a backend": nothing,
+    "Unknown option of a format with record types": nothing,
     "Bad size": nothing,
     "Size that is too large": nothing,
     "Bad time": nothing,
@@ -316,3 +344,37 @@ def test_a_misspelt_record_type_is_not_blamed_on_the_directory(tmp_path):
     assert "the store uses" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("selected", ["rocks", "ets"])
+def test_an_index_that_ends_the_program_is_an_error_of_its_plugin(machine, selected):
+    """Opened with it, and with another one that takes its entries over."""
+    machine.write_store(index="ets")
+    failing_rocks(machine, load="raise SystemExit('no licence')")
+    remembered = directory.read_settings(Files(), machine.store)
+    directory.write_settings(Files(), machine.store, attrs.evolve(remembered, index="rocks"), sync=False)
+    with pytest.raises(msgstore.PluginError) as caught:
+        msgstore.open_store(machine.store, index=selected)
+    for part in ("index 'rocks'", "acme-rocks 1.4.0", str(machine.store), "SystemExit: no licence"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        ("StoreError('hm')", msgstore.StoreError),
+        ("OSError(5, 'hm')", msgstore.StoreError),
+        ("KeyboardInterrupt('hm')", KeyboardInterrupt),
+    ],
+)
+def test_what_an_index_says_of_the_store_is_not_blamed_on_its_plugin(machine, raised, expected):
+    failing_rocks(machine, load=f"raise {raised}")
+    with pytest.raises(expected, match="hm") as caught:
+        msgstore.open_store(machine.store, index="rocks")
+    assert "acme-rocks" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mistake", ["recods", "record"])
+def test_the_key_that_binds_record_types_is_a_known_one(tmp_path, mistake):
+    with pytest.raises(msgstore.ConfigError, match=f"unknown key '{mistake}'; did you mean 'records'"):
+        msgstore.open_store(tmp_path, format={"use": "v2", mistake: {"checksum": 4}})

@@ -70,6 +70,35 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.wait() == 141
 
 
+VERBS = [["--help"], ["--version"], ["scan", "--help"], ["plugins", "--json"], ["scan", str(DATA / "v2_clean" / "store")]]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (2, b"msgstore: No space left on device\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell that closes files")
+@pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
+def test_closed_output_is_misuse(arguments: list[str]) -> None:
+    """Nothing is printed then, and a program that reads the exit code alone would take it for an empty answer."""
+
+    def closing(*numbers: str) -> subprocess.CompletedProcess[bytes]:
+        script = f'exec "$@" {" ".join(f"{number}>&-" for number in numbers)}'
+        return subprocess.run(["sh", "-c", script, "sh", *PROGRAM, *arguments], capture_output=True, check=False)
+
+    done = closing("1")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"msgstore: standard output is closed; to see nothing, write >/dev/null\n"
+    assert closing("1", "2").returncode == 2
+    done = closing("2")
+    assert done.returncode == 0
+    assert done.stdout
+
+
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

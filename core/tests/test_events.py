@@ -19,7 +19,7 @@ import pytest
 import msgstore
 from msgstore import hookimpl
 from msgstore.config import store_config
-from msgstore.contract import StoreClosed, StoreIOError, events
+from msgstore.contract import BrokenPlugin, IndexDescriptor, StoreClosed, StoreIOError, UnknownPlugin, events
 from msgstore.engine import announcing
 from msgstore.engine.announcing import Announcer
 from msgstore.engine.happenings import Happenings
@@ -434,6 +434,57 @@ def test_broken_observers_are_remembered(plugin: Callable[..., Loaded]) -> None:
     assert "is a wrapper" in loaded.failures[0].what
     problems = list(Catalogue(failures=loaded.failures).problems())
     assert problems == [f"{ACME} {loaded.failures[0].what}"]
+
+
+@pytest.mark.parametrize("raised", [SystemExit("no licence found"), GeneratorExit("no licence found")], ids=repr)
+def test_a_plugin_that_ends_the_program_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raised: BaseException
+) -> None:
+    """Neither when it is imported nor when it is asked what it registers."""
+    kind = type(raised).__name__
+    (tmp_path / "acme_ends.py").write_text(f"raise {raised!r}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded = load([(ACME, metadata.EntryPoint("watch", "acme_ends", "msgstore"))])
+    assert [failure.what for failure in loaded.failures] == [f"cannot be loaded: {kind}: no licence found"]
+    assert loaded.providers == ()
+
+    @hookimpl
+    def msgstore_indexes() -> list[IndexDescriptor]:
+        raise raised
+
+    monkeypatch.setitem(sys.modules, "acme_ends", SimpleNamespace(msgstore_indexes=msgstore_indexes))  # type: ignore[arg-type]
+    loaded = load([(ACME, metadata.EntryPoint("watch", "acme_ends", "msgstore"))])
+    assert [failure.what for failure in loaded.failures] == [f"msgstore_indexes failed: {kind}: no licence found"]
+
+
+def test_an_interrupt_is_not_the_plugins(plugin: Callable[..., Loaded]) -> None:
+    @hookimpl
+    def msgstore_indexes() -> list[IndexDescriptor]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plugin(msgstore_indexes=msgstore_indexes)
+
+
+def test_a_plugin_that_registers_nothing_is_a_problem(plugin: Callable[..., Loaded]) -> None:
+    def msgstore_store_closed(event: events.StoreClosed) -> None: ...
+
+    @hookimpl
+    def msgstore_indexes() -> list[IndexDescriptor]:
+        return []
+
+    loaded = plugin(msgstore_store_closed=msgstore_store_closed)
+    assert "does not mark msgstore_store_closed with @msgstore.hookimpl" in loaded.failures[0].what
+    loaded = plugin(msgstore_store_closed=msgstore_store_closed, msgstore_indexes=msgstore_indexes)
+    assert "does not mark msgstore_store_closed with" in loaded.failures[0].what
+    loaded = plugin()
+    assert "registers nothing" in loaded.failures[0].what
+    with pytest.raises(BrokenPlugin, match=r"'watch' cannot be used.*registers nothing"):
+        Catalogue(failures=loaded.failures).index("watch")
+    with pytest.raises(UnknownPlugin, match="registers nothing"):
+        Catalogue(failures=loaded.failures).index("acme")
+    loaded = plugin(msgstore_indexes=msgstore_indexes)  # with nothing to register here and now, which it may know best
+    assert (loaded.failures, loaded.providers) == ((), (ACME,))
 
 
 def test_a_disabled_plugin_does_not_observe(monkeypatch: pytest.MonkeyPatch) -> None:

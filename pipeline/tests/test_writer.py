@@ -70,7 +70,7 @@ def test_rows_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:
     [
         (["id as id", "body"], "the column 'id' is int64"),
         (["msg as id"], "there is no column 'body'"),
-        (["msg as id", "body", "1 as size", "2 as type"], "leave out size, type"),
+        (["msg as id", "body", "1 as size", "2 as type"], "leave out size, type, or .*the option ignoreOthers"),
         (["msg as id", "string(body) as body"], "the column 'body' is string"),
         (["if(id = 17, null, msg) as id", "body"], r"partition 1, row \d+: there is no id \(null\)"),
         (["msg as id", "if(id = 17, null, body) as body"], f"the message {17:032x} has no body"),

@@ -62,7 +62,9 @@ class StoreWriter(DataSourceArrowWriter):
         """Begins the job. Raises ConfigError, PluginError, StoreError, StoreLocked, StoreIOError."""
         self._ignore = _flag(options, "ignoreOthers")
         self._target = target_of(options)
-        self._columns = check_columns(to_arrow_schema(schema), self._target.path, ignore_others=self._ignore)
+        self._columns = check_columns(
+            to_arrow_schema(schema), self._target.path, ignore_others=self._ignore, option="the option ignoreOthers"
+        )
         with Staging.begin(self._target) as staging:
             self._staging = staging.path
             staging.hand_over(os.getppid())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from msgstore.contract import IndexContext, Size
+from msgstore.contract import IndexContext, Size, StoreError
 from msgstore.contract.locations import pack
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_lmdb_index.errors import DamagedError
@@ -281,7 +281,7 @@ def test_what_is_cut_behind_the_last_page_is_not_missed(tmp_path: Path) -> None:
 
 def test_an_environment_in_use_is_not_set_aside(tmp_path: Path) -> None:
     index = opened(tmp_path)
-    with pytest.raises(OSError, match="already open"):
+    with pytest.raises(StoreError, match="is open in this process already"):
         make(tmp_path).load()
     index.enter(ids(0, 10), range(10))
     index.freeze({})

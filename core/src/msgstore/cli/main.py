@@ -7,9 +7,12 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
+from click.exceptions import Exit
 
 import msgstore
 from msgstore.cli.config import config
@@ -56,19 +59,38 @@ _REPORTS_DAMAGE_ITSELF = {
 class Program(click.Group):
     """Errors of ours and of the operating system become one line and an exit code."""
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        if sys.stderr is None:
+            # What is said there is lost, as was asked for; and no file of a store gets the number of standard error.
+            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the program ends
+        if sys.stdout is None:  # Python drops what is printed then: a list of messages would be empty, and all well
+            click.echo("msgstore: standard output is closed; to see nothing, write >/dev/null", err=True)
+            sys.exit(MISUSE)
+        return super().main(*arguments, **options)
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _as_one_line():  # --help and --version are printed here
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _as_one_line():
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read our output has seen enough
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(BROKEN_PIPE)
-        except KeyboardInterrupt:
-            click.echo("msgstore: interrupted", err=True)
-            ctx.exit(INTERRUPTED)
-        except (MsgStoreError, OSError) as error:
-            click.echo(f"msgstore: {_one_line(error)}", err=True)
-            ctx.exit(DAMAGE if isinstance(error, CorruptRecord) else MISUSE)
+
+
+@contextlib.contextmanager
+def _as_one_line() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # whoever read our output has seen enough
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Exit(BROKEN_PIPE) from None
+    except KeyboardInterrupt:
+        click.echo("msgstore: interrupted", err=True)
+        raise Exit(INTERRUPTED) from None
+    except (MsgStoreError, OSError) as error:
+        click.echo(f"msgstore: {_one_line(error)}", err=True)
+        raise Exit(DAMAGE if isinstance(error, CorruptRecord) else MISUSE) from error
 
 
 def _one_line(error: Exception) -> str:

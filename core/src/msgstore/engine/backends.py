@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import StoreConfig, structure
+from msgstore.config import StoreConfig, refuse_unknown, structure
 from msgstore.contract import (
     BodyCodec,
     Capability,
@@ -111,6 +111,13 @@ def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, 
 
 
 @contextmanager
+def of_index(name: str, config: StoreConfig, catalogue: Catalogue, what: str) -> Iterator[None]:
+    """Around what an index does while a store opens: what it raises for reasons of its own names the plugin and the store."""
+    with _selected(config, "index"), catalogue.blaming(catalogue.index(name), f"cannot {what} {config.path}"):
+        yield
+
+
+@contextmanager
 def _selected(config: StoreConfig, key: str) -> Iterator[None]:
     """Say which key of which table selected what cannot be had."""
     try:
@@ -133,6 +140,8 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
     bound: dict[str, int] = dict(remembered.records) if remembered else {}
     record_options: dict[str, Mapping[str, Any]] = {}
     if Capability.TYPED_RECORDS in descriptor.capabilities:
+        # The format itself knows its own options only, and would not name this one as the nearest.
+        refuse_unknown(options, ["records", *attrs.fields_dict(descriptor.options)], f"{config.where} format")
         given = options.pop("records", {})
         if not isinstance(given, dict):
             raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")

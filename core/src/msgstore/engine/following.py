@@ -18,7 +18,7 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import Index, MsgStoreError, StoreClosed, StoreError, StoreLocked, StoreMismatch
 from msgstore.directory import find_segments, read_settings
-from msgstore.engine.backends import Backends, resolve
+from msgstore.engine.backends import Backends, of_index, resolve
 from msgstore.engine.checkpoint import LAYOUT, LAYOUT_KEY
 from msgstore.engine.lock import check_no_writer
 from msgstore.engine.lock_file import parse_lock
@@ -144,7 +144,8 @@ class Following:
                 f"{directory}: the store is kept with the index {found} now, not with {self._config.index.name!r} as "
                 f"configured here. Open it as its writer does."
             )
-        state = index.load() or {}
+        with of_index(self._config.index.name, self._config, self._catalogue, "load its entries in"):
+            state = index.load() or {}
         if state.get(LAYOUT_KEY) != LAYOUT:
             if writer is not None:
                 return None

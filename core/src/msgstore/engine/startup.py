@@ -21,7 +21,7 @@ from msgstore.directory import (
     read_settings,
     write_settings,
 )
-from msgstore.engine.backends import Backends, make_index, make_remembered_index, resolve
+from msgstore.engine.backends import Backends, make_index, make_remembered_index, of_index, resolve
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.erasing import remove_leftovers
 from msgstore.engine.happenings import Happenings
@@ -95,7 +95,8 @@ def open_parts(
         index, persistent = make_index(config, catalogue, files, shared.ids, read_only=read_only, live=live)
         segments.hints.writes = not (read_only or persistent)
         segments.hints.find(segments)
-        state = index.load() or {}
+        with of_index(config.index.name, config, catalogue, "load its entries in"):
+            state = index.load() or {}
         begin = time.perf_counter()
         recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts, progress)
         segments.happenings.recovered(recovery, time.perf_counter() - begin)
@@ -107,7 +108,8 @@ def open_parts(
             _note_segments(segments, ledger, recovery)
             # Before the index says that the store is open, or a crash in between would look like RabbitMQ's.
             leftovers.hide(sync=segments.durable)
-            ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            with of_index(config.index.name, config, catalogue, "take the first changes in"):
+                ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if remembered != backends.settings:
                 write_settings(files, directory, backends.settings, sync=segments.durable)
             leftovers.remove(sync=segments.durable)
@@ -255,7 +257,9 @@ def _take_over(
             f"pass them yourself (refcounts=, --refcounts); to use it: {error}"
         ) from error
     try:
-        return _follow(judge(other.load() or {}, segments, leftovers), segments, other, index, recovery, progress)
+        with of_index(name, config, catalogue, "load its entries in"):
+            state = other.load() or {}
+        return _follow(judge(state, segments, leftovers), segments, other, index, recovery, progress)
     finally:
         other.close(None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -23,6 +24,7 @@ from msgstore.contract import (
     GcPolicyDescriptor,
     IncompatiblePlugin,
     IndexDescriptor,
+    MsgStoreError,
     PluginError,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
@@ -140,13 +142,26 @@ class Catalogue:
             raise
         except (OSError, ConfigError):
             raise  # about the store, not about the plugin
-        except Exception as error:
-            found = self._registration(descriptor)
-            raise BrokenPlugin(
-                f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} cannot be made: "
-                f"{type(error).__name__}: {error}. Installed: {self._installed(found.kind, but=found)}. "
-                f"Try: pip install --upgrade --force-reinstall {found.provider.distribution}"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise self._broken(descriptor, "cannot be made", error) from error
+
+    @contextmanager
+    def blaming(self, descriptor: Descriptor, failed: str) -> Iterator[None]:
+        """As ``make``, around calls of what it has made. ``failed`` says what the plugin could not do, and where."""
+        try:
+            yield
+        except (MsgStoreError, OSError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._broken(descriptor, failed, error) from error
+
+    def _broken(self, descriptor: Descriptor, failed: str, error: BaseException) -> BrokenPlugin:
+        found = self._registration(descriptor)
+        return BrokenPlugin(
+            f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: "
+            f"{type(error).__name__}: {error}. Installed: {self._installed(found.kind, but=found)}. "
+            f"Try: pip install --upgrade --force-reinstall {found.provider.distribution}"
+        )
 
     def provider(self, descriptor: Descriptor) -> Provider:
         """Who registered ``descriptor``, which is one of this catalogue's."""

@@ -5,6 +5,7 @@ Nothing here decides that a failure matters: a store that does not select a brok
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 
@@ -120,12 +121,16 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
             if manager.register(plugin, name=key) is None:
                 raise ValueError("registered twice")
             manager.check_pending()
-        except Exception as error:
+            forgotten = list(_forgotten(manager, plugin))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() in a module, too: it is not the plugin that ends this program
             if manager.has_plugin(key):
                 manager.unregister(name=key)
             failures.append(Failure(provider, f"cannot be loaded: {_describe(error)}"))
         else:
             providers[key] = provider
+            failures.extend(Failure(provider, what) for what in forgotten)
     registrations = [
         Registration(kind, descriptor, provider)
         for kind, (hook, expected) in HOOKS.items()
@@ -135,6 +140,17 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
     broken = {failure.provider for failure in failures}
     whole = tuple(provider for provider in providers.values() if provider not in broken)
     return Loaded(tuple(registrations), tuple(observers), tuple(failures), whole)
+
+
+def _forgotten(manager: pluggy.PluginManager, plugin: object) -> Iterator[str]:
+    """What a plugin means to implement, and nobody will call: pluggy passes over functions that are not marked."""
+    implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
+    hooks = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
+    unmarked = [hook for hook in hooks if hook not in implemented and inspect.isroutine(getattr(plugin, hook, None))]
+    if unmarked:
+        yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, without which nothing calls it"
+    elif not implemented:
+        yield "registers nothing: it implements no hook of msgstore (each is marked with @msgstore.hookimpl)"
 
 
 def _call(
@@ -149,7 +165,9 @@ def _call(
         provider = providers[implementation.plugin_name]
         try:
             descriptors = list(_checked(implementation.function(), expected))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             failures.append(Failure(provider, f"{hook} failed: {_describe(error)}"))
         else:
             yield from ((provider, descriptor) for descriptor in descriptors)

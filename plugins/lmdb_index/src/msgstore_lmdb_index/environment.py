@@ -48,6 +48,7 @@ class Environment:
                 str(path), map_size=size, max_dbs=2, max_spare_txns=1, readonly=read_only, lock=not read_only,
                 create=not read_only, sync=sync, metasync=sync, max_readers=MAX_READERS,
             )  # fmt: skip
+            self._errors.opened()
         try:
             with self._errors.translated():
                 self._contents = Contents.open(self._env, path, self._errors, create=not read_only)

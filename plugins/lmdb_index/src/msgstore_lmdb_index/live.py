@@ -78,6 +78,7 @@ class LiveEnvironment:
             raise PermissionError(errno.EACCES, "cannot be written; what reads beside a writer is noted there", str(lock))
         identity = self._found()
         self._env = lmdb.Environment(str(self._path), max_dbs=2, max_spare_txns=1, readonly=True, create=False, map_size=0)
+        self._errors.opened()
         self._contents = Contents.open(self._env, self._path, self._errors, create=False)
         self._entries = self._contents.entries
         self._identity = identity

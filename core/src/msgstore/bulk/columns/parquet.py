@@ -24,10 +24,10 @@ class RowGroups:
     has_references: bool
 
 
-def row_groups(path: Path, *, ignore_others: bool) -> RowGroups:
-    """Of a file whose columns are those of messages. Raises ConfigError, StoreError."""
+def row_groups(path: Path, *, ignore_others: bool, option: str) -> RowGroups:
+    """Of a file whose columns are those of messages, see :func:`check_columns`. Raises ConfigError, StoreError."""
     with _errors(path), open_parquet(path) as file:
-        names = check_columns(file.schema_arrow, str(path), ignore_others=ignore_others)
+        names = check_columns(file.schema_arrow, str(path), ignore_others=ignore_others, option=option)
         meta = file.metadata
         groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
         return RowGroups([(group.num_rows, group.total_byte_size) for group in groups], REFERENCES in names)

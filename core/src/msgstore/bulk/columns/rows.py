@@ -17,8 +17,9 @@ Messages = tuple[Sequence[bytes], Sequence[bytes], Sequence[int] | None]
 """Ids, bodies, references: what :meth:`msgstore.bulk.fresh.parts.PartWriter.add` takes."""
 
 
-def check_columns(schema: pa.Schema, where: str, *, ignore_others: bool = False) -> list[str]:
-    """The names of the columns that are read. Raises ConfigError for one that is missing, of another type, or too many."""
+def check_columns(schema: pa.Schema, where: str, *, ignore_others: bool = False, option: str = "ignore_others=") -> list[str]:
+    """The names of the columns that are read. Raises ConfigError for one that is missing, of another type, or too many;
+    ``option`` is where whoever reads the error says that these are ignored."""
     names = [name for name in COLUMNS if name in schema.names]
     twice = next((name for name in names if schema.names.count(name) > 1), None)
     if twice is not None:
@@ -32,7 +33,7 @@ def check_columns(schema: pa.Schema, where: str, *, ignore_others: bool = False)
     if others and not ignore_others:
         raise ConfigError(
             f"{where}: a store keeps {', '.join(COLUMNS)} and nothing else: leave out {', '.join(others)}, or say that other "
-            f"columns are ignored"
+            f"columns are ignored ({option})"
         )
     return names
 

@@ -184,7 +184,7 @@ def _messages(share: Share, job: ImportJob) -> Iterator[Batch]:
 def _plan_parquet(path: Path, ignore_others: bool, shares: list[Share]) -> bool | None:
     """Add the shares of a file. Whether it has references; None if it has no rows."""
     parquet = _module(path)
-    groups = parquet.row_groups(path, ignore_others=ignore_others)
+    groups = parquet.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
     chosen: list[int] = []
     size = rows = first = 0
     for number, (group_rows, group_size) in enumerate(groups.sizes):

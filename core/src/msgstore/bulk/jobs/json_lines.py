@@ -12,6 +12,8 @@ from typing import Any
 from msgstore.contract import StoreError
 
 MEMBERS = ("id", "body", "text", "references")
+IGNORE_OTHERS = "ignore_others=, --ignore-others"
+"""How programs, and the command line, say that others are ignored."""
 LONGEST = 2**29
 """Bytes of a line."""
 _BATCH_BYTES = 2**20
@@ -83,8 +85,8 @@ def _check_members(members: dict[str, Any], *, counted: bool, ignore_others: boo
     others = [name for name in members if name not in MEMBERS]
     if others and not ignore_others:
         raise ValueError(
-            f"has {', '.join(map(repr, others))}: a store keeps id, body and references, and nothing else; say that other "
-            f"members are ignored, or leave them out"
+            f"has {', '.join(map(repr, others))}: a store keeps id, body and references, and nothing else; leave them out, "
+            f"or say that other members are ignored ({IGNORE_OTHERS})"
         )
     if "id" not in members:
         raise ValueError("has no 'id'")
