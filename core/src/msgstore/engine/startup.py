@@ -28,6 +28,7 @@ from msgstore.engine.erasing import remove_leftovers
 from msgstore.engine.happenings import Happenings
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
+from msgstore.engine.lock_file import read_lock
 from msgstore.engine.reader import Reader
 from msgstore.engine.recovery import (
     Meter,
@@ -87,6 +88,7 @@ def open_parts(
     saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
     try:
         _look(config, catalogue, files, read_only=read_only)
+        lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
         remembered = read_settings(files, directory)
         backends = resolve(config, catalogue, remembered)
@@ -119,7 +121,7 @@ def open_parts(
         if lock is not None:
             lock.opened()
         mapped = config.reads == "mmap" and not read_only and _has_global_lock()
-        reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=mapped)
+        reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=mapped, lock_text=lock_text)
         return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
     except BaseException as error:
         with ExitStack() as stack:

@@ -12,7 +12,7 @@ from typing import Literal
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import SegmentStats, StoreClosed
+from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed
 from msgstore.contract.locations import unpack
 from msgstore.engine import forking, shutdown
 from msgstore.engine.client import Client, OnConfirm
@@ -206,10 +206,11 @@ class Store:
         return (Entry(msg_id, *unpack(location), refs, location) for location, msg_id, refs in found)
 
     def stored_body(self, entry: Entry) -> bytes:
-        """The body of an entry as it is stored, without the codec. Raises CorruptRecord, StoreIOError."""
+        """The body of an entry as it is stored, without the codec, wherever it is by now.
+
+        Raises MessageNotFound if it was removed meanwhile, CorruptRecord, StoreIOError."""
         with self._ledger.lock:
-            self._writer.check_open()
-            return self._reader.stored(entry.msg_id, entry.location)
+            return self._reader.stored(entry.msg_id, self._place(entry))
 
     def entry(self, msg_id: bytes) -> Entry | None:
         """Of one message; None if it is not on disk."""
@@ -222,10 +223,18 @@ class Store:
             return Entry(msg_id, *unpack(location), self._writer.references(msg_id), location)
 
     def record(self, entry: Entry) -> WholeRecord:
-        """The whole record of an entry, checked. Raises CorruptRecord, StoreIOError."""
+        """The whole record of an entry, checked, wherever it is by now. Raises what ``stored_body`` raises."""
         with self._ledger.lock:
-            self._writer.check_open()
-            return self._reader.record(entry.msg_id, entry.location)
+            return self._reader.record(entry.msg_id, self._place(entry))
+
+    def _place(self, entry: Entry) -> int:
+        """Under the lock: where the message is now. Collections have moved it since, perhaps, and reused what it left."""
+        self._writer.check_open()
+        with io_errors(self.path):
+            location = self._writer.index.get(entry.msg_id)
+        if location is None:
+            raise MessageNotFound([entry.msg_id], str(self.path))
+        return location
 
     def references(self, msg_id: bytes) -> int:
         """The number of references of a message; 0 if there is none."""
