@@ -493,3 +493,27 @@ def test_a_writer_that_came_is_no_damage(opened, cell, tmp_path):
                     ask()
                 assert type(caught.value) is msgstore.StoreError
         assert store.stats().counters.corruptions == 0
+
+
+@pytest.mark.parametrize("wrong", [b"", b"fifteen bytes..", b"seventeen bytes.!", "sixteen letters!", bytearray(16), None, 16])
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_what_is_not_an_id_has_no_entry_and_no_references(opened, cell, tmp_path, mode, wrong):
+    """It is a mistake, as it is to read it; not a message that is not there."""
+    with opened() as store, store.client() as client:
+        client.write(ID, b"body")
+    with msgstore.open_store(tmp_path / "store", mode=mode, **cell.keys) as store, store.client() as client:
+        for ask in (store.references, store.entry, client.read, client.contains):
+            with pytest.raises(ValueError, match="a message id is 16 bytes, not"):
+                ask(wrong)
+        assert (store.references(ID), store.references(OTHER), store.entry(OTHER)) == (1, 0, None)
+
+
+def test_an_index_that_cannot_be_read_says_which_store(opened, monkeypatch):
+    store = opened()
+
+    def fail(index, msg_id):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(type(store._writer.index), "references", fail)
+    with pytest.raises(msgstore.StoreIOError, match=str(store.path)):
+        store.references(ID)

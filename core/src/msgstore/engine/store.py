@@ -24,6 +24,7 @@ from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
 from msgstore.engine.segments import io_errors
 from msgstore.engine.startup import Parts
+from msgstore.engine.writer import check_id
 from msgstore.scan import WholeRecord
 
 Mode = Literal["rw", "r"]
@@ -213,7 +214,8 @@ class Store:
             return self._reader.stored(entry.msg_id, self._place(entry))
 
     def entry(self, msg_id: bytes) -> Entry | None:
-        """Of one message; None if it is not on disk."""
+        """Of one message; None if it is not on disk. ValueError for what is not an id."""
+        check_id(msg_id)
         with self._ledger.lock:
             self._writer.check_open()
             with io_errors(self.path):
@@ -237,10 +239,12 @@ class Store:
         return location
 
     def references(self, msg_id: bytes) -> int:
-        """The number of references of a message; 0 if there is none."""
+        """The number of references of a message; 0 if there is none. ValueError for what is not an id."""
+        check_id(msg_id)
         with self._ledger.lock:
             self._writer.check_open()
-            return self._writer.references(msg_id)
+            with io_errors(self.path):
+                return self._writer.references(msg_id)
 
     def close(self) -> None:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
