@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import shutil
 import weakref
 
@@ -204,3 +205,159 @@ def test_a_persistent_index_that_knows_everything_reads_no_segment(cell, tmp_pat
     assert store.stats().recovery.how == "tail"
     assert not [path for name, path, _ in files.operations if name == "pread" and path[0].isdigit()]
     store.abandon()
+
+
+def three_segments(path, keys, *, killed):
+    """Ten messages in each, of which the first is removed and the others have two references; one copy is dead."""
+    store = open_with(path, **keys, sync_interval="1h", gc="never")
+    for number in range(3):
+        ids = [bytes([number, n]) * 8 for n in range(10)]
+        store.client().write_many((i, body(i)) for i in ids)
+        store.flush()
+        store.client().write_many((i, body(i)) for i in ids[1:])
+        store.client().remove(ids[:1])
+        store.roll()
+    store.abandon() if killed else store.close()
+    return {bytes([number, n]) * 8: 2 for number in range(3) for n in range(1, 10)}
+
+
+def lose(path, number, how):
+    """A segment goes, or its last record; or all but a piece of it."""
+    (file,) = path.glob(f"{number}.*")
+    with open_as_remembered(path) as store:
+        offset = max(entry.offset for entry in store.entries() if entry.number == number)
+    if how == "missing":
+        file.unlink()
+    else:
+        with file.open("r+b") as stream:
+            stream.truncate(offset + (20 if how == "torn" else 0))
+    return file.name
+
+
+def open_as_remembered(path):
+    return msgstore.open_store(path, mode="r", index="lmdb" if (path / "msgstore-lmdb").exists() else "ets")
+
+
+def lost_of(number, how):
+    return {bytes([number, n]) * 8 for n in range(1, 10) if how == "missing" or n == 9}
+
+
+@pytest.mark.parametrize("how", ["missing", "shortened", "torn"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_lost_segment_is_told_and_the_other_counts_stay(cell, tmp_path, caplog, how, number):
+    """What is left is as it was; nothing that was removed comes back, and what is gone is named."""
+    caplog.set_level(logging.WARNING)
+    expected = three_segments(tmp_path, cell.keys, killed=cell.index == "lmdb" and number == 1)
+    name = lose(tmp_path, number, how)
+    lost = lost_of(number, how)
+    for mode in ("r", "r", "rw"):
+        caplog.clear()
+        before = snapshot(tmp_path)
+        store = msgstore.open_store(tmp_path, **cell.keys, mode=mode, gc="never")
+        stats = store.stats()
+        assert counts(store) == {i: n for i, n in expected.items() if i not in lost}
+        assert all(store.client().read(i) == body(i) for i in expected.keys() - lost)
+        assert stats.recovery.how == "rebuild"
+        assert not stats.recovery.counts_are_kept
+        assert stats.recovery.missing == len(lost)
+        assert stats.recovery.first_missing in lost
+        line = stats.recovery.damaged[-1]
+        assert line.startswith(f"{name}: {'is missing' if how == 'missing' else 'has '}")
+        assert line.endswith("; the index has 9 live messages in it")
+        assert f"{tmp_path / name}: " in caplog.text
+        assert stats.counters.corruptions
+        assert stats.messages == sum(segment.live_count for segment in store.segments()) == len(expected) - len(lost)
+        assert stats.live_bytes == sum(entry.size for entry in store.entries())
+        if how == "torn":
+            assert [segment.quarantined for segment in store.segments()] == [n == number for n in range(3)]
+        if mode == "r":
+            store.abandon()
+            assert {file: known for file, known in snapshot(tmp_path).items() if "lmdb" not in file} == {
+                file: known for file, known in before.items() if "lmdb" not in file
+            }
+    store.client().write(LAST, body(LAST))
+    store.close()
+    with open_with(tmp_path, **cell.keys) as store:
+        assert (store.stats().recovery.how, store.stats().recovery.damaged) == ("trust", [])
+        assert counts(store) == {i: n for i, n in expected.items() if i not in lost} | {LAST: 1}
+
+
+def snapshot(path):
+    return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_copy_of_what_is_lost_will_do(cell, tmp_path):
+    """In a segment that the index knows, where it was dead."""
+    store = open_with(tmp_path, **cell.keys, sync_interval="1h", gc="never")
+    store.client().write_many([(ONE, body(ONE)), (LAST, body(LAST))])
+    store.roll()
+    store.client().remove([ONE])
+    store.close()
+    store = open_with(tmp_path, **cell.keys, sync_interval="1h", gc="never")  # which does not revive it
+    store.roll()
+    for _ in range(3):
+        store.client().write(ONE, body(ONE))
+        store.flush()
+    store.roll()
+    assert [entry.number for entry in store.entries()] == [0, 1]
+    store.close()
+    next(tmp_path.glob("1.*")).unlink()
+    with open_with(tmp_path, **cell.keys) as store:
+        assert counts(store) == {ONE: 3, LAST: 1}
+        assert store.client().read(ONE) == body(ONE)
+        assert (store.stats().recovery.missing, store.stats().recovery.first_missing) == (0, None)
+        assert store.stats().recovery.damaged[-1].endswith("is missing; the index has 1 live messages in it")
+        assert [segment.live_count for segment in store.segments()] == [2]
+
+
+def test_counts_that_are_passed_are_better_than_those_of_an_index_that_lost_segments(cell, tmp_path):
+    expected = three_segments(tmp_path, cell.keys, killed=False)
+    name = lose(tmp_path, 1, "missing")
+    given = dict.fromkeys(expected, 5)
+    with open_with(tmp_path, **cell.keys, refcounts=given.items()) as store:
+        assert counts(store) == {i: 5 for i in expected if i not in lost_of(1, "missing")}
+        assert (store.stats().recovery.missing, len(store.stats().recovery.damaged)) == (9, 1)
+        assert store.stats().recovery.damaged[0].startswith(f"{name}: is missing")
+
+
+def test_an_opening_that_stops_costs_no_count(cell, tmp_path, monkeypatch):
+    """The index on disk knows what it knew until the store is open."""
+    expected = three_segments(tmp_path, cell.keys, killed=False)
+    lose(tmp_path, 1, "missing")
+    with monkeypatch.context() as patch:
+        patch.setattr("msgstore.engine.startup._resume", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            open_with(tmp_path, **cell.keys)
+    with open_with(tmp_path, **cell.keys) as store:
+        assert counts(store) == {i: n for i, n in expected.items() if i not in lost_of(1, "missing")}
+
+
+def test_every_segment_is_lost(cell, tmp_path, caplog):
+    three_segments(tmp_path, cell.keys, killed=False)
+    names = sorted(file.name for file in tmp_path.glob("[0-9].*"))
+    for name in names:
+        (tmp_path / name).unlink()
+    with open_as_remembered(tmp_path) as store:
+        recovery = store.stats().recovery
+        assert recovery.damaged == [f"{name}: is missing; the index has 9 live messages in it" for name in names]
+        assert (recovery.how, recovery.missing, store.stats().messages) == ("rebuild", 27, 0)
+    assert "the index has 27 messages, and no segment is there: they are lost" in caplog.text
+
+
+def test_a_segment_that_another_program_deleted_is_not_lost(cell, tmp_path):
+    """It took ``clean.dot`` away, as RabbitMQ does when it starts."""
+    three_segments(tmp_path, cell.keys, killed=False)
+    lose(tmp_path, 1, "missing")
+    (tmp_path / "clean.dot").unlink()
+    with open_with(tmp_path, **cell.keys) as store:
+        assert (store.stats().recovery.how, store.stats().recovery.damaged) == ("rebuild", [])
+
+
+def test_a_rebuild_says_why(cell, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    three_segments(tmp_path, cell.keys, killed=False)
+    (file,) = tmp_path.glob("1.*")
+    with file.open("ab") as stream:
+        stream.write(b"more")
+    open_with(tmp_path, **cell.keys).close()
+    assert f"made anew from the segments: {file.name} has grown since it was sealed" in caplog.text

@@ -438,3 +438,82 @@ def test_a_reader_that_is_read_only_never_maps(opened, tmp_path):
     store = opened(reads="mmap", mode="r")
     assert store.client().read(ID) == b"body"
     assert not store._segments.maps
+
+
+def test_an_entry_that_was_moved_or_removed_since(opened):
+    """It is a message that is asked for: wherever it is by now, or nowhere. Nothing of it is damage."""
+    store = opened(gc_interval=0)
+    client = store.client()
+    ids = [bytes([n]) * 16 for n in range(10)]
+    client.write_many((msg_id, b"body of %d" % msg_id[0]) for msg_id in ids)
+    store.flush()
+    entries = list(store.entries())
+    client.remove(ids[:9])
+    store.roll()
+    store.compact(everything=True)
+    assert store.stored_body(entries[9]) == store.record(entries[9]).body == b"body of 9"
+    client.remove(ids[9:])
+    store.flush()
+    for entry in entries:
+        for ask in (store.stored_body, store.record):
+            with pytest.raises(msgstore.MessageNotFound) as caught:
+                ask(entry)
+            assert caught.value.ids == (entry.msg_id,)
+    assert store.stats().counters.corruptions == 0
+
+
+_COLLECTS = """
+import sys, msgstore
+with msgstore.open_store(sys.argv[1], index=sys.argv[2], format=sys.argv[3], gc_interval=0) as store, store.client() as client:
+    client.remove([bytes([n]) * 16 for n in range(9)])
+    store.roll()
+    assert store.compact(everything=True)
+"""
+
+
+def test_a_writer_that_came_is_no_damage(opened, cell, tmp_path):
+    """What reads a snapshot cannot know where messages are by now; it says so, and counts nothing as damaged."""
+    with opened() as store, store.client() as client:
+        client.write_many((bytes([n]) * 16, b"body of %d" % n) for n in range(10))
+    with msgstore.open_store(tmp_path / "store", mode="r", **cell.keys) as store, store.client() as client:
+        entries = list(store.entries())
+        subprocess.run([sys.executable, "-c", _COLLECTS, tmp_path / "store", cell.index, cell.format], check=True)
+        if cell.index == "lmdb":
+            assert client.read(bytes([9]) * 16) == store.stored_body(entries[9]) == b"body of 9"
+        else:
+            for ask in (
+                lambda: client.read(bytes([9]) * 16),
+                lambda: client.read_many([bytes([9]) * 16]),
+                lambda: store.stored_body(entries[9]),
+                lambda: store.record(entries[9]),
+            ):
+                with pytest.raises(
+                    msgstore.StoreError, match=r"another process has opened the store .* open it again"
+                ) as caught:
+                    ask()
+                assert type(caught.value) is msgstore.StoreError
+        assert store.stats().counters.corruptions == 0
+
+
+@pytest.mark.parametrize("wrong", [b"", b"fifteen bytes..", b"seventeen bytes.!", "sixteen letters!", bytearray(16), None, 16])
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_what_is_not_an_id_has_no_entry_and_no_references(opened, cell, tmp_path, mode, wrong):
+    """It is a mistake, as it is to read it; not a message that is not there."""
+    with opened() as store, store.client() as client:
+        client.write(ID, b"body")
+    with msgstore.open_store(tmp_path / "store", mode=mode, **cell.keys) as store, store.client() as client:
+        for ask in (store.references, store.entry, client.read, client.contains):
+            with pytest.raises(ValueError, match="a message id is 16 bytes, not"):
+                ask(wrong)
+        assert (store.references(ID), store.references(OTHER), store.entry(OTHER)) == (1, 0, None)
+
+
+def test_an_index_that_cannot_be_read_says_which_store(opened, monkeypatch):
+    store = opened()
+
+    def fail(index, msg_id):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(type(store._writer.index), "references", fail)
+    with pytest.raises(msgstore.StoreIOError, match=str(store.path)):
+        store.references(ID)

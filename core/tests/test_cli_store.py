@@ -362,3 +362,58 @@ def test_wrong_counts(copy: Path, tmp_path: Path) -> None:
     result = run("ls", "--refcounts", counts, copy)
     assert result.exit_code == 2
     assert "line 4 is not 'id,count'" in result.stderr
+
+
+_OF_STORES = [
+    ["info"],
+    ["verify"],
+    ["scrub"],
+    ["top", "--once", "--interval", "100ms"],
+    ["ls"],
+    ["get", ID],
+    ["rm", ID],
+    ["compact"],
+]
+
+
+@pytest.mark.parametrize("verb", _OF_STORES, ids=lambda verb: verb[0])
+def test_a_directory_that_is_no_store(tmp_path: Path, verb: list[str]) -> None:
+    """Nothing is said of it, least of all that it has no damage; and no store is made of it."""
+    (tmp_path / "letter.txt").write_text("Dear all,")
+    name, *more = verb
+    result = run(name, tmp_path, *more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"msgstore: {tmp_path}: there are no segments in this directory (")
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    (tmp_path / "store.toml").write_text(f'[stores.letters]\npath = "{tmp_path}"\nindex = "ets"\n')
+    result = run(name, "letters", *more, "--config", tmp_path / "store.toml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "there are no segments in this directory (" in result.stderr
+
+
+def test_put_makes_a_store_and_an_empty_one_is_one(tmp_path: Path) -> None:
+    assert run("put", tmp_path, ID, stdin=b"body").exit_code == 0
+    assert run("rm", tmp_path, ID).exit_code == 0
+    for verb in ("verify", "info", "scrub", "ls"):
+        assert run(verb, tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "stream"),
+    [(["put", "STORE", ID], "<&-", "standard input"), (["ls", "STORE"], ">&-", "standard output")]
+    + [([verb, "STORE"], ">&-", "standard output") for verb in ("verify", "compact")],
+)
+def test_a_closed_stream_is_one_line(tmp_path: Path, arguments: list[str], closed: str, stream: str) -> None:
+    msgstore.open_store(tmp_path / "store").close()
+    command = [sys.executable, "-m", "msgstore", *[str(tmp_path / "store") if a == "STORE" else a for a in arguments]]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    done = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"msgstore: {stream}: is closed\n")
+
+
+def test_without_standard_error_the_rest_is_as_ever(tmp_path: Path) -> None:
+    msgstore.open_store(tmp_path / "store").close()
+    command = [sys.executable, "-m", "msgstore", "verify", str(tmp_path / "store")]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "0 of 0 live messages verified" in done.stdout

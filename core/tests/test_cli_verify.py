@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,31 @@ def test_a_record_of_another_size(store: msgstore.Store) -> None:
     store.close()
     code, _, summary, _ = verify(store.path)
     assert (code, summary["unreachable"], summary["verified"]) == (1, 1, 9)
+
+
+@pytest.mark.parametrize(("size", "said"), [(None, "is missing"), (300, "has 300 of 314 bytes")])
+def test_a_lost_segment(store: msgstore.Store, size: int | None, said: str) -> None:
+    """Everything that is there agrees; what the index knew of the rest is told, and nothing is written."""
+    store.roll()
+    with store.client() as client:
+        client.write(b"other" + bytes(11), b"body")
+    store.close()
+    path = store.path / "0.sqs"
+    path.unlink() if size is None else os.truncate(path, size)
+    for _ in range(2):
+        code, findings, summary, text = verify(store.path)
+        assert (code, findings, summary["ok"]) == (1, [], False)
+        assert summary["missing"] == (10 if size is None else 1)
+        assert summary["lost"] == [f"0.sqs: {said}; the index has 10 live messages in it"]
+        assert summary["lost"][0] in text
+        assert "no damage" not in text
+        info = CliRunner().invoke(main, ["info", str(store.path)])
+        assert info.exit_code == 1
+        assert summary["lost"][0] in info.stdout
+        assert CliRunner().invoke(main, ["ls", str(store.path)]).exit_code == 1
+    compacted = CliRunner().invoke(main, ["compact", str(store.path), "--json"])
+    assert compacted.exit_code == 1
+    spot = {"kind": "damage", "path": str(path), "offset": size or 0, "size": 314 - (size or 0)}
+    assert {**spot, "reason": "missing" if size is None else "shortened"} in map(json.loads, compacted.stdout.splitlines())
+    if size is None:
+        assert verify(store.path)[0] == 0

@@ -93,10 +93,14 @@ class SegmentCheck:
 
 
 def found_damage(target: Target, store: Store) -> list[SpanReport]:
-    """The damaged spans of the segments in which this opening found any, before they are collected."""
+    """The damaged spans of the segments in which this opening found any, before they are collected, and what is missing."""
     formats = resolve(target.config, target.catalogue, read_settings(Files(), target.path)).formats
-    names = dict.fromkeys(line.partition(" at offset ")[0] for line in store.stats().recovery.damaged)
-    found = []
+    recovery = store.stats().recovery
+    names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
+    found = [
+        SpanReport(str(target.path / lost.file), lost.found or 0, lost.size - (lost.found or 0), lost.reason)
+        for lost in recovery.lost
+    ]
     for path in (target.path / name for name in names):
         report = scan_file(Files(), path, formats.by_extension(path.suffix))
         found += [SpanReport(str(path), spot.offset, spot.size, spot.reason) for spot in damaged_spans(report)]

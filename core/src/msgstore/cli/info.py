@@ -143,7 +143,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
                 checks.append(check.without_records())
     missing = recovery.missing
     entries = sum(check.entries for check in checks)
-    ok = not missing and stats.messages == entries and all(check.ok for check in checks)
+    ok = not missing and not recovery.lost and stats.messages == entries and all(check.ok for check in checks)
     summary = {
         "kind": "summary",
         "path": str(target.path),
@@ -155,6 +155,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
         "findings": sum(len(check.findings) for check in checks),
         "missing": missing,
         "damaged_segments": sum(not check.ok for check in checks),
+        "lost": [f"{lost.file}: {lost}" for lost in recovery.lost],
         "recovery": recovery.how,
         "ok": ok,
     }
@@ -187,11 +188,14 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
         )
     console.print(rows)
     console.print()
-    show_spots(console, spots)
+    if spots or not summary["lost"]:
+        show_spots(console, spots)
     for check in checks:
         for entry in check.unreachable[:20]:
             console.print(f"{check.path.name} at offset {entry.offset}: {entry.msg_id.hex()}: {entry.reason}", style="red")
     _show_findings(console, checks)
+    for line in summary["lost"]:
+        console.print(line, style="red")
     if summary["counted"] != summary["messages"]:
         console.print(f"the index counts {summary['counted']:,} entries and lists {summary['messages']:,}", style="red")
     if summary["missing"]:

@@ -13,7 +13,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.stores import find_store
+from msgstore.cli.stores import find_place, find_store
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
 from msgstore.engine.store import Entry, Store
 from msgstore.scan import Described, describe
@@ -164,7 +164,9 @@ def put(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
     Examples:
       msgstore put data/orders 00112233445566778899aabbccddeeff < body
     """
-    target = find_store(store, config_file)
+    target = find_place(store, config_file)
+    if sys.stdin is None:
+        raise output.closed("standard input")
     body = sys.stdin.buffer.read()
     with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
         client.write(msg_id, body)

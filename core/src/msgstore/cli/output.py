@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -72,6 +73,11 @@ def lines() -> Iterator[Callable[[str], None]]:
             click.echo("\n".join(waiting))
 
 
+def closed(stream: str) -> OSError:
+    """What to raise where Python found the descriptor of a standard stream closed when it started."""
+    return OSError(errno.EBADF, "is closed", stream)
+
+
 def note(text: str) -> None:
     """One line on standard error."""
     click.echo(f"msgstore: {text}", err=True)
@@ -115,7 +121,7 @@ def plural(number: int, noun: str) -> str:
 @contextlib.contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], object] | None]:
     """A bar on standard error for a call that takes ``progress(done, total)``; None unless a person is watching."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()

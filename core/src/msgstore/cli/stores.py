@@ -8,11 +8,16 @@ from typing import Literal
 
 import attrs
 
+from msgstore.bulk.inputs import no_segments
 from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config
 from msgstore.contract import Duration, StoreError
+from msgstore.directory import SETTINGS, list_segments
+from msgstore.engine.backends import resolve
 from msgstore.engine.opening import Live, open_configured, remembered_config
+from msgstore.engine.shutdown import CLEAN
 from msgstore.engine.store import Store
+from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
@@ -36,7 +41,19 @@ class Target:
 
 
 def find_store(store: str, config_file: Path | None) -> Target:
-    """Raises ConfigError, PluginError, and StoreError for a directory that is not there."""
+    """One that is there. Raises ConfigError, PluginError, and StoreError for a directory that is none: of that there is nothing
+    to be shown, and that it has no damage would be said of any directory."""
+    target = find_place(store, config_file)
+    directory = target.path
+    if directory.is_dir() and not any((directory / name).exists() for name in (SETTINGS, CLEAN)):
+        formats = resolve(target.config, target.catalogue, None).formats
+        if not list_segments(Files(), directory, formats.extensions):
+            raise StoreError(no_segments(directory, formats))
+    return target
+
+
+def find_place(store: str, config_file: Path | None) -> Target:
+    """A store, or where one can be made. Raises ConfigError, PluginError, and StoreError for a directory that is not there."""
     if config_file is not None:
         config = read_config(config_file)
         return Target(config.store(store), load_catalogue(config.disabled))

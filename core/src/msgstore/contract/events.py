@@ -50,9 +50,10 @@ class RecoverySummary:
     garbage: int = 0
     """Dead records and copies that were found so."""
     missing: int = 0
-    """Ids that the given reference counts name and that no segment holds."""
+    """Ids that the given reference counts name, or the index of a store that has lost a segment, and that no segment holds."""
     damaged: tuple[str, ...] = ()
-    """One line for each damaged spot, writes that were cut off included: file, offset, reason."""
+    """One line for each damaged spot, writes that were cut off included: file, offset, reason. Then one for each
+    segment that is missing or shortened."""
 
 
 @attrs.frozen(kw_only=True)

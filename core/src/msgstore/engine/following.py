@@ -165,7 +165,8 @@ class Following:
         for found in find_segments(self._files, directory, backends.formats.extensions):
             segments.add_found(found)
         leftovers = Leftovers.read(self._files, directory)
-        if leftovers.foreign or judge(state, segments, leftovers) is None:
+        plan = judge(state, segments, leftovers)
+        if leftovers.foreign or plan.refusal is not None or plan.lost:
             raise StoreError(
                 f"{directory}: another program has changed the segments since the last writer; close the store, and open it "
                 f"again."

@@ -85,7 +85,7 @@ class LiveStore(Store):
         )
 
     def entry(self, msg_id: bytes) -> Entry | None:
-        """Of one message, as of one commit not older than the call; None if there is none."""
+        """Of one message, as of one commit not older than the call; None if there is none. ValueError for what is not an id."""
         return self._following.consistently(lambda _: super(LiveStore, self).entry(msg_id))
 
     def record(self, entry: Entry) -> WholeRecord:
@@ -99,7 +99,7 @@ class LiveStore(Store):
         )
 
     def references(self, msg_id: bytes) -> int:
-        """The number of references of a message; 0 if there is none."""
+        """The number of references of a message; 0 if there is none. ValueError for what is not an id."""
         return self._following.consistently(lambda _: super(LiveStore, self).references(msg_id))
 
     def close(self) -> None:

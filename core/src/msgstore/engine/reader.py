@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody
+from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
 from msgstore.engine.intake import Entry
+from msgstore.engine.lock_file import read_lock
 from msgstore.engine.runs import runs
 from msgstore.engine.segments import Segments, io_error, io_errors
 from msgstore.engine.writer import Writer, check_id
@@ -23,9 +24,12 @@ class Reader:
 
     read: Callable[[bytes], bytes]
 
-    def __init__(self, writer: Writer, segments: Segments, *, plain: bool, mapped: bool) -> None:
+    def __init__(
+        self, writer: Writer, segments: Segments, *, plain: bool, mapped: bool, lock_text: bytes | None = None
+    ) -> None:
         """``plain``: the codec's stored bodies are what clients read, so it need not be called. ``mapped``: ``read`` takes
-        records from mappings of the segments, which the slow way makes when it meets a segment or new bytes of it."""
+        records from mappings of the segments, which the slow way makes when it meets a segment or new bytes of it.
+        ``lock_text``: what the lock file said when the store was opened for reading, if nobody else follows its writers."""
         self._writer = writer
         self._segments = segments
         self._lock = writer.ledger.lock
@@ -34,6 +38,7 @@ class Reader:
         self._locate = writer.index.get
         self._decode_body = writer.backends.codec.decode
         self._mapped = mapped
+        self._lock_text = lock_text
         self.read = self._make_mapped_read(plain=plain) if mapped else self._make_read(plain=plain)
 
     def _make_read(self, *, plain: bool) -> Callable[[bytes], bytes]:
@@ -184,6 +189,17 @@ class Reader:
             raise self._corrupt(msg_id, location, error) from error
         except OSError as error:
             raise self._io_error(location, error) from error
+        except StoreError:
+            self._check_unchanged()
+            raise
+
+    def _check_unchanged(self) -> None:
+        """Before anything is called damage in a store that was opened for reading. Raises StoreError if a writer came since."""
+        if self._lock_text is not None and read_lock(self._segments.directory) != self._lock_text:
+            raise StoreError(
+                f"{self._segments.directory}: another process has opened the store for writing since it was opened for reading "
+                f"here, and may have moved the message; open it again"
+            )
 
     def _read_run(self, run: list[tuple[int, bytes]]) -> dict[bytes, bytes] | None:
         """Without the lock; None if anything is not as it should be, or the segment not open."""
@@ -202,6 +218,7 @@ class Reader:
         return bodies
 
     def _corrupt(self, msg_id: bytes, location: int, error: RecordError) -> CorruptRecord:
+        self._check_unchanged()
         number, offset, _ = unpack(location)
         path = self._segments.by_number[number].path
         self._segments.happenings.damage(path.name, offset, error.reason)
@@ -215,6 +232,7 @@ class Reader:
         )
 
     def _io_error(self, location: int, error: OSError) -> Exception:
+        self._check_unchanged()
         number, offset, _ = unpack(location)
         return io_error(self._segments.by_number[number].path, offset, error)
 

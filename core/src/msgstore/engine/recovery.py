@@ -5,6 +5,9 @@
 ``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.hints`);
             reference counts come from the caller, or are one for each id.
 
+A segment that is missing, or shorter than when it was sealed, is a loss, and is told as one. If nothing else is wrong, what the
+index has in the other segments is kept, with its counts, and copies of what is lost are looked for in them (``mend``).
+
 ``live``    a reader beside a writer in another process: it sees what that one commits, and recovers nothing.
 
 Opening never shortens a segment that it found. One whose end is not clean is sealed; one in which damage was found is
@@ -16,13 +19,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress, repeat
-from pathlib import Path
 from typing import Literal
 
 import attrs
 
 from msgstore.contract import Index, SegmentScan, StoreError
-from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
+from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack, unpack
 from msgstore.engine import checkpoint
 from msgstore.engine.checkpoint import Row
 from msgstore.engine.hint_file import Hint
@@ -38,6 +40,28 @@ Progress = Callable[[int, int], object]
 checked turns out to be wrong. If it raises, the store does not open."""
 BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
+
+
+@attrs.frozen
+class Lost:
+    """A segment of which there is less than the index knows."""
+
+    file: str
+    """Its name."""
+    found: int | None
+    """Bytes that are there; None if the file is missing."""
+    size: int
+    """Bytes that were there."""
+    messages: int
+    """Live messages that the index has in it."""
+
+    @property
+    def reason(self) -> str:
+        return "missing" if self.found is None else "shortened"
+
+    def __str__(self) -> str:
+        what = "is missing" if self.found is None else f"has {self.found} of {self.size} bytes"
+        return f"{what}; the index has {self.messages} live messages in it"
 
 
 @attrs.define
@@ -56,87 +80,169 @@ class Recovery:
     garbage: int = 0
     """Records that were found so, and that no reference count names, or that are copies."""
     missing: int = 0
-    """Ids that the given reference counts name and that no segment holds."""
+    """Ids that the given reference counts name, or the index of a store that has lost a segment, and that no segment holds."""
     first_missing: bytes | None = None
     """One of these, or None if there are none."""
     damaged: list[str] = attrs.field(factory=list)
-    """One line for each damaged segment: file, offset, reason."""
+    """One line for each damaged segment: file, offset, reason. Then those that are ``lost``."""
+    lost: list[Lost] = attrs.field(factory=list)
+    """Segments that are missing, or shorter than they were."""
 
     @property
     def counts_are_kept(self) -> bool:
-        """False if the index was made anew: then counts are those that were given, or one for each message."""
+        """False if the index was made anew: then counts are those that were given, or one for each message. Also if segments
+        were lost: then there are counts only of what is left."""
         return self.how != "rebuild"
 
 
 @attrs.frozen
 class Plan:
-    """A trusted index: what is left to scan."""
+    """What is to be done before an index can be trusted, or why it cannot be."""
 
-    tails: list[tuple[Segment, int]]
+    tails: list[tuple[Segment, int]] = attrs.field(factory=list)
     """Segments to read from an offset on."""
-    verify: list[Segment]
+    verify: list[Segment] = attrs.field(factory=list)
     """Segments whose time, but not size, has changed: trusted if every entry is found where it says."""
+    lost: list[Lost] = attrs.field(factory=list)
+    """Segments of which there is less than the index knows."""
+    refusal: str | None = None
+    """Why the index must be made anew, if it must."""
 
 
-def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers) -> Plan | None:
-    """Whether the index's ``state`` speaks of the segments that are there; None if it must be rebuilt.
+def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers) -> Plan:
+    """Whether the index's ``state`` speaks of the segments that are there.
 
-    Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none.
+    Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none. If
+    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked.
     """
+    if not state:
+        return Plan(refusal="there is none that was saved")
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
-        return None
+        return Plan(refusal="it is not complete, or of another version")
     saved = state.get(checkpoint.CLEAN_KEY)
     if leftovers.clean not in (None, saved) or saved not in (None, leftovers.clean, leftovers.pending):
-        return None
+        return Plan(refusal="clean.dot is not the one that was left with it, so another program has used the directory")
     try:
         rows = checkpoint.rows(state)
-    except ValueError:
-        return None
-    plan = Plan([], [])
+    except ValueError as error:
+        return Plan(refusal=str(error))
+    plan = Plan(lost=missing_files(rows, segments))
+    refusals = []
     names = {segment.path.name: segment for segment in segments}
     for name, row in rows.items():
         segment = names.pop(name, None)
-        if segment is None:
-            if row.live_count:
-                return None
-        elif not _agrees(segment, row, plan):
-            return None
-        else:
+        if segment is not None:
+            refusals += _compare(segment, row, plan)
             _apply(segment, row)
     newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
-    if any(saved is not None or segment.number < newest for segment in names.values()):
-        return None
+    refusals += [f"{name} is new" for name, segment in names.items() if saved is not None or segment.number < newest]
     plan.tails.extend((segment, 0) for segment in names.values())
-    return plan
+    return attrs.evolve(plan, refusal="; ".join(refusals[:5]) or None)
 
 
-def without_segments(state: Mapping[bytes, bytes], directory: Path) -> Recovery:
+def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[Lost]:
+    """Those in which there were live messages: one without any may have been deleted just before a crash."""
+    names = {segment.path.name for segment in segments}
+    return [Lost(name, None, row.size, row.live_count) for name, row in rows.items() if row.live_count and name not in names]
+
+
+def without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
     """Of a directory that has none: it is new, unless the index knows better."""
     try:
-        messages = sum(row.live_count for row in checkpoint.rows(state).values())
+        lost = missing_files(checkpoint.rows(state), ())
     except ValueError:
         return Recovery("rebuild")
-    if not messages:
+    if not lost:
         return Recovery()
-    log.warning("%s: the index has %d messages, and no segment is there: they are lost", directory, messages)
-    return Recovery("rebuild")
+    first = next((msg_id for msg_id, _, _ in index.items()), None)
+    return Recovery("rebuild", lost=lost, missing=sum(found.messages for found in lost), first_missing=first)
 
 
-def _agrees(segment: Segment, row: Row, plan: Plan) -> bool:
+def tell_lost(segments: Segments, recovery: Recovery) -> None:
+    """Once it is known what becomes of the others."""
+    for found in recovery.lost:
+        recovery.damaged.append(f"{found.file}: {found}")
+        segments.happenings.damage(found.file, found.found, found.reason)
+        if segments.by_number:
+            log.warning("%s: %s", segments.directory / found.file, found)
+    if recovery.lost and not segments.by_number:
+        what = "%s: the index has %d messages, and no segment is there: they are lost"
+        log.warning(what, segments.directory, recovery.missing)
+
+
+def _compare(segment: Segment, row: Row, plan: Plan) -> list[str]:
+    """Adds to the plan what the segment needs. Returns what shows that the index cannot speak of it."""
+    name = segment.path.name
     if row.compacting:
         plan.verify.append(segment)
-        return segment.size <= row.size
-    if row.mtime_ns is None:
+        return [f"{name} has grown while it was compacted"] if segment.size > row.size else []
+    if segment.size < row.size:
+        plan.lost.append(Lost(name, segment.size, row.size, row.live_count))
+    elif row.mtime_ns is None:
         plan.tails.append((segment, row.size))
-        return segment.size >= row.size
-    if segment.sealed_mtime_ns != row.mtime_ns:
+    elif segment.size > row.size:
+        return [f"{name} has grown since it was sealed"]
+    elif segment.sealed_mtime_ns != row.mtime_ns:
         plan.verify.append(segment)
-    return segment.size == row.size
+    return []
 
 
 def _apply(segment: Segment, row: Row) -> None:
     segment.live_count, segment.live_bytes = row.live_count, row.live_bytes
     segment.appendable, segment.quarantined = row.appendable, row.quarantined
+
+
+def mend(segments: Segments, index: Index, recovery: Recovery, progress: Progress | None) -> None:
+    """Have the index speak of what is there, and nothing else, where segments are missing or shortened. Counts stay.
+
+    An id names one body for ever, so any copy will do for a record that is gone: of several the one that a rebuild would take.
+    Nothing is committed here: until the opening is complete the index on disk knows all that it knew.
+    """
+    recovery.how = "rebuild"
+    there: dict[int, set[tuple[bytes, int]]] = {}
+    shortened = {found.file for found in recovery.lost}
+    for segment in segments:
+        if segment.path.name in shortened:
+            there[segment.number] = _places(segments, segment, recovery)
+    gone: dict[bytes, int] = {}
+    for msg_id, location, references in index.items():
+        number, offset, _ = unpack(location)
+        if number not in segments.by_number or (number in there and (msg_id, offset) not in there[number]):
+            gone[msg_id] = references
+    copies = _copies(segments, gone, recovery, progress) if gone else {}
+    index.enter(list(gone), repeat(0, len(gone)))  # with one reference each, and that is released
+    index.release(list(gone))
+    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
+    _count_live(segments, index)
+    recovery.entered += len(copies)
+    recovery.missing = len(gone) - len(copies)
+    recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
+
+
+def _places(segments: Segments, segment: Segment, recovery: Recovery) -> set[tuple[bytes, int]]:
+    """(id, offset) of what is left in a shortened segment. It ended with a whole record: a torn one now is damage."""
+    scan = _scan(segments, segment, 0, recovery)
+    segment.quarantined |= segment.torn
+    return {(msg_id, offset) for columns in (scan.records, scan.duplicates) for msg_id, offset, _, _ in columns.rows()}
+
+
+def _copies(segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: Progress | None) -> dict[bytes, int]:
+    """Where these ids have another record. Only what is whole is taken; damage beside it is for others to find."""
+    copies: dict[bytes, int] = {}
+    meter = Meter(segments, progress)
+    for segment in segments:
+        with segments.errors(segment), segments.files.view(segment.path) as data:
+            scan = segment.form.format.scan(data, start=0)
+        found: dict[bytes, int] = {}
+        for columns in (scan.records, scan.duplicates):
+            for msg_id, offset, size, _ in columns.rows():
+                if msg_id in wanted:
+                    found.setdefault(msg_id, pack(segment.number, offset, size))
+        copies |= found
+        if segment.path.name not in recovery.scanned:
+            recovery.scanned.append(segment.path.name)
+        meter.add(segment)
+    return copies
 
 
 def verify(segments: Segments, index: Index, segment: Segment, recovery: Recovery) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from msgstore.engine.erasing import remove_leftovers
 from msgstore.engine.happenings import Happenings
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
+from msgstore.engine.lock_file import read_lock
 from msgstore.engine.reader import Reader
 from msgstore.engine.recovery import (
     Meter,
@@ -34,10 +36,12 @@ from msgstore.engine.recovery import (
     Progress,
     Recovery,
     judge,
+    mend,
     rebuild,
     scan_tail,
     sum_counts,
     take_over,
+    tell_lost,
     verify,
     without_segments,
 )
@@ -47,6 +51,8 @@ from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.writer import Writer
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
+
+log = logging.getLogger("msgstore.recovery")
 
 
 @attrs.frozen
@@ -82,6 +88,7 @@ def open_parts(
     saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
     try:
         _look(config, catalogue, files, read_only=read_only)
+        lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
         remembered = read_settings(files, directory)
         backends = resolve(config, catalogue, remembered)
@@ -116,7 +123,7 @@ def open_parts(
         if lock is not None:
             lock.opened()
         mapped = config.reads == "mmap" and not read_only and _has_global_lock()
-        reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=mapped)
+        reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=mapped, lock_text=lock_text)
         return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
     except BaseException as error:
         with ExitStack() as stack:
@@ -213,24 +220,26 @@ def _recover(
     counts: Mapping[bytes, int] | None,
     progress: Progress | None,
 ) -> Recovery:
+    refusal = None
     if not segments.by_number:
-        recovery = without_segments(state, config.path)
+        recovery = without_segments(state, index)
         index.clear()
-        return recovery
-    if leftovers.foreign:
-        recovery = Recovery()
+    elif leftovers.foreign:
+        recovery, refusal = Recovery(), "RabbitMQ has saved one of its own since"
     elif remembered is None or remembered.index == config.index.name:
         recovery = Recovery("trust")
-        if _follow(judge(state, segments, leftovers), segments, index, index, recovery, progress):
-            return recovery
+        plan = judge(state, segments, leftovers)
+        refusal = _follow(plan, segments, index, index, recovery, progress, counted=counts is not None)
     else:
         recovery = Recovery("taken over")
-        if _take_over(
+        refusal = _take_over(
             config, catalogue, segments, index, remembered.index, leftovers, recovery, progress, counted=counts is not None
-        ):
-            return recovery
-    recovery = Recovery("rebuild")
-    rebuild(segments, index, counts, recovery, progress)
+        )
+    if refusal is not None:
+        log.info("%s: the index is made anew from the segments: %s", config.path, refusal)
+        recovery = Recovery("rebuild", lost=recovery.lost)
+        rebuild(segments, index, counts, recovery, progress)
+    tell_lost(segments, recovery)
     return recovery
 
 
@@ -245,13 +254,13 @@ def _take_over(
     progress: Progress | None,
     *,
     counted: bool,
-) -> bool:
-    """Move from the index of the last opening to the configured one, with every reference count."""
+) -> str | None:
+    """Move from the index of the last opening to the configured one, with every reference count. Returns why it cannot be."""
     try:
         other = make_remembered_index(name, config, catalogue, segments.files)
     except PluginError as error:
         if counted:
-            return False
+            return str(error)
         raise StoreMismatch(
             f"{config.path}: was last opened with the index {name!r}, which has the reference counts. To rebuild without it "
             f"pass them yourself (refcounts=, --refcounts); to use it: {error}"
@@ -259,26 +268,35 @@ def _take_over(
     try:
         with of_index(name, config, catalogue, "load its entries in"):
             state = other.load() or {}
-        return _follow(judge(state, segments, leftovers), segments, other, index, recovery, progress)
+        plan = judge(state, segments, leftovers)
+        return _follow(plan, segments, other, index, recovery, progress, counted=counted)
     finally:
         other.close(None)
 
 
 def _follow(
-    plan: Plan | None,
+    plan: Plan,
     segments: Segments,
     source: Index,
     index: Index,
     recovery: Recovery,
     progress: Progress | None,
-) -> bool:
-    """Carry a plan out: check, take over if ``source`` is another index, scan the tails. False if a check fails."""
-    if plan is None:
-        return False
+    *,
+    counted: bool,
+) -> str | None:
+    """Carry a plan out: check, take over if ``source`` is another index, scan the tails, mend. Returns why it cannot be.
+
+    ``counted``: there are counts for a rebuild, which are better than those of an index that has to be mended.
+    """
+    recovery.lost = plan.lost
+    if plan.refusal is not None:
+        return plan.refusal
+    if plan.lost and counted:
+        return "segments are missing or shortened, and counts were given"
     meter = Meter(plan.verify, progress)
     for segment in plan.verify:
         if not verify(segments, source, segment, recovery):
-            return False
+            return f"{segment.path.name} was changed, and does not hold what it says"
         meter.add(segment)
     if source is not index:
         take_over(segments, index, source)
@@ -286,7 +304,9 @@ def _follow(
         recovery.how = "tail"
     for segment, start in plan.tails:
         scan_tail(segments, index, segment, start, recovery)
-    return True
+    if plan.lost:
+        mend(segments, index, recovery, progress)
+    return None
 
 
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import SegmentStats, StoreClosed
+from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed
 from msgstore.contract.locations import unpack
 from msgstore.engine import forking, shutdown
 from msgstore.engine.client import Client, OnConfirm
@@ -24,6 +24,7 @@ from msgstore.engine.flusher import Flusher
 from msgstore.engine.recovery import Recovery
 from msgstore.engine.segments import io_errors
 from msgstore.engine.startup import Parts
+from msgstore.engine.writer import check_id
 from msgstore.scan import WholeRecord
 
 Mode = Literal["rw", "r"]
@@ -214,13 +215,15 @@ class Store:
         return (Entry(msg_id, *unpack(location), refs, location) for location, msg_id, refs in found)
 
     def stored_body(self, entry: Entry) -> bytes:
-        """The body of an entry as it is stored, without the codec. Raises CorruptRecord, StoreIOError."""
+        """The body of an entry as it is stored, without the codec, wherever it is by now.
+
+        Raises MessageNotFound if it was removed meanwhile, CorruptRecord, StoreIOError."""
         with self._ledger.lock:
-            self._writer.check_open()
-            return self._reader.stored(entry.msg_id, entry.location)
+            return self._reader.stored(entry.msg_id, self._place(entry))
 
     def entry(self, msg_id: bytes) -> Entry | None:
-        """Of one message; None if it is not on disk."""
+        """Of one message; None if it is not on disk. ValueError for what is not an id."""
+        check_id(msg_id)
         with self._ledger.lock:
             self._writer.check_open()
             with io_errors(self.path):
@@ -230,16 +233,26 @@ class Store:
             return Entry(msg_id, *unpack(location), self._writer.references(msg_id), location)
 
     def record(self, entry: Entry) -> WholeRecord:
-        """The whole record of an entry, checked. Raises CorruptRecord, StoreIOError."""
+        """The whole record of an entry, checked, wherever it is by now. Raises what ``stored_body`` raises."""
         with self._ledger.lock:
-            self._writer.check_open()
-            return self._reader.record(entry.msg_id, entry.location)
+            return self._reader.record(entry.msg_id, self._place(entry))
+
+    def _place(self, entry: Entry) -> int:
+        """Under the lock: where the message is now. Collections have moved it since, perhaps, and reused what it left."""
+        self._writer.check_open()
+        with io_errors(self.path):
+            location = self._writer.index.get(entry.msg_id)
+        if location is None:
+            raise MessageNotFound([entry.msg_id], str(self.path))
+        return location
 
     def references(self, msg_id: bytes) -> int:
-        """The number of references of a message; 0 if there is none."""
+        """The number of references of a message; 0 if there is none. ValueError for what is not an id."""
+        check_id(msg_id)
         with self._ledger.lock:
             self._writer.check_open()
-            return self._writer.references(msg_id)
+            with io_errors(self.path):
+                return self._writer.references(msg_id)
 
     def close(self) -> None:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
