@@ -125,7 +125,7 @@ class Store:
     def let_go(self, client: Client) -> None:
         """``client.close()``: confirm what it wrote, and forget it."""
         if not self._closed and self.mode == "rw":
-            self.flush()
+            self._writer.flush()
         with self._ledger.lock:
             self._writer.dismiss(client)
 
@@ -139,18 +139,21 @@ class Store:
                 self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
 
     def flush(self) -> None:
-        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
+        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending. Raises
+        BodyRefused when all else is confirmed."""
         self._writer.flush()
+        self._writer.refusals.raise_once()
 
     def roll(self) -> None:
         """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected.
 
         Everything is flushed, and hints are written for what a start after a crash would have to read."""
         with self._ledger.flushing:
-            self.flush()
+            self._writer.flush()
             self._writer.check_open()  # a client that was told may have let go of the directory
             self._writer.appender.seal()
             self._writer.settle(hints=True)
+        self._writer.refusals.raise_once()
 
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
@@ -237,17 +240,18 @@ class Store:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
 
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
-        again when there is room, or ``abandon``.
+        again when there is room, or ``abandon``. BodyRefused is raised when everything is done: the store is closed.
         """
         if self._disowned:
             return
         with self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
-                self.flush()
+                self._writer.flush()
             if not self._closed:  # a client that was just told may have closed it
                 self._close()
         self._stop_threads(wait=not told)
+        self._writer.refusals.raise_once()
 
     def _close(self) -> None:
         late: list[tuple[Client, int]] = []
