@@ -63,6 +63,29 @@ class EncodesStoredBodies(Deflate):
         return [zlib.compress(body) for body in bodies]
 
 
+@mutant(DEFLATE, "all threads have one decompressor")
+class SharesADecompressor(Deflate):
+    def decode(self, stored):
+        self._inflate = zlib.decompressobj()
+        try:
+            body = self._inflate.decompress(stored)
+        except zlib.error as error:
+            raise RecordError("not_deflated", str(error)) from None
+        if not self._inflate.eof or self._inflate.unused_data:
+            raise RecordError("not_deflated", "cut off, or followed by something")
+        return body
+
+
+@mutant(DEFLATE, "all threads have one compressor")
+class SharesACompressor(Deflate):
+    def encode(self, bodies):
+        return [body if isinstance(body, StoredBody) else self._deflated(body) for body in bodies]
+
+    def _deflated(self, body):
+        self._deflate = zlib.compressobj()
+        return self._deflate.compress(body) + self._deflate.flush()
+
+
 @mutant(DEFLATE, "bodies of a batch refer to the first")
 class BodiesReferToTheFirst(Deflate):
     def __init__(self, options):
