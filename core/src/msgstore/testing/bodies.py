@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import BodyCodec, Capability, RecordError, StoredBody
+from msgstore.contract import BodyCodec, Capability, MessageTooLarge, RecordError, StoredBody
 from msgstore.testing.beside import at_once, long_body
 from msgstore.testing.data import tried
 from msgstore.testing.guard import KitTests
 from msgstore.testing.limits import is_linear, peak_of, within
 from msgstore.testing.records import check_values
 from msgstore.testing.segments import check_body
+from msgstore.testing.stores import Stores
 from msgstore.testing.subjects import Subject, skip_without
 
 HANG = 20.0
 """Seconds of the processor, after which a test gives up."""
 LARGE = 2**20
 """Bytes of the largest body."""
+MOST_REFUSED = 2**28
+"""Bytes that a body may have which is only made to be refused: nobody looks into it, so that it takes no memory."""
 MULTIPLE, BESIDE = 1100, 4 * 2**20
 """What damaged bytes may take of the memory: so many times their size, which is the most that zlib can make of them, and so
 many bytes beside."""
@@ -178,6 +183,31 @@ class BodyCodecTests(KitTests):
         codec.encode(given_bodies)
         assert given_bodies == bodies, "encode changes the list that it is given"
         assert len(encoded(codec, tuple(bodies))) == len(bodies), "a tuple is a sequence, too"
+
+    def test_what_it_does_not_take(self, subject: Subject, tmp_path: Path) -> None:
+        """A failure means that ``max_body`` says less, or more, than what ``encode`` does; or that a store takes a message that
+        it can never write."""
+        codec = _made(subject)
+        most = getattr(codec, "max_body", None)
+        if most is None or subject.descriptor.contract < (2, 2):  # type: ignore[union-attr]  # of a codec
+            skip_without("max_body")
+        assert type(most) is int, f"max_body is {most!r}"
+        assert most >= 0, f"max_body is {most}"
+        if most <= 2 * LARGE:
+            (stored,) = encoded(codec, [bytes(most)])
+            check_body(codec.decode(stored), bytes(most), "decode of the largest body")
+        if most > MOST_REFUSED:
+            return
+        confirmed: list[bytes] = []
+        before, refused, behind = (bytes([n]) * 16 for n in range(3))
+        with Stores(subject, tmp_path).open() as store, store.client(on_confirm=confirmed.extend) as client:
+            client.write(before, b"")
+            with pytest.raises(MessageTooLarge):
+                client.write(refused, bytes(most + 1))
+            assert not client.contains(refused), "what write has refused is there"
+            client.write(behind, b"")
+            store.flush()
+            assert confirmed == [before, behind], "what write has refused holds others up"
 
     def test_any_thread_may_call(self, subject: Subject) -> None:
         """A failure means that calls on several threads meet in something that the codec keeps, such as one decompressor for
