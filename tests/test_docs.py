@@ -83,6 +83,29 @@ def test_the_tutorial_can_be_typed_into_a_session():
         assert typed in ([], [""])
 
 
+PACKAGES = [name for name in RUN if name not in ELSEWHERE and "\n# acme/pyproject.toml\n" in (ROOT / name).read_text("utf-8")]
+"""Pages that show a whole package."""
+
+
+@needs_all_plugins
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_a_page_says_to_ship_passes_the_kit(name, reader):
+    """All but whole stores, which take most of the time: the examples of the page use one."""
+    for language, text in blocks(ROOT / name):
+        if text.startswith("# acme/"):
+            reader.block(language, text)
+    reader.install()
+    distribution = tomllib.loads((reader.directory / "acme/pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    kit = f"pytest --quiet --tb=short -p no:cacheprovider --pyargs msgstore.testing.suite --msgstore-dist {distribution}"
+    done = reader.shell(f"{kit} -k 'not Combination' --msgstore-partial 'takes long'")
+    assert done.returncode == 0, done.stdout
+    assert f" of {distribution} " in done.stdout
+
+
+def test_packages_of_pages_are_found():
+    assert len(PACKAGES) >= 4
+
+
 def test_no_page_is_left_out_without_need():
     assert ELSEWHERE.keys() <= set(RUN)
 

@@ -6,7 +6,7 @@ import zlib
 
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.codecs import Raw
-from msgstore.contract import BodyCodecDescriptor, RecordError, StoredBody
+from msgstore.contract import BodyCodecDescriptor, MessageTooLarge, RecordError, StoredBody
 from msgstore_erlang_body import plugin as erlang
 from msgstore_erlang_body.codec import ErlangBody
 from mutants import mutant
@@ -14,6 +14,7 @@ from mutants import mutant
 (ERLANG,) = erlang.msgstore_body_codecs()
 (RAW,) = builtin.msgstore_body_codecs()
 DEFLATE = BodyCodecDescriptor(name="deflate", contract=(2, 0), factory="mutants.bodies:Deflate", summary="compressed bodies")
+LIMITED = BodyCodecDescriptor(name="limited", contract=(2, 2), factory="mutants.bodies:Limited", summary="up to a limit")
 
 
 class Deflate:
@@ -39,6 +40,12 @@ class Deflate:
         return True
 
 
+class Limited(Deflate):
+    """The same, and it says what it takes."""
+
+    max_body = 2**20
+
+
 @mutant(DEFLATE, "every body is valid")
 class IsValidAlwaysTrue(Deflate):
     def is_valid(self, stored):
@@ -61,6 +68,44 @@ class DecodeRaisesZlibError(Deflate):
 class EncodesStoredBodies(Deflate):
     def encode(self, bodies):
         return [zlib.compress(body) for body in bodies]
+
+
+@mutant(LIMITED, "it takes one byte less than it says")
+class TakesLessThanItSays(Limited):
+    max_body = 2**20 + 1
+
+    def encode(self, bodies):
+        if max(map(len, bodies), default=0) > 2**20:
+            raise MessageTooLarge("more than it says")
+        return super().encode(bodies)
+
+
+@mutant(LIMITED, "its limit is no number of bytes")
+class LimitIsAText(Limited):
+    max_body = "1MiB"
+
+
+@mutant(DEFLATE, "all threads have one decompressor")
+class SharesADecompressor(Deflate):
+    def decode(self, stored):
+        self._inflate = zlib.decompressobj()
+        try:
+            body = self._inflate.decompress(stored)
+        except zlib.error as error:
+            raise RecordError("not_deflated", str(error)) from None
+        if not self._inflate.eof or self._inflate.unused_data:
+            raise RecordError("not_deflated", "cut off, or followed by something")
+        return body
+
+
+@mutant(DEFLATE, "all threads have one compressor")
+class SharesACompressor(Deflate):
+    def encode(self, bodies):
+        return [body if isinstance(body, StoredBody) else self._deflated(body) for body in bodies]
+
+    def _deflated(self, body):
+        self._deflate = zlib.compressobj()
+        return self._deflate.compress(body) + self._deflate.flush()
 
 
 @mutant(DEFLATE, "bodies of a batch refer to the first")

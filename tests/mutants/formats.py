@@ -53,6 +53,18 @@ class BatchDiffersFromSingles(SegmentFormatV2):
         return data, sizes
 
 
+@mutant(V2, "all threads have one buffer")
+class SharesABuffer(SegmentFormatV2):
+    def encode(self, ids, bodies):
+        self._buffer = bytearray()
+        sizes = []
+        for msg_id, body in zip(ids, bodies, strict=True):
+            record, size = super().encode([msg_id], [body])
+            self._buffer += record
+            sizes += size
+        return bytes(self._buffer), sizes
+
+
 @mutant(V2, "encode remembers the batch before")
 class EncodeKeepsState(SegmentFormatV2):
     _before = b""

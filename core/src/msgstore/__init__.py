@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msgstore.contract.bodies import StoredBody
     from msgstore.contract.errors import (
+        BodyRefused,
         BrokenPlugin,
         ConfigError,
         CorruptRecord,
@@ -57,6 +58,7 @@ _FOUND_IN = {
 """Every other public name is an error."""
 
 __all__ = [
+    "BodyRefused",
     "BrokenPlugin",
     "Catalogue",
     "Client",

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import zstandard
 
+import msgstore
 from acme_zstd_body.codec import ZstdBody
 from acme_zstd_body.plugin import ZstdOptions, msgstore_body_codecs
 from msgstore.contract import MessageTooLarge, RecordError, StoredBody
@@ -82,6 +83,17 @@ def test_what_could_not_be_read_is_not_written():
     with pytest.raises(MessageTooLarge, match="max_body"):
         small.encode([bytes(11)])
     assert small.decode(small.encode([bytes(10)])[0]) == bytes(10)
+
+
+@pytest.mark.parametrize(("body", "most"), [("zstd", 128 * 2**20), ({"use": "zstd", "max_body": "1KiB"}, 2**10)])
+def test_a_store_refuses_it_when_it_is_written(tmp_path, body, most):
+    with msgstore.open_store(tmp_path, body=body) as store, store.client() as client:
+        with pytest.raises(MessageTooLarge, match=f"{most} at most"):
+            client.write(bytes(16), bytes(most + 1))
+        assert not client.contains(bytes(16))
+        client.write(bytes([1]) * 16, b"another")
+        store.flush()
+        assert store.stats().pending == 0
 
 
 def test_threads_share_one_codec():

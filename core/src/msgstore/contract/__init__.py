@@ -5,11 +5,12 @@ Each module describes one kind of backend and shows a complete, minimal one. Sta
 """
 
 from msgstore.contract import events
-from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, StoredBody
+from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, BodyCodecWithLimit, StoredBody
 from msgstore.contract.buffers import Buffer
 from msgstore.contract.descriptors import Capability, Descriptor, NoOptions
 from msgstore.contract.engines import BulkEngineDescriptor
 from msgstore.contract.errors import (
+    BodyRefused,
     BrokenPlugin,
     ConfigError,
     CorruptRecord,
@@ -58,6 +59,8 @@ __all__ = [
     "BodyCodec",
     "BodyCodecDescriptor",
     "BodyCodecWithFields",
+    "BodyCodecWithLimit",
+    "BodyRefused",
     "BoundRecord",
     "BrokenPlugin",
     "Buffer",

@@ -19,6 +19,9 @@ then has a method for tools::
 
         def fields(self, stored):
             return (stored[1] >> 6,) if stored[:1] == b"x" else None
+
+A codec that does not take every body says so with an attribute, ``max_body``, and is then never asked to encode a larger one: a
+store refuses it when it is written. It is too late at the flush, where nobody is left to be told but whoever asked for it.
 """
 
 from __future__ import annotations
@@ -49,7 +52,11 @@ class StoredBody(bytes):
 
 class BodyCodec(Protocol):
     def encode(self, bodies: Sequence[bytes]) -> Sequence[bytes]:
-        """Stored bodies of a batch. Called once a flush; may return ``bodies`` itself. A StoredBody passes unchanged."""
+        """Stored bodies of a batch. Called once a flush; may return ``bodies`` itself. A StoredBody passes unchanged.
+
+        A body for which it raises is dropped, and the flush raises BodyRefused. OSError and MemoryError say nothing about a
+        body: the flush fails, and is tried again.
+        """
         ...
 
     def decode(self, stored: bytes) -> bytes:
@@ -59,6 +66,15 @@ class BodyCodec(Protocol):
     def is_valid(self, stored: bytes) -> bool:
         """Whether ``stored`` is something this codec, or the broker that uses it, wrote. For scans."""
         ...
+
+
+class BodyCodecWithLimit(BodyCodec, Protocol):
+    """A codec that does not take every body. Since contract 2.2: in a codec that was written against an older one, an attribute
+    of this name means nothing."""
+
+    max_body: int
+    """Bytes of the largest body that ``encode`` takes; ``write`` refuses a larger one. A StoredBody may be of any size. Never
+    changes."""
 
 
 class BodyCodecWithFields(BodyCodec, Protocol):

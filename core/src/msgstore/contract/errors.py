@@ -73,8 +73,17 @@ class CorruptRecord(StoreError):
         self.msg_id = msg_id
 
 
+class BodyRefused(StoreError):
+    """The body codec failed for messages, or gave what no record can hold: ``ids``, which the store does not have and never
+    confirms. What the codec raised for the first of them is the cause."""
+
+    def __init__(self, message: str, ids: Sequence[bytes]) -> None:
+        super().__init__(message)
+        self.ids = tuple(ids)
+
+
 class MessageTooLarge(MsgStoreError, ValueError):
-    """The body does not fit into a record of the store's format."""
+    """The body does not fit into a record of the store's format, or its body codec takes none so large."""
 
 
 class MessageNotFound(MsgStoreError, KeyError):

@@ -36,6 +36,8 @@ class Backends:
     codec: BodyCodec
     plain_bodies: bool
     """True if the codec changes nothing."""
+    most_body: int | None
+    """Bytes of the largest body that the codec takes; None if it takes every one."""
     policy: GcPolicy
     may_drop: bool
     """True if the policy says that live messages may go."""
@@ -72,6 +74,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         write_format,
         made_codec,
         Capability.PLAIN in codec.capabilities,
+        getattr(made_codec, "max_body", None) if codec.contract >= (2, 2) else None,
         made_policy,
         may_drop(policy),
         Settings(config.index.name, config.format.name, config.record, config.body.name, bound, strangers),

@@ -12,10 +12,11 @@ from itertools import accumulate, islice
 
 import attrs
 
-from msgstore.contract import BodyCodec
 from msgstore.engine.appender import Appended, Appender
+from msgstore.engine.encoding import Encoder, Refused
 from msgstore.engine.intake import OVERHEAD, Entry, Intake, references
 from msgstore.engine.ledger import Ledger
+from msgstore.engine.refusals import Refusals
 from msgstore.engine.segments import io_errors
 
 
@@ -36,32 +37,49 @@ class Written:
 class Batches:
     """Of one open store."""
 
-    def __init__(self, intake: Intake, codec: BodyCodec, appender: Appender, ledger: Ledger) -> None:
+    def __init__(self, intake: Intake, encoder: Encoder, refusals: Refusals, appender: Appender, ledger: Ledger) -> None:
         self._intake = intake
-        self._codec = codec
+        self._encoder = encoder
+        self._refusals = refusals
         self._appender = appender
         self._ledger = ledger
         self._index = ledger.index
         self._directory = ledger.segments.directory
 
     def write(self, ids: Sequence[bytes], weight: int) -> Written:
-        """Write the first of ``ids``, up to about so many bytes. Raises StoreIOError: then all of it is still in the intake."""
+        """Write the first of ``ids``, up to about so many bytes. Raises StoreIOError: then all of it is still in the intake.
+
+        What the body codec fails for is dropped, and noted in ``Refusals``."""
+        asked = ids
         with self._ledger.lock:
             entries = self._intake.entries(ids)
         looked_at, ids, bodies, size = _cut(ids, entries, weight)
         if not ids:
             return Written(looked_at)
         known = self._known(ids)
-        if known is None:
-            appended = self._append(ids, bodies)
-        else:
-            fresh = [(i, body) for i, body, there in zip(ids, bodies, known, strict=True) if not there]
-            appended = self._append([i for i, _ in fresh], [body for _, body in fresh]) if fresh else Appended()
+        fresh, plain = ids, bodies
+        if known is not None:
+            fresh = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
+            plain = [body for body, there in zip(bodies, known, strict=True) if not there]
+        try:
+            stored = self._encoder.encode(plain) if plain else plain
+        except Refused as refused:
+            self._drop([(fresh[at], plain[at], error) for at, error in refused.errors.items()])
+            return self.write(asked, weight)
+        appended = self._appender.append(fresh, stored) if fresh else Appended()
         with self._ledger.lock, io_errors(self._directory):
             return Written(looked_at, len(ids), size, self._enter(ids, known, appended))
 
-    def _append(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> Appended:
-        return self._appender.append(ids, self._codec.encode(bodies))
+    def _drop(self, refused: Sequence[tuple[bytes, bytes, Exception]]) -> None:
+        """(id, body, why) of messages that cannot be written; one that was removed meanwhile, or written anew, can."""
+        dropped = []
+        with self._ledger.lock:
+            for (msg_id, body, error), entry in zip(refused, self._intake.pop([row[0] for row in refused]), strict=True):
+                if entry is not None and entry[0] is body:
+                    dropped.append((msg_id, entry, error))
+                elif entry is not None:
+                    self._intake.put_back(msg_id, entry)
+        self._refusals.add(dropped)
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
         """Which ids have a record already, alive or to be revived; None if none has."""

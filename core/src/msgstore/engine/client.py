@@ -24,7 +24,8 @@ class Client:
 
     Returns before the message is on disk; it is readable at once. ``on_confirm`` is called with its id after the flush that
     made it safe, within ``sync_interval``, or after ``store.flush()``. Raises ValueError (id), TypeError (body),
-    MessageTooLarge, StoreClosed, and StoreIOError if a flush that was due failed: the message then stays pending.
+    MessageTooLarge and BodyRefused (the body codec does not take the body: the message is not there), StoreClosed, and
+    StoreIOError if a flush that was due failed: the message then stays pending.
     """
     read: Callable[[bytes], bytes]
     """``read(msg_id)``: the body. Raises MessageNotFound (a KeyError), CorruptRecord, StoreIOError, ValueError (id)."""
@@ -74,10 +75,12 @@ class Client:
         self._writer.remove_slowly(self, popped)
 
     def close(self) -> None:
-        """Flush, and let go of the store. When it returns, everything that the client wrote is confirmed."""
+        """Flush, and let go of the store. When it returns, everything that the client wrote is confirmed. BodyRefused is raised
+        when everything is done: the client is closed."""
         if not self._closed:
             self._store.let_go(self)
             self.end()
+            self._writer.refusals.raise_once()
 
     def delete_and_close(self) -> None:
         """Let go of the store at once, and of what this client wrote and nobody has on disk yet: that is forgotten and not

@@ -126,7 +126,7 @@ class Store:
     def let_go(self, client: Client) -> None:
         """``client.close()``: confirm what it wrote, and forget it."""
         if not self._closed and self.mode == "rw":
-            self.flush()
+            self._writer.flush()
         with self._ledger.lock:
             self._writer.dismiss(client)
 
@@ -144,15 +144,17 @@ class Store:
                 raise
 
     def flush(self) -> None:
-        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
+        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending. Raises
+        BodyRefused when all else is confirmed."""
         self._writer.flush()
+        self._writer.refusals.raise_once()
 
     def roll(self) -> None:
         """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected.
 
         Everything is flushed, and hints are written for what a start after a crash would have to read."""
         with self._ledger.flushing:
-            self.flush()
+            self._writer.flush()
             self._writer.check_open()  # a client that was told may have let go of the directory
             try:
                 self._writer.appender.seal()
@@ -160,6 +162,7 @@ class Store:
             except BaseException as error:
                 self._writer.check_whole(error)
                 raise
+        self._writer.refusals.raise_once()
 
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
@@ -258,8 +261,9 @@ class Store:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
 
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
-        again when there is room, or ``abandon``. Raises StoreClosed if a change was interrupted, by Ctrl-C or a signal's
-        handler that raised: then nothing is flushed or saved, and the next opening recovers as after a killed process.
+        again when there is room, or ``abandon``. BodyRefused is raised when everything is done: the store is closed. StoreClosed
+        is raised if a change was interrupted, by Ctrl-C or a signal's handler that raised: then nothing is flushed or saved, and
+        the next opening recovers as after a killed process.
         """
         if self._disowned:
             return
@@ -269,7 +273,7 @@ class Store:
         with self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
-                self.flush()
+                self._writer.flush()
             if not self._closed:  # a client that was just told may have closed it
                 try:
                     self._close()
@@ -277,6 +281,7 @@ class Store:
                     self._writer.check_whole(error)
                     raise
         self._stop_threads(wait=not told)
+        self._writer.refusals.raise_once()
 
     def _close(self) -> None:
         late: list[tuple[Client, int]] = []

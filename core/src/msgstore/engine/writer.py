@@ -24,9 +24,11 @@ from msgstore.contract import Index, MessageNotFound, MessageTooLarge, MsgStoreE
 from msgstore.engine.appender import Appender
 from msgstore.engine.backends import Backends
 from msgstore.engine.batches import Batches, Written
+from msgstore.engine.encoding import Encoder, Refused
 from msgstore.engine.flusher import Wakeup
 from msgstore.engine.intake import OVERHEAD, Entry, Gate, Intake
 from msgstore.engine.ledger import Ledger
+from msgstore.engine.refusals import Refusals
 from msgstore.engine.segments import io_error, io_errors
 from msgstore.engine.turns import Turns
 
@@ -58,7 +60,9 @@ class Writer:
         self.ledger = ledger
         self.intake = Intake()
         self.appender = Appender(config, backends, ledger)
-        self._batches = Batches(self.intake, backends.codec, self.appender, ledger)
+        self._encoder = Encoder(backends)
+        self.refusals = Refusals(config)
+        self._batches = Batches(self.intake, self._encoder, self.refusals, self.appender, ledger)
         self.wakeup = Wakeup()
         self.clients: list[Client] = []
         self.callback_failures = 0
@@ -81,8 +85,7 @@ class Writer:
         self._uncommitted = 0
         """Bytes, OVERHEAD included, that went to the segments and whose entries a persistent index has not on disk yet."""
         self._turns = Turns(ledger.flushing)
-        # A body of half of what fits is looked at before it is taken: that leaves room for what a codec adds.
-        self._big = min(config.large_message, backends.write_format.format.max_body // 2)
+        self._big = min(config.large_message, self._encoder.threshold)
         self._refusal: MsgStoreError | None = None
         self.broken: StoreClosed | None = None
         """Set if a change was interrupted in its middle: what is in memory may be half done, what is on disk is not."""
@@ -143,7 +146,7 @@ class Writer:
         if self._refusal is not None:
             raise self._refusal
         if len(body) >= self._big:
-            self._check_big(body)
+            self._check_big(msg_id, body)
         if self._is_stuck:
             self._flush_now()  # or what cannot be written would pile up in memory; if it fails, nothing was taken
         self.wakeup.changed()
@@ -194,14 +197,13 @@ class Writer:
         """Under the lock: references of a message; 0 if there is none."""
         return self.intake.references(msg_id) + self.index.references(msg_id)
 
-    def _check_big(self, body: bytes) -> None:
-        limit = self.backends.write_format.format.max_body
-        stored = len(body) if len(body) <= limit // 2 else len(self.backends.codec.encode([body])[0])
-        if stored > limit:
-            raise MessageTooLarge(
-                f"{self.config.path}: a body of {stored} bytes does not fit into a record of format "
-                f"{self.backends.write_format.name!r} (at most {limit}); split the message"
-            )
+    def _check_big(self, msg_id: bytes, body: bytes) -> None:
+        try:
+            self._encoder.check(body)
+        except MessageTooLarge as error:
+            raise MessageTooLarge(f"{self.config.path}: {error}") from error.__cause__
+        except Refused as refused:
+            raise self.refusals.not_taken(msg_id, refused.errors[0]) from refused.errors[0]
         self.appender.seen_large |= len(body) >= self.config.large_message
 
     # -- when to write ----------------------------------------------------------------------------------------------------
@@ -294,10 +296,12 @@ class Writer:
             self._note(self.write_out())
         else:
             self.flush()
+            if self._at_once:
+                self.refusals.raise_once()
 
     def flush(self) -> None:
         """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is
-        confirmed."""
+        confirmed, but for what ``refusals`` has to say."""
         self._check_writable()
         if self.ledger.mine:
             self._flush()
@@ -393,7 +397,8 @@ class Writer:
 
     def _note(self, confirmed: Iterable[tuple[Client, int]]) -> None:
         """These are to be told."""
-        self._untold.extend([(client, client.take_unconfirmed(count)) for client, count in confirmed])
+        confirmable = self.refusals.confirmable
+        self._untold.extend([(client, confirmable(client.number, client.take_unconfirmed(n))) for client, n in confirmed])
 
 
 def check_id(msg_id: object) -> None:

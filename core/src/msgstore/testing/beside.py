@@ -1,4 +1,4 @@
-"""Threads beside each other on one index: readers without the lock, writers under one, as those of a store."""
+"""Threads beside each other on one backend; on an index: readers without the lock, writers under one, as those of a store."""
 
 from __future__ import annotations
 
@@ -25,6 +25,31 @@ def eager_switching() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(usual)
+
+
+THREADS = 8
+ROUNDS = 20
+"""Of each thread: what two of them meet in only now and then is met in one of so many."""
+LONG = 24_000
+"""Bytes of a body that compression in C works on for long enough to let the other threads go on meanwhile."""
+
+
+def at_once(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
+    """So many times on each of ``THREADS`` threads, which begin together. ``run`` is given the thread's number."""
+    begin = threading.Barrier(THREADS)
+
+    def go_on(number: int) -> None:
+        begin.wait(30)
+        for _ in range(rounds):
+            run(number)
+
+    with eager_switching(), ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(go_on, range(THREADS)))
+
+
+def long_body(number: int) -> bytes:
+    """Another for each thread, of which a compressor makes about a half."""
+    return random.Random(number).randbytes(LONG // 2).hex().encode()
 
 
 def together(seconds: float, *tasks: Callable[[threading.Event], None]) -> None:

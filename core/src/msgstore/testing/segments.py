@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
 import attrs
 
 from msgstore.contract import Buffer, Columns, FormatContext, SegmentFormat, SegmentScan
 from msgstore.contract.formats import EndState, HeaderState
+from msgstore.testing.beside import ROUNDS, at_once, long_body
 from msgstore.testing.data import Batch, numbered
 from msgstore.testing.subjects import Subject
 
@@ -135,16 +135,14 @@ def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int 
 
 
 def check_threads(form: SegmentFormat) -> None:
-    """Eight threads at once, each with messages of its own, are given what they wrote."""
+    """Several threads at once, each with messages of its own, are given what they wrote."""
 
     def run(number: int) -> None:
-        messages = [(msg_id[::-1], b"%d" % number * at) for at, (msg_id, _) in enumerate(numbered(40 + number))]
-        for _ in range(10):
-            data, placed = written(form, messages)
-            check_records(form, data, form.scan(data).records, placed)
+        messages = [(msg_id[::-1], b"%d" % number * at) for at, (msg_id, _) in enumerate(numbered(10 + number))]
+        data, placed = written(form, [*messages, (bytes([number]) * 16, long_body(number))])
+        check_records(form, data, form.scan(data).records, placed)
 
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(run, range(8)))
+    at_once(run, 3 * ROUNDS)  # a round of them is short
 
 
 def spans(scan: SegmentScan) -> list[tuple[int, int, str]]:

@@ -17,6 +17,8 @@ class ZstdBody:
 
     def __init__(self, options: ZstdOptions) -> None:
         self._options = options
+        self.max_body = options.max_body
+        """Above it a store asks for nothing: it refuses the message when it is written."""
         self._mine = _Mine(options.level)
 
     def encode(self, bodies: Sequence[bytes]) -> list[bytes]:

@@ -18,6 +18,8 @@ _BINARY = b"\x83m"
 class ErlangBody:
     """An :class:`msgstore.contract.BodyCodec`. Six bytes a body; keeps no state."""
 
+    max_body = 2**32 - 1
+
     def __init__(self, options: NoOptions) -> None:
         pass
 
