@@ -261,9 +261,9 @@ class Store:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
 
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
-        again when there is room, or ``abandon``. BodyRefused is raised when everything is done: the store is closed. StoreClosed
-        is raised if a change was interrupted, by Ctrl-C or a signal's handler that raised: then nothing is flushed or saved, and
-        the next opening recovers as after a killed process.
+        again when there is room, or ``abandon``. BodyRefused is raised when everything is done: the store is closed.
+        StoreClosed is raised if a change was interrupted, by Ctrl-C or a signal's handler that raised: then nothing is flushed
+        or saved, and the next opening recovers as after a killed process.
         """
         if self._disowned:
             return
