@@ -398,22 +398,8 @@ def test_put_makes_a_store_and_an_empty_one_is_one(tmp_path: Path) -> None:
         assert run(verb, tmp_path).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "closed", "stream"),
-    [(["put", "STORE", ID], "<&-", "standard input"), (["ls", "STORE"], ">&-", "standard output")]
-    + [([verb, "STORE"], ">&-", "standard output") for verb in ("verify", "compact")],
-)
-def test_a_closed_stream_is_one_line(tmp_path: Path, arguments: list[str], closed: str, stream: str) -> None:
+def test_a_closed_input_is_one_line(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "msgstore", "put", str(tmp_path / "store"), ID]
     msgstore.open_store(tmp_path / "store").close()
-    command = [sys.executable, "-m", "msgstore", *[str(tmp_path / "store") if a == "STORE" else a for a in arguments]]
-    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
-    done = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"msgstore: {stream}: is closed\n")
-
-
-def test_without_standard_error_the_rest_is_as_ever(tmp_path: Path) -> None:
-    msgstore.open_store(tmp_path / "store").close()
-    command = [sys.executable, "-m", "msgstore", "verify", str(tmp_path / "store")]
-    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "0 of 0 live messages verified" in done.stdout
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "msgstore: standard input: is closed\n")
