@@ -82,15 +82,24 @@ def _as_one_line() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:  # whoever read our output has seen enough
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         raise Exit(BROKEN_PIPE) from None
     except KeyboardInterrupt:
         click.echo("msgstore: interrupted", err=True)
         raise Exit(INTERRUPTED) from None
     except (MsgStoreError, OSError) as error:
         click.echo(f"msgstore: {_one_line(error)}", err=True)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _forget_output()
         raise Exit(DAMAGE if isinstance(error, CorruptRecord) else MISUSE) from error
+
+
+def _forget_output() -> None:
+    """What could not be written: the interpreter would try once more when it ends, and end with an exit code of its own."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: Exception) -> str:
