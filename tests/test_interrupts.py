@@ -14,6 +14,11 @@ import pytest
 import msgstore
 from msgstore.contract import StoreClosed
 
+pytestmark = pytest.mark.skipif(
+    sys.version_info >= (3, 12),
+    reason="line events come where a with statement begins, too, which these Pythons tell otherwise: a lock would be kept that "
+    "no signal finds there; the engine is the same on each",
+)
 ENGINE = str(Path(msgstore.__file__).parent / "engine")
 EVERY = 15
 """Of the lines that a change passes; the first and the last time that it passes each."""
