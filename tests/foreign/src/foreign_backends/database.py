@@ -109,7 +109,11 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         with self._errors():
             connection = sqlite3.connect(self._uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
-            connection.execute(f"PRAGMA cache_size = -{max(self._cache // 1024, 64)}")
+            try:
+                connection.execute(f"PRAGMA cache_size = -{max(self._cache // 1024, 64)}")
+            except BaseException:
+                connection.close()
+                raise
             return connection
 
     def _prepare(self, writer: sqlite3.Connection) -> None:
@@ -171,10 +175,14 @@ class Database:
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Every entry as of the call, which is read as the iterator goes on."""
         connection = self._connect()
-        with self._errors():
-            connection.execute("BEGIN")
-            connection.execute("SELECT value FROM counts").fetchone()  # from here on nothing that is committed is seen
-        return _Rows(connection, self._path)
+        try:
+            with self._errors():
+                connection.execute("BEGIN")
+                connection.execute("SELECT value FROM counts").fetchone()  # from here on nothing that is committed is seen
+                return _Rows(connection, self._path)
+        except BaseException:
+            connection.close()
+            raise
 
     def write(
         self,
