@@ -1,10 +1,18 @@
-"""Ctrl-C at any line of a change: the store goes on as if nothing had happened, or ends as a killed process's does."""
+"""Ctrl-C in the middle of a change: the store goes on as if nothing had happened, or ends as a killed process's does.
+
+Signals come when they like, on every Python. On 3.11 an exception is raised at each line besides: on later ones it would also
+come where a ``with`` statement begins and a lock was just taken, where no signal is looked for.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
+import random
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +22,14 @@ import pytest
 import msgstore
 from msgstore.contract import StoreClosed
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info >= (3, 12),
-    reason="line events come where a with statement begins, too, which these Pythons tell otherwise: a lock would be kept that "
-    "no signal finds there; the engine is the same on each",
+traces_as_signals_come = pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="line events come where a with statement begins, too; test_a_signal runs on each Python"
 )
 ENGINE = str(Path(msgstore.__file__).parent / "engine")
 EVERY = 15
 """Of the lines that a change passes; the first and the last time that it passes each."""
+SIGNALS = 15
+"""That come in the middle of each change."""
 
 
 def id_of(number: int) -> bytes:
@@ -70,6 +78,7 @@ class Interrupter:
 class Scene:
     """A store in the middle of its life, and what has to be true of it."""
 
+    index: str
     store: msgstore.Store
     client: msgstore.Client
     confirmed: set[bytes] = attrs.field(factory=set)
@@ -90,7 +99,31 @@ def scene(path: Path, index: str) -> Scene:
     other.write(id_of(100), b"")
     client.remove([id_of(n) for n in range(4, 14)])
     alive = {id_of(n) for n in (*range(4), *range(14, 20), *range(25, 29), *range(100, 140))}
-    return Scene(store, client, confirmed, alive, {id_of(29)})
+    return Scene(index, store, client, confirmed, alive, {id_of(29)})
+
+
+def check(it: Scene) -> bool:
+    """The store is whole, or has ended; what was confirmed is there in both. Whether it has ended."""
+    try:
+        it.store.flush()
+    except StoreClosed:
+        ended = True
+        for call in (it.store.stats, it.store.roll, it.store.compact, lambda: it.client.read(id_of(1))):
+            with pytest.raises(StoreClosed):
+                call()
+        with contextlib.suppress(StoreClosed):
+            it.store.close()
+    else:
+        ended = False
+        assert {msg_id: it.client.read(msg_id) for msg_id in it.alive} == {msg_id: msg_id * 8 for msg_id in it.alive}
+        it.store.close()
+    with msgstore.open_store(it.store.path) as store, store.client() as client:
+        safe = it.alive & it.confirmed
+        assert {msg_id: client.read(msg_id) for msg_id in safe} == {msg_id: msg_id * 8 for msg_id in safe}
+        if it.index == "lmdb":
+            assert not any(map(client.contains, it.removed))
+        assert sum(segment.live_count for segment in store.segments()) == store.stats().messages
+    return ended
 
 
 CHANGES: dict[str, Callable[[Scene], object]] = {
@@ -98,10 +131,12 @@ CHANGES: dict[str, Callable[[Scene], object]] = {
     "remove": lambda it: it.client.remove([id_of(n) for n in range(20, 25)]),
     "second reference": lambda it: it.client.write(id_of(101), b""),
     "roll": lambda it: it.store.roll(),
+    "compact": lambda it: it.store.compact(everything=True),
     "close": lambda it: it.store.close(),
 }
 
 
+@traces_as_signals_come
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["ets", "lmdb"])
 def test_nothing_confirmed_is_lost(name: str, change: str, tmp_path: Path) -> None:
@@ -123,26 +158,60 @@ def interrupt(path: Path, name: str, change: str, at: int) -> bool:
     it = scene(path, name)
     with pytest.raises(KeyboardInterrupt), Interrupter(at):
         CHANGES[change](it)
-    try:
-        it.store.flush()
-    except StoreClosed:
-        ended = True
-        for call in (it.store.stats, it.store.roll, it.store.compact, lambda: it.client.read(id_of(1))):
-            with pytest.raises(StoreClosed):
-                call()
-        with contextlib.suppress(StoreClosed):
-            it.store.close()
-    else:
-        ended = False
-        assert {msg_id: it.client.read(msg_id) for msg_id in it.alive} == {msg_id: msg_id * 8 for msg_id in it.alive}
-        it.store.close()
-    with msgstore.open_store(path) as store, store.client() as client:
-        safe = it.alive & it.confirmed
-        assert {msg_id: client.read(msg_id) for msg_id in safe} == {msg_id: msg_id * 8 for msg_id in safe}
-        if name == "lmdb":
-            assert not any(map(client.contains, it.removed))
-        assert sum(segment.live_count for segment in store.segments()) == store.stats().messages
-    return ended
+    return check(it)
+
+
+class Alarm:
+    """A signal that raises KeyboardInterrupt after so many seconds, unless the block is left before."""
+
+    def __init__(self) -> None:
+        self.rings = False
+
+    def __enter__(self) -> Alarm:
+        self._usual = signal.signal(signal.SIGALRM, self._ring)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._usual)
+
+    def _ring(self, *_: object) -> None:
+        if self.rings:
+            self.rings = False  # once
+            raise KeyboardInterrupt
+
+    def interrupts(self, change: Callable[[], object], seconds: float) -> bool:
+        """Whether it came before the change was through."""
+        try:
+            self.rings = True
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            change()
+            self.rings = False
+        except KeyboardInterrupt:
+            return True
+        return False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that comes in a callback of weakref
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["ets", "lmdb"])
+def test_a_signal(name: str, change: str, tmp_path: Path) -> None:
+    """At moments of the change that no list of lines knows."""
+    rng = random.Random(change)
+    it = scene(tmp_path / "timed", name)
+    begin = time.perf_counter()
+    CHANGES[change](it)
+    lasts = time.perf_counter() - begin
+    it.store.close()
+    tries = came = 0
+    while came < SIGNALS:
+        tries += 1
+        assert tries < 40 * SIGNALS, f"{came} signals came while it lasted"
+        it = scene(tmp_path / str(tries), name)
+        with Alarm() as alarm:
+            came += alarm.interrupts(functools.partial(CHANGES[change], it), max(rng.uniform(0, lasts), 1e-6))
+        check(it)
 
 
 def interrupted_in_a_with_block(path: Path, confirmed: set[bytes]) -> None:
@@ -154,6 +223,7 @@ def interrupted_in_a_with_block(path: Path, confirmed: set[bytes]) -> None:
             store.flush()
 
 
+@traces_as_signals_come
 def test_a_with_block_lets_the_interrupt_pass(tmp_path: Path) -> None:
     """And leaves the directory to the next one."""
     confirmed: set[bytes] = set()
@@ -164,6 +234,7 @@ def test_a_with_block_lets_the_interrupt_pass(tmp_path: Path) -> None:
         assert client.read(id_of(1)) == b"body"
 
 
+@traces_as_signals_come
 def test_who_closes_an_interrupted_store_is_told(tmp_path: Path) -> None:
     store = msgstore.open_store(tmp_path, sync_interval="1h")
     store.client().write(id_of(1), b"body")

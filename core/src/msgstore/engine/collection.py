@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
 from msgstore.engine import compaction, erasing, plans, retention, rewriting
 from msgstore.engine.collected import Collected
+from msgstore.engine.locks import left_without
 from msgstore.engine.segments import Segment, io_errors
 from msgstore.engine.site import GiveWay, Site
 from msgstore.engine.sources import Source, Unsound, marked
@@ -53,7 +54,8 @@ class Collection:
         return self._collect_now(everything=False, progress=None)
 
     def _collect_now(self, everything: bool, progress: Progress | None) -> list[Collected]:
-        with self._begun():
+        with self._site.alone(now=self._told()):
+            self._writer.check_open()
             with self._ledger.lock:
                 stats, segments = self.stats(), self._segments.by_number.copy()
             eligible = [s for s in stats if not (s.current or s.quarantined)]
@@ -67,25 +69,21 @@ class Collection:
     def migrate(self, progress: Progress | None = None) -> list[Collected]:
         """Rewrite every segment of an older format, also what the policy would leave. Raises as ``collect``."""
         self._writer.flush()
-        with self._begun():
+        with self._site.alone(now=self._told()):
+            self._writer.check_open()
             with self._ledger.lock:
                 old = {s.number for s in self._segments if s.form.descriptor.generation < self._generation}
                 stats = [s for s in self.stats() if s.number in old]
             actions = [Migrate(s.number) for s in stats if s.live_count]
             return self._note_empty(stats) + self._carry_out(actions, progress)
 
-    @contextlib.contextmanager
-    def _begun(self) -> Iterator[None]:
-        """Nobody else collects. Raises StoreClosed."""
-        with self._site.collecting(now=self._told()):
-            self._writer.check_open()
-            yield
-
-    @contextlib.contextmanager
-    def ended(self) -> Iterator[None]:
+    def ended(self) -> contextlib.AbstractContextManager[None]:
         """Inside, nothing is collected. What was being collected ends where it is."""
-        with self._site.ended():
-            yield
+        return self._site.alone()
+
+    def locks_kept(self) -> contextlib.AbstractContextManager[None]:
+        """Around all of this on a thread that signals come to: it leaves with the locks that it came with."""
+        return left_without(self._ledger.flushing, self._site.held)
 
     def _told(self) -> bool:
         """Whether the caller is a client that is being told, and has ``flushing``."""
@@ -123,7 +121,7 @@ class Collection:
                     log.warning("%r failed and is left for later: %s", action, error)
                     failure = failure or error
                 if progress:
-                    progress(at + 1, len(actions))
+                    self._site.tell(progress, at + 1, len(actions))
             self._delete_empty()
         if failure:
             raise failure

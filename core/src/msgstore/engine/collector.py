@@ -12,6 +12,7 @@ import threading
 
 from msgstore.contract import MsgStoreError, StoreClosed
 from msgstore.engine.collection import Collection
+from msgstore.engine.flag import Flag
 from msgstore.engine.ledger import Ledger
 
 log = logging.getLogger("msgstore.collection")
@@ -32,10 +33,9 @@ class Collector:
         self._ledger = ledger
         self._interval = min(interval, threading.TIMEOUT_MAX)
         self._size_limit = size_limit
-        self._stopping = threading.Event()
-        self._idle = threading.Event()
+        self._stopping = Flag()
+        self._idle = Flag(True)
         """Set while writers need not wait."""
-        self._idle.set()
         self._begun = 0
         """Segments since the last ``look``."""
         path = ledger.segments.directory

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from msgstore.contract import MsgStoreError, StoreClosed
+from msgstore.engine.flag import Flag
 
 if TYPE_CHECKING:
     from msgstore.engine.writer import Writer
@@ -24,8 +25,8 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._asleep = False
-        self._awake = threading.Event()
-        self._now = threading.Event()
+        self._awake = Flag()
+        self._now = Flag()
 
     def changed(self) -> None:
         """There is something to flush after the usual pause."""

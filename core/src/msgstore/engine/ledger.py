@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from msgstore.contract import Index
 from msgstore.contract.locations import MASK, NUMBER_SHIFT
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
+from msgstore.engine.flag import Flag
+from msgstore.engine.locks import is_mine
 from msgstore.engine.segments import Segment, Segments, io_errors
 from msgstore.engine.shared_bodies import SharedBodies
 
@@ -42,7 +44,7 @@ class Ledger:
         not self-describing."""
         self.collector: Collector | None = None
         """Who collects in the background; None if nobody does."""
-        self.worth_a_look = threading.Event()
+        self.worth_a_look = Flag()
         """Set when there may be something to collect."""
         self._freed = 0
         self._committed = False
@@ -55,7 +57,7 @@ class Ledger:
     @property
     def mine(self) -> bool:
         """Whether the calling thread has ``flushing``: then it must not wait for anybody who needs it."""
-        return self.flushing._is_owned()  # type: ignore[attr-defined, no-any-return]  # what Condition asks it, too
+        return is_mine(self.flushing)
 
     @property
     def changed(self) -> bool:

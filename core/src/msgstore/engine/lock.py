@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from msgstore.contract import StoreLocked
@@ -31,52 +32,51 @@ class WriterLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._fd: int | None = open_lock(directory, os.O_RDWR | os.O_CREAT)
+        self._file = FileIO(open_lock(directory, os.O_RDWR | os.O_CREAT), "r+")
+        """Not a descriptor: closing it is one step, wherever a signal comes, and may be done again."""
         for attempt in range(_ATTEMPTS):
             try:
-                _lock(self._fd)
+                _lock(self._file.fileno())
                 break
             except OSError as error:
                 holder = locked(directory)
                 if attempt + 1 < (_ATTEMPTS_AT_A_WRITER if _alive(holder.pid) else _ATTEMPTS):
                     time.sleep(_PAUSE)
                     continue
-                os.close(self._fd)
+                self._file.close()
                 raise holder from error
-        _say(self._fd, f"{os.getpid()}")
+        _say(self._file.fileno(), f"{os.getpid()}")
 
     def opened(self) -> None:
         """The store is open: what another process finds in the index is whole from now on."""
-        if self._fd is not None:
-            _say(self._fd, f"{os.getpid()} {os.urandom(8).hex()}")
+        if not self._file.closed:
+            _say(self._file.fileno(), f"{os.getpid()} {os.urandom(8).hex()}")
 
     def is_in(self, directory: Path) -> bool:
         """Whether that is still the directory that is locked: it may have been moved away or deleted."""
+        if self._file.closed:
+            return False
         try:
-            return self._fd is not None and os.path.samestat(os.fstat(self._fd), os.stat(directory / LOCK))  # noqa: PTH116 - beside a descriptor's
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(directory / LOCK))  # noqa: PTH116 - beside a descriptor's
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        if self._fd is not None:
+        if not self._file.closed:
             with suppress(OSError):  # a full disk: what stands there is of a process that is not there
-                _say(self._fd, f"- {os.urandom(8).hex()}")
-            os.close(self._fd)
-            self._fd = None
+                _say(self._file.fileno(), f"- {os.urandom(8).hex()}")
+            self._file.close()
 
     def hand_over(self, pid: int) -> int:
         """From here on the lock is said to be process ``pid``'s, and lasts as long as anybody has the descriptor open that is
         returned. Nothing is left to release here."""
-        fd, self._fd = self._fd, None
-        assert fd is not None
-        _say(fd, f"{pid}")
-        return fd
+        _say(self._file.fileno(), f"{pid}")
+        with self._file:
+            return os.dup(self._file.fileno())
 
     def disown(self) -> None:
         """In a forked child: the lock lasts as long as anybody has its file open, and whose it is may want to open again."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._file.close()
 
 
 def _alive(pid: int | None) -> bool:

@@ -6,7 +6,8 @@
             reference counts come from the caller, or are one for each id.
 
 A segment that is missing, or shorter than when it was sealed, is a loss, and is told as one. If nothing else is wrong, what the
-index has in the other segments is kept, with its counts, and copies of what is lost are looked for in them (``mend``).
+index has in the other segments is kept, with its counts, and copies of what is lost are looked for in them
+(:mod:`msgstore.engine.losses`).
 
 ``live``    a reader beside a writer in another process: it sees what that one commits, and recovers nothing.
 
@@ -24,7 +25,7 @@ from typing import Literal
 import attrs
 
 from msgstore.contract import Index, SegmentScan, StoreError
-from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack, unpack
+from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
 from msgstore.engine import checkpoint
 from msgstore.engine.checkpoint import Row
 from msgstore.engine.hint_file import Hint
@@ -146,30 +147,6 @@ def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[
     return [Lost(name, None, row.size, row.live_count) for name, row in rows.items() if row.live_count and name not in names]
 
 
-def without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
-    """Of a directory that has none: it is new, unless the index knows better."""
-    try:
-        lost = missing_files(checkpoint.rows(state), ())
-    except ValueError:
-        return Recovery("rebuild")
-    if not lost:
-        return Recovery()
-    first = next((msg_id for msg_id, _, _ in index.items()), None)
-    return Recovery("rebuild", lost=lost, missing=sum(found.messages for found in lost), first_missing=first)
-
-
-def tell_lost(segments: Segments, recovery: Recovery) -> None:
-    """Once it is known what becomes of the others."""
-    for found in recovery.lost:
-        recovery.damaged.append(f"{found.file}: {found}")
-        segments.happenings.damage(found.file, found.found, found.reason)
-        if segments.by_number:
-            log.warning("%s: %s", segments.directory / found.file, found)
-    if recovery.lost and not segments.by_number:
-        what = "%s: the index has %d messages, and no segment is there: they are lost"
-        log.warning(what, segments.directory, recovery.missing)
-
-
 def _compare(segment: Segment, row: Row, plan: Plan) -> list[str]:
     """Adds to the plan what the segment needs. Returns what shows that the index cannot speak of it."""
     name = segment.path.name
@@ -192,65 +169,12 @@ def _apply(segment: Segment, row: Row) -> None:
     segment.appendable, segment.quarantined = row.appendable, row.quarantined
 
 
-def mend(segments: Segments, index: Index, recovery: Recovery, progress: Progress | None) -> None:
-    """Have the index speak of what is there, and nothing else, where segments are missing or shortened. Counts stay.
-
-    An id names one body for ever, so any copy will do for a record that is gone: of several the one that a rebuild would take.
-    Nothing is committed here: until the opening is complete the index on disk knows all that it knew.
-    """
-    recovery.how = "rebuild"
-    there: dict[int, set[tuple[bytes, int]]] = {}
-    shortened = {found.file for found in recovery.lost}
-    for segment in segments:
-        if segment.path.name in shortened:
-            there[segment.number] = _places(segments, segment, recovery)
-    gone: dict[bytes, int] = {}
-    for msg_id, location, references in index.items():
-        number, offset, _ = unpack(location)
-        if number not in segments.by_number or (number in there and (msg_id, offset) not in there[number]):
-            gone[msg_id] = references
-    copies = _copies(segments, gone, recovery, progress) if gone else {}
-    index.enter(list(gone), repeat(0, len(gone)))  # with one reference each, and that is released
-    index.release(list(gone))
-    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
-    _count_live(segments, index)
-    recovery.entered += len(copies)
-    recovery.missing = len(gone) - len(copies)
-    recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
-
-
-def _places(segments: Segments, segment: Segment, recovery: Recovery) -> set[tuple[bytes, int]]:
-    """(id, offset) of what is left in a shortened segment. It ended with a whole record: a torn one now is damage."""
-    scan = _scan(segments, segment, 0, recovery)
-    segment.quarantined |= segment.torn
-    return {(msg_id, offset) for columns in (scan.records, scan.duplicates) for msg_id, offset, _, _ in columns.rows()}
-
-
-def _copies(segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: Progress | None) -> dict[bytes, int]:
-    """Where these ids have another record. Only what is whole is taken; damage beside it is for others to find."""
-    copies: dict[bytes, int] = {}
-    meter = Meter(segments, progress)
-    for segment in segments:
-        with segments.errors(segment), segments.files.view(segment.path) as data:
-            scan = segment.form.format.scan(data, start=0)
-        found: dict[bytes, int] = {}
-        for columns in (scan.records, scan.duplicates):
-            for msg_id, offset, size, _ in columns.rows():
-                if msg_id in wanted:
-                    found.setdefault(msg_id, pack(segment.number, offset, size))
-        copies |= found
-        if segment.path.name not in recovery.scanned:
-            recovery.scanned.append(segment.path.name)
-        meter.add(segment)
-    return copies
-
-
 def verify(segments: Segments, index: Index, segment: Segment, recovery: Recovery) -> bool:
     """True if as many records as the segment's row counts are where the index says; a copy counts as well.
 
     Damage is no reason to distrust the whole index: then the segment is quarantined, and each read checks its record.
     """
-    scan = _scan(segments, segment, 0, recovery)
+    scan = scan_segment(segments, segment, 0, recovery)
     number = segment.number
     found = sum(
         index.get(msg_id) == pack(number, offset, size)
@@ -264,7 +188,7 @@ def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, re
     """Enter what was appended after the last commit; an id that the index knows keeps its older copy and its count."""
     if start == segment.size and segment.appendable:
         return  # nothing was: the file need not be read at all
-    scan = _scan(segments, segment, start, recovery)
+    scan = scan_segment(segments, segment, start, recovery)
     new = [(i, o, s) for i, o, s, _ in scan.records.rows() if index.get(i) is None]
     index.enter([i for i, _, _ in new], [pack(segment.number, o, s) for _, o, s in new])
     segment.live_count += len(new)
@@ -301,7 +225,7 @@ def rebuild(
         index.commit()
         meter.add(segment)
     if copies:
-        _count_live(segments, index)
+        count_live(segments, index)
     recovery.entered = len(index)
     recovery.garbage = records - recovery.entered
     if wanted is not None:
@@ -323,7 +247,7 @@ def _read_all(segments: Segments, recovery: Recovery) -> Iterator[tuple[Segment,
             segment.appendable = True
             yield segment, found, 0
         else:
-            scan = _scan(segments, segment, 0, recovery)
+            scan = scan_segment(segments, segment, 0, recovery)
             found, copied = Hint.of(scan.records), len(scan.duplicates)
             if segment.appendable and not copied and segment.number != newest:
                 segments.hints.found(segment, found)
@@ -353,8 +277,8 @@ def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, i
     return False
 
 
-def _count_live(segments: Segments, index: Index) -> None:
-    """What is live in each segment, by the index."""
+def count_live(segments: Segments, index: Index) -> None:
+    """Sum up what is live in each segment, by the index."""
     for segment in segments:
         segment.live_count = segment.live_bytes = 0
     for _, location, _ in index.items():
@@ -408,7 +332,8 @@ def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
     return counts
 
 
-def _scan(segments: Segments, segment: Segment, start: int, recovery: Recovery) -> SegmentScan:
+def scan_segment(segments: Segments, segment: Segment, start: int, recovery: Recovery) -> SegmentScan:
+    """Read a segment from ``start`` on; notes on it, and in ``recovery``, what state it is in."""
     with segments.errors(segment), segments.files.view(segment.path) as data:
         scan = segment.form.format.scan(data, start=start)
         end = scan.end

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from msgstore.engine.ledger import Ledger
+from msgstore.engine.locks import is_mine
 from msgstore.scan import OpenFormat
 
 _PATIENCE = 0.05
@@ -18,7 +19,7 @@ class GiveWay(Exception):
 
 
 class Site:
-    """Of one open store. One collection at a time has it, inside ``collecting``, and takes ``flushing`` in turns.
+    """Of one open store. One collection at a time has it, inside ``alone``, and takes ``flushing`` in turns.
 
     Others want the two in the other order: who closes the store, and a client that is told of its messages, and is told with
     ``flushing``, when it collects. For them a collection that is under way gives way: it ends at its next turn, wherever it
@@ -33,60 +34,79 @@ class Site:
         self.form = form
         """What copies are written in."""
         self.size_limit = size_limit
-        self._held = threading.RLock()
-        self._collecting = False
-        self._wanted: list[None] = []
+        self.held = threading.RLock()
+        """Inside ``alone``."""
+        self.telling = False
+        self.waiting: set[object] = set()
+        """One for each that wants a collection to end."""
 
-    @contextlib.contextmanager
-    def collecting(self, *, now: bool) -> Iterator[None]:
-        """Inside, nobody else collects. ``now``: a collection that is under way ends before what it would have done next."""
-        with self.ended(now=now):
-            self._collecting = True
-            try:
-                yield
-            finally:
-                self._collecting = False
+    def tell(self, progress: Callable[[int, int], object], done: int, total: int) -> None:
+        """How far the collection is. What is told can neither collect nor close the store: RuntimeError."""
+        self.telling = True
+        try:
+            progress(done, total)
+        finally:
+            self.telling = False
 
-    @contextlib.contextmanager
-    def ended(self, *, now: bool = True) -> Iterator[None]:
-        """Inside, nothing is collected; one may be inside several times. Arguments as of ``collecting``."""
-        if now:
-            self._wanted.append(None)  # and pop: atomic, as += is not
-        try:
-            self._held.acquire()
-        finally:
-            if now:
-                self._wanted.pop()
-        try:
-            if self._collecting:
-                raise RuntimeError(f"{self.segments.directory}: a progress callback can neither collect nor close its store")
-            yield
-        finally:
-            self._held.release()
+    def alone(self, *, now: bool = True) -> AbstractContextManager[None]:
+        """Inside, nobody else collects; one may be inside several times. ``now``: a collection that is under way ends before
+        what it would have done next."""
+        return _Alone(self, now)
 
     @property
     def mine(self) -> bool:
-        """Whether the calling thread is inside ``collecting`` or ``ended``."""
-        return self._held._is_owned()  # type: ignore[attr-defined, no-any-return]  # what Condition asks it, too
+        """Whether the calling thread is inside ``alone``."""
+        return is_mine(self.held)
 
     @property
     def wanted(self) -> bool:
         """Whether somebody waits for this collection to end."""
-        return bool(self._wanted)
+        return bool(self.waiting)
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> AbstractContextManager[None]:
         """With ``flushing``: nobody appends, seals, deletes or commits. Raises GiveWay."""
-        while not self.ledger.flushing.acquire(timeout=_PATIENCE):
-            if self._wanted:
-                raise GiveWay
-        try:
-            yield
-        finally:
-            self.ledger.flushing.release()
+        return _Turn(self)
 
     def commit(self) -> None:
         """Everything that is so now is so on disk, but not ahead of the records that the index speaks of."""
         with self.turn():
             self.segments.sync_written()
             self.ledger.commit()
+
+
+class _Alone(AbstractContextManager[None]):
+    """No generator: that of an interrupted block would let go of the lock a second time, whenever it is collected."""
+
+    def __init__(self, site: Site, now: bool) -> None:
+        self._site = site
+        self._now = now
+
+    def __enter__(self) -> None:
+        site = self._site
+        try:
+            if self._now:
+                site.waiting.add(self)
+            site.held.acquire()
+        finally:
+            site.waiting.discard(self)
+        if site.telling:
+            site.held.release()
+            raise RuntimeError(f"{site.segments.directory}: a progress callback can neither collect nor close its store")
+
+    def __exit__(self, *_: object) -> None:
+        self._site.held.release()
+
+
+class _Turn(AbstractContextManager[None]):
+    """As above."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def __enter__(self) -> None:
+        while not self._site.ledger.flushing.acquire(timeout=_PATIENCE):
+            if self._site.waiting:
+                raise GiveWay
+
+    def __exit__(self, *_: object) -> None:
+        self._site.ledger.flushing.release()

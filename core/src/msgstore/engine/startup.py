@@ -29,22 +29,9 @@ from msgstore.engine.happenings import Happenings
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.lock_file import read_lock
+from msgstore.engine.losses import mend, tell_lost, without_segments
 from msgstore.engine.reader import Reader
-from msgstore.engine.recovery import (
-    Meter,
-    Plan,
-    Progress,
-    Recovery,
-    judge,
-    mend,
-    rebuild,
-    scan_tail,
-    sum_counts,
-    take_over,
-    tell_lost,
-    verify,
-    without_segments,
-)
+from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.shared_bodies import SharedBodies
 from msgstore.engine.shutdown import Leftovers

@@ -136,12 +136,8 @@ class Store:
             self._writer.dismiss(client)
             if client.unconfirmed is not None:
                 client.unconfirmed.clear()  # also for a flush that has counted them, and meets none of them any more
-            try:
-                with io_errors(self.path):
-                    self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
-            except BaseException as error:
-                self._writer.check_whole(error)
-                raise
+            with self._writer.whole(), io_errors(self.path):
+                self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
 
     def flush(self) -> None:
         """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending. Raises
@@ -156,12 +152,9 @@ class Store:
         with self._ledger.flushing:
             self._writer.flush()
             self._writer.check_open()  # a client that was told may have let go of the directory
-            try:
+            with self._writer.whole():
                 self._writer.appender.seal()
                 self._writer.settle(hints=True)
-            except BaseException as error:
-                self._writer.check_whole(error)
-                raise
         self._writer.refusals.raise_once()
 
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
@@ -169,11 +162,13 @@ class Store:
 
         The current segment is left alone. Segments in which damage is found are left as they are, and say so.
         """
-        return self._collection.collect(everything=everything, progress=progress)
+        with self._collection.locks_kept():
+            return self._collection.collect(everything=everything, progress=progress)
 
     def migrate(self, *, progress: Progress | None = None) -> list[Collected]:
         """Rewrite every segment of an older format in the store's own, and delete the old ones. Returns what was done."""
-        return self._collection.migrate(progress)
+        with self._collection.locks_kept():
+            return self._collection.migrate(progress)
 
     def stats(self) -> StoreStats:
         """One moment of the store, in numbers. Takes time in proportion to the number of segments and of pending messages."""
@@ -270,16 +265,13 @@ class Store:
         if self._writer.broken is not None and not self._closed:
             self.abandon()
             raise self._writer.broken
-        with self._ledger.flushing, self._collection.ended():
+        with self._collection.locks_kept(), self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
             if self.mode == "rw" and not self._closed:
                 self._writer.flush()
             if not self._closed:  # a client that was just told may have closed it
-                try:
+                with self._writer.whole():
                     self._close()
-                except BaseException as error:
-                    self._writer.check_whole(error)
-                    raise
         self._stop_threads(wait=not told)
         self._writer.refusals.raise_once()
 
@@ -309,7 +301,7 @@ class Store:
         """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
         if self._disowned:
             return
-        with self._ledger.flushing, self._collection.ended():
+        with self._collection.locks_kept(), self._ledger.flushing, self._collection.ended():
             told = self._writer.depth > 0
             if not self._closed:
                 self._let_go("abandoned")

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgstore.config import StoreConfig
@@ -25,9 +24,11 @@ from msgstore.engine.appender import Appender
 from msgstore.engine.backends import Backends
 from msgstore.engine.batches import Batches, Written
 from msgstore.engine.encoding import Encoder, Refused
+from msgstore.engine.flag import Flag
 from msgstore.engine.flusher import Wakeup
 from msgstore.engine.intake import OVERHEAD, Entry, Gate, Intake
 from msgstore.engine.ledger import Ledger
+from msgstore.engine.locks import left_without
 from msgstore.engine.refusals import Refusals
 from msgstore.engine.segments import io_error, io_errors
 from msgstore.engine.turns import Turns
@@ -77,7 +78,7 @@ class Writer:
         """Bytes in the intake, OVERHEAD included, as far as is known; less by what was removed, until they are counted
         again."""
         self._window = min(WINDOW, config.max_unconfirmed)
-        self._shrunk = threading.Event()
+        self._shrunk = Flag()
         """Set by a writer who finds no more in the intake than the window allows."""
         self._since_count = 0
         self._average = 0.0
@@ -98,9 +99,10 @@ class Writer:
 
     def admit(self, client: Client) -> Gate:
         """The client's way in. Under the lock."""
-        limit = 0 if self._refusal is not None or self._is_stuck else self._big
         portion = 0 if self._at_once else max(STEP // (1 + len(self.clients) // 8), SMALLEST)
-        gate = self.intake.gate(client.number, client.unconfirmed, limit, portion, self.wakeup.changed, self.due, client.slowly)
+        gate = self.intake.gate(
+            client.number, client.unconfirmed, self._limit, portion, self.wakeup.changed, self.due, client.slowly
+        )
         self.clients.append(client)
         return gate
 
@@ -114,10 +116,14 @@ class Writer:
         self._refusal = error
         self._set_gates()
 
+    @property
+    def _limit(self) -> int:
+        """Bytes from which on a body does not pass a gate, but comes to ``write_slowly``."""
+        return 0 if self._refusal is not None or self._is_stuck else self._big
+
     def _set_gates(self) -> None:
-        limit = 0 if self._refusal is not None or self._is_stuck else self._big
         for client in self.clients:
-            client.gate.limit(limit)
+            client.gate.limit(self._limit)
 
     def check_whole(self, error: BaseException) -> None:
         """A change has raised ``error``. If that came from outside (Ctrl-C, a signal's handler, a plugin that exits), nobody
@@ -130,6 +136,15 @@ class Writer:
         )
         for client in list(self.clients):
             client.end(self.broken)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Around a change: see ``check_whole``. For what is not done for each message."""
+        try:
+            yield
+        except BaseException as error:
+            self.check_whole(error)
+            raise
 
     def _check_writable(self) -> None:
         if self._refusal is not None:
@@ -224,11 +239,8 @@ class Writer:
                 collector.catch_up()
             if self._syncs:
                 self._wait_for_disk()
-            elif self.ledger.flushing.acquire(blocking=self._held > max(2 * WINDOW, self.config.max_unconfirmed)):
-                try:
-                    self._shrink()
-                finally:
-                    self.ledger.flushing.release()
+            else:
+                self._shrink()
         except OSError as error:
             self._note_failure()
             raise io_error(self.config.path, None, error) from error
@@ -260,7 +272,17 @@ class Writer:
         return self._held
 
     def _shrink(self) -> None:
-        """Two steps at most, since a call that has brought one comes soon again; with ``flushing``."""
+        """A step or two, unless somebody else is at it; from the bound on it is waited for."""
+        flushing = self.ledger.flushing
+        with left_without(flushing):
+            if flushing.acquire(blocking=self._held > max(2 * WINDOW, self.config.max_unconfirmed)):
+                try:
+                    self._take_steps()
+                finally:
+                    flushing.release()
+
+    def _take_steps(self) -> None:
+        """Two at most, since a call that has brought one comes soon again; with ``flushing``."""
         for _ in range(2):
             if self._refusal is not None or self._held <= self._window or self._count() <= self._window:
                 self._shrunk.set()
@@ -321,11 +343,8 @@ class Writer:
     def write_out(self, *, last: bool = False) -> list[tuple[Client, int]]:
         """Everything to disk and into the index. Returns whom to ``tell`` of how many. ``last``: the store is about to
         close."""
-        try:
+        with self.whole():
             confirmed = self._write_out(last=last)
-        except BaseException as error:
-            self.check_whole(error)
-            raise
         if self._is_stuck:
             self._is_stuck = False
             self._set_gates()
