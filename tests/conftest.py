@@ -28,7 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
     parser.addoption("--examples", type=int, default=60, help="random histories for each cell of the model test")
     parser.addoption(
-        "--every", type=int, default=1, help="of the crash harness's states, failures and flips only every so-manieth"
+        "--every",
+        type=int,
+        default=1,
+        help="of the crash harness's states, failures and flips, and of the stops of a compaction, only every so-manieth",
     )
     parser.addoption("--stress", type=int, default=60_000, help="messages of the stress test, for each cell")
     parser.addoption(

@@ -33,13 +33,14 @@ def real(path: Path, cell: Cell) -> dict[bytes, int]:
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("source", [ours, real])
-def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_path):
+def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_path, request):
     counts = source(tmp_path / "start", cell)
-    assert stop_everywhere(tmp_path, cell, counts, durability) > 20
+    assert stop_everywhere(tmp_path, cell, counts, durability, request.config.getoption("every")) > 20
 
 
-def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str) -> int:
-    """Stop before each change, and inside each write at every sector. Returns the number of crash points."""
+def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str, every: int) -> int:
+    """Stop before each change, and inside each write at every sector, or at ``every`` so-manieth of these. Returns how many of
+    these crash points there are."""
     start, path = tmp_path / "start", tmp_path / "stopped"
     whole = RecordingFiles()
     expected = _after(start, path, cell, counts, durability, whole)
@@ -51,7 +52,7 @@ def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durabi
         for stop, (name, _, size) in enumerate(changes)
         for torn in (0, *(range(SECTOR, size, SECTOR) if name == "pwrite" else ()))
     ]
-    for stop, torn in points:
+    for stop, torn in points[::every]:
         files = StoppingFiles(stop, torn)
         try:
             _after(start, path, cell, counts, durability, files)

@@ -173,7 +173,7 @@ def test_one_segment_is_in_memory_at_a_time(cell, tmp_path, monkeypatch):
     """What a scan returned is gone before the next but one begins."""
     live = many_segments(tmp_path, cell.keys)
     scans, most = weakref.WeakSet(), 0
-    original = recovery_module._scan
+    original = recovery_module.scan_segment
 
     @attrs.define(eq=False, weakref_slot=True)
     class Watched:
@@ -190,7 +190,7 @@ def test_one_segment_is_in_memory_at_a_time(cell, tmp_path, monkeypatch):
         scans.add(watched)
         return watched
 
-    monkeypatch.setattr(recovery_module, "_scan", scan)
+    monkeypatch.setattr(recovery_module, "scan_segment", scan)
     with open_with(tmp_path, **cell.keys) as store:
         assert set(counts(store)) == live
     assert most == 1
