@@ -54,7 +54,7 @@ class Collection:
         return self._collect_now(everything=False, progress=None)
 
     def _collect_now(self, everything: bool, progress: Progress | None) -> list[Collected]:
-        with self._site.alone(now=self._told()):
+        with self._site.collecting(now=self._told()):
             self._writer.check_open()
             with self._ledger.lock:
                 stats, segments = self.stats(), self._segments.by_number.copy()
@@ -69,7 +69,7 @@ class Collection:
     def migrate(self, progress: Progress | None = None) -> list[Collected]:
         """Rewrite every segment of an older format, also what the policy would leave. Raises as ``collect``."""
         self._writer.flush()
-        with self._site.alone(now=self._told()):
+        with self._site.collecting(now=self._told()):
             self._writer.check_open()
             with self._ledger.lock:
                 old = {s.number for s in self._segments if s.form.descriptor.generation < self._generation}
@@ -79,7 +79,7 @@ class Collection:
 
     def ended(self) -> contextlib.AbstractContextManager[None]:
         """Inside, nothing is collected. What was being collected ends where it is."""
-        return self._site.alone()
+        return self._site.ended()
 
     def locks_kept(self) -> contextlib.AbstractContextManager[None]:
         """Around all of this on a thread that signals come to: it leaves with the locks that it came with."""
@@ -121,7 +121,7 @@ class Collection:
                     log.warning("%r failed and is left for later: %s", action, error)
                     failure = failure or error
                 if progress:
-                    self._site.tell(progress, at + 1, len(actions))
+                    progress(at + 1, len(actions))
             self._delete_empty()
         if failure:
             raise failure

@@ -41,6 +41,8 @@ class Flag:
 
     def _close(self) -> None:
         self._door.acquire(blocking=False)
+        if self._value:  # set meanwhile
+            self._open()
 
     def _open(self) -> None:
         if self._door.locked():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 
 def is_mine(lock: threading.RLock) -> bool:
@@ -12,17 +11,23 @@ def is_mine(lock: threading.RLock) -> bool:
     return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what Condition asks it, too
 
 
-@contextlib.contextmanager
-def left_without(*locks: threading.RLock) -> Iterator[None]:
-    """Whoever comes here without one of them leaves without it.
+class left_without(AbstractContextManager[None]):  # noqa: N801 - reads as the statement that it is
+    """Whoever comes here without one of these locks leaves without it.
 
     Around what takes one other than by ``with lock``: an exception from a signal's handler may come when it is taken, and the
     block that lets go of it is not entered yet. All other threads would wait for it without end.
+
+    As everything here that a signal may interrupt this is no generator: one that was left in its middle ends when it is
+    collected, on whatever thread, and would let go of a lock that somebody has by then.
     """
-    absent = [lock for lock in locks if not is_mine(lock)]
-    try:
-        yield
-    finally:
-        for lock in absent:
+
+    def __init__(self, *locks: threading.RLock) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> None:
+        self._locks = tuple(lock for lock in self._locks if not is_mine(lock))
+
+    def __exit__(self, *_: object) -> None:
+        for lock in self._locks:
             while is_mine(lock):
                 lock.release()

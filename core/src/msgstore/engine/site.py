@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from msgstore.engine.ledger import Ledger
@@ -19,7 +18,7 @@ class GiveWay(Exception):
 
 
 class Site:
-    """Of one open store. One collection at a time has it, inside ``alone``, and takes ``flushing`` in turns.
+    """Of one open store. One collection at a time has it, inside ``collecting``, and takes ``flushing`` in turns.
 
     Others want the two in the other order: who closes the store, and a client that is told of its messages, and is told with
     ``flushing``, when it collects. For them a collection that is under way gives way: it ends at its next turn, wherever it
@@ -35,27 +34,26 @@ class Site:
         """What copies are written in."""
         self.size_limit = size_limit
         self.held = threading.RLock()
-        """Inside ``alone``."""
-        self.telling = False
+        """Inside ``collecting`` and ``ended``."""
+        self.collects = False
+        """Whether who has ``held`` is inside ``collecting``."""
         self.waiting: set[object] = set()
         """One for each that wants a collection to end."""
 
-    def tell(self, progress: Callable[[int, int], object], done: int, total: int) -> None:
-        """How far the collection is. What is told can neither collect nor close the store: RuntimeError."""
-        self.telling = True
-        try:
-            progress(done, total)
-        finally:
-            self.telling = False
+    def collecting(self, *, now: bool) -> AbstractContextManager[None]:
+        """Inside, nobody else collects. ``now``: a collection that is under way ends before what it would have done next.
 
-    def alone(self, *, now: bool = True) -> AbstractContextManager[None]:
-        """Inside, nobody else collects; one may be inside several times. ``now``: a collection that is under way ends before
-        what it would have done next."""
-        return _Alone(self, now)
+        Raises RuntimeError on a thread that is inside already: a progress callback, for one."""
+        return _Alone(self, now=now, collecting=True)
+
+    def ended(self) -> AbstractContextManager[None]:
+        """Inside, nothing is collected; one may be inside several times. A collection that is under way ends before what it
+        would have done next. Raises RuntimeError on the thread that collects."""
+        return _Alone(self, now=True, collecting=False)
 
     @property
     def mine(self) -> bool:
-        """Whether the calling thread is inside ``alone``."""
+        """Whether the calling thread is inside ``collecting`` or ``ended``."""
         return is_mine(self.held)
 
     @property
@@ -75,31 +73,31 @@ class Site:
 
 
 class _Alone(AbstractContextManager[None]):
-    """No generator: that of an interrupted block would let go of the lock a second time, whenever it is collected."""
+    """No generator, as ``_Turn`` is none: see :class:`msgstore.engine.locks.left_without`."""
 
-    def __init__(self, site: Site, now: bool) -> None:
+    def __init__(self, site: Site, *, now: bool, collecting: bool) -> None:
         self._site = site
         self._now = now
+        self._collecting = collecting
 
     def __enter__(self) -> None:
         site = self._site
+        if site.collects and is_mine(site.held):
+            raise RuntimeError(f"{site.segments.directory}: a progress callback can neither collect nor close its store")
         try:
             if self._now:
                 site.waiting.add(self)
             site.held.acquire()
         finally:
             site.waiting.discard(self)
-        if site.telling:
-            site.held.release()
-            raise RuntimeError(f"{site.segments.directory}: a progress callback can neither collect nor close its store")
+        site.collects = self._collecting
 
     def __exit__(self, *_: object) -> None:
+        self._site.collects = False
         self._site.held.release()
 
 
 class _Turn(AbstractContextManager[None]):
-    """As above."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
 

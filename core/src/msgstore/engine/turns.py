@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+_PATIENCE = 5.0
+"""Seconds that a thread waits for another one's turn before it takes one of its own."""
+
 
 class _Turn:
     """One time that it is done."""
@@ -45,9 +48,12 @@ class Turns:
                     return
             finally:
                 self._end(mine)
-            waiting.acquire()
+            waiting.acquire(timeout=_PATIENCE)
             if turn.succeeded:
                 return
+            with self._mutex:
+                if self._next is turn:  # an exception from outside stopped whoever was to do it: nobody joins it any more
+                    self._next = None
 
     def _do(self, work: Callable[[], object], turn: _Turn) -> None:
         with self._lock:
@@ -61,5 +67,5 @@ class Turns:
         with self._mutex:
             if self._next is turn:  # interrupted
                 self._next = None
-        while turn.waiting:
-            turn.waiting.pop().release()
+        for waiting in turn.waiting:
+            waiting.release()

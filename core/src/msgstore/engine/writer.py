@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from msgstore.config import StoreConfig
@@ -34,6 +35,8 @@ from msgstore.engine.segments import io_error, io_errors
 from msgstore.engine.turns import Turns
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from msgstore.engine.client import Client
 
 log = logging.getLogger("msgstore.writer")
@@ -137,14 +140,9 @@ class Writer:
         for client in list(self.clients):
             client.end(self.broken)
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> AbstractContextManager[None]:
         """Around a change: see ``check_whole``. For what is not done for each message."""
-        try:
-            yield
-        except BaseException as error:
-            self.check_whole(error)
-            raise
+        return _Whole(self)
 
     def _check_writable(self) -> None:
         if self._refusal is not None:
@@ -418,6 +416,17 @@ class Writer:
         """These are to be told."""
         confirmable = self.refusals.confirmable
         self._untold.extend([(client, confirmable(client.number, client.take_unconfirmed(n))) for client, n in confirmed])
+
+
+class _Whole(AbstractContextManager[None]):
+    """No generator: see :class:`msgstore.engine.locks.left_without`."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._writer.check_whole(error)
 
 
 def check_id(msg_id: object) -> None:
