@@ -38,7 +38,7 @@ def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_pat
     assert stop_everywhere(tmp_path, cell, counts, durability, request.config.getoption("every")) > 20
 
 
-def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str, every: int) -> int:
+def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str, every: int = 1) -> int:
     """Stop before each change, and inside each write at every sector, or at ``every`` so-manieth of these. Returns how many of
     these crash points there are."""
     start, path = tmp_path / "start", tmp_path / "stopped"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import shutil
 import sqlite3
@@ -287,7 +288,9 @@ def test_commits_beside_threads_that_read_and_write(tmp_path):
 
     def write():
         rng = random.Random(1)
-        for version in range(2, 6000):
+        for version in itertools.count(2):
+            if version >= 6000 and (min(counts.values()) > 10 or wrong):
+                return  # however seldom the others came to the lock
             msg_id = rng.choice(IDS)
             with lock:
                 if rng.randrange(2):
