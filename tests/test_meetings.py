@@ -6,6 +6,8 @@ import contextlib
 import errno
 import sys
 import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -581,6 +583,40 @@ def test_commits_that_fail_hold_writers_up_until_they_succeed(opened, cell, monk
     monkeypatch.undo()
     store.flush()
     assert store.stats().messages == 0
+
+
+def test_a_disk_that_takes_its_time_to_fail_lets_nobody_by_meanwhile(opened, cell, monkeypatch):
+    store = opened(max_unconfirmed="100KiB")
+    client = store.client()
+    for number in range(200):
+        client.write(id_of(number), b"a")
+    store.flush()
+    if cell.index == "ets":
+        return  # it commits nothing
+    begun = threading.Event()
+    raised = threading.Event()
+
+    def failing():
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            raised.wait(0.2)  # at most: who is held up waits for this commit
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(store._ledger.index, "commit", failing)
+    ids = iter(map(id_of, range(200)))
+    with pytest.raises(msgstore.StoreIOError):
+        deque(client.remove([msg_id]) for msg_id in ids)  # until the bound
+    with ThreadPoolExecutor(1) as pool:
+        flush = pool.submit(store.flush)
+        assert begun.wait(SECONDS)
+        with pytest.raises(msgstore.StoreIOError):
+            client.remove([next(ids)])
+        raised.set()
+        with pytest.raises(msgstore.StoreIOError):
+            flush.result(SECONDS)
+    monkeypatch.undo()
+    store.flush()
+    assert store.stats().messages == len(list(ids))
 
 
 def test_what_an_index_refuses_stays_in_the_intake(opened, monkeypatch):

@@ -385,12 +385,9 @@ class Writer:
         if sync:
             if segments.sync_later:
                 segments.sync_written()
-            uncommitted, self._uncommitted = self._uncommitted, 0
-            try:
-                self.ledger.commit()
-            except BaseException:
-                self._uncommitted += uncommitted
-                raise
+            uncommitted = self._uncommitted
+            self.ledger.commit()
+            self._uncommitted -= uncommitted  # what came meanwhile stays counted, and all of it while a commit is failing
             self.ledger.delete_empty()
 
     def _write_some(self, ids: Sequence[bytes], weight: int) -> Written:
