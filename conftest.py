@@ -6,12 +6,19 @@ from collections.abc import Iterator
 from unittest import mock
 
 import attrs
+import hypothesis
 import pytest
 
 from msgstore.config import StoreConfig
 from msgstore.engine.collector import Collector
 
 pytest_plugins = ["pytester"]
+
+# Where others want the processor, an example may wait for it. The parent: that of tests/mutants, where it is loaded.
+hypothesis.settings.register_profile(
+    "untimed", parent=hypothesis.settings.default, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 _USUAL = attrs.fields(StoreConfig).gc_interval.default
 

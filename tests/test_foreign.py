@@ -91,9 +91,7 @@ def test_a_store_lives(foreign, tmp_path):
 def test_a_store_is_a_dictionary_that_survives(foreign):
     machine = type("Machine", (test_model.StoreBesideOtherPrograms,), {"cell": foreign})
     checks = list(HealthCheck)
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=checks)
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=40, suppress_health_check=checks))
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])

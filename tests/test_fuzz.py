@@ -154,8 +154,14 @@ class TestTheHarness:
         assert HANG > 0.2
 
     def test_a_snapshot_that_is_not_checked_is_found(self, monkeypatch):
+        TARGETS["ets-snapshot"].members()  # are written with the checksum
         monkeypatch.setattr("msgstore_ets_index.snapshot.zlib", SimpleNamespace(crc32=lambda data, start=0: Equal()))
         error, _ = self.first(TARGETS["ets-snapshot"])
+        assert "AssertionError" in error
+
+    def test_a_hint_that_leads_out_of_its_segment_is_found(self, monkeypatch):
+        monkeypatch.setattr("msgstore.engine.hint_file._check", lambda hint, segment_size: None)
+        error, _ = self.first(TARGETS["hint"])
         assert "AssertionError" in error
 
     def test_a_scan_that_forgets_a_hole_is_found(self, monkeypatch):

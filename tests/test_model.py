@@ -74,7 +74,6 @@ def test_a_store_is_a_dictionary_that_survives(cell, request):
         settings=settings(
             max_examples=request.config.getoption("--examples"),
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

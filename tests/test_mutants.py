@@ -13,7 +13,7 @@ ORIGINALS = sorted({mutant.original.name for mutant in MUTANTS})
 @pytest.fixture(scope="module")
 def outcomes():
     """Of one run of everything, by name."""
-    return run()
+    return run(enough=1)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -88,4 +88,4 @@ def test_what_a_thread_raises_is_raised():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        together(5, fail, lambda stop: stop.wait(5))
+        together(5, fail, lambda stop: stop.wait(5), enough=lambda: True)

@@ -6,6 +6,7 @@ import functools
 import json
 import struct
 import zlib
+from array import array
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgstore.cli.scrub_state import Spot, State, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.contract.locations import pack
 from msgstore.directory import Settings, write_settings
+from msgstore.engine import hint_file
 from msgstore.engine.shutdown import format_clean
 from msgstore.files import Files
 from msgstore_checksum_record.record import ChecksumRecord
@@ -162,6 +164,31 @@ def snapshots() -> list[Member]:
             found.append(
                 Member(data, [8, 12, 16, 24, 32, 40, 40 + 16 * n, 40 + (16 + width) * n, 40 + (16 + width) * n + 24 * m])
             )
+    return joined(found)
+
+
+HINTED = "0.sqs"
+"""The segment of each hint."""
+NARROW, WIDE = 2**24, 2**33
+"""Its size: columns of 4 bytes, and of 8."""
+
+
+@functools.cache
+def hints() -> list[Member]:
+    """Of one segment, at one time: with and without a column of offsets, and one of sizes."""
+    random = Random(6)
+    found = []
+    for size in (NARROW, WIDE):
+        for count in (0, 1, 2, 9, 40):
+            ids = random.randbytes(16 * count)
+            for sizes in ([40] * count, [random.randrange(21, 400) for _ in range(count)]):
+                offsets = array("Q", [64 + 500 * n for n in range(count)])
+                for hint in (
+                    hint_file.Hint.of_run(ids, 64, array("Q", sizes)),
+                    hint_file.Hint.of_columns(ids, offsets, array("Q", sizes)),
+                ):
+                    data = b"".join(hint_file.write(hint, HINTED, size, 1))
+                    found.append(Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12]))
     return joined(found)
 
 

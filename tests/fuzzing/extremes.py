@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from random import Random
 
-from fuzzing.corpus import CHECKSUM, V1, V2, frame, real, written
+from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, frame, real, written
+from msgstore.engine.hint_file import Hint, write
 from msgstore_ets_index import snapshot
 
 Family = Callable[[int], bytes]
@@ -130,6 +132,20 @@ def _pairs(size: int) -> bytes:
     return body + zlib.crc32(body).to_bytes(4)
 
 
+def _hint(segment_size: int, *columns: str) -> Family:
+    """Of records that need these columns."""
+
+    def make(size: int) -> bytes:
+        count = size // 32
+        sizes = array("Q", [21 + n % 2 for n in range(count)] if "sizes" in columns else [21] * count)
+        offsets = array("Q", [64 + 25 * n for n in range(count)])
+        ids = bytes(16 * count)
+        hint = Hint.of_columns(ids, offsets, sizes) if "offsets" in columns else Hint.of_run(ids, 64, sizes)
+        return b"".join(write(hint, HINTED, segment_size, 1))
+
+    return make
+
+
 def _state(size: int) -> bytes:
     rows = {b"segment:%d.sqs" % n: bytes(33) for n in range(size // 55)}
     return frame(rows)
@@ -194,6 +210,13 @@ EXTREMES: dict[str, dict[str, Family]] = {
     "checksum-salvage": CHECKSUMS,
     "checksum-record": {"body": lambda size: CHECKSUM.encode([bytes(16)], [bytes(size)])[0]},
     "ets-snapshot": {"entries": _snapshot, "counts": _counts, "pairs": _pairs, "zeros": _filled(b"\0")},
+    "hint": {
+        "ids": _hint(NARROW),
+        "sizes": _hint(NARROW, "sizes"),
+        "offsets": _hint(WIDE, "offsets"),
+        "sizes and offsets": _hint(WIDE, "sizes", "offsets"),
+        "zeros": _filled(b"\0"),
+    },
     "state-rows": {"rows": _state},
     "lmdb-slots": {"rows": lambda size: bytes(range(40)) * (size // 40)},
     "settings": {

@@ -19,7 +19,7 @@ from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RecordError, SegmentFormat, SegmentScan
 from msgstore.contract.locations import unpack
 from msgstore.directory import _settings
-from msgstore.engine import checkpoint
+from msgstore.engine import checkpoint, hint_file
 from msgstore.engine.lock_file import parse_lock
 from msgstore.engine.shutdown import parse_client_refs
 from msgstore_erlang_body.codec import ErlangBody
@@ -158,8 +158,37 @@ def loaded(data: bytes, member: Member) -> None:
     judged(corpus.frame({key[:2000]: value[:2000] for key, value in state.items()}), member)
 
 
-def with_crc(data: bytes) -> bytes:
-    return data[:-4] + zlib.crc32(data[:-4]).to_bytes(4) if len(data) >= 4 else data
+def with_crc(data: bytes, start: int = 0) -> bytes:
+    return data[:-4] + zlib.crc32(data[:-4], start).to_bytes(4) if len(data) >= 4 else data
+
+
+def read_hint(data: bytes) -> hint_file.Hint:
+    size = corpus.WIDE if data[24:32] == corpus.WIDE.to_bytes(8) else corpus.NARROW
+    return hint_file.read(data, corpus.HINTED, size, 1)
+
+
+def hinted(data: bytes, member: Member) -> None:
+    """A hint: refused, or, its checksum made right again, records one behind the other inside the segment."""
+    try:
+        hint = read_hint(data)
+    except hint_file.BadHint:
+        return
+    assert with_named_crc(data) == data, "a hint whose checksum is wrong was read"
+    end = 0
+    for location, msg_id in zip(hint.locations(7), hint.id_list(), strict=True):
+        number, offset, size = unpack(location)
+        assert number == 7
+        assert len(msg_id) == 16
+        assert end <= offset
+        end = offset + size
+    assert end <= int.from_bytes(data[24:32])
+    if hint.count:
+        assert hint.last() == (msg_id, offset, size)
+
+
+def with_named_crc(data: bytes) -> bytes:
+    """That of a hint begins with the segment's name."""
+    return with_crc(data, zlib.crc32(corpus.HINTED.encode()))
 
 
 def judged(data: bytes, member: Member) -> None:
@@ -271,6 +300,7 @@ TARGETS = {
         ),
         Target("checksum-record", 8, corpus.records, decoded, partial(_refused, corpus.CHECKSUM.decode, bytes(16))),
         Target("ets-snapshot", 10, corpus.snapshots, loaded, lambda data: snapshot.read(data, {}, {}), with_crc),
+        Target("hint", 8, corpus.hints, hinted, read_hint, with_named_crc),
         Target("state-rows", 8, corpus.states, judged, lambda data: checkpoint.rows(corpus.unframe(data))),
         Target("lmdb-slots", 4, corpus.slots, listed, lambda data: list(_items(data[: len(data) // 40 * 40], {}))),
         Target("settings", 6, corpus.settings, remembered, _settings, with_json_crc),

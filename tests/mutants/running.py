@@ -35,12 +35,13 @@ class Outcome:
         return bool(self.passed) and not self.failed and not self.not_run
 
 
-def run(only: Iterable[str] = ()) -> dict[str, Outcome]:
-    """Run the kit for the named subjects, or for all. By name. Raises RuntimeError if pytest itself could not."""
+def run(only: Iterable[str] = (), *, enough: int) -> dict[str, Outcome]:
+    """Run the kit for the named subjects, or for all, each until ``enough`` tests have caught it. By name. Raises RuntimeError
+    if pytest itself could not."""
     with TemporaryDirectory() as directory:
         file = Path(directory, "outcomes.json")
-        command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-p", "no:cacheprovider"]
-        command += ["-p", "mutants.watching", "--outcomes", str(file)]
+        command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command += ["-p", "mutants.watching", "--outcomes", str(file), "--enough", str(enough)]
         for name in only:
             command += ["--only", name]
         path = os.pathsep.join([str(SUITE.parents[1]), os.environ.get("PYTHONPATH", "")])

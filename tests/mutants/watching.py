@@ -15,23 +15,23 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("mutants")
 
-ENOUGH = 3
-"""Tests that have caught a mutant; the rest are not run for it."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, required=True, metavar="FILE", help="where the outcomes are written, as JSON")
+    parser.addoption("--enough", type=int, required=True, help="tests that have caught a mutant; the rest are not run for it")
     parser.addoption("--only", action="append", default=[], metavar="NAME", help="mutants, or what they were made of")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Watch(config.getoption("--only"), config.getoption("--outcomes")))
+    only, file, enough = map(config.getoption, ("--only", "--outcomes", "--enough"))
+    config.pluginmanager.register(_Watch(only, file, enough))
 
 
 class _Watch:
-    def __init__(self, only: list[str], file: Path) -> None:
+    def __init__(self, only: list[str], file: Path, enough: int) -> None:
         self._only = only
         self._file = file
+        self._enough = enough
         self._of: dict[str, tuple[str, str]] = {}
         self._found: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
 
@@ -45,7 +45,7 @@ class _Watch:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         name, test = self._of[item.nodeid]
         failed = self._found[name]["failed"]
-        if test in failed or len(failed) >= ENOUGH:
+        if test in failed or len(failed) >= self._enough:
             pytest.skip("it is caught already, by this test with other arguments or by enough others")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

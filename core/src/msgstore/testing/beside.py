@@ -52,8 +52,9 @@ def long_body(number: int) -> bytes:
     return random.Random(number).randbytes(LONG // 2).hex().encode()
 
 
-def together(seconds: float, *tasks: Callable[[threading.Event], None]) -> None:
-    """Run every task on a thread of its own until the event is set, after so many seconds. Raises what one of them raised."""
+def together(seconds: float, *tasks: Callable[[threading.Event], None], enough: Callable[[], bool]) -> None:
+    """Run every task on a thread of its own until the event is set: after so many seconds, and where a thread had to wait for
+    its turn, later, when there was ``enough``; after 30 s it is set anyway. Raises what one of them raised."""
     stop, errors = threading.Event(), list[BaseException]()
 
     def guarded(task: Callable[[threading.Event], None]) -> None:
@@ -67,7 +68,10 @@ def together(seconds: float, *tasks: Callable[[threading.Event], None]) -> None:
     with eager_switching():
         for thread in threads:
             thread.start()
+        latest = time.monotonic() + 30
         stop.wait(seconds)
+        while not enough() and time.monotonic() < latest and not stop.wait(0.02):
+            pass
         stop.set()
         for thread in threads:
             thread.join(30)

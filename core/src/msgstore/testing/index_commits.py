@@ -155,7 +155,7 @@ class CommitTests(KitTests):
                     assert list(frozen).index(round_) >= due - 1, "what was frozen before the commit began is not in it"
                     commits += 1
 
-        together(0.5, change, commit)
+        together(0.5, change, commit, enough=lambda: commits > 0)
         assert commits
         index.close(None)
 

@@ -224,6 +224,7 @@ class EntryTests(KitTests):
         that nobody gave, or raises: a change is made in two steps, or something is iterated that another thread changes."""
         index = place.open()
         versions = Versions(index)
-        together(0.5, versions.write, versions.read, versions.read, versions.commit)
+        tasks = versions.write, versions.read, versions.read, versions.commit
+        together(0.5, *tasks, enough=lambda: versions.reads > 100)
         assert versions.reads > 100
         index.close(None)

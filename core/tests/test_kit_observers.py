@@ -1,0 +1,65 @@
+"""What the kit asks of observers: each of these does not keep it, or does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from msgstore.contract.events import StoreClosed
+from msgstore.engine import announcing
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
+from msgstore.testing import observers
+from msgstore.testing.observers import ObserverTests
+from msgstore.testing.subjects import OBSERVER, Subject
+
+
+def subject(call):
+    """An observer that is told of everything."""
+    mine = Provider("mine", "1", "mine", "mine")
+    observed = tuple(Observer(hook, call, mine) for hook in EVENT_HOOKS)
+    return Subject(kind=OBSERVER, name="mine", catalogue=load_catalogue(), observers=observed, provider=mine)
+
+
+def test_one_that_does_nothing_wrong(tmp_path):
+    told = []
+    mine = subject(told.append)
+    for hook in EVENT_HOOKS:
+        ObserverTests().test_events_of_each_kind(mine, hook)
+    ObserverTests().test_a_store_is_observed(mine, tmp_path)
+    assert {type(event) for event in told} == set(EVENT_HOOKS.values())
+
+
+def test_one_that_raises(tmp_path):
+    def call(event):
+        raise KeyError("seconds")
+
+    with pytest.raises(KeyError):
+        ObserverTests().test_events_of_each_kind(subject(call), next(iter(EVENT_HOOKS)))
+    with pytest.raises(AssertionError, match="KeyError"):
+        ObserverTests().test_a_store_is_observed(subject(call), tmp_path)
+
+
+def test_one_that_takes_its_time_once(monkeypatch):
+    """As one that connects when it is first called."""
+    monkeypatch.setattr(observers, "SOON", 0.01)
+    seconds = iter([0.02])  # slept: what an observer waits for is no processor time
+    with pytest.raises(AssertionError, match="takes its time"):
+        ObserverTests().test_events_of_each_kind(subject(lambda event: time.sleep(next(seconds, 0))), next(iter(EVENT_HOOKS)))
+
+
+def test_one_that_does_not_come_back(monkeypatch, tmp_path):
+    monkeypatch.setattr(announcing, "PATIENCE", 0.05)
+    comes_back = threading.Event()
+
+    def call(event):
+        if isinstance(event, StoreClosed):
+            comes_back.wait(30)
+
+    try:
+        with pytest.raises(AssertionError, match="closed before everything was told"):
+            ObserverTests().test_a_store_is_observed(subject(call), tmp_path)
+    finally:
+        comes_back.set()
