@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,10 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return clusters.path_without_java(tmp_path_factory.mktemp("path") / "bin")
 
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Of JVMs that live for seconds: compiling what they run once costs them more than half of their time."""
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""Of JVMs that live for seconds: compiling what they run once, and proving the bytecode of Spark, costs them more than half of
+their time."""
+QUICK_WORKERS = Path(__file__).parent / "quick_workers"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +34,7 @@ def no_java(bare_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         patch.setenv("SPARK_SUBMIT_OPTS", QUICK_JVM)
         patch.setenv("SPARK_DAEMON_JAVA_OPTS", QUICK_JVM)
         patch.setenv("SPARK_CONF_DIR", str(settings))
+        patch.setenv("PYTHONPATH", str(QUICK_WORKERS), prepend=os.pathsep)
         yield
 
 
