@@ -73,5 +73,7 @@ def test_the_readme_is_what_happens(walked: Reader):
 def test_the_examples_own_tests_pass(walked: Reader):
     user = walked
     (tests,) = [ROOT / "examples" / name / "tests" for name in EXAMPLES if user.directory.name.startswith(name)]
-    done = user.shell(f"pytest --quiet -p no:cacheprovider -c {os.devnull} --rootdir {user.directory} '{tests}'")
+    done = user.shell(
+        f"pytest --quiet -p no:cacheprovider -c {os.devnull} --rootdir {user.directory} --confcutdir '{tests.parent}' '{tests}'"
+    )
     assert done.returncode == 0, done.stdout

@@ -7,6 +7,7 @@ import json
 import stat
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -225,3 +226,13 @@ def test_a_column_that_is_named_twice(tmp_path):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
     export([path], tmp_path / "to", partition_by=["file", "file"])
     assert rows_of(tmp_path / "to") == scanned(path)
+
+
+def test_an_attempt_that_outlives_its_job_brings_nothing_back(tmp_path):
+    rows = pa.table({"a": [1]})
+    with datasets.dataset(str(tmp_path / "to"), []) as staging:
+        writer = datasets.Writer(staging.path, 0, rows.schema)
+        writer.write("b=c/d=e", rows)
+    with pytest.raises(StoreIOError, match="No such file or directory"):
+        writer.finish()
+    assert list(tmp_path.iterdir()) == []

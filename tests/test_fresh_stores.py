@@ -571,11 +571,13 @@ def test_a_driver_that_is_killed(tmp_path: Path) -> None:
         path = tmp_path / str(n) / "store"
         path.parent.mkdir()
         command[3] = str(path)
-        driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        waits = ["wait"] if n < 3 else []  # the first three certainly in the middle
+        driver = subprocess.Popen([*command, *waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert driver.stdin is not None
         assert driver.stdout is not None
-        with driver.stdout:
+        with driver.stdin, driver.stdout:
             workers = list(map(int, driver.stdout.readline().split()))
-            time.sleep(chance.random() * 0.8 * duration if n > 2 else 0)  # the first three certainly in the middle
+            time.sleep(chance.random() * 0.8 * duration)
             driver.kill()
             driver.wait()
         left += bool(beside(path))

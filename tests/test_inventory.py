@@ -19,6 +19,7 @@ from msgstore.bulk.jobs.inventory import plan_inventory
 from msgstore.bulk.jobs.stock_report import InventoryReport
 from msgstore.bulk.local.engine import LocalEngine
 from msgstore.cli.main import main
+from msgstore.contract import ConfigError
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
 
 STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for path in DATA.rglob("*.sqs")})
@@ -160,3 +161,39 @@ def test_the_command(tmp_path):
     assert "all together" in shown.stdout
     clean = CliRunner().invoke(main, ["inventory", "--processes", "1", str(DATA / "msg-store" / "v2_clean")])
     assert (clean.exit_code, "no damage" in clean.stdout) == (0, True)
+
+
+def test_what_lies_in_damage_is_not_alive(index, tmp_path):
+    with msgstore.open_store(tmp_path / "s", index=index) as store, store.client() as client:
+        client.write_many((bytes([n]) * 16, bytes(3000)) for n in range(4))
+        store.flush()
+        second = sorted(entry.offset for entry in store.entries())[1]
+        client.remove([bytes(16)])
+    with (tmp_path / "s" / "0.sqs").open("r+b") as file:
+        file.seek(second)
+        file.write(b"\xff" * 8)
+    (found,) = take(tmp_path / "s").segments()
+    assert (found.records, found.live, found.live_bytes) == (1, 0, 0)
+    assert found.garbage == found.record_bytes > 0
+
+
+def test_a_name_that_no_store_gives_a_segment(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    (path / "0.sqs").rename(path / "00.sqs")
+    (store,) = take(path).stores
+    assert store.unasked == f"{path / '00.sqs'}: has a name that no store gives a segment"
+
+
+def test_a_store_whose_only_segment_goes_meanwhile(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    for segment in sorted(path.glob("*.sqs"))[1:]:
+        segment.unlink()
+    job = plan_inventory(catalogue(), [path], time.time())
+    (path / "0.sqs").unlink()
+    report = LocalEngine(LocalOptions(processes=1)).inventory(job)
+    assert (report.gone, list(report.segments())) == (1, [])
+
+
+def test_counts_that_are_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere: there is no such file of counts"):
+        plan_inventory(catalogue(), [DATA], time.time(), counts=tmp_path / "nowhere")

@@ -84,3 +84,28 @@ def test_what_a_killed_migration_left_is_cleared_away(tmp_path: Path) -> None:
     (left / "counts.csv").write_text(f"{id_of(1).hex()},1\n")
     assert migrate(tmp_path / "in", tmp_path / "out").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_configuration_knows_the_record_types_of_a_directory_that_forgot_them(tmp_path: Path) -> None:
+    bound = {"format": {"use": "v2", "records": {"audit": 200}}, "record": "audit"}
+    with msgstore.open_store(tmp_path / "in", **bound) as store, store.client() as client:
+        client.write(id_of(1), b"one")
+    (tmp_path / "in" / "msgstore.json").unlink()
+    config = tmp_path / "c.toml"
+    config.write_text('[stores.a]\npath = "in"\nrecord = "audit"\nformat = { use = "v2", records = { audit = 200 } }\n')
+    result = migrate("a", tmp_path / "out", "--config", config)
+    assert (result.exit_code, counts_of(tmp_path / "out")) == (0, {id_of(1): 1}), result.output
+
+
+@pytest.mark.parametrize("record", ["audit", "checksum"])
+def test_the_record_types_that_a_directory_remembers(record: str, tmp_path: Path) -> None:
+    bound = {"format": {"use": "v2", "records": {record: 200}}, "record": record}
+    with msgstore.open_store(tmp_path / "in", **bound) as store, store.client() as client:
+        client.write(id_of(1), b"one")
+    config = tmp_path / "c.toml"
+    options = f'record = "{record}"\nformat = {{ use = "v2", records = {{ {record} = {{}} }} }}\n'
+    config.write_text(f'[stores.a]\npath = "in"\n{options}')
+    for number, source in enumerate(([tmp_path / "in"], ["a"])):
+        more = ["--config", config] if number else []
+        result = migrate(*source, tmp_path / f"{number}", *more)
+        assert (result.exit_code, counts_of(tmp_path / f"{number}")) == (0, {id_of(1): 1}), result.output

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 import msgstore
-from msgstore.contract import BodyCodecDescriptor, BodyRefused, MessageTooLarge, RecordError, StoredBody
+from msgstore.contract import BodyCodecDescriptor, BodyRefused, CorruptRecord, MessageTooLarge, RecordError, StoredBody
 from msgstore.testing import Subject, reference
 from msgstore.testing.stores import Stores
 
@@ -228,3 +228,24 @@ def test_a_body_that_is_looked_at_before_it_is_taken(tmp_path, monkeypatch):
         with pytest.raises(BodyRefused, match=rf"{A.hex()}: KeyError: {2**20}"):
             client.write(A, bytes(2**20))
         assert not client.contains(A)
+
+
+class Forgetful(Silent):
+    """Does not give back what it reads; or raises something of its own."""
+
+    def decode(self, stored):
+        body = super().decode(stored)
+        if body == b"odd":
+            raise KeyError("oops")
+        return body if body == b"good" else None
+
+
+def test_a_codec_that_cannot_read_what_it_wrote_says_so_of_this_body(tmp_path):
+    with stores(Forgetful, tmp_path).open() as store, store.client() as client:
+        client.write_many([(A, b"lost"), (B, b"odd"), (C, b"good")])
+        store.flush()
+        for msg_id, said in ((A, "codec_failed: tried gave no bytes, but NoneType"), (B, "tried raised KeyError: 'oops'")):
+            for read in (client.read, lambda msg_id: client.read_many([msg_id])):
+                with pytest.raises(CorruptRecord, match=said):
+                    read(msg_id)
+        assert client.read(C) == b"good"

@@ -22,11 +22,14 @@ from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner
 
 import msgstore
 from msgstore import directory
+from msgstore.cli.main import main
 from msgstore.files import Files
 from msgstore.plugins import loader
+from msgstore.scan import FormatSet
 from support import DATA
 
 PAGE = Path(__file__).parents[1] / "docs/reference/wrong-configuration.md"
@@ -253,6 +256,14 @@ class Rocks:
     def __init__(self, context): pass
     def load(self): {load}
     def clear(self): pass
+    def __len__(self): return 0
+    def get(self, msg_id): return None
+    def references(self, msg_id): return 0
+    def items(self): return iter(())
+    def enter(self, ids, locations, references=None): pass
+    def add_reference(self, msg_id): return False
+    def release(self, ids): pass
+    def relocate(self, ids, old, new): return 0
     def freeze(self, state): {freeze}
     def commit(self): pass
     def close(self, state): pass
@@ -261,6 +272,17 @@ class Rocks:
 
 def failing_rocks(machine: Machine, load: str = "return None", freeze: str = "pass") -> None:
     rocks(machine, head=INDEX.format(load=load, freeze=freeze), factory="acme_rocks_plugin:Rocks")
+
+
+def incomplete(machine: Machine) -> None:
+    head = INDEX.format(load="return None", freeze="pass").replace("def add_reference", "def add_ref")
+    rocks(machine, head=head.replace("def relocate", "def move"), factory="acme_rocks_plugin:Rocks")
+
+
+def claiming(machine: Machine, **members: object) -> None:
+    given = {"name": "blocks", "contract": (2, 0), "factory": "acme_blocks_plugin:Blocks", "extension": ".sqs", "generation": 3}
+    described = ", ".join(f"{key}={value!r}" for key, value in (given | members).items())
+    machine.install("acme-blocks", "1.1.0", "blocks", "msgstore_segment_formats", f"SegmentFormatDescriptor({described})")
 
 
 def misspelt(machine: Machine) -> None:
@@ -278,6 +300,8 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Misspelt hook": wrong_hook,
     "Forgotten hookimpl": without_a_mark,
     "Plugin whose own code is missing": rocks,
+    "Plugin that lacks a method": incomplete,
+    "Two formats of one extension": claiming,
     "Index that cannot load what it saved": lambda m: failing_rocks(m, load="raise ValueError('hm')"),
     "Index that cannot begin": lambda m: failing_rocks(m, freeze="raise ValueError('hm')"),
     "Disabled plugin": nothing,
@@ -334,6 +358,91 @@ def test_the_page_has_exactly_these_rows():
 def test_the_program_prints_what_the_page_shows(title, machine):
     ROWS[title](machine)
     assert machine.run(SECTIONS[title]) == SECTIONS[title].message
+
+
+@pytest.mark.parametrize("other", [{}, {"extension": ".blk", "leftover_extensions": (".sqs",)}])
+def test_no_store_is_read_by_a_format_that_claims_the_files_of_another(machine, other):
+    """Whichever comes last; and 'msgstore plugins' says it of itself."""
+    machine.write_store()
+    claiming(machine, **other)
+    catalogue = msgstore.load_catalogue()
+    for attempt in (
+        lambda: msgstore.open_store(machine.store),
+        lambda: FormatSet(catalogue).by_extension(".sqs"),
+        lambda: catalogue.format("v2"),
+        lambda: catalogue.format("blocks"),
+    ):
+        with pytest.raises(
+            msgstore.DuplicatePlugin, match=r"files \*\.sqs are claimed by 2 .*disabled = .\"acme-blocks:blocks\""
+        ):
+            attempt()
+    [problem] = catalogue.problems()
+    assert problem.startswith("files *.sqs are claimed by 2 segment formats: 'blocks' of acme-blocks 1.1.0 (entry point")
+    assert msgstore.load_catalogue(["acme-blocks:blocks"]).format("v2").name == "v2"
+
+
+def test_a_record_type_that_lacks_something_is_blamed_itself(machine):
+    """Not the format, which asks for it."""
+    stamped(machine)
+    module = machine.site / "acme_stamped_plugin.py"
+    module.write_text(
+        module.read_text().replace(":MessageRecord", ":Stamped")
+        + "\nclass Stamped:\n    def __init__(self, context): pass\n    def encode(self, ids, bodies): pass\n"
+        "    def decode(self, record): pass\n    def body_span(self, offset, size): pass\n"
+    )
+    with pytest.raises(msgstore.BrokenPlugin) as caught:
+        msgstore.open_store(machine.store, record="stamped", format={"use": "v2", "records": {"stamped": 200}})
+    assert "the record type 'stamped' of acme-stamped 0.3.0" in str(caught.value)
+    assert "acme_stamped_plugin.Stamped has no overhead, check, which" in str(caught.value)
+
+
+def test_a_format_without_holes_need_not_fill_any(machine):
+    """Only the methods that somebody calls: one that has worked goes on working."""
+    claiming(machine, extension=".blk")
+    module = machine.site / "acme_blocks_plugin.py"
+    methods = ["encode", "decode", "body_span", "scan", "find_chain"]
+    lines = [f"    def {name}(self, *arguments, **options): pass\n" for name in methods]
+    made = "\nclass Blocks:\n    header, max_body = b'', 100\n    def __init__(self, context): pass\n" + "".join(lines)
+    module.write_text(module.read_text() + made)
+    assert FormatSet(msgstore.load_catalogue()).by_name("blocks").name == "blocks"
+    sys.modules.pop("acme_blocks_plugin")
+    module.write_text(module.read_text().replace("generation=3", "generation=3, capabilities=['self-describing']"))
+    with pytest.raises(msgstore.BrokenPlugin, match="Blocks has no gap_room, fill_gap, which"):
+        FormatSet(msgstore.load_catalogue()).by_name("blocks")
+
+
+def test_a_record_type_of_another_format_is_said_to_be(machine):
+    """Not asked whether it was meant, by its very name."""
+    descriptor = "RecordTypeDescriptor(name='stamped', contract=(2, 0), factory='a:b', format='v3')"
+    machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor)
+    with pytest.raises(msgstore.UnknownPlugin) as caught:
+        msgstore.load_catalogue().record("v2", "stamped")
+    assert "'stamped' is for format 'v3' of acme-stamped; write that format" in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
+    assert "stamped (" not in str(caught.value)
+    with pytest.raises(msgstore.UnknownPlugin) as caught:
+        msgstore.load_catalogue().record("v2", "stampt")
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("acme_rocks.index:Rocks", "ModuleNotFoundError: No module named 'acme_rocks'"),
+        ("acme_rocks_plugin:Rocks", "AttributeError: "),
+        ("acme_rocks_plugin:__name__", "TypeError: acme_rocks_plugin:__name__ is nothing that can be called"),
+        ("acme_rocks_plugin:hookimpl", None),
+    ],
+)
+def test_a_factory_that_cannot_be_imported_is_a_problem(machine, factory, said):
+    rocks(machine, factory=factory)
+    assert list(msgstore.load_catalogue().problems()) == []  # what is not selected is not imported
+    problems = list(msgstore.load_catalogue().unloadable())
+    assert [said in problem and "'rocks' of acme-rocks 1.4.0" in problem for problem in problems] == [True] * (said is not None)
+    assert CliRunner().invoke(main, ["plugins"]).exit_code == 0
+    checked = CliRunner().invoke(main, ["plugins", "--check", "--json"])
+    assert checked.exit_code == (0 if said is None else 2)
+    assert said is None or "cannot be imported" in checked.stdout
 
 
 def test_a_misspelt_record_type_is_not_blamed_on_the_directory(tmp_path):

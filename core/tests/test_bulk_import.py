@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +247,85 @@ def test_without_pyarrow(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         assert text in done.stdout + done.stderr
+
+
+def test_what_is_reached_by_two_names_counts_once(tmp_path: Path) -> None:
+    path = to_lines(tmp_path / "in" / "a.jsonl", some(1), references=2)
+    (tmp_path / "link.jsonl").symlink_to(path)
+    report = run(path, tmp_path / "in" / ".." / "in", tmp_path / "link.jsonl", to=tmp_path / "to")
+    assert (report.files, report.rows) == (1, 1)
+    assert [references for _, references in content(tmp_path / "to").values()] == [2]
+
+
+def test_a_glob_of_directories(tmp_path: Path) -> None:
+    to_lines(tmp_path / "store=a" / "0.jsonl", some(3))
+    to_lines(tmp_path / "store=b" / "0.jsonl", some(3, 3))
+    to_lines(tmp_path / "store=b" / "_temporary" / "0.jsonl", some(3, 6))
+    to_lines(tmp_path / "_c" / "0.jsonl", some(3, 9))
+    for number, pattern in enumerate(("store=*", "*", "**", "**/*.jsonl")):
+        assert run(tmp_path / pattern, to=tmp_path / f".{number}").rows == 6
+    assert run(tmp_path / "_c" / "*.jsonl", to=tmp_path / ".c").rows == 3
+    assert run(tmp_path / "store=*" / "_temporary" / "*.jsonl", to=tmp_path / ".d").rows == 3
+    assert run(tmp_path / "store=a" / ".." / "s*" / ".." / "_c" / "*.jsonl", to=tmp_path / ".e").rows == 3
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (make_fifo, "bad.jsonl: cannot be imported: is not a plain file"),
+        (lambda path: path.symlink_to("nowhere"), "bad.jsonl: cannot be imported: No such file"),
+        (lambda path: path.symlink_to(path.parent.parent), "bad.jsonl: is a link to a directory"),
+    ],
+)
+def test_nothing_that_might_be_a_file_is_passed_over(make: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+    to_lines(tmp_path / "in" / "a.jsonl", some(1))
+    make(tmp_path / "in" / "bad.jsonl")
+    for source in (tmp_path / "in", tmp_path / "i*"):
+        with pytest.raises(StoreError, match=said):
+            run(source, to=tmp_path / "to")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.jsonl")
+    with pytest.raises(StoreError, match=r"p\.jsonl: cannot be imported: is not a plain file"):
+        run(tmp_path / "p.jsonl", to=tmp_path / "to")
+
+
+def test_a_directory_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_lines(tmp_path / "in" / "a.jsonl", some(1))
+    to_lines(tmp_path / "in" / "closed" / "b.jsonl", some(1, 1))
+    plain = os.scandir
+
+    def guarded(path: Any = ".") -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    for source in (tmp_path / "in", tmp_path / "i*", tmp_path / "in" / "**" / "*.jsonl"):
+        with pytest.raises(StoreError, match=r"closed: cannot be listed: Permission denied"):
+            run(source, to=tmp_path / "to")
+    (tmp_path / "in" / "closed").rename(tmp_path / "in" / "_closed")
+    to_lines(tmp_path / "in" / "open" / "c.jsonl", some(1, 2))
+    monkeypatch.setattr(os, "scandir", lambda path=".": guarded(str(path).replace("_closed", "closed")))
+    assert run(tmp_path / "in" / "*" / "*.jsonl", to=tmp_path / "to").rows == 1
+
+
+def test_a_member_that_comes_twice(tmp_path: Path) -> None:
+    first, second = ("0" * 31 + "1", "0" * 31 + "2")
+    (tmp_path / "a.jsonl").write_text(f'{{"id": "{first}", "id": "{second}", "text": "x"}}\n')
+    with pytest.raises(StoreError, match=r"a\.jsonl, line 1: has 'id' twice"):
+        run(tmp_path / "a.jsonl", to=tmp_path / "to")
+    (tmp_path / "b.jsonl").write_text(f'{{"id": "{first}", "text": "x", "more": {{"a": 1, "a": 2}}, "more": 3}}\n')
+    assert run(tmp_path / "b.jsonl", to=tmp_path / "to", ignore_others=True).rows == 1
+
+
+def test_the_size_is_that_of_the_files_if_the_last_source_is_empty(tmp_path: Path) -> None:
+    to_lines(tmp_path / "a.jsonl", some(100))
+    (tmp_path / "b.jsonl").write_text("")
+    report = run(tmp_path / "a.jsonl", tmp_path / "b.jsonl", to=tmp_path / "to", format="ledger")
+    assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "to").glob("*.ledger"))

@@ -18,6 +18,9 @@ from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.bulk.reports import SETTINGS_DAMAGED
 from msgstore.bulk.tasks import pack
 from msgstore.contract import PluginError, StoreError
+from msgstore.directory import Settings, write_settings
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 MIXED = DATA / "msg-store" / "mixed_upgrade" / "store"
@@ -69,9 +72,32 @@ def test_every_store_of_a_broker_is_found() -> None:
     assert {i.path for i in find(top).inputs} == {str(path) for path in top.rglob("*.rdq")} != set()
 
 
-def test_a_directory_with_segments_stands_for_these_only(tmp_path: Path) -> None:
-    touch(tmp_path / "0.rdq", tmp_path / "backup" / "0.rdq")
-    assert [i.path for i in find(tmp_path).inputs] == [str(tmp_path / "0.rdq")]
+def test_a_directory_with_segments_stands_for_these_only_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    top, beneath = tmp_path / "0.rdq", tmp_path / "backup" / "0.rdq"
+    touch(top, beneath, tmp_path / ".x.msgstore-0a1b2c3d" / "0.rdq", tmp_path / "empty" / "notes.txt")
+    assert [i.path for i in find(tmp_path).inputs] == [str(top)]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"left out, beneath directories that have segments of their own: {beneath.parent}; name them as well to read them"
+    )
+    caplog.clear()
+    assert [i.path for i in find(tmp_path, beneath.parent).inputs] == [str(top), str(beneath)]
+    assert [i.path for i in find(tmp_path.parent).inputs if tmp_path in Path(i.path).parents] == [str(top), str(beneath)]
+    assert not caplog.records
+
+
+def test_a_segment_of_a_format_that_is_not_installed_is_damage(tmp_path: Path) -> None:
+    store, top = tmp_path / "top" / "a", tmp_path / "top"
+    touch(*(store / name for name in ("0.acme", "0.sqs", "00.sqs", "x.sqs")), top / "b" / "0.rdq", top / "c" / "0.idx")
+    without = catalogue_without("v2")
+    (refused,) = damage(find_inputs(without, [top]))
+    assert refused == (str(store / "0.sqs"), 0, 0, "unreadable: no installed format reads *.sqs")
+    touch(store / "1.rdq")
+    found = find_inputs(without, [store])
+    assert (names(found), damage(found)) == (["1.rdq"], [refused])
+    assert [Path(name).name for name in found.ignored] == ["0.acme", "00.sqs", "x.sqs"]
+    write_settings(Files(), store, Settings(format="acme"), sync=False)
+    assert [Path(path).name for path, *_ in damage(find_inputs(without, [store]))] == ["0.acme", "0.sqs"]
 
 
 def test_a_glob_by_name_and_what_is_reached_twice_once(tmp_path: Path) -> None:
@@ -150,6 +176,12 @@ def test_a_damaged_settings_file_is_damage_and_assigned_types_are_read(tmp_path:
     assert spans == [(str(settings), 0, 2, SETTINGS_DAMAGED)]
     assert ("checksum", 4) in found.inputs[0].records
     assert found.codecs == ()
+
+
+def catalogue_without(format_name: str) -> Catalogue:
+    catalogue = msgstore.load_catalogue()
+    kept = (found for found in catalogue.registrations if (found.kind, found.descriptor.name) != ("format", format_name))
+    return attrs.evolve(catalogue, registrations=tuple(kept))
 
 
 def damage(found: Found) -> list[tuple[str, int, int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.main import main
+from msgstore.cli.main import _Echo, main
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 PROGRAM = [sys.executable, "-m", "msgstore"]
@@ -220,6 +221,38 @@ def test_a_strange_value_is_told(tmp_path: Path, text: str, message: str) -> Non
         if arguments[0] == "config" or "records" not in text:
             assert result.exit_code == 2
             assert message in result.stderr or arguments[0] == "info"
+
+
+@pytest.mark.parametrize(
+    ("record", "form", "bound"),
+    [
+        ('{ use = "acme-stamp", byte = 200 }', "", 'format = { use = "v2", records = { acme-stamp = 200 } }'),
+        ('{ use = "acme-stamp" }', 'format = "v3"', 'format = { use = "v3", records = { acme-stamp = 128 } }'),
+        ('{ use = "acme-stamp", byte = 200, source = "shop" }', 'format = { use = "v2" }',
+         'format = { use = "v2", records = { acme-stamp = { byte = 200, ... } } }'),
+    ],
+)  # fmt: skip
+def test_a_record_type_is_named_and_bound_with_the_format(tmp_path: Path, record: str, form: str, bound: str) -> None:
+    file = tmp_path / "msgstore.toml"
+    file.write_text(f"[stores.a]\npath = 'a'\nrecord = {record}\n{form}\n")
+    [error] = run("config", "check", "--config", file).stderr.splitlines()
+    assert error.startswith(f"msgstore: {file}: [stores.a] record: {{'use': 'acme-stamp'")
+    assert error.endswith(f'is not a name; write record = "acme-stamp" and {bound}')
+
+
+def test_what_is_logged_with_an_error_says_why() -> None:
+    handler = _Echo(logging.WARNING)
+
+    def printed(message: str, error: Exception | None) -> str:
+        info = error and (type(error), error, None)
+        with CliRunner().isolation() as streams:
+            handler.emit(logging.LogRecord("msgstore.x", logging.ERROR, "x.py", 1, message, (), info or None))
+            return streams[1].getvalue().decode()
+
+    assert printed("the policy failed", ValueError("no\n limit")) == "msgstore: the policy failed: ValueError: no limit\n"
+    assert printed("the policy failed", ValueError()) == "msgstore: the policy failed: ValueError\n"
+    assert printed("dropped: hm", ValueError("hm")) == "msgstore: dropped: hm\n"
+    assert printed("two  words", None) == "msgstore: two  words\n"
 
 
 def test_disabled_is_a_list(tmp_path: Path) -> None:

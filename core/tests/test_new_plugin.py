@@ -156,6 +156,37 @@ def test_a_name_whose_class_would_be_something_else_is_refused(name: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("index", "i-d"), ("record-type", "i-d"), ("gc-policy", "k-e-e-p"), ("body-codec", "path"),
+                       ("format", "sequence")],
+)  # fmt: skip
+def test_a_name_whose_class_would_hide_what_is_written_beside_it_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+    result = run("new-plugin", kind, name, "--into", tmp_path)
+    assert result.exit_code == 2
+    assert "cannot be the name of a class" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [("sqs", "those of the format 'v2'"), ("rdt", "those of the format 'v1'"), ("tmp", "other files"), ("erase", "other files"),
+     ("lock", "other files"), ("hint", "other files")],
+)  # fmt: skip
+def test_a_format_whose_files_would_be_taken_for_others_is_refused(name: str, whose: str, tmp_path: Path) -> None:
+    result = run("new-plugin", "format", name, "--into", tmp_path)
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.replace("\u2502", " ").split())
+    assert f"would end in .{name}, as {whose}" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_a_format_whose_name_has_hyphens_are_found() -> None:
+    registered: dict[str, Any] = {}
+    exec(new_plugin.render("format", "acme-two-words")["src/acme_two_words/plugin.py"], registered)
+    [descriptor] = registered["msgstore_segment_formats"]()
+    assert descriptor.extension == ".acme_two_words"
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     result = run("new-plugin", "index", "mine", "--into", tmp_path)

@@ -1,9 +1,12 @@
-"""Sizes and times as people write them."""
+"""Sizes and times as people write them, and descriptors as plugins do."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from msgstore.contract import Capability, SegmentFormatDescriptor
 from msgstore.contract.options import parse_duration, parse_size
 
 
@@ -50,3 +53,39 @@ def test_times(text, seconds):
 def test_what_is_no_time(text):
     with pytest.raises(ValueError, match="not a time"):
         parse_duration(text)
+
+
+def described(**members):
+    return SegmentFormatDescriptor(
+        **{"name": "a", "contract": (2, 0), "factory": "a:b", "extension": ".a", "generation": 3} | members
+    )
+
+
+@pytest.mark.parametrize(
+    "capabilities", [(Capability.SELF_DESCRIBING,), ["self-describing"], {"self-describing", Capability.SELF_DESCRIBING}]
+)
+def test_capabilities_may_be_given_by_their_names(capabilities):
+    assert described(capabilities=capabilities).capabilities == {Capability.SELF_DESCRIBING}
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"capabilities": "persistent"}, "'persistent' are not a collection; write capabilities=(Capability.PERSISTENT,)"),
+        ({"capabilities": Capability.FRAMED}, "write capabilities=(Capability.FRAMED,)"),
+        ({"capabilities": ("persistant",)}, "the capability 'persistant' is not one of persistent, live-reads"),
+        ({"capabilities": (None,)}, "the capability None is not one of"),
+        ({"extension": ".acme-fmt"}, "the extension '.acme-fmt' is not '.' with letters"),
+        ({"extension": "acme_fmt"}, "the extension 'acme_fmt' is not"),
+        ({"extension": "."}, "the extension '.' is not"),
+        ({"extension": None}, "the extension None is not"),
+        ({"generation": "3"}, "the generation '3' is not an integer"),
+        ({"generation": True}, "the generation True is not an integer"),
+        ({"leftover_extensions": ".old"}, "the leftover extensions '.old' are not a tuple"),
+        ({"leftover_extensions": (".old", "new")}, "the extension 'new' is not"),
+        ({"leftover_extensions": (".a",)}, "'.a' cannot be that of segments and of what is left over"),
+    ],
+)
+def test_descriptors_that_could_never_work(members, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        described(**members)

@@ -177,6 +177,38 @@ def test_wrong_options(options, table, message):
         structure(options, table, "here")
 
 
+@attrs.frozen
+class Unresolved:
+    size: "Sice" = 1  # type: ignore[name-defined]  # noqa: F821, UP037 - a name that is nowhere, as a stranger misspells one
+
+
+@attrs.frozen
+class Unsupported:
+    when: SimpleNamespace | None = None
+
+
+@attrs.frozen
+class Failing:
+    share: float = attrs.field(default=1.0, validator=lambda _, __, value: 1 / value)
+
+
+@pytest.mark.parametrize(
+    ("options", "table", "message"),
+    [
+        (Unresolved, {}, "here: the class of options .*Unresolved cannot be used: NameError: .*Sice"),
+        (
+            Unsupported,
+            {"when": "UTC"},
+            "here when: the class of options .*Unsupported cannot be used: StructureHandler",
+        ),
+        (Failing, {"share": 0}, "here: the class of options .*Failing cannot be used: ZeroDivisionError"),
+    ],
+)
+def test_a_class_of_options_that_cannot_be_used(options, table, message):
+    with pytest.raises(ConfigError, match=message):
+        structure(options, table, "here")
+
+
 def test_options_in_their_units():
     assert structure(RetentionOptions, {"max_age": "7d", "max_bytes": "1GiB"}, "here") == RetentionOptions(7 * 86400.0, 2**30)
     assert structure(HalfEmptyOptions, {"garbage": 0.3}, "here") == HalfEmptyOptions(0.3)

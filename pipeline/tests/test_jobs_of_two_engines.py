@@ -233,3 +233,11 @@ def test_the_commands_print_the_same(spark: SparkSession, tmp_path: Path, verb: 
         assert result.exit_code == 1, result.output
         printed[name] = result.stdout
     assert printed["spark"] == printed["local"]
+
+
+def test_an_inventory_says_paths_as_they_were_given(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DATA)
+    job = plan_inventory(CATALOGUE, [Path("msg-store/v2_dirty_torn")], 1.8e9)
+    local, other = (engine(name).inventory(job) for name in ENGINES)
+    assert [segment.path for segment in other.segments()] == [segment.path for segment in local.segments()]
+    assert {segment.path for segment in local.segments()} == {f"msg-store/v2_dirty_torn/store/{n}.sqs" for n in (0, 1)}

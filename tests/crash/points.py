@@ -7,6 +7,7 @@ nothing. Each is counted as a point; the store is opened once for all of them.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import hashlib
 import pickle
 import traceback
@@ -121,6 +122,7 @@ def _key(point: Point) -> bytes:
     return digest.digest()
 
 
+@functools.lru_cache(maxsize=512)
 def hash_of(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 

@@ -7,10 +7,12 @@ it is opened (or by ``msgstore config check``), with the same errors: file, tabl
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -152,6 +154,8 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
     refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name != "where"], where)
     if "path" not in table:
         raise ConfigError(f'{where}: the key path is missing; write path = "directory of the store"')
+    if isinstance(table.get("record"), Mapping):
+        raise ConfigError(_record_as_table(table["record"], table.get("format"), where))
     config = structure(StoreConfig, table, where)
     try:
         path = base / config.path.expanduser()
@@ -164,15 +168,52 @@ def structure(options: type[T], table: Mapping[str, Any], where: str) -> T:
     """``table`` as the attrs class ``options``. Raises ConfigError with ``where`` and the key."""
     fields = attrs.fields_dict(cast("type[attrs.AttrsInstance]", options))
     refuse_unknown(table, fields, where)
-    hints = typing.get_type_hints(options)
     missing = [name for name, field in fields.items() if field.default is attrs.NOTHING and name not in table]
     if missing:
         raise ConfigError(f"{where}: the key {missing[0]} is missing")
-    values = {name: _typed(hints[name], value, f"{where} {name}") for name, value in table.items()}
+    with _usable(options, where):
+        hints = _hints(cast("Hashable", options))
+    values = {}
+    for name, value in table.items():
+        with _usable(options, f"{where} {name}"):
+            values[name] = _typed(hints[name], value, f"{where} {name}")
+    with _usable(options, where):
+        try:
+            return options(**values)
+        except (TypeError, ValueError) as error:  # a validator of the class itself
+            raise ConfigError(f"{where}: {error}") from error
+
+
+@functools.cache
+def _hints(options: Hashable) -> dict[str, Any]:
+    """Of a class. To find them each annotation is compiled, and every opening asks for those of all its plugins."""
+    return typing.get_type_hints(options)
+
+
+@contextmanager
+def _usable(options: type, where: str) -> Iterator[None]:
+    """Around what a plugin's class decides: an annotation may name nothing that there is, and a validator may fail."""
     try:
-        return options(**values)
-    except (TypeError, ValueError) as error:  # a validator of the class itself
-        raise ConfigError(f"{where}: {error}") from error
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{where}: the class of options {options.__module__}.{options.__qualname__} cannot be used: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _record_as_table(given: Mapping[str, Any], form: object, where: str) -> str:
+    """What to write instead: a record type's byte and options are the format's, as a store may bind several."""
+    name = given.get("use", "NAME")
+    form = form.get("use") if isinstance(form, Mapping) else form
+    byte = given.get("byte", 128)
+    bound = f"{{ byte = {byte}, ... }}" if given.keys() - {"use", "byte"} else byte
+    return (
+        f"{where} record: {dict(given)!r} is not a name; write record = {json.dumps(name, default=str)} and "
+        f'format = {{ use = "{form or "v2"}", records = {{ {name} = {bound} }} }}'
+    )
 
 
 def _tables(value: object, where: str) -> Mapping[str, Any]:

@@ -85,6 +85,12 @@ def segment_number(name: str, extensions: Collection[str]) -> int | None:
     return None
 
 
+def unread_segments(names: Iterable[str], extensions: Collection[str]) -> list[str]:
+    """Of the names in a store's directory those that are a segment's but for the extension, which no installed format has."""
+    matches = ((name, _SEGMENT.fullmatch(name)) for name in names)
+    return sorted(name for name, match in matches if match and match[2] not in extensions and str(int(match[1])) == match[1])
+
+
 def list_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
     """The segments in ``directory``, in number order; several of one number in the order of their extensions."""
     found = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, StoreIOError
 
 _PARQUET = b"PAR1"
 _MARK = "\ufeff"
@@ -37,3 +39,19 @@ def read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterat
         if not -(2**63) <= count < 2**63:
             raise ConfigError(f"{path}: {msg_id.hex()} has the count {count}; counts have 64 bits")
         yield msg_id, count
+
+
+@contextmanager
+def io_errors(path: Path | str) -> Iterator[None]:
+    """What the operating system says of a file of counts, as StoreIOError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreIOError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def named_counts(path: Path | None) -> str | None:
+    """As a job carries it. Raises ConfigError if it is not there."""
+    if path is not None and not os.path.exists(path):  # noqa: PTH110 - a Path's raises, in some versions
+        raise ConfigError(f"{path}: there is no such file of counts")
+    return None if path is None else str(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgstore.bulk.count_files import is_parquet, read_lines
+from msgstore.bulk.count_files import io_errors, is_parquet, read_lines
 from msgstore.contract import ConfigError
 from msgstore.engine.recovery import sum_counts
 
@@ -21,9 +21,10 @@ def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
 
 
 def sums_of(path: Path | str) -> dict[bytes, int]:
-    """What the file says of each id, added up. Raises ConfigError, also for more references than are counted; OSError."""
+    """What the file says of each id, added up. Raises ConfigError, also for more references than are counted; StoreIOError."""
     try:
-        return sum_counts(read_counts(path))
+        with io_errors(path):
+            return sum_counts(read_counts(path))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
 

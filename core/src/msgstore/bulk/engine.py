@@ -74,7 +74,11 @@ def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[s
     if not pays:
         wanted = f" with the options {', '.join(keys)}" if keys else ""
         raise ConfigError(f"--engine auto: no engine{wanted} is installed that says when it pays; name one")
-    chosen = max((other for other in pays if pays[other] <= size), key=lambda other: (pays[other], other), default=min(pays))
+    chosen = max(
+        (other for other in pays if pays[other] <= size),
+        key=lambda other: (pays[other], other),
+        default=min(pays, key=pays.__getitem__),
+    )
     others = [f"{other} pays from {pays[other]:,} on" for other in sorted(pays, key=pays.__getitem__) if pays[other]]
     return chosen, "; ".join([f"{size:,} bytes to read", *others]) if len(pays) > 1 else ""
 

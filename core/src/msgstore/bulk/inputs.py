@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import glob
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,18 +12,23 @@ from pathlib import Path
 
 import attrs
 
+from msgstore.bulk.globs import closed_ways, is_glob, matches
 from msgstore.bulk.reports import SETTINGS_DAMAGED, SpanReport
 from msgstore.bulk.workers import installed
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
-from msgstore.directory import SETTINGS, Settings, read_settings
+from msgstore.directory import SETTINGS, Settings, read_settings, unread_segments
 from msgstore.engine.shutdown import CLEAN
-from msgstore.files import Files, check_listable, check_searchable, is_gone, look
+from msgstore.files import Files, is_gone, look
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
+
+log = logging.getLogger("msgstore.bulk")
 
 _UNFINISHED = re.compile(r"\..+\.msgstore-[0-9a-f]+")
 """Directories in which a job of ours builds a store, or was killed while it did: copies of what stands elsewhere."""
 _NO_NUMBER = -1
+_NAMED = 10
+"""Directories that a message names."""
 _IS_DIRECTORY = IsADirectoryError(errno.EISDIR, "is a directory")
 
 
@@ -69,9 +74,10 @@ def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: M
     """The segments of ``paths``, each of which is a segment, a directory of segments, a tree of such directories, or a glob.
 
     Ranks: stores in the order given, those of a tree or a glob by name; in a store the highest number first, files without a
-    number last. What is reached twice counts once. A directory with segments of its own stands for these only. A tree is any
-    other: its hidden directories count, symbolic links to directories do not. A glob sees hidden names too. ``records`` are
-    bound beside what each directory remembers, and instead of it where the two contradict.
+    number last. What is reached twice counts once. A directory with segments of its own stands for these only; others beneath
+    it are left out, with a warning: they may be copies of another day, and what was removed since would come back. A tree is
+    any other directory: its hidden directories count, symbolic links to directories do not. A glob sees hidden names too.
+    ``records`` are bound beside what each directory remembers, and instead of it where the two contradict.
 
     What is wrong with one name in a directory, or with one directory of a tree or a glob, is damage, and the others are read.
     A writer may be at work in a directory. Raises StoreError for a path in which there is nothing, and PluginError for segments
@@ -113,6 +119,8 @@ class _Search:
         self._damage: dict[Path, SpanReport] = {}
         """By real path, less links in the last part."""
         self._ignored: dict[str, None] = {}
+        self._beneath_stores: set[Path] = set()
+        """Directories with segments, in one that stands for its own."""
         self._makeable: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
         """Formats with record types that could be made."""
 
@@ -125,7 +133,7 @@ class _Search:
             self._add_named_directory(path)
         elif path.exists():
             raise StoreError(f"{given}: is neither a regular file nor a directory; copy what it holds into a file")
-        elif glob.has_magic(given):
+        elif is_glob(given):
             self._add_matches(given)
         else:
             raise StoreError(f"{given}: there is no such file or directory")
@@ -148,6 +156,7 @@ class _Search:
     def _add_directory(self, top: Path) -> bool:
         """Whether it is a store, or a tree in which there is one. Raises OSError if it cannot be listed."""
         if self._add_store(top):
+            self._beneath_stores |= {top / name for name in _with_segments_beneath(top, self._formats)}
             return True
         stores: list[Path] = []
         others: list[Path] = []
@@ -188,20 +197,35 @@ class _Search:
         """Whether it has segments of its own, or is a store that has none yet. Raises OSError."""
         listed, refused = self._files.entries(directory)
         files = listed.keys() | {name for name, error in refused.items() if error.errno != errno.EISDIR}
-        if not any(map(self._is_segment, files)) and SETTINGS not in files and CLEAN not in files:
+        unread = self._unread(directory, files)
+        if not any(map(self._is_segment, files)) and not unread and SETTINGS not in files and CLEAN not in files:
             return False
         self._names(directory).update({name: size for name, (size, _) in listed.items() if self._is_segment(name)})
         for name in sorted(filter(self._is_segment, refused), key=_age, reverse=True):
             self._refuse(directory / name, refused[name])
-        self._ignored |= dict.fromkeys(str(directory / name) for name in sorted(files) if not self._is_segment(name))
+        for name in unread:
+            self._refuse(directory / name, OSError(errno.ENOTSUP, f"no installed format reads *{Path(name).suffix}"))
+        others = sorted(name for name in files.difference(unread) if not self._is_segment(name))
+        self._ignored |= dict.fromkeys(str(directory / name) for name in others)
         return True
+
+    def _unread(self, directory: Path, files: Iterable[str]) -> list[str]:
+        """Segments of formats that are not installed."""
+        if not unread_segments(files, self._formats.extensions):
+            return []
+        try:
+            settings = read_settings(self._files, directory)
+        except (StoreError, OSError):
+            settings = None
+        return sorted(self._formats.unread(files, settings.format if settings else None))
 
     def _add_matches(self, pattern: str) -> None:
         known = len(self._damage)
-        self._try_ways(pattern)
+        for directory, error in closed_ways(pattern):
+            if not _is_unfinished(directory):
+                self._refuse(directory, error)
         found = False
-        for match in sorted(glob.glob(pattern, recursive=True, include_hidden=True)):  # noqa: PTH207 - a Path takes relative patterns only
-            path = Path(match)
+        for path in matches(pattern):
             if _real(path.parent) not in self._damage and not _is_unfinished(path):
                 found |= self._add_match(path)
         if not found:
@@ -209,22 +233,9 @@ class _Search:
             message = f"{pattern}: nothing that matches is a segment ({formats}), or a directory that has some"
             raise StoreError(message + self._refused_since(known))
 
-    def _try_ways(self, pattern: str) -> None:
-        """A glob is silent about directories on the way that it may not look into."""
-        way = Path(pattern)
-        while glob.has_magic(str(way)):
-            check = check_listable if glob.has_magic(way.name) else check_searchable
-            way = way.parent
-            for directory in map(Path, glob.glob(str(way), recursive=True, include_hidden=True)):  # noqa: PTH207 - as above
-                if os.path.isdir(directory) and not _is_unfinished(directory):  # noqa: PTH112 - a Path's raises, in some versions
-                    try:
-                        check(directory)
-                    except OSError as error:
-                        self._refuse(directory, error)
-
     def _add_match(self, path: Path) -> bool:
         """Whether it is a segment, if only by its name, or a directory in which there is one."""
-        if os.path.isdir(path):  # noqa: PTH112 - as above
+        if os.path.isdir(path):  # noqa: PTH112 - a Path's raises, in some versions
             return self._add_matched_directory(path)
         if not self._is_segment(path.name):
             self._ignored[str(path)] = None
@@ -249,7 +260,18 @@ class _Search:
     def _names(self, directory: Path) -> dict[str, int]:
         return self._stores.setdefault(directory.resolve(), (str(directory), {}))[1]
 
+    def _tell_left_out(self) -> None:
+        left = [str(path) for path in sorted(self._beneath_stores) if path.resolve() not in self._stores]
+        if left:
+            more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+            log.warning(
+                "left out, beneath directories that have segments of their own: %s%s; name them as well to read them",
+                ", ".join(left[:_NAMED]),
+                more,
+            )
+
     def found(self) -> Found:
+        self._tell_left_out()
         inputs: list[SegmentInput] = []
         known: dict[str, Settings] = {}
         for store, names in self._stores.values():
@@ -328,14 +350,21 @@ def _age(name: str) -> tuple[int, str, str]:
 
 def no_segments(directory: Path, formats: FormatSet) -> str:
     """The message for a directory without segments; names those beneath it that have some."""
-    beneath = [
-        Path(path).relative_to(directory).as_posix()
-        for path, _, names in sorted(os.walk(directory))
-        if Path(path) != directory and any(Path(name).suffix in formats.extensions for name in names)
-    ]
+    beneath = _with_segments_beneath(directory, formats)
     known = ", ".join(f"*{extension}" for extension in sorted(formats.extensions)) or "no format is installed"
     message = f"{directory}: there are no segments in this directory ({known})"
     if beneath:
-        more = f" and {len(beneath) - 10} more" if len(beneath) > 10 else ""
-        message += f"; directories beneath it that have some: {', '.join(beneath[:10])}{more}"
+        more = f" and {len(beneath) - _NAMED} more" if len(beneath) > _NAMED else ""
+        message += f"; directories beneath it that have some: {', '.join(beneath[:_NAMED])}{more}"
     return message
+
+
+def _with_segments_beneath(directory: Path, formats: FormatSet) -> list[str]:
+    """Directories beneath one that have segments of their own, by name; unfinished stores do not count."""
+    return [
+        Path(path).relative_to(directory).as_posix()
+        for path, _, names in sorted(os.walk(directory))
+        if Path(path) != directory
+        and not _is_unfinished(Path(path).relative_to(directory))
+        and any(Path(name).suffix in formats.extensions for name in names)
+    ]

@@ -6,10 +6,10 @@ Jobs carry names, never plugin objects; each process resolves them through its o
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from msgstore.config import structure
-from msgstore.contract import BodyCodec
+from msgstore.contract import BodyCodec, MsgStoreError
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
@@ -29,4 +29,14 @@ def body_codec(name: str) -> BodyCodec:
 
 def body_check(name: str | None) -> Callable[[bytes], bool] | None:
     """The test of a stored body that a codec makes; None for none. Raises PluginError."""
-    return None if name is None else body_codec(name).is_valid
+    return None if name is None else partial(is_valid, body_codec(name))
+
+
+def is_valid(codec: BodyCodec, body: bytes) -> bool:
+    """Whether it is a stored body of the codec. One for which the codec raises is not: no other is lost for it."""
+    try:
+        return codec.is_valid(body)
+    except (MemoryError, MsgStoreError):
+        raise
+    except Exception:  # of a stranger's code
+        return False

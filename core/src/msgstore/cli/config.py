@@ -99,7 +99,8 @@ def _key_checks(table: dict[str, Any], where: str, base: Path) -> list[Callable[
         return store_config(table, where, base)
 
     def one(key: str) -> Callable[[], object]:
-        return lambda: store_config({"path": ".", key: table[key]}, where, base)
+        said_with = {"format": table["format"]} if key == "record" and "format" in table else {}  # the error names it
+        return lambda: store_config({"path": ".", **said_with, key: table[key]}, where, base)
 
     return [*([] if "path" in table else [whole]), *(one(key) for key in table)]
 

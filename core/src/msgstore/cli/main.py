@@ -114,7 +114,11 @@ class _Echo(logging.Handler):
     """What the engine warns of, one line each on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"msgstore: {record.getMessage()}", err=True)
+        message = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and (not str(error) or str(error) not in message):
+            message += ": " + " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
+        click.echo(f"msgstore: {message}", err=True)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})

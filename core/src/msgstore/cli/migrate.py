@@ -20,7 +20,8 @@ from msgstore.cli.salvage import emit, show
 from msgstore.cli.stores import Target, find_store
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, StoreError
-from msgstore.directory import SETTINGS
+from msgstore.directory import SETTINGS, read_settings
+from msgstore.engine.backends import resolve
 from msgstore.files import Files
 
 
@@ -82,6 +83,7 @@ def _copy(
             index=target.config.index.name,
             format=to_format,
             body=target.config.body.name,
+            records=resolve(target.config, target.catalogue, read_settings(Files(), target.path)).settings.records,
             counts=counts,
             complete=True,
         )

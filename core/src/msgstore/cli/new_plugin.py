@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import keyword
@@ -21,9 +22,13 @@ import msgstore
 from msgstore import contract
 from msgstore.cli import options, output
 from msgstore.contract import CONTRACT_VERSION, ConfigError
+from msgstore.directory import DOOMED, UNNAMED
 from msgstore.plugins.catalogue import load_catalogue
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_PROBE = "probe-of-names"
+_OF_STORES = {".rdq", ".sqs", ".rdt", ".mdb", ".json", ".lock", ".hint", ".snapshot", UNNAMED, DOOMED}
+"""How files end that are in stores or beside them, whatever is installed."""
 _MAX_NAME = 40
 """Characters; names of backends have 64 at most."""
 
@@ -154,16 +159,31 @@ def _check_name(kind: str, name: str) -> None:
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("msgstore", "src", "test", "tests"):
         raise click.BadParameter(f"{name!r} cannot be a package of its own: Python has something else of the name {module!r}")
     class_name = _class_name(name)
-    if keyword.iskeyword(class_name) or class_name == "Options" or class_name in contract.__all__:
+    if keyword.iskeyword(class_name) or class_name in contract.__all__ or class_name in _names_written(kind):
         raise click.BadParameter(
             f"{name!r} cannot be the name of a class: what is written uses {class_name} for something else"
         )
-    catalogue_kind = KINDS[kind].catalogue
-    for found in load_catalogue().registrations:
+    catalogue_kind, catalogue = KINDS[kind].catalogue, load_catalogue()
+    extension = f".{module}"
+    if kind == "format" and (extension in _OF_STORES or extension in catalogue.formats_by_extension()):
+        whose = catalogue.formats_by_extension().get(extension)
+        whose = f"those of the format {whose!r}" if whose else "other files of stores"
+        raise click.BadParameter(f"the files of a format {name!r} would end in {extension}, as {whose} do; choose another name")
+    for found in catalogue.registrations:
         if (found.kind, found.descriptor.name) == (catalogue_kind, name):
             raise click.BadParameter(f"{KINDS[kind].noun} {name!r} is there already, from {found.provider.distribution}")
     if taken := _installed(name, module):
         raise click.BadParameter(f"{name!r} would take the place of {taken}; choose another name")
+
+
+def _names_written(kind: str) -> set[str]:
+    """What the templates of the kind call anything by: a class of the same name would be something else in one of them."""
+    python = (text for path, text in render(kind, _PROBE).items() if path.endswith(".py"))
+    nodes = [node for text in python for node in ast.walk(ast.parse(text))]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    made = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    return (used | imported | made) - {_class_name(_PROBE)}
 
 
 def _installed(name: str, module: str) -> str | None:

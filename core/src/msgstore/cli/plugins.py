@@ -20,7 +20,7 @@ WIDE = 130
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Exit with 2 if any plugin has a problem.")
+@click.option("--check", is_flag=True, help="Import what each plugin names, too; exit with 2 if any has a problem.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Leave out what FILE disables.")
 @options.as_json
 def plugins(check: bool, config_file: Path | None, as_json: bool) -> None:
@@ -32,7 +32,7 @@ def plugins(check: bool, config_file: Path | None, as_json: bool) -> None:
       msgstore plugins --check --json
     """
     catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
-    problems = list(catalogue.problems())
+    problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
     if as_json:
         _emit(catalogue, problems)
     else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import attrs
 import click
 
+from msgstore.bulk.workers import is_valid
 from msgstore.cli import options, output
 from msgstore.cli.inputs import Input, Inputs
 from msgstore.config import structure
@@ -115,7 +117,7 @@ def body_check(catalogue: Catalogue, name: str | None) -> Callable[[bytes], bool
         return None
     descriptor = catalogue.body_codec(name)
     codec: BodyCodec = catalogue.make(descriptor, structure(descriptor.options, {}, f"--body {name}"))
-    return codec.is_valid
+    return partial(is_valid, codec)
 
 
 def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:

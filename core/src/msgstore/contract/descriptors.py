@@ -101,8 +101,25 @@ def _as_examples(values: Iterable[Mapping[str, object]]) -> tuple[Mapping[str, o
     return tuple(values)
 
 
-def _as_set(values: Iterable[Capability]) -> frozenset[Capability]:
-    return frozenset(values)
+def _as_set(values: Iterable[Capability | str]) -> frozenset[Capability]:
+    if isinstance(values, str) or not isinstance(values, Iterable):  # text would be taken apart into letters
+        raise ValueError(f"the capabilities {values!r} are not a collection; write capabilities=({_shown(values)},)")  # noqa: TRY004 - as for every wrong value
+    return frozenset(map(_as_capability, values))
+
+
+def _as_capability(value: Capability | str) -> Capability:
+    """A value of the enumeration stands for its member."""
+    try:
+        return Capability(value)
+    except ValueError:
+        known = ", ".join(capability.value for capability in Capability)
+        raise ValueError(f"the capability {value!r} is not one of {known}") from None
+
+
+def _shown(value: object) -> str:
+    known = {capability.value: capability.name for capability in Capability}
+    name = value.name if isinstance(value, Capability) else known.get(str(value), "PERSISTENT")
+    return f"Capability.{name}"
 
 
 @attrs.frozen(kw_only=True)

@@ -27,7 +27,7 @@ class BrokenPlugin(PluginError):
 
 
 class DuplicatePlugin(PluginError):
-    """Several distributions provide the selected name."""
+    """Several distributions provide the selected name, or several formats claim the same files."""
 
 
 class IncompatiblePlugin(PluginError):

@@ -54,6 +54,7 @@ A complete format, four-byte big-endian size, id, body, no holes inside (so noth
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
@@ -68,16 +69,39 @@ from msgstore.contract.records import BoundRecord
 EndState = Literal["clean", "torn", "corrupt"]
 HeaderState = Literal["ok", "bad_magic", "bad_version", "bad_checksum"]
 
+_EXTENSION = re.compile(r"\.[A-Za-z0-9_]+")
+"""What segments are found by in a directory: with any other extension they would be written and never read."""
+
+
+def _check_extension(_: object, __: object, value: str) -> None:
+    if not isinstance(value, str) or _EXTENSION.fullmatch(value) is None:
+        raise ValueError(f"the extension {value!r} is not '.' with letters, digits and '_' behind it, such as '.acme'")
+
+
+def _check_generation(_: object, __: object, value: int) -> None:
+    if type(value) is not int:
+        raise ValueError(f"the generation {value!r} is not an integer such as 3")
+
+
+def _check_leftover_extensions(descriptor: SegmentFormatDescriptor, __: object, value: tuple[str, ...]) -> None:
+    if not isinstance(value, tuple):
+        raise ValueError(f"the leftover extensions {value!r} are not a tuple such as ('.acme',)")  # noqa: TRY004 - as for every wrong value
+    for extension in value:
+        _check_extension(None, None, extension)
+        if extension == descriptor.extension:
+            raise ValueError(f"the extension {extension!r} cannot be that of segments and of what is left over")
+
 
 @attrs.frozen(kw_only=True)
 class SegmentFormatDescriptor(Descriptor):
     """``factory(FormatContext) -> SegmentFormat``."""
 
-    extension: str
-    """How the files of this format end, with the dot: a segment is ``<number><extension>``. It says how to read."""
-    generation: int
+    extension: str = attrs.field(validator=_check_extension)
+    """How the files of this format end, with the dot: a segment is ``<number><extension>``. It says how to read. Behind
+    the dot are letters, digits and ``_``."""
+    generation: int = attrs.field(validator=_check_generation)
     """Formats of a higher generation are newer: a store refuses to write an older one beside a newer one."""
-    leftover_extensions: tuple[str, ...] = ()
+    leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=_check_leftover_extensions)
     """How files end, with the dot, in which a program that was killed while it collected left records of this format, beside
     the segment of the same number or in its place. Each becomes a segment of its own when a store is opened for writing."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from msgstore.contract import (
     IndexContext,
     IndexDescriptor,
     PluginError,
+    RecordError,
     StoreMismatch,
 )
 from msgstore.directory import Settings
@@ -28,12 +29,16 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
 from msgstore.scan.bindings import OWN_RECORD, assigned_byte, check_bindings
 
+CODEC_FAILED = "codec_failed"
+
 
 @attrs.frozen
 class Backends:
     formats: FormatSet
     write_format: OpenFormat
     codec: BodyCodec
+    decode_body: Callable[[bytes], bytes]
+    """A stored body as clients read it. Raises RecordError, whatever the codec raises."""
     plain_bodies: bool
     """True if the codec changes nothing."""
     most_body: int | None
@@ -73,12 +78,30 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         formats,
         write_format,
         made_codec,
+        _decoder(codec.name, made_codec),
         Capability.PLAIN in codec.capabilities,
         getattr(made_codec, "max_body", None) if codec.contract >= (2, 2) else None,
         made_policy,
         may_drop(policy),
         Settings(config.index.name, config.format.name, config.record, config.body.name, bound, strangers),
     )
+
+
+def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes], bytes]:
+    decode = codec.decode
+
+    def decode_body(stored: bytes) -> bytes:
+        try:
+            body = decode(stored)
+        except (RecordError, MemoryError):
+            raise
+        except Exception as error:  # of a stranger's code
+            raise RecordError(CODEC_FAILED, f"{name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(body, bytes):
+            raise RecordError(CODEC_FAILED, f"{name} gave no bytes, but {type(body).__name__}")
+        return body
+
+    return decode_body
 
 
 def may_drop(policy: GcPolicyDescriptor) -> bool:

@@ -145,7 +145,7 @@ class LiveReader:
         if len(record) != size:
             raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
         body = decode(msg_id, record)
-        return body if part == "stored body" or view.backends.plain_bodies else view.backends.codec.decode(body)
+        return body if part == "stored body" or view.backends.plain_bodies else view.backends.decode_body(body)
 
     def _read_many(self, view: View, wanted: list[bytes]) -> dict[bytes, bytes]:
         locate = self._locate

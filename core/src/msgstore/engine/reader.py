@@ -36,7 +36,7 @@ class Reader:
         self._intake = writer.intake
         self._shared = writer.ledger.shared
         self._locate = writer.index.get
-        self._decode_body = writer.backends.codec.decode
+        self._decode_body = writer.backends.decode_body
         self._mapped = mapped
         self._lock_text = lock_text
         self.read = self._make_mapped_read(plain=plain) if mapped else self._make_read(plain=plain)

@@ -82,7 +82,14 @@ def open_parts(
         if not read_only:
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
-        segments = _find(config, backends, files, read_only=read_only)
+        segments = _find(config, backends, files, remembered, read_only=read_only)
+        if remembered and segments.by_number and remembered.body != config.body.name:
+            log.warning(
+                "%s: was last opened with the body codec %r, and now with %r; bodies that are there stay as they were stored",
+                directory,
+                remembered.body,
+                config.body.name,
+            )
         segments.happenings = Happenings(directory, catalogue.observers)
         leftovers = Leftovers.read(files, directory)
         shared = SharedBodies(config.shared_cache)
@@ -131,7 +138,9 @@ def open_parts(
 
 def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Parts:
     """The same for reading beside a writer in another process. The segments are that one's: nothing is looked at or loaded."""
-    backends = resolve(config, catalogue, read_settings(files, config.path))
+    remembered = read_settings(files, config.path)
+    backends = resolve(config, catalogue, remembered)
+    backends.formats.check_all_read(config.path, files.list(config.path), remembered.format if remembered else None)
     segments = Segments(config.path, files, backends.formats, sync=False)
     shared = SharedBodies(config.shared_cache)
     index, persistent = make_index(config, catalogue, files, shared.ids, read_only=True, live=True)
@@ -142,9 +151,10 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
 
 def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
     """Everything that can be refused without a lock is refused first, so that a mistake touches nothing."""
-    backends = resolve(config, catalogue, read_settings(files, config.path))
+    remembered = read_settings(files, config.path)
+    backends = resolve(config, catalogue, remembered)
     if config.path.is_dir():
-        _find(config, backends, files, read_only=read_only)
+        _find(config, backends, files, remembered, read_only=read_only)
 
 
 def _has_global_lock() -> bool:
@@ -169,8 +179,10 @@ def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | No
     return WriterLock(directory)
 
 
-def _find(config: StoreConfig, backends: Backends, files: Files, *, read_only: bool) -> Segments:
-    """The segments. Refuses newer ones than the store writes, and older ones if the configuration says so."""
+def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Settings | None, *, read_only: bool) -> Segments:
+    """The segments. Refuses those that no plugin reads, newer ones than the store writes, and older ones if the configuration
+    says so."""
+    backends.formats.check_all_read(config.path, files.list(config.path), remembered.format if remembered else None)
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     segments.sync_later = config.fsync_every is not None
     segments.erase = config.erase

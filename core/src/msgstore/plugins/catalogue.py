@@ -7,26 +7,33 @@ their versions and entry points, what is installed instead, and the ``pip instal
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import attrs
 
 from msgstore.contract import (
     CONTRACT_VERSION,
+    BodyCodec,
     BodyCodecDescriptor,
     BrokenPlugin,
     BulkEngineDescriptor,
+    Capability,
     ConfigError,
     Descriptor,
     DuplicatePlugin,
+    GcPolicy,
     GcPolicyDescriptor,
     IncompatiblePlugin,
+    Index,
     IndexDescriptor,
     MsgStoreError,
     PluginError,
+    RecordType,
     RecordTypeDescriptor,
+    SegmentFormat,
     SegmentFormatDescriptor,
     UnknownPlugin,
     is_compatible,
@@ -55,6 +62,19 @@ _KNOWN_DISTRIBUTIONS = {
     ("body", "erlang"): "msgstore-erlang-body",
     ("engine", "spark"): "msgstore-spark",
 }
+_KNOWN_EXTENSIONS = {".rdq": "v1", ".rdt": "v1", ".sqs": "v2"}
+
+
+_PROTOCOLS: dict[type[Descriptor], type] = {
+    SegmentFormatDescriptor: SegmentFormat,
+    RecordTypeDescriptor: RecordType,
+    IndexDescriptor: Index,
+    GcPolicyDescriptor: GcPolicy,
+    BodyCodecDescriptor: BodyCodec,
+}
+"""What each kind's factory makes, without what only some capability asks for. Bulk engines are not of the contract."""
+_OF_HOLES = ("gap_room", "fill_gap")
+"""Methods of a format that nobody calls unless it is SELF_DESCRIBING."""
 
 
 @attrs.frozen
@@ -71,7 +91,11 @@ class Catalogue:
     """Of a store's directory: ``kind name`` to the distribution that provided it. For what is missing."""
 
     def format(self, name: str) -> SegmentFormatDescriptor:
-        return self._resolve(SegmentFormatDescriptor, "format", name)
+        """DuplicatePlugin, too, if another format claims its files: nobody could tell whose a file is."""
+        found = self._resolve(SegmentFormatDescriptor, "format", name)
+        for extension in (found.extension, *found.leftover_extensions):
+            self._undisputed(extension)
+        return found
 
     def record(self, format_name: str, name: str) -> RecordTypeDescriptor:
         return self._resolve(RecordTypeDescriptor, "record", name, of_format=format_name)
@@ -105,6 +129,17 @@ class Catalogue:
             for extension in (*descriptor.leftover_extensions, descriptor.extension)
         }
 
+    def why_unread(self, extension: str, last: str | None) -> PluginError | None:
+        """What is missing if files end in an ``extension`` that no installed format has: the format that is known to have it,
+        or else the one that their directory was ``last`` opened with. None if neither is: then they are something else."""
+        for name in (_KNOWN_EXTENSIONS.get(extension), last):
+            if name is not None:
+                try:
+                    self.format(name)
+                except PluginError as error:
+                    return error
+        return None
+
     def leftover_extensions(self) -> frozenset[str]:
         """Those of files that become segments when a store is opened for writing."""
         return frozenset(extension for descriptor in self._formats() for extension in descriptor.leftover_extensions)
@@ -127,23 +162,34 @@ class Catalogue:
                 self._choose(kind, key[0], same)
             except PluginError as error:
                 yield str(error)
-        by_extension: dict[str, str] = {}
-        for descriptor in self._formats():
-            for extension in (descriptor.extension, *descriptor.leftover_extensions):
-                other = by_extension.setdefault(extension, descriptor.name)
-                if other != descriptor.name:
-                    yield f"the formats {other!r} and {descriptor.name!r} both claim files *{extension}"
+        for extension in self.formats_by_extension():
+            try:
+                self._undisputed(extension)
+            except PluginError as error:
+                yield str(error)
+
+    def unloadable(self) -> Iterator[str]:
+        """Of each factory that cannot be imported, one line. Imports every one."""
+        for found in self.registrations:
+            try:
+                if not callable(found.descriptor.load_factory()):
+                    raise TypeError(f"{found.descriptor.factory} is nothing that can be called")
+            except (Exception, SystemExit) as error:
+                yield str(self._broken(found.descriptor, "cannot be imported", error))
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
-        """Call the factory of ``descriptor``; an error of the plugin's own becomes BrokenPlugin."""
+        """Call the factory of ``descriptor``; an error of the plugin's own becomes BrokenPlugin, and so does what it has
+        forgotten."""
         try:
-            return descriptor.load_factory()(argument)
+            made = descriptor.load_factory()(argument)
+            _check_complete(made, descriptor)
         except PluginError:
             raise
         except (OSError, ConfigError):
             raise  # about the store, not about the plugin
         except (Exception, SystemExit) as error:
             raise self._broken(descriptor, "cannot be made", error) from error
+        return made
 
     @contextmanager
     def blaming(self, descriptor: Descriptor, failed: str) -> Iterator[None]:
@@ -170,13 +216,29 @@ class Catalogue:
     def _registration(self, descriptor: Descriptor) -> Registration:
         return next(found for found in self.registrations if found.descriptor is descriptor)
 
+    def _undisputed(self, extension: str) -> None:
+        """Raises DuplicatePlugin if formats of several names claim the files with it."""
+        claims = [
+            found
+            for found in self.registrations
+            if isinstance(found.descriptor, SegmentFormatDescriptor)
+            and extension in (found.descriptor.extension, *found.descriptor.leftover_extensions)
+        ]
+        if len({found.descriptor.name for found in claims}) < 2:
+            return
+        listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found in claims)
+        strangers = [f for f in claims if _KNOWN_DISTRIBUTIONS.get((f.kind, f.descriptor.name)) != f.provider.distribution]
+        out = (strangers or claims)[0].provider
+        raise DuplicatePlugin(
+            f"files *{extension} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
+            f'distributions, or leave their entry points out, as in disabled = ["{out.distribution}:{out.entry_point}"].'
+        )
+
     def _resolve(self, kind_class: type[D], kind: str, name: str, of_format: str | None = None) -> D:
         same = [
             found
             for found in self.registrations
-            if found.kind == kind
-            and found.descriptor.name == name
-            and (of_format is None or cast("RecordTypeDescriptor", found.descriptor).format == of_format)
+            if found.kind == kind and found.descriptor.name == name and _is_of(found.descriptor, of_format)
         ]
         if not same:
             raise self._missing(kind, name, of_format)
@@ -212,13 +274,17 @@ class Catalogue:
                 f"the {what} cannot be used: {listed}. Installed: {self._installed(kind)}. "
                 f"Try: pip install --force-reinstall {suspects[0].provider.distribution}"
             )
-        message = f"no installed plugin provides the {what}. Installed: {self._installed(kind)}."
+        message = f"no installed plugin provides the {what}. Installed: {self._installed(kind, of_format=of_format)}."
         if self.failures:
             message += " Failed to load: " + "; ".join(f"{failure.provider} {failure.what}" for failure in self.failures) + "."
         if self.disabled:
             message += f" Disabled by the configuration: {', '.join(self.disabled)}; take it off that list if it is there."
-        near = difflib.get_close_matches(name, self.names(kind), n=1)
-        if near:
+        same = [f"{found} of {provider}" for found, provider in self._formats_of(name)] if of_format else []
+        others = {f.descriptor.name for f in self.registrations if f.kind == kind and _is_of(f.descriptor, of_format)}
+        near = difflib.get_close_matches(name, sorted(others), n=1)
+        if same:
+            message += f" {name!r} is for format {' and '.join(same)}; write that format, or another record type."
+        elif near:
             message += f" Did you mean {near[0]!r}?"
         elif distribution:
             message += f" Try: pip install {distribution}"
@@ -226,14 +292,48 @@ class Catalogue:
             message += " Try: pip install the distribution that provides it; 'msgstore plugins' lists what is there."
         return UnknownPlugin(message)
 
-    def _installed(self, kind: str, but: Registration | None = None) -> str:
+    def _formats_of(self, record: str) -> Iterator[tuple[str, str]]:
+        """Of each record type of this name: the format, and the distribution."""
+        for found in self.registrations:
+            if isinstance(found.descriptor, RecordTypeDescriptor) and found.descriptor.name == record:
+                yield repr(found.descriptor.format), found.provider.distribution
+
+    def _installed(self, kind: str, but: Registration | None = None, of_format: str | None = None) -> str:
         """Names of a kind, with the distributions that provide them."""
         found = [
             f"{other.descriptor.name} ({other.provider.distribution} {other.provider.version})"
             for other in self.registrations
-            if other.kind == kind and other is not but
+            if other.kind == kind and other is not but and _is_of(other.descriptor, of_format)
         ]
         return ", ".join(sorted(found)) or "none"
+
+
+def _is_of(descriptor: Descriptor, format_name: str | None) -> bool:
+    """Whether it is a record type of this format; with None, whatever it is."""
+    return format_name is None or (isinstance(descriptor, RecordTypeDescriptor) and descriptor.format == format_name)
+
+
+def _check_complete(made: object, descriptor: Descriptor) -> None:
+    """Raises TypeError. Without this a store opens, and the first flush or collection that needs what is missing fails."""
+    lacking = list(_lacking(made, descriptor))
+    if lacking:
+        made_class = f"{type(made).__module__}.{type(made).__qualname__}"
+        raise TypeError(f"{made_class} has no {', '.join(lacking)}, which the contract asks for")
+
+
+def _lacking(made: object, descriptor: Descriptor) -> Iterator[str]:
+    """What the contract's protocol of the kind has and ``made`` has not."""
+    protocol = next((protocol for kind, protocol in _PROTOCOLS.items() if isinstance(descriptor, kind)), None)
+    if protocol is None:
+        return
+    for name in inspect.get_annotations(protocol):
+        if not hasattr(made, name):
+            yield name
+    for name, method in vars(protocol).items():
+        asked = name not in _OF_HOLES or Capability.SELF_DESCRIBING in descriptor.capabilities
+        public = not name.startswith("_") or name == "__len__"
+        if public and asked and inspect.isfunction(method) and not callable(getattr(made, name, None)):
+            yield name
 
 
 def _key(found: Registration) -> tuple[str, tuple[str, str]]:

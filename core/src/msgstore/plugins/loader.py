@@ -6,6 +6,7 @@ Nothing here decides that a failure matters: a store that does not select a brok
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 
@@ -117,15 +118,21 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
     for provider, entry_point in entry_points:
         key = f"{provider.distribution}:{provider.entry_point}"
         try:
+            if entry_point.pattern.match(entry_point.value) is None:
+                raise ValueError(f"{entry_point.value!r} is no module's path, such as {_as_module(entry_point.value)!r}")
             plugin = entry_point.load()
-            if manager.register(plugin, name=key) is None:
-                raise ValueError("registered twice")
+            if key in providers:
+                raise ValueError(f"the distribution has another entry point of the name {provider.entry_point!r}")
+            other = manager.get_name(plugin)
+            if other is not None:
+                raise ValueError(f"{entry_point.value} is the module of the entry point {other} already; take one of them out")
+            manager.register(plugin, name=key)
             manager.check_pending()
             forgotten = list(_forgotten(manager, plugin))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() in a module, too: it is not the plugin that ends this program
-            if manager.has_plugin(key):
+            if key not in providers and manager.has_plugin(key):
                 manager.unregister(name=key)
             failures.append(Failure(provider, f"cannot be loaded: {_describe(error)}"))
         else:
@@ -140,6 +147,11 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
     broken = {failure.provider for failure in failures}
     whole = tuple(provider for provider in providers.values() if provider not in broken)
     return Loaded(tuple(registrations), tuple(observers), tuple(failures), whole)
+
+
+def _as_module(value: str) -> str:
+    """What was probably meant: a distribution's name may have hyphens, a module's may not."""
+    return re.sub(r"[^\w.]+", "_", value).strip("_") or "package.plugin"
 
 
 def _forgotten(manager: pluggy.PluginManager, plugin: object) -> Iterator[str]:

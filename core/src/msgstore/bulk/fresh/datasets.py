@@ -87,11 +87,18 @@ class Writer:
         if len(self._open) == _MAX_OPEN:
             self._close()
         name = f"{where}/part-{self._task:05}-{len(self._names)}.parquet".removeprefix("/")
-        path = self._directory / name
-        Files().make_directory(path.parent)
-        self._open[where] = ParquetWriter(path, self._schema)
+        self._make_folder(where)
+        self._open[where] = ParquetWriter(self._directory / name, self._schema)
         self._names.append(name)
         return self._open[where]
+
+    def _make_folder(self, where: str) -> None:
+        """Below the attempt's directory, and never that: the driver may have cleared it away, and nothing must come back."""
+        path = self._directory
+        for part in Path(where).parts:
+            path /= part
+            with suppress(FileExistsError):
+                Files().create_directory(path)
 
     def finish(self) -> Written:
         self._write_held()

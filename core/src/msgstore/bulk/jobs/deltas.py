@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from msgstore.bulk.count_files import is_parquet, read_lines
+from msgstore.bulk.count_files import io_errors, is_parquet, read_lines
 from msgstore.bulk.parquet_files import open_parquet
 from msgstore.contract import ConfigError
 
@@ -27,6 +27,8 @@ BLOCK = 8 * 2**20
 """Bytes of lines that are parsed together."""
 MOST = 2**63 - 1
 _HEX_DIGITS = 32
+_GLANCE = 4096
+"""Bytes of a file that are looked at to see what it is."""
 
 
 @attrs.frozen
@@ -42,12 +44,18 @@ class Share:
 
 
 def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
-    """Of files, and of directories of Parquet files. Raises ConfigError for what is neither, OSError.
+    """Of files, and of directories of Parquet files; a file that is reached twice counts once. Raises ConfigError for what is
+    neither, StoreIOError.
 
-    A directory stands for its Parquet files at any depth, by name; nothing that might be one is passed over. Names that begin
-    with ``_`` or ``.`` do not count, as Spark and pyarrow see it: what is being written, and marks of what has been.
+    A directory stands for its Parquet files at any depth, by name; nothing that might hold counts is passed over. Names that
+    begin with ``_`` or ``.`` do not count, as Spark and pyarrow see it: what is being written, and marks of what has been.
     """
-    return [share for path in paths for file in _files(Path(path)) for share in _shares(file, size)]
+    files: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        with io_errors(path):
+            for file in _files(path):
+                files.setdefault(file.resolve(), file)
+    return [share for file in files.values() for share in _shares(file, size)]
 
 
 def _files(path: Path) -> list[Path]:
@@ -76,16 +84,26 @@ def _raise(error: OSError) -> None:
 
 
 def _is_data(file: Path) -> bool:
-    """Other files may stand beside, such as a README; what is named as writers of Parquet name theirs has to be Parquet."""
+    """Other files may stand beside, such as a README; what is named, or begins, as counts do has to be Parquet."""
     if not file.is_file():
         raise ConfigError(f"{file}: is no file that can be read, in a directory of counts")
     if is_parquet(file):
         return True
-    if file.name.startswith("part-") and file.stat().st_size:
+    if file.stat().st_size and (file.name.startswith("part-") or file.suffix == ".csv" or _begins_with_counts(file)):
         raise ConfigError(
             f"{file}: is not Parquet, as the files of a directory of counts are; give files of lines by themselves"
         )
     return False
+
+
+def _begins_with_counts(file: Path) -> bool:
+    with file.open("rb") as data:
+        line = next((line for line in data.read(_GLANCE).splitlines() if line.strip()), b"")
+    try:
+        list(read_lines([line.decode(errors="replace")], file))
+    except ConfigError:
+        return False
+    return bool(line)
 
 
 def _shares(path: Path, size: int) -> Iterator[Share]:
@@ -104,8 +122,9 @@ def _shares(path: Path, size: int) -> Iterator[Share]:
 
 
 def read_share(share: Share) -> Iterator[pa.RecordBatch]:
-    """Batches of SCHEMA. Raises ConfigError for a line or a row that is none, with the file and the place; OSError."""
-    yield from _rows(share) if share.is_parquet else _lines(share)
+    """Batches of SCHEMA. Raises ConfigError for a line or a row that is none, with the file and the place; StoreIOError."""
+    with io_errors(share.path):
+        yield from _rows(share) if share.is_parquet else _lines(share)
 
 
 def weight(batch: pa.RecordBatch) -> int:

@@ -7,7 +7,7 @@ store's index needs.
 
 from __future__ import annotations
 
-import glob
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,10 @@ import attrs
 
 from msgstore.bulk.fresh.commit import Staging, check_destination
 from msgstore.bulk.fresh.parts import Part, PartWriter, Target, backends_of, check_bodies
+from msgstore.bulk.globs import closed_ways, is_glob, matches
 from msgstore.bulk.jobs import json_lines
 from msgstore.contract import ConfigError, StoreError
+from msgstore.files import is_gone, look
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.bindings import OWN_RECORD
 
@@ -116,25 +118,75 @@ def plan_import(
 
 
 def find_files(sources: Iterable[str | Path]) -> list[Path]:
-    """Each once, in the order given; those of a directory or a glob by name. Hidden files, and those that begin with ``_``, do
-    not count in directories: Spark writes such beside its own."""
-    found: dict[Path, None] = {}
+    """Each once, in the order given; those of a directory or a glob by name. Hidden names, and those that begin with ``_``, do
+    not count in directories, nor where a glob matches them: Spark writes such beside its own.
+
+    Raises StoreError for a path in which there is none, and for what might be one and cannot be read.
+    """
+    found: dict[Path, Path] = {}
     for source in map(Path, sources):
         if source.is_dir():
-            files = [path for path in sorted(source.rglob("*")) if path.suffix in PARQUET + LINES and path.is_file()]
-            files = [path for path in files if not any(part[0] in "._" for part in path.relative_to(source).parts)]
+            files = _files_beneath(source)
         elif source.exists():
             if source.suffix not in PARQUET + LINES:
                 raise StoreError(f"{source}: is imported by its ending, which must be one of {', '.join(PARQUET + LINES)}")
-            files = [source]
+            files = [_plain(source)]
         else:
-            files = [Path(name) for name in sorted(glob.glob(str(source), recursive=True))]  # noqa: PTH207 - a Path takes relative patterns only
-            files = [path for path in files if path.suffix in PARQUET + LINES and path.is_file()]
+            files = _files_matching(str(source))
         if not files:
             what = "holds no files that end in" if source.is_dir() else "there is no such file, directory, or file of"
             raise StoreError(f"{source}: {what} {', '.join(PARQUET + LINES)}")
-        found |= dict.fromkeys(files)
-    return list(found)
+        for file in files:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def _files_beneath(top: Path) -> list[Path]:
+    found: list[Path] = []
+    for directory, inner, names in os.walk(top, onerror=_closed):
+        inner[:] = [name for name in inner if name[0] not in "._"]
+        links = [path for path in (Path(directory, name) for name in inner) if path.is_symlink()]
+        if links:
+            raise StoreError(f"{links[0]}: is a link to a directory, in a directory that is imported; give that one by itself")
+        files = [Path(directory, name) for name in names if name[0] not in "._"]
+        found += [_plain(file) for file in files if file.suffix in PARQUET + LINES]
+    return sorted(found)
+
+
+def _files_matching(pattern: str) -> list[Path]:
+    for directory, error in closed_ways(pattern):
+        if not is_gone(directory, error) and not _is_left_out(directory, pattern):
+            _closed(error, directory)
+    found: list[Path] = []
+    for path in matches(pattern):
+        if _is_left_out(path, pattern):
+            continue
+        if path.is_dir():
+            found += _files_beneath(path)
+        elif path.suffix in PARQUET + LINES:
+            found.append(_plain(path))
+    return found
+
+
+def _is_left_out(match: Path, pattern: str) -> bool:
+    """Whether a part of it that the pattern does not spell out is a name that does not count."""
+    parts = Path(pattern).parts
+    if "**" in parts:  # which stands for any number of them
+        parts = (*parts[: parts.index("**")], *["**"] * len(match.parts))
+    spelt = zip(match.parts, parts, strict=False)
+    return any(is_glob(part) and name != ".." and name[0] in "._" for name, part in spelt)
+
+
+def _closed(error: OSError, directory: Path | None = None) -> None:
+    raise StoreError(f"{directory or error.filename}: cannot be listed: {error.strerror}") from error
+
+
+def _plain(file: Path) -> Path:
+    try:
+        look(file)
+    except OSError as error:
+        raise StoreError(f"{file}: cannot be imported: {error.strerror}") from error
+    return file
 
 
 def import_messages(job: ImportJob, run: Run = map, progress: Progress | None = None) -> ImportReport:
@@ -154,8 +206,8 @@ def import_messages(job: ImportJob, run: Run = map, progress: Progress | None = 
                 progress(done, job.size)
         messages = staging.commit(parts)
     files = len({share.path for share in job.shares})
-    rows, size = sum(part.messages for part in parts), sum(part.bytes - part.trailer for part in parts[-1:])
-    size += sum(part.bytes for part in parts[:-1])
+    last_trailer = next((part.trailer for part in reversed(parts) if part.files), 0)  # which a store that goes on has not yet
+    rows, size = sum(part.messages for part in parts), sum(part.bytes for part in parts) - last_trailer
     return ImportReport(job.target.path, files, rows, messages, size)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import attrs
 
+from msgstore.bulk.count_files import named_counts
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.bulk.jobs.planning import Picture, Plan, as_segment, picture_of, plans_of
 from msgstore.bulk.jobs.stock_report import InventoryReport, PolicyStock, SegmentStock, StoreStock
@@ -27,6 +28,7 @@ from msgstore.directory import SETTINGS
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segments import Segment
 from msgstore.engine.shutdown import CLEAN
+from msgstore.engine.store import Store
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
@@ -62,7 +64,7 @@ def plan_inventory(
     Raises StoreError (no segments), ConfigError, PluginError.
     """
     found = find_inputs(catalogue, sources, records=records)
-    return InventoryJob(tuple(map(str, sources)), found, now, None if counts is None else str(counts))
+    return InventoryJob(tuple(map(str, sources)), found, now, named_counts(counts))
 
 
 # -- one segment --------------------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, Stock | None
                 report.gone += 1
                 continue
             report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in stock.damage]
-            stock.report.quarantined = stock.quarantined
+            stock.report.path, stock.report.quarantined = item.path, stock.quarantined  # a worker may know it by another name
             if live is not None:
                 stock.report.live, stock.report.live_bytes = live
             stocks.append((item, stock))
@@ -154,7 +156,7 @@ def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInpu
     found = StoreStock(directory, [stock.report for _, stock in stocks], "given" if job.counts is not None else "")
     catalogue = installed()
     if job.counts is None:
-        own = _own_counts(Path(directory), catalogue)
+        own = _own_counts(Path(directory), catalogue, {Path(item.path).name: stock.damage for item, stock in stocks})
         if own is not None:
             found.counts = "own"
             for segment in found.segments:
@@ -173,9 +175,11 @@ def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInpu
     return found
 
 
-def _own_counts(directory: Path, catalogue: Catalogue) -> dict[str, SegmentStats] | None:
+def _own_counts(
+    directory: Path, catalogue: Catalogue, damage: Mapping[str, Sequence[Damage]]
+) -> dict[str, SegmentStats] | None:
     """By the names of files, from an index that can say so without reading segments: a persistent one, or one that was saved at
-    a clean stop. None if there is none that can be trusted."""
+    a clean stop. None if there is none that can be trusted. What lies in ``damage`` is not alive, whatever the index says."""
     try:
         if not (directory / SETTINGS).exists():
             return None
@@ -185,10 +189,30 @@ def _own_counts(directory: Path, catalogue: Catalogue) -> dict[str, SegmentStats
             return None
         with open_configured(config, catalogue, mode="r", live="beside") as store:
             if store.stats().recovery.counts_are_kept:
-                return {segment.file: segment for segment in store.segments()}
+                return _less_damaged(store, damage)
     except (MsgStoreError, OSError):
         pass
     return None
+
+
+def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[str, SegmentStats]:
+    segments = list(store.segments())
+    spots = {segment.number: damage[segment.file] for segment in segments if damage.get(segment.file)}
+    lost: dict[int, list[int]] = {number: [] for number in spots}
+    for entry in store.entries() if spots else ():
+        if any(
+            spot.offset < entry.offset + entry.size and entry.offset < spot.offset + spot.size
+            for spot in spots.get(entry.number, ())
+        ):
+            lost[entry.number].append(entry.size)
+    return {
+        segment.file: attrs.evolve(
+            segment,
+            live_count=segment.live_count - len(lost.get(segment.number, ())),
+            live_bytes=segment.live_bytes - sum(lost.get(segment.number, ())),
+        )
+        for segment in segments
+    }
 
 
 def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, Stock]]) -> Picture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,27 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 def _members(line: bytes) -> dict[str, Any]:
     """Raises ValueError."""
     try:
-        members = json.loads(line)
+        members = json.loads(line, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(members, dict):
+    if not isinstance(members, _Object):
         raise ValueError("is no JSON object; each line is one")  # noqa: TRY004 - it is what is in the file
+    for name in members.twice:
+        if name in MEMBERS:
+            raise ValueError(f"has {name!r} twice")
+    return members
+
+
+class _Object(dict[str, Any]):
+    """Of members that come twice the last one, as JSON is mostly read; ``twice`` has their names."""
+
+    twice: tuple[str, ...] = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    members = _Object(pairs)
+    if len(members) < len(pairs):
+        members.twice = tuple(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     return members
 
 

@@ -103,10 +103,15 @@ def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segmen
     for segment in segments:
         file = found.get(segment.path.name)
         if file is None:
-            raise StoreError(f"{segment.path}: is not there any more; the store is in use. Draw it again.")
+            why = (
+                "has a name that no store gives a segment"
+                if segment.path.is_file()
+                else "is not there any more: the store is in use"
+            )
+            raise StoreError(f"{segment.path}: {why}")
         segment.number, segment.sealed_mtime_ns = file.number, file.mtime_ns
     by_number = {segment.number: segment for segment in sorted(segments, key=lambda segment: segment.number)}
-    newest = by_number.get(max(file.number for file in found.values()))
+    newest = by_number.get(max((file.number for file in found.values()), default=0))
     current = newest if newest and goes_on_in(newest, config.format.name, config.file_size_limit) else None
     if current:
         current.sealed_mtime_ns = None

@@ -53,8 +53,8 @@ class ReconcileJob:
 
     @property
     def size(self) -> int:
-        """Bytes of the segments."""
-        return sum(item.size for item in self.found.inputs)
+        """Bytes of the segments, and of the changes."""
+        return sum(item.size for item in self.found.inputs) + sum(share.size for share in self.shares)
 
 
 def plan_reconcile(

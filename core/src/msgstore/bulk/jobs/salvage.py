@@ -17,6 +17,7 @@ from pathlib import Path
 
 import attrs
 
+from msgstore.bulk.count_files import named_counts
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.fresh.parts import Part, PartWriter, Target, backends_of
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
@@ -122,7 +123,7 @@ def plan_salvage(
         max_body,
         record is None,
         check_body,
-        None if counts is None else str(counts),
+        named_counts(counts),
         complete,
     )
 

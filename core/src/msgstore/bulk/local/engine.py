@@ -69,7 +69,7 @@ class LocalEngine:
     def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
         from msgstore.bulk.local.reconcile import reconcile  # pyarrow
 
-        meter = _Meter(progress, job.size + sum(share.size for share in job.shares))
+        meter = _Meter(progress, job.size)
         return reconcile(job, self._processes, meter.add)
 
     def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:

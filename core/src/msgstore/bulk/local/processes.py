@@ -43,7 +43,8 @@ def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], 
         except BrokenProcessPool as error:
             raise StoreError(
                 "a process that did part of the job was killed: for want of memory, or by a file of more than 64 MiB that was "
-                "cut, or could not be read. Nothing was kept; begin again with fewer processes (--processes 1)"
+                "cut, or could not be read; or it could not begin, as in a script that has no 'if __name__ == \"__main__\":' "
+                "around what it does. Nothing was kept; begin again with fewer processes (--processes 1)"
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,146 @@
+"""A format that is not installed any more: a store with segments of it is refused, and nothing in it is forgotten."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.builtin.options import LocalOptions
+from msgstore.bulk.jobs.salvage import plan_salvage
+from msgstore.bulk.local.engine import LocalEngine
+from msgstore.bulk.workers import installed
+from msgstore.cli.inputs import Inputs
+from msgstore.cli.main import main
+from msgstore.config import store_config
+from msgstore.contract import SegmentFormatDescriptor, UnknownPlugin
+from msgstore.engine.opening import open_configured
+from msgstore.engine.store import Store
+from msgstore.plugins.catalogue import Catalogue, find_entry_points
+from support import DATA, catalogue
+
+A, B = b"a" * 16, b"b" * 16
+WRITER = """
+import sys, msgstore
+with msgstore.open_store(sys.argv[1], format="ledger", index="lmdb") as store, store.client() as client:
+    client.write(b"a" * 16, b"kept")
+    store.flush()
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def without(name: str) -> Catalogue:
+    """What is installed but for a format, and all that claims its extensions."""
+    kept = [
+        found
+        for found in catalogue().registrations
+        if not isinstance(found.descriptor, SegmentFormatDescriptor) or found.descriptor.name != name
+    ]
+    return attrs.evolve(catalogue(), registrations=tuple(kept))
+
+
+def open_without(name: str, path: Path, **keys: object) -> Store:
+    return open_configured(store_config({"path": path, **keys}, "a test", Path()), without(name))
+
+
+def state_of(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file() and file.name != "msgstore.lock"}
+
+
+@pytest.fixture(params=["stopped", "killed"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A store of the format ``ledger``, with one message, and another that has been removed."""
+    store = msgstore.open_store(tmp_path / "s", format="ledger")
+    with store.client() as client:
+        client.write_many([(A, b"kept"), (B, b"removed")])
+        store.flush()
+        client.remove([B])
+        store.flush()
+    store.abandon() if request.param == "killed" else store.close()
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize("keys", [{}, {"format": "v1", "index": "lmdb"}, {"format": "ledger"}], ids=str)
+def test_opening_refuses_and_says_what_to_install(path: Path, keys: dict[str, str]) -> None:
+    before = state_of(path)
+    with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
+        open_without("ledger", path, **keys)
+    assert state_of(path) == before
+    with msgstore.open_store(path, format="ledger", mode="r") as store, store.client() as client:
+        assert client.read(A) == b"kept"
+
+
+def test_older_segments_too(tmp_path: Path) -> None:
+    """Those of the format before the one that the store was last opened with."""
+    shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "s")
+    msgstore.open_store(tmp_path / "s").close()
+    before = state_of(tmp_path / "s")
+    with pytest.raises(UnknownPlugin, match=r"0\.rdq: no installed format reads \*\.rdq: .* pip install msgstore-format-v1"):
+        open_without("v1", tmp_path / "s")
+    assert state_of(tmp_path / "s") == before
+
+
+def test_a_scan_refuses_too(path: Path) -> None:
+    with pytest.raises(UnknownPlugin, match=r"0\.ledger: no installed format reads .* pip install foreign-backends"):
+        list(Inputs(without("ledger")).find([path]))
+
+
+def test_a_brokers_directory_too(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "msg-store" / "v1_clean" / "store", tmp_path / "s")
+    with pytest.raises(UnknownPlugin, match="pip install msgstore-format-v1"):
+        list(Inputs(without("v1")).find([tmp_path / "s"]))
+    with pytest.raises(UnknownPlugin, match=r"Disabled by the configuration: format-v1"):
+        list(Inputs(msgstore.load_catalogue(["format-v1"])).find([tmp_path / "s"]))
+
+
+def test_a_file_of_something_else_is_nothing_to_do_with_it(path: Path) -> None:
+    for name in ("0.bak", "7.csv", "1.idx"):
+        (path / name).write_text("")
+    with msgstore.open_store(path, format="ledger") as store:
+        assert store.stats().messages == 1 + (store.stats().recovery.how == "rebuild")
+    assert [item.path.name for item in Inputs(catalogue()).find([path])][:1] == ["0.ledger"]
+
+
+def test_a_reader_beside_a_writer_refuses_too(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        config = store_config({"path": tmp_path / "s", "index": "lmdb"}, "a test", Path())
+        with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
+            open_configured(config, without("ledger"), mode="r")
+        writer.communicate(b"\n")
+
+
+def test_a_job_says_that_it_is_damage(path: Path) -> None:
+    job = plan_salvage(without("ledger"), [path], path.parent / "to")
+    report = LocalEngine(LocalOptions(processes=1)).salvage(job)
+    assert [(spot.path, spot.reason) for spot in report.damage] == [
+        (str(path / "0.ledger"), "unreadable: no installed format reads *.ledger")
+    ]
+
+
+@pytest.mark.parametrize("verb", ["ls", "verify", "scan", "map", "scrub"])
+def test_on_the_command_line(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed()  # which is kept
+    there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
+    monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
+    result = CliRunner().invoke(main, [verb, str(path)])
+    assert (result.exit_code, "pip install foreign-backends" in result.stderr) == (2, True), result.output
+
+
+def test_another_codec_than_last_time_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
+    msgstore.open_store(path, format="ledger").close()
+    assert not caplog.records
+    msgstore.open_store(path, format="ledger", body="zstd").close()
+    (told,) = caplog.records
+    assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; bodies that")
