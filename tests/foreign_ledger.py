@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 FOOTER = 16
@@ -19,7 +19,7 @@ def _number(value: int) -> bytes:
     return bytes([low | 128]) + _number(rest) if rest else bytes([low])
 
 
-def _numbers(data: bytes, at: int) -> Iterator[tuple[int, int]]:
+def _numbers(data: bytes, at: int) -> Generator[tuple[int, int], int, None]:
     while True:
         value = shift = 0
         while data[at] & 128:

@@ -348,7 +348,7 @@ def test_a_mapped_segment_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [found, *_] = written(tmp_path / "store")
     schema = records_schema([found])
     everything = read(found)
-    batches = record_batches(found, schema, Wanted(tuple(schema.names)))
+    batches: Any = record_batches(found, schema, Wanted(tuple(schema.names)))
     first = next(batches)
     batches.close()  # the mapping cannot be closed while anything points into it
     assert first.to_pylist() == everything[: first.num_rows] == list(expected(found))[: first.num_rows]

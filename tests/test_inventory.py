@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import msgstore
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.jobs.inventory import plan_inventory
+from msgstore.bulk.jobs.inventory import edges_of, is_touched, plan_inventory
 from msgstore.bulk.jobs.stock_report import InventoryReport
 from msgstore.bulk.local.engine import LocalEngine
 from msgstore.cli.main import main
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, Damage
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
 
 STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for path in DATA.rglob("*.sqs")})
@@ -175,6 +177,13 @@ def test_what_lies_in_damage_is_not_alive(index, tmp_path):
     (found,) = take(tmp_path / "s").segments()
     assert (found.records, found.live, found.live_bytes) == (1, 0, 0)
     assert found.garbage == found.record_bytes > 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=8), st.integers(0, 40), st.integers(1, 8))
+def test_damage_touches_what_shares_a_byte_with_it(spans, offset, size):
+    edges = edges_of(Damage(begin, length, "a test") for begin, length in spans)
+    damaged = {at for begin, length in spans for at in range(begin, begin + length)}
+    assert is_touched(edges, offset, size) == (not damaged.isdisjoint(range(offset, offset + size)))
 
 
 def test_a_name_that_no_store_gives_a_segment(tmp_path):

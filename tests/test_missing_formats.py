@@ -87,6 +87,31 @@ def test_older_segments_too(tmp_path: Path) -> None:
     assert state_of(tmp_path / "s") == before
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_older_segments_of_a_stranger_too(times: int, path: Path) -> None:
+    """What a directory says of formats is said for as long as there are segments of them."""
+    for _ in range(times):
+        msgstore.open_store(path).close()
+    before = state_of(path)
+    with pytest.raises(
+        UnknownPlugin, match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends"
+    ):
+        open_without("ledger", path)
+    with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
+        list(Inputs(without("ledger")).find([path]))
+    assert state_of(path) == before
+    with msgstore.open_store(path) as store, store.client() as client:
+        assert client.read(A) == b"kept"
+        old = [entry.msg_id for entry in store.entries()]
+        client.write(b"c" * 16, b"of v2")
+        store.flush()
+        client.remove(old)
+        store.compact(everything=True)
+        assert {segment.format for segment in store.segments()} == {"v2"}
+    open_without("ledger", path).close()
+    assert '"format ledger"' not in (path / "msgstore.json").read_text()
+
+
 def test_a_scan_refuses_too(path: Path) -> None:
     with pytest.raises(UnknownPlugin, match=r"0\.ledger: no installed format reads .* pip install foreign-backends"):
         list(Inputs(without("ledger")).find([path]))
@@ -144,3 +169,15 @@ def test_another_codec_than_last_time_is_told(path: Path, caplog: pytest.LogCapt
     msgstore.open_store(path, format="ledger", body="zstd").close()
     (told,) = caplog.records
     assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; bodies that")
+
+
+def test_a_reader_beside_a_writer_is_told_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        msgstore.open_store(tmp_path / "s", mode="r", index="lmdb", body="zstd").close()
+        writer.communicate(b"\n")
+    assert ["with the body codec 'raw', and now with 'zstd'" in record.getMessage() for record in caplog.records] == [True]

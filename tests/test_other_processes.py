@@ -231,7 +231,7 @@ def test_readers_beside_a_writer_at_full_speed(kind, tmp_path, others, loads):
         load.check(client, chance)
         assert {entry.msg_id for entry in store.entries()} == load.alive
         assert store.stats().messages == len(load.alive) <= KEPT
-        assert len(store._reader.files._open) <= found_files.MAX_OPEN
+        assert len(files_of(store)._open) <= found_files.MAX_OPEN
     (tmp_path / "stop").touch()
     assert all(reader.answer() > 0 for reader in readers.values())
     assert load.confirmed >= CONFIRMS
@@ -325,9 +325,15 @@ def test_a_reader_beside_a_writer_that_closes_compacts_migrates_and_comes_back(t
         assert store.stats().recovery.how == "trust"
 
 
+def files_of(store: msgstore.Store) -> Any:
+    """The segments' files that a reader beside a writer has open."""
+    reader: Any = store._reader
+    return reader.files
+
+
 def in_between(store: msgstore.Store, action: Callable[[], object], *, times: int = 1):
     """``action`` between the look-up and the ``pread`` of the next reads."""
-    files = store._reader.files
+    files = files_of(store)
     read, left = files.read, [times]
 
     def acting(*arguments: Any) -> Any:

@@ -294,7 +294,12 @@ def test_nothing_in_a_directory_of_counts_is_passed_over_that_might_be_one(tmp_p
     refused("c.parquet", "is no file")
     (tmp_path / "link").symlink_to("deeper")
     refused("link", "is a link to a directory")
-    for name, text in (("b.csv", "msg;n\n"), ("000000_0", "0" * 32 + ",1\n"), ("counts", "\n\nid,count\n")):
+    for name, text in (
+        ("b.csv", "msg;n\n"),
+        ("b.csv.gz", "\x1f"),
+        ("000000_0", "0" * 32 + ",1\n"),
+        ("counts", "\n\nid,count\n"),
+    ):
         (tmp_path / name).write_text(text)
         refused(name, "is not Parquet")
     (tmp_path / "README.txt").write_text("identity, counted\n")

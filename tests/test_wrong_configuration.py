@@ -106,7 +106,7 @@ class Machine:
 
     def _hide(self) -> None:
         def rest(**selection: Any) -> metadata.EntryPoints:
-            found = metadata.entry_points(**selection)
+            found: Any = metadata.entry_points(**selection)
             return metadata.EntryPoints(e for e in found if e.dist is None or e.dist.metadata["Name"] not in self._hidden)
 
         self._monkeypatch.setattr(loader, "metadata", SimpleNamespace(entry_points=rest))

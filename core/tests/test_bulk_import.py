@@ -40,7 +40,7 @@ def to_parquet(path: Path, rows: Rows, *, group: int = 100, ids: str = "binary(1
 
 
 def to_lines(path: Path, rows: Rows, **more: Any) -> Path:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     lines = [{"id": i.hex(), "body": base64.b64encode(b).decode(), **more} for i, b in rows]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -258,15 +258,26 @@ def test_what_is_reached_by_two_names_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_glob_of_directories(tmp_path: Path) -> None:
-    to_lines(tmp_path / "store=a" / "0.jsonl", some(3))
-    to_lines(tmp_path / "store=b" / "0.jsonl", some(3, 3))
-    to_lines(tmp_path / "store=b" / "_temporary" / "0.jsonl", some(3, 6))
-    to_lines(tmp_path / "_c" / "0.jsonl", some(3, 9))
+    top = tmp_path / "top"
+    to_lines(top / "store=a" / "0.jsonl", some(3))
+    to_lines(top / "store=b" / "0.jsonl", some(3, 3))
+    to_lines(top / "store=b" / "_temporary" / "0.jsonl", some(3, 6))
+    to_lines(top / "_c" / "0.jsonl", some(3, 9))
     for number, pattern in enumerate(("store=*", "*", "**", "**/*.jsonl")):
-        assert run(tmp_path / pattern, to=tmp_path / f".{number}").rows == 6
-    assert run(tmp_path / "_c" / "*.jsonl", to=tmp_path / ".c").rows == 3
-    assert run(tmp_path / "store=*" / "_temporary" / "*.jsonl", to=tmp_path / ".d").rows == 3
-    assert run(tmp_path / "store=a" / ".." / "s*" / ".." / "_c" / "*.jsonl", to=tmp_path / ".e").rows == 3
+        assert run(top / pattern, to=tmp_path / f".{number}").rows == 6
+    assert run(top / "_c" / "*.jsonl", to=tmp_path / ".c").rows == 3
+    assert run(top / "store=*" / "_temporary" / "*.jsonl", to=tmp_path / ".d").rows == 3
+    assert run(top / "**" / "_temporary" / "*.jsonl", to=tmp_path / ".f").rows == 3
+    assert run(top / "**" / "st*" / "**" / "_temporary" / "**", to=tmp_path / ".g").rows == 3
+    assert run(top / "store=a" / ".." / "s*" / ".." / "_c" / "*.jsonl", to=tmp_path / ".e").rows == 3
+
+
+def test_nothing_is_written_into_a_directory_that_a_glob_matches(tmp_path: Path) -> None:
+    to_lines(tmp_path / "in" / "0.jsonl", some(1))
+    for pattern in ("in", "i*", "i*/**"):
+        with pytest.raises(StoreError, match="lies inside"):
+            run(tmp_path / pattern, to=tmp_path / "in" / "to")
+    assert run(tmp_path / "in" / "*.jsonl", to=tmp_path / "in" / "to").rows == 1
 
 
 def make_fifo(path: Path) -> None:

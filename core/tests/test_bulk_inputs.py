@@ -97,7 +97,8 @@ def test_a_segment_of_a_format_that_is_not_installed_is_damage(tmp_path: Path) -
     assert (names(found), damage(found)) == (["1.rdq"], [refused])
     assert [Path(name).name for name in found.ignored] == ["0.acme", "00.sqs", "x.sqs"]
     write_settings(Files(), store, Settings(format="acme"), sync=False)
-    assert [Path(path).name for path, *_ in damage(find_inputs(without, [store]))] == ["0.acme", "0.sqs"]
+    for path in (store, store / "*"):
+        assert [Path(path).name for path, *_ in damage(find_inputs(without, [path]))] == ["0.acme", "0.sqs"]
 
 
 def test_a_glob_by_name_and_what_is_reached_twice_once(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_record_type_is_named_and_bound_with_the_format(tmp_path: Path, record
 
 
 def test_what_is_logged_with_an_error_says_why() -> None:
-    handler = _Echo(logging.WARNING)
+    handler = _Echo([])
 
     def printed(message: str, error: Exception | None) -> str:
         info = error and (type(error), error, None)
@@ -253,6 +253,16 @@ def test_what_is_logged_with_an_error_says_why() -> None:
     assert printed("the policy failed", ValueError()) == "msgstore: the policy failed: ValueError\n"
     assert printed("dropped: hm", ValueError("hm")) == "msgstore: dropped: hm\n"
     assert printed("two  words", None) == "msgstore: two  words\n"
+
+
+@pytest.mark.parametrize("verb", ["inventory", "export", "salvage", "diff"])
+def test_directories_beneath_a_store_are_named_by_every_job(verb: str, tmp_path: Path) -> None:
+    store = shutil.copytree(DATA / "v2_dirty" / "store", tmp_path / "store")
+    shutil.copytree(DATA / "v2_dirty" / "store", store / "backup")
+    more = {"export": [tmp_path / "to"], "salvage": [tmp_path / "to"], "diff": [store / "backup"]}
+    lines = run(verb, store, *more.get(verb, [])).stderr.splitlines()
+    named = f"left out, beneath directories that have segments of their own: {store / 'backup'}; name"
+    assert [named in line for line in lines].count(True) == 1
 
 
 def test_disabled_is_a_list(tmp_path: Path) -> None:

@@ -22,13 +22,11 @@ records = st.lists(st.tuples(st.integers(0, 60), st.integers(21, 90)), max_size=
 
 def laid_out(pieces: list[tuple[int, int]]) -> Live:
     """(gap before, size) of each live record, from the header on."""
-    live, at = Live([], [], []), 64
-    for n, (gap, size) in enumerate(pieces):
-        live.ids.append(n.to_bytes(16))
-        live.offsets.append(at + gap)
-        live.sizes.append(size)
+    at, offsets = 64, []
+    for gap, size in pieces:
+        offsets.append(at + gap)
         at += gap + size
-    return live
+    return Live([n.to_bytes(16) for n in range(len(pieces))], offsets, [size for _, size in pieces])
 
 
 @given(records)

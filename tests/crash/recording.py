@@ -173,7 +173,7 @@ class Recorder(WatchedFiles):
             self.note("sync_directory", self._name(path))
 
 
-def index_class(name: str) -> type:
+def index_class(name: str) -> type[Any]:
     module, _, attribute = str(catalogue().index(name).factory).partition(":")
     return getattr(importlib.import_module(module), attribute)
 

@@ -80,7 +80,8 @@ def real(*suffixes: str) -> list[Path]:
 @functools.cache
 def segments(name: str) -> list[Member]:
     """Small segments of the format ``name``: runs of real records, the whole small files, and written ones."""
-    form, suffix = {"v1": (V1, ".rdq"), "v2": (V2, ".sqs"), "checksum": (CHECKSUM, ".sqs")}[name]
+    form: SegmentFormatV1 | SegmentFormatV2 = {"v1": V1, "v2": V2, "checksum": CHECKSUM}[name]
+    suffix = ".rdq" if name == "v1" else ".sqs"
     random = Random(1)
     found = []
     for path in real(suffix):

@@ -76,6 +76,12 @@ class Settings:
     distributions: dict[str, str] = attrs.field(factory=dict, validator=_check_distributions)
     """``kind name`` of what somebody else's distribution provided, to that distribution: what to install if it is missing."""
 
+    @property
+    def formats(self) -> list[str]:
+        """Of which there may be segments: what the last opening wrote, and what of somebody else's it found."""
+        kinds = (key.partition(" ") for key in self.distributions)
+        return [self.format, *(name for kind, _, name in kinds if kind == "format" and name != self.format)]
+
 
 def segment_number(name: str, extensions: Collection[str]) -> int | None:
     """The number in a segment's name; None if it is no segment's."""

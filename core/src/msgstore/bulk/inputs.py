@@ -74,10 +74,11 @@ def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: M
     """The segments of ``paths``, each of which is a segment, a directory of segments, a tree of such directories, or a glob.
 
     Ranks: stores in the order given, those of a tree or a glob by name; in a store the highest number first, files without a
-    number last. What is reached twice counts once. A directory with segments of its own stands for these only; others beneath
-    it are left out, with a warning: they may be copies of another day, and what was removed since would come back. A tree is
-    any other directory: its hidden directories count, symbolic links to directories do not. A glob sees hidden names too.
-    ``records`` are bound beside what each directory remembers, and instead of it where the two contradict.
+    number last. What is reached twice counts once. A directory that is given, or matches, and has segments of its own, stands
+    for these only; others beneath it are left out, with a warning: they may be copies of another day, and what was removed
+    since would come back. A tree is any other directory, and stands for all that is beneath it, stores in stores too: its
+    hidden directories count, symbolic links to directories do not. A glob sees hidden names too. ``records`` are bound beside
+    what each directory remembers, and instead of it where the two contradict.
 
     What is wrong with one name in a directory, or with one directory of a tree or a glob, is damage, and the others are read.
     A writer may be at work in a directory. Raises StoreError for a path in which there is nothing, and PluginError for segments
@@ -204,7 +205,7 @@ class _Search:
         for name in sorted(filter(self._is_segment, refused), key=_age, reverse=True):
             self._refuse(directory / name, refused[name])
         for name in unread:
-            self._refuse(directory / name, OSError(errno.ENOTSUP, f"no installed format reads *{Path(name).suffix}"))
+            self._refuse_unread(directory / name)
         others = sorted(name for name in files.difference(unread) if not self._is_segment(name))
         self._ignored |= dict.fromkeys(str(directory / name) for name in others)
         return True
@@ -217,7 +218,10 @@ class _Search:
             settings = read_settings(self._files, directory)
         except (StoreError, OSError):
             settings = None
-        return sorted(self._formats.unread(files, settings.format if settings else None))
+        return sorted(self._formats.unread(files, settings))
+
+    def _refuse_unread(self, path: Path) -> None:
+        self._refuse(path, OSError(errno.ENOTSUP, f"no installed format reads *{path.suffix}"))
 
     def _add_matches(self, pattern: str) -> None:
         known = len(self._damage)
@@ -238,7 +242,10 @@ class _Search:
         if os.path.isdir(path):  # noqa: PTH112 - a Path's raises, in some versions
             return self._add_matched_directory(path)
         if not self._is_segment(path.name):
-            self._ignored[str(path)] = None
+            if self._unread(path.parent, [path.name]):
+                self._refuse_unread(path)
+            else:
+                self._ignored[str(path)] = None
             return False
         try:
             size, _ = look(path)

@@ -34,8 +34,7 @@ class Inputs:
         """What is wrong with the ``msgstore.json`` that could not be read; its directory's types are then 1-3."""
         self._records = dict(records or {})
         self._formats: dict[Path, FormatSet] = {}
-        self._last: dict[Path, str | None] = {}
-        """The format that a directory was last opened with, if it says so."""
+        self._remembered: dict[Path, Settings | None] = {}
         self._files = Files()
 
     def find(self, paths: Iterable[Path]) -> Iterator[Input]:
@@ -57,7 +56,7 @@ class Inputs:
     def _directory(self, path: Path) -> list[Input]:
         formats = self.formats(path)
         segments = list_segments(self._files, path, formats.extensions)
-        formats.check_all_read(path, self._files.list(path), self._last.get(path))
+        formats.check_all_read(path, self._files.list(path), self._remembered.get(path))
         if not segments and not any((path / name).exists() for name in (SETTINGS, CLEAN)):
             raise StoreError(no_segments(path, formats))
         return [Input(segment.path, _form(path, formats, segment.extension), listed=True) for segment in segments]
@@ -66,7 +65,7 @@ class Inputs:
         """The formats of a directory's segments."""
         if directory not in self._formats:
             settings = self._settings(directory)
-            self._last[directory] = settings.format if settings else None
+            self._remembered[directory] = settings
             settings = settings or Settings()
             catalogue = attrs.evolve(self.catalogue, remembered=settings.distributions)
             self._formats[directory] = FormatSet(catalogue, self._bindings(settings), where=str(directory))

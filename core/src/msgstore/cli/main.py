@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ _REPORTS_DAMAGE_ITSELF = {
     "top",
     "verify",
 }
+_OF_DAMAGE = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
+"""Loggers of what the verbs above say themselves."""
 
 
 class Program(click.Group):
@@ -113,6 +115,10 @@ def _one_line(error: Exception) -> str:
 class _Echo(logging.Handler):
     """What the engine warns of, one line each on standard error."""
 
+    def __init__(self, silent: Collection[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.addFilter(lambda record: record.name not in silent)
+
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
@@ -141,7 +147,7 @@ def main(ctx: click.Context) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
-    handler = logging.NullHandler() if ctx.invoked_subcommand in _REPORTS_DAMAGE_ITSELF else _Echo(logging.WARNING)
+    handler = _Echo(_OF_DAMAGE if ctx.invoked_subcommand in _REPORTS_DAMAGE_ITSELF else ())
     logger = logging.getLogger("msgstore")
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))

@@ -47,7 +47,7 @@ class Backends:
     may_drop: bool
     """True if the policy says that live messages may go."""
     settings: Settings
-    """What the directory will remember."""
+    """What the directory will remember, whatever segments there are."""
 
 
 def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> Backends:

@@ -154,7 +154,7 @@ class Following:
                 f"writing, which does that."
             )
         backends = resolve(self._config, self._catalogue, remembered)
-        backends.formats.check_all_read(directory, self._files.list(directory), remembered.format)
+        backends.formats.check_all_read(directory, self._files.list(directory), remembered)
         if writer is None:
             self._check_unchanged(state, backends)
         return View(text, backends)

@@ -40,6 +40,7 @@ from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 
 log = logging.getLogger("msgstore.recovery")
+_store_log = logging.getLogger("msgstore.store")
 
 
 @attrs.frozen
@@ -83,13 +84,8 @@ def open_parts(
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, remembered, read_only=read_only)
-        if remembered and segments.by_number and remembered.body != config.body.name:
-            log.warning(
-                "%s: was last opened with the body codec %r, and now with %r; bodies that are there stay as they were stored",
-                directory,
-                remembered.body,
-                config.body.name,
-            )
+        if segments.by_number:
+            _tell_of_codec(config, remembered)
         segments.happenings = Happenings(directory, catalogue.observers)
         leftovers = Leftovers.read(files, directory)
         shared = SharedBodies(config.shared_cache)
@@ -111,8 +107,9 @@ def open_parts(
             leftovers.hide(sync=segments.durable)
             with of_index(config.index.name, config, catalogue, "take the first changes in"):
                 ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
-            if remembered != backends.settings:
-                write_settings(files, directory, backends.settings, sync=segments.durable)
+            settings = _settings(backends, segments)
+            if remembered != settings:
+                write_settings(files, directory, settings, sync=segments.durable)
             leftovers.remove(sync=segments.durable)
         if lock is not None:
             lock.opened()
@@ -140,7 +137,8 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
     """The same for reading beside a writer in another process. The segments are that one's: nothing is looked at or loaded."""
     remembered = read_settings(files, config.path)
     backends = resolve(config, catalogue, remembered)
-    backends.formats.check_all_read(config.path, files.list(config.path), remembered.format if remembered else None)
+    backends.formats.check_all_read(config.path, files.list(config.path), remembered)
+    _tell_of_codec(config, remembered)
     segments = Segments(config.path, files, backends.formats, sync=False)
     shared = SharedBodies(config.shared_cache)
     index, persistent = make_index(config, catalogue, files, shared.ids, read_only=True, live=True)
@@ -155,6 +153,23 @@ def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only:
     backends = resolve(config, catalogue, remembered)
     if config.path.is_dir():
         _find(config, backends, files, remembered, read_only=read_only)
+
+
+def _tell_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
+    if remembered and remembered.body != config.body.name:
+        _store_log.warning(
+            "%s: was last opened with the body codec %r, and now with %r; bodies that are there stay as they were stored",
+            config.path,
+            remembered.body,
+            config.body.name,
+        )
+
+
+def _settings(backends: Backends, segments: Segments) -> Settings:
+    """What the directory will remember: where a format is somebody else's, for as long as there are segments of it."""
+    found = {segment.form.name: segment.form.descriptor for segment in segments.by_number.values()}
+    strangers = backends.formats.catalogue.strangers([("format", found[name]) for name in sorted(found)])
+    return attrs.evolve(backends.settings, distributions=strangers | backends.settings.distributions)
 
 
 def _has_global_lock() -> bool:
@@ -182,7 +197,7 @@ def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | No
 def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Settings | None, *, read_only: bool) -> Segments:
     """The segments. Refuses those that no plugin reads, newer ones than the store writes, and older ones if the configuration
     says so."""
-    backends.formats.check_all_read(config.path, files.list(config.path), remembered.format if remembered else None)
+    backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     segments.sync_later = config.fsync_every is not None
     segments.erase = config.erase

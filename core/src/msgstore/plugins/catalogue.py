@@ -129,10 +129,10 @@ class Catalogue:
             for extension in (*descriptor.leftover_extensions, descriptor.extension)
         }
 
-    def why_unread(self, extension: str, last: str | None) -> PluginError | None:
+    def why_unread(self, extension: str, remembered: Iterable[str]) -> PluginError | None:
         """What is missing if files end in an ``extension`` that no installed format has: the format that is known to have it,
-        or else the one that their directory was ``last`` opened with. None if neither is: then they are something else."""
-        for name in (_KNOWN_EXTENSIONS.get(extension), last):
+        or else one of those that their directory has ``remembered``. None if none is: then they are something else."""
+        for name in (_KNOWN_EXTENSIONS.get(extension), *remembered):
             if name is not None:
                 try:
                     self.format(name)

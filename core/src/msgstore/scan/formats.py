@@ -21,7 +21,7 @@ from msgstore.contract import (
     SegmentFormatDescriptor,
     TrailingFormat,
 )
-from msgstore.directory import unread_segments
+from msgstore.directory import Settings, unread_segments
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.bindings import OWN_RECORD
 
@@ -90,16 +90,16 @@ class FormatSet:
         self.leftovers = catalogue.leftover_extensions()
         """Of these those of files that another program left behind."""
 
-    def unread(self, names: Iterable[str], last: str | None) -> dict[str, PluginError]:
-        """Of the names in a store's directory the segments that no installed format reads, and what is missing. ``last`` is the
-        format that it was last opened with, if it is known."""
+    def unread(self, names: Iterable[str], remembered: Settings | None) -> dict[str, PluginError]:
+        """Of the names in a store's directory the segments that no installed format reads, and what is missing."""
+        formats = remembered.formats if remembered else []
         found = unread_segments(names, self.extensions)
-        reasons = ((name, self.catalogue.why_unread(Path(name).suffix, last)) for name in found)
+        reasons = ((name, self.catalogue.why_unread(Path(name).suffix, formats)) for name in found)
         return {name: why for name, why in reasons if why is not None}
 
-    def check_all_read(self, directory: Path, names: Iterable[str], last: str | None) -> None:
+    def check_all_read(self, directory: Path, names: Iterable[str], remembered: Settings | None) -> None:
         """Raises PluginError for a segment that no installed format reads: all that is in it would count as lost."""
-        for name, why in self.unread(names, last).items():
+        for name, why in self.unread(names, remembered).items():
             raise type(why)(f"{directory / name}: no installed format reads *{Path(name).suffix}: {why}")
 
     def by_extension(self, extension: str) -> OpenFormat:

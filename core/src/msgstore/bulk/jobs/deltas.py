@@ -89,7 +89,7 @@ def _is_data(file: Path) -> bool:
         raise ConfigError(f"{file}: is no file that can be read, in a directory of counts")
     if is_parquet(file):
         return True
-    if file.stat().st_size and (file.name.startswith("part-") or file.suffix == ".csv" or _begins_with_counts(file)):
+    if file.stat().st_size and (file.name.startswith("part-") or ".csv" in file.suffixes or _begins_with_counts(file)):
         raise ConfigError(
             f"{file}: is not Parquet, as the files of a directory of counts are; give files of lines by themselves"
         )

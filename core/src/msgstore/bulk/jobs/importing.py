@@ -19,6 +19,7 @@ from msgstore.bulk.fresh.commit import Staging, check_destination
 from msgstore.bulk.fresh.parts import Part, PartWriter, Target, backends_of, check_bodies
 from msgstore.bulk.globs import closed_ways, is_glob, matches
 from msgstore.bulk.jobs import json_lines
+from msgstore.bulk.jobs.sources import matched_by
 from msgstore.contract import ConfigError, StoreError
 from msgstore.files import is_gone, look
 from msgstore.plugins.catalogue import Catalogue
@@ -103,7 +104,7 @@ def plan_import(
     """
     target = Target(str(destination), index, format, record, body, tuple((records or {}).items()))
     backends_of(target, catalogue)
-    check_destination(target.destination, [source for source in sources if Path(source).is_dir()])
+    check_destination(target.destination, [path for path in [*map(Path, sources), *matched_by(sources)] if path.is_dir()])
     shares: list[Share] = []
     counted: dict[bool, str] = {}
     for path in find_files(sources):
@@ -169,12 +170,9 @@ def _files_matching(pattern: str) -> list[Path]:
 
 
 def _is_left_out(match: Path, pattern: str) -> bool:
-    """Whether a part of it that the pattern does not spell out is a name that does not count."""
-    parts = Path(pattern).parts
-    if "**" in parts:  # which stands for any number of them
-        parts = (*parts[: parts.index("**")], *["**"] * len(match.parts))
-    spelt = zip(match.parts, parts, strict=False)
-    return any(is_glob(part) and name != ".." and name[0] in "._" for name, part in spelt)
+    """Whether a part of it is a name that does not count, and that the pattern does not spell out."""
+    spelt = {part for part in Path(pattern).parts if not is_glob(part)}
+    return any(name[0] in "._" and name != ".." and name not in spelt for name in match.parts)
 
 
 def _closed(error: OSError, directory: Path | None = None) -> None:

@@ -8,6 +8,7 @@ policies, is done where the job was begun, from numbers.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -197,13 +198,10 @@ def _own_counts(
 
 def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[str, SegmentStats]:
     segments = list(store.segments())
-    spots = {segment.number: damage[segment.file] for segment in segments if damage.get(segment.file)}
-    lost: dict[int, list[int]] = {number: [] for number in spots}
-    for entry in store.entries() if spots else ():
-        if any(
-            spot.offset < entry.offset + entry.size and entry.offset < spot.offset + spot.size
-            for spot in spots.get(entry.number, ())
-        ):
+    spans = {segment.number: edges_of(damage[segment.file]) for segment in segments if damage.get(segment.file)}
+    lost: dict[int, list[int]] = {number: [] for number in spans}
+    for entry in store.entries() if spans else ():
+        if is_touched(spans.get(entry.number, ()), entry.offset, entry.size):
             lost[entry.number].append(entry.size)
     return {
         segment.file: attrs.evolve(
@@ -213,6 +211,24 @@ def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[
         )
         for segment in segments
     }
+
+
+def edges_of(damage: Iterable[Damage]) -> list[int]:
+    """Where damage begins, ends, begins again: spans that meet or overlap are one, and one of no bytes is none."""
+    edges: list[int] = []
+    for begin, end in sorted((spot.offset, spot.offset + spot.size) for spot in damage if spot.size):
+        if edges and begin <= edges[-1]:
+            edges[-1] = max(edges[-1], end)
+        else:
+            edges += [begin, end]
+    return edges
+
+
+def is_touched(edges: Sequence[int], offset: int, size: int) -> bool:
+    """Whether any of these bytes lies in damage."""
+    passed = bisect_right(edges, offset)
+    begins_in_damage = passed % 2 == 1
+    return begins_in_damage or (passed < len(edges) and edges[passed] < offset + size)
 
 
 def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, Stock]]) -> Picture:
