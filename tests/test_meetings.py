@@ -560,12 +560,18 @@ def test_removals_whose_commit_failed_are_committed_by_the_flusher(opened, cell,
     assert done.wait(SECONDS)
 
 
-def test_commits_that_fail_hold_writers_up_until_they_succeed(opened, cell, monkeypatch):
+def with_200_messages(opened):
+    """A store that has as many uncommitted removals as it bears when about a half of them are removed, and a client."""
     store = opened(max_unconfirmed="100KiB")
     client = store.client()
     for number in range(200):
         client.write(id_of(number), b"a")
     store.flush()
+    return store, client
+
+
+def test_commits_that_fail_hold_writers_up_until_they_succeed(opened, cell, monkeypatch):
+    store, client = with_200_messages(opened)
     if cell.index == "ets":
         return  # it commits nothing
 
@@ -586,11 +592,7 @@ def test_commits_that_fail_hold_writers_up_until_they_succeed(opened, cell, monk
 
 
 def test_a_disk_that_takes_its_time_to_fail_lets_nobody_by_meanwhile(opened, cell, monkeypatch):
-    store = opened(max_unconfirmed="100KiB")
-    client = store.client()
-    for number in range(200):
-        client.write(id_of(number), b"a")
-    store.flush()
+    store, client = with_200_messages(opened)
     if cell.index == "ets":
         return  # it commits nothing
     begun = threading.Event()
