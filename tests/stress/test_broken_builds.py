@@ -25,6 +25,8 @@ MESSAGES = 6_000
 ATTEMPTS = 5
 """Runs in which a removal has to meet a move."""
 CELL = CELLS["ets-v2"]
+A_FEW = 4
+"""Calls of ``on_confirm``. All clients together may be called as seldom as twenty times: a flush confirms what is there."""
 
 
 def factory(descriptor: Any) -> type:
@@ -97,17 +99,17 @@ def telling(tell):
 
 
 def told_twice():
-    due = now_and_then(30)
+    due = now_and_then(A_FEW)
     return telling(lambda ids: ids + ids[-1:] if due() else ids)
 
 
 def told_in_another_order():
-    due = now_and_then(10)
+    due = now_and_then(A_FEW)
     return telling(lambda ids: ids[::-1] if due() else ids)
 
 
 def one_is_never_told():
-    due = now_and_then(30)
+    due = now_and_then(A_FEW)
     return telling(lambda ids: ids[:-1] if due() else ids)
 
 
