@@ -577,7 +577,7 @@ def test_a_driver_that_is_killed(tmp_path: Path) -> None:
         assert driver.stdout is not None
         with driver.stdin, driver.stdout:
             workers = list(map(int, driver.stdout.readline().split()))
-            time.sleep(chance.random() * 0.8 * duration)
+            time.sleep(chance.random() * 0.8 * duration)  # anywhere before its end
             driver.kill()
             driver.wait()
         left += bool(beside(path))

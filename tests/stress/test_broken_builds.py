@@ -26,7 +26,7 @@ ATTEMPTS = 5
 """Runs in which a removal has to meet a move."""
 CELL = CELLS["ets-v2"]
 A_FEW = 4
-"""Calls of ``on_confirm``. All clients together may be called as seldom as twenty times: a flush confirms what is there."""
+"""Calls of ``on_confirm``. All clients together may be called fewer than thirty times: a flush confirms what is there."""
 
 
 def factory(descriptor: Any) -> type:

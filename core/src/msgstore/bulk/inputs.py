@@ -270,11 +270,8 @@ class _Search:
     def _tell_left_out(self) -> None:
         left = [str(path) for path in sorted(self._beneath_stores) if path.resolve() not in self._stores]
         if left:
-            more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
             log.warning(
-                "left out, beneath directories that have segments of their own: %s%s; name them as well to read them",
-                ", ".join(left[:_NAMED]),
-                more,
+                "left out, beneath directories that have segments of their own: %s; name them as well to read them", _some(left)
             )
 
     def found(self) -> Found:
@@ -361,9 +358,14 @@ def no_segments(directory: Path, formats: FormatSet) -> str:
     known = ", ".join(f"*{extension}" for extension in sorted(formats.extensions)) or "no format is installed"
     message = f"{directory}: there are no segments in this directory ({known})"
     if beneath:
-        more = f" and {len(beneath) - _NAMED} more" if len(beneath) > _NAMED else ""
-        message += f"; directories beneath it that have some: {', '.join(beneath[:_NAMED])}{more}"
+        message += f"; directories beneath it that have some: {_some(beneath)}"
     return message
+
+
+def _some(directories: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(directories) - _NAMED} more" if len(directories) > _NAMED else ""
+    return ", ".join(directories[:_NAMED]) + more
 
 
 def _with_segments_beneath(directory: Path, formats: FormatSet) -> list[str]:

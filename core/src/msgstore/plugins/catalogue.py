@@ -64,7 +64,6 @@ _KNOWN_DISTRIBUTIONS = {
 }
 _KNOWN_EXTENSIONS = {".rdq": "v1", ".rdt": "v1", ".sqs": "v2"}
 
-
 _PROTOCOLS: dict[type[Descriptor], type] = {
     SegmentFormatDescriptor: SegmentFormat,
     RecordTypeDescriptor: RecordType,
