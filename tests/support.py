@@ -60,7 +60,7 @@ needs_foreign = pytest.mark.skipif(find_spec("foreign_backends") is None, reason
 
 
 def open_with(path: Path, files: Files | None = None, **keys: Any) -> msgstore.Store:
-    """``open_store`` with a file layer of the test's own, and no collector in the background unless asked for."""
+    """``open_store`` with a file layer of the test's own."""
     return stores.open_with(path, catalogue(), files, **keys)
 
 

@@ -20,7 +20,7 @@ from msgstore.testing.faults import Crash
 from support import opening
 
 LIMIT = 20_000
-HOUR = {"sync_interval": "1h", "file_size_limit": LIMIT}
+HOUR = {"sync_interval": "1h", "gc_interval": 0, "file_size_limit": LIMIT}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from support import Cell, RealDirectory, hashes, open_with
 
 def ours(path: Path, cell: Cell) -> dict[bytes, int]:
     """A store of our own with two thirds removed, whatever its record type. Returns the counts of what is left."""
-    with open_with(path, **cell.keys, file_size_limit=cell.header + 12_000) as store, store.client() as client:
+    with open_with(path, **cell.keys, gc_interval=0, file_size_limit=cell.header + 12_000) as store, store.client() as client:
         ids = [n.to_bytes(2, "big") * 8 for n in range(1, 90)]
         for n, msg_id in enumerate(ids):
             client.write(msg_id, msg_id * (1 + n * 7 % 60) if n % 11 else b"")
@@ -68,7 +68,7 @@ def _after(start: Path, path: Path, cell: Cell, counts: dict[bytes, int], durabi
     shutil.copytree(start, path)
     store = None
     try:
-        store = open_with(path, files, refcounts=counts.items(), durability=durability, **cell.keys)
+        store = open_with(path, files, refcounts=counts.items(), durability=durability, gc_interval=0, **cell.keys)
         store.compact(everything=True)
     finally:
         if store is not None:
@@ -77,7 +77,7 @@ def _after(start: Path, path: Path, cell: Cell, counts: dict[bytes, int], durabi
 
 
 def _reopened(path: Path, cell: Cell, counts: dict[bytes, int]) -> dict[bytes, str]:
-    store = open_with(path, refcounts=counts.items(), **cell.keys)
+    store = open_with(path, refcounts=counts.items(), gc_interval=0, **cell.keys)
     try:
         found = hashes(store)
         with store.client() as client:

@@ -14,7 +14,7 @@ def test_deleting_an_empty_segment_reads_nothing(cell, tmp_path):
     """One unlink a segment, whatever was in it."""
     files = RecordingFiles()
     ids = [n.to_bytes(2, "big") * 8 for n in range(400)]
-    with open_with(tmp_path, files, **cell.keys, file_size_limit="8KiB") as store, store.client() as client:
+    with open_with(tmp_path, files, **cell.keys, gc_interval=0, file_size_limit="8KiB") as store, store.client() as client:
         client.write_many((msg_id, msg_id * 10) for msg_id in ids)
         store.roll()
         segments = len(store.segments())
@@ -33,7 +33,7 @@ def test_compaction_writes_the_moved_records_and_fifteen_bytes_a_gap(size, cell,
     """With three of five removed. v1 is copied: it has the moved records alone."""
     files = RecordingFiles()
     ids = [n.to_bytes(2, "big") * 8 for n in range(300_000 // size)]
-    with open_with(tmp_path, files, **cell.keys, file_size_limit="1GiB") as store, store.client() as client:
+    with open_with(tmp_path, files, **cell.keys, gc_interval=0, file_size_limit="1GiB") as store, store.client() as client:
         client.write_many((msg_id, bytes([n % 250]) * (size - n % 50)) for n, msg_id in enumerate(ids))
         store.roll()
         client.remove(random.Random(60).sample(ids, len(ids) * 3 // 5))

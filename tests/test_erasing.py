@@ -39,7 +39,7 @@ def id_of(number: int) -> bytes:
 def keys_of(cell):
     """A small map: it is copied and searched many times."""
     index = {"use": "lmdb", "map_size": "1MiB"} if cell.index == "lmdb" else cell.index
-    return cell.keys | KEYS | {"index": index}
+    return cell.keys | KEYS | {"index": index, "gc_interval": 0}
 
 
 def filled(path, cell, files=None, **keys):

@@ -41,7 +41,7 @@ def body_of(msg_id: bytes) -> bytes:
 
 
 def store_keys(cell: Cell, **more: object) -> dict[str, object]:
-    return {**cell.keys, "file_size_limit": cell.header + 8000, "sync_interval": "1h", **more}
+    return {**cell.keys, "file_size_limit": cell.header + 8000, "sync_interval": "1h", "gc_interval": 0, **more}
 
 
 def run(*arguments: object) -> Result:

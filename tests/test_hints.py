@@ -346,7 +346,7 @@ def test_a_failed_append_leaves_a_hint_that_is_right(tmp_path, ets):
             super().pwrite(fd, data, offset)
 
     files = FailingInTheSecond()
-    store = open_with(tmp_path, files, **ets, file_size_limit=4000)
+    store = open_with(tmp_path, files, **ets, file_size_limit=4000, gc_interval=0)
     write(store, 10)
     with pytest.raises(msgstore.StoreIOError):
         write(store, 10, 200)

@@ -21,7 +21,7 @@ from msgstore.testing.faults import Crash, RecordingFiles
 from support import opening
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
-HOUR = {"sync_interval": "1h"}
+HOUR = {"sync_interval": "1h", "gc_interval": 0}
 SECONDS = 20
 
 

@@ -59,7 +59,8 @@ def flip(path: Path, at: int) -> None:
 def store(tmp_path: Path) -> Path:
     """Ten segments of ten checksummed messages of 425 bytes."""
     path = tmp_path / "store"
-    with msgstore.open_store(path, record="checksum", file_size_limit=64 + 10 * 425) as opened, opened.client() as client:
+    keys = {"record": "checksum", "file_size_limit": 64 + 10 * 425, "gc_interval": 0}
+    with msgstore.open_store(path, **keys) as opened, opened.client() as client:
         client.write_many((msg_id, msg_id * 25) for msg_id in IDS)
     assert len(list(path.glob("*.sqs"))) == 10
     return path

@@ -31,7 +31,7 @@ def verify(store: Path) -> tuple[int, list[dict[str, Any]], dict[str, Any], str]
 @pytest.fixture(params=["ets", "lmdb"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> msgstore.Store:
     """Ten messages of 25 bytes each in ``0.sqs``, on disk; whoever damages the index closes it."""
-    opened = msgstore.open_store(tmp_path, index=request.param)
+    opened = msgstore.open_store(tmp_path, index=request.param, gc_interval=0)
     with opened.client() as client:
         client.write_many((msg_id, b"body") for msg_id in IDS)
     return opened

@@ -55,7 +55,7 @@ def observing(call: Callable[[events.Event], object], *hooks: str) -> Catalogue:
 
 def open_observed(path: Path, catalogue: Catalogue, files: Files | None = None, **keys: Any) -> msgstore.Store:
     mode = keys.pop("mode", "rw")
-    config = store_config({"path": path, "gc_interval": 0, **keys}, "test", Path())
+    config = store_config({"path": path, **keys}, "test", Path())
     return open_configured(config, catalogue, mode=mode, files=files)
 
 

@@ -32,8 +32,8 @@ def open_with(
     refcounts: Iterable[tuple[bytes, int]] | None = None,
     **keys: Any,
 ) -> msgstore.Store:
-    """``open_store`` with a file layer of the test's own, and no collector in the background unless asked for."""
-    config = store_config({"path": path, "gc_interval": 0, **keys}, "test", Path())
+    """``open_store`` with a file layer of the test's own."""
+    config = store_config({"path": path, **keys}, "test", Path())
     return open_configured(config, catalogue, mode=mode, refcounts=refcounts, files=files)
 
 
@@ -69,7 +69,7 @@ class Stores:
             self.path,
             self.catalogue,
             files or UnsyncedFiles(),
-            **{"sync_interval": "1h", **keys_of(self.subject, self.format_name), **keys},
+            **{"sync_interval": "1h", "gc_interval": 0, **keys_of(self.subject, self.format_name), **keys},
         )
 
     def copied(self, target: Path) -> Stores:
