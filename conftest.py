@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import hypothesis
 
@@ -16,3 +17,6 @@ hypothesis.settings.register_profile(
     "untimed", parent=hypothesis.settings.default, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
+
+# The pipeline is not part of tests/requirements.txt: where PySpark is missing, nothing of it can be imported.
+collect_ignore = [] if find_spec("pyspark") else ["pipeline/tests"]

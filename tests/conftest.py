@@ -1,63 +1,64 @@
 """Cells of the matrix: which index, format and record type a test runs with.
 
-``--cells ets-v2`` restricts a run to one cell, as tox does in an environment where nothing else is installed; without it
-every combination runs.
+``--cells ets-v2`` restricts a run to one cell, as tox does in an environment where nothing else is installed. Without it every
+combination runs, and every distribution of ``tests/requirements.txt`` must be installed.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import os
+import random
 
 import pytest
 
-from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, catalogue
+from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, Sample, catalogue
 
-STRANGERS = {
-    "foreign_backends": "tests/foreign",
-    "acme_audit_record": "examples/acme_audit_record",
-    "acme_zstd_body": "examples/acme_zstd_body",
-}
 EVERY_CELL = CELLS | ACME_CELLS | FOREIGN_CELLS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cells", default=",".join(CELLS), help=f"comma-separated, of {', '.join(EVERY_CELL)}")
-    parser.addoption("--everything-installed", action="store_true", help="every plugin of this repository is installed")
-    parser.addoption("--spark-installed", action="store_true", help="so is the pipeline")
-    parser.addoption("--fuzz", type=int, default=50_000, help="mutated inputs that test_fuzz.py tries, over all parsers")
-    parser.addoption("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
-    parser.addoption("--examples", type=int, default=60, help="random histories for each cell of the model test")
-    parser.addoption(
-        "--every",
-        type=int,
-        default=1,
-        help="of the crash harness's states, failures and flips, and of the stops of a compaction, only every so-manieth",
-    )
-    parser.addoption("--stress", type=int, default=60_000, help="messages of the stress test, for each cell")
-    parser.addoption(
+    """The numbers are those of the fast suite; tox.ini has larger ones for ``.ci/run`` and ``deep``."""
+    add = parser.addoption
+    add("--cells", help=f"comma-separated, of {', '.join(EVERY_CELL)}: nothing else is installed; without it everything is")
+    add("--every", type=int, default=24, help="sweeps over crash points, failures and flips try one in EVERY")
+    add("--seed", type=int, default=None, help="which of these; a random number without it, printed at the start")
+    add("--examples", type=int, default=6, help="random histories of the model test, for each cell")
+    add("--fuzz", type=int, default=10_000, help="mutated inputs of test_fuzz.py, over all parsers")
+    add("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
+    add("--kills", type=int, default=10, help="kill -9 for each cell of the crash harness")
+    add("--stress", type=int, default=30_000, help="messages of the stress test, for each cell")
+    add(
         "--collector", choices=["thread", "background"], default="thread",
         help="of the stress test: a thread that calls store.compact(), or the store's own",
     )  # fmt: skip
-    parser.addoption("--needs-browser", action="store_true", help="fail, do not skip, where there is no Chromium")
-    parser.addoption("--pictures", action="store_true", help="draw the pictures in docs/pictures anew")
-    parser.addoption("--map-records", type=int, default=200_000, help="of the large store that test_map_browser.py looks at")
-    parser.addoption("--kills", type=int, default=60, help="kill -9 for each cell of the crash harness")
+    add("--needs-browser", action="store_true", help="fail, do not skip, where there is no Chromium")
+    add("--pictures", action="store_true", help="draw the pictures in docs/pictures anew")
+    add("--map-records", type=int, default=200_000, help="of the large store that test_map_browser.py looks at")
+
+
+SEED = "MSGSTORE_TESTS_SEED"
+"""Environment variable: the seed, for the worker processes of one run."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--everything-installed"):
-        for module, path in STRANGERS.items():
-            if find_spec(module) is None:
-                raise pytest.UsageError(f"--everything-installed: {module} is not; python -m pip install -e ./{path}")
+    seed = config.getoption("--seed")
+    os.environ[SEED] = str(os.environ.get(SEED, random.randrange(10_000)) if seed is None else seed)
+
+
+def pytest_report_header() -> str:
+    return f"sweeps: --seed {os.environ[SEED]}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    names = metafunc.config.getoption("--cells").split(",")
-    cells = [EVERY_CELL[name] for name in names]
+    cells = chosen(metafunc.config)
     if "cell" in metafunc.fixturenames:
         metafunc.parametrize("cell", cells, ids=str)
     if "index" in metafunc.fixturenames:
         metafunc.parametrize("index", sorted({cell.index for cell in cells}))
+
+
+def chosen(config: pytest.Config) -> list[Cell]:
+    return [EVERY_CELL[name] for name in (config.getoption("--cells") or ",".join(CELLS)).split(",")]
 
 
 FUZZED = pytest.StashKey[list[str]]()
@@ -80,4 +81,15 @@ def fuzzed(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture
 def cells(request: pytest.FixtureRequest) -> list[Cell]:
-    return [EVERY_CELL[name] for name in request.config.getoption("--cells").split(",")]
+    return chosen(request.config)
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """The crash points, failures or flips that a sweep tries in this run."""
+    return Sample(request.config.getoption("--every"), int(os.environ[SEED]))
+
+
+@pytest.fixture
+def examples(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--examples")

@@ -24,6 +24,23 @@ DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_comp
 
 
 @attrs.frozen
+class Sample:
+    """Every ``every``-th element of a series, from element ``first`` on."""
+
+    every: int = 1
+    first: int = 0
+
+    def of(self, series: list[Any]) -> list[Any]:
+        return series[self.first % self.every :: self.every]
+
+    def has(self, number: int) -> bool:
+        return number % self.every == self.first % self.every
+
+
+WHOLE = Sample()
+
+
+@attrs.frozen
 class Cell:
     index: str
     format: str

@@ -28,6 +28,7 @@ def bench(directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_operation_runs_and_every_requirement_is_judged(tmp_path):
     text = bench(tmp_path, "--sizes", "64,1024", "--json", "--profile", "all")
     rows = [json.loads(line) for line in text.splitlines()]
@@ -60,6 +61,7 @@ def test_every_operation_runs_and_every_requirement_is_judged(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_missed_has_a_profile_and_nothing_else_has(tmp_path):
     chosen = "deletion,latency,fsync"
     rows = [json.loads(line) for line in bench(tmp_path, "--only", chosen, "--sizes", "1024", "--json").splitlines()]

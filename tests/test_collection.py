@@ -422,6 +422,7 @@ def test_a_progress_callback_cannot_close(opened):
     check(store, expected)
 
 
+@pytest.mark.slow
 def test_every_action_beside_writers_removers_and_readers(cell, opened):
     """Whatever meets whatever: contents, counts and statistics are exact at the end, and after the next opening."""
     store = opened(sync_interval="5ms", file_size_limit=8000, gc="combine")

@@ -70,6 +70,7 @@ def test_space_comes_back_without_being_asked_for(opened, policy):
     assert store.stats().messages == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["first in, first out", "random"])
 def test_at_full_speed_the_directory_stays_small(opened, order, tmp_path):
     """Twice what is alive and four segments, at every moment, whatever the load; the files themselves are counted."""
@@ -254,6 +255,7 @@ def test_segments_are_added_up_while_others_begin_new_ones(opened):
         by_number.clear()
 
 
+@pytest.mark.slow
 def test_many_threads_and_the_collector_agree(opened):
     store = opened(gc="combine")
     errors = []

@@ -9,7 +9,7 @@ import pytest
 
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, SECTOR, Crash, RecordingFiles, StoppingFiles
-from support import Cell, RealDirectory, hashes, open_with
+from support import WHOLE, Cell, RealDirectory, Sample, hashes, open_with
 
 
 def ours(path: Path, cell: Cell) -> dict[bytes, int]:
@@ -33,13 +33,13 @@ def real(path: Path, cell: Cell) -> dict[bytes, int]:
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("source", [ours, real])
-def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_path, request):
+def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_path, sample):
     counts = source(tmp_path / "start", cell)
-    assert stop_everywhere(tmp_path, cell, counts, durability, request.config.getoption("every")) > 20
+    assert stop_everywhere(tmp_path, cell, counts, durability, sample) > 20
 
 
-def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str, every: int = 1) -> int:
-    """Stop before each change, and inside each write at every sector, or at ``every`` so-manieth of these. Returns how many of
+def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durability: str, sample: Sample = WHOLE) -> int:
+    """Stop before each change, and inside each write at every sector, or at those of ``sample``. Returns how many of
     these crash points there are."""
     start, path = tmp_path / "start", tmp_path / "stopped"
     whole = RecordingFiles()
@@ -52,7 +52,7 @@ def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durabi
         for stop, (name, _, size) in enumerate(changes)
         for torn in (0, *(range(SECTOR, size, SECTOR) if name == "pwrite" else ()))
     ]
-    for stop, torn in points[::every]:
+    for stop, torn in sample.of(points):
         files = StoppingFiles(stop, torn)
         try:
             _after(start, path, cell, counts, durability, files)

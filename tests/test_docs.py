@@ -63,6 +63,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.leave()
 
 
+@pytest.mark.slow
 @needs_all_plugins
 @pytest.mark.parametrize("name", [name for name in RUN if name not in ELSEWHERE])
 def test_examples_do_what_the_page_says(name, reader):
@@ -87,6 +88,7 @@ PACKAGES = [name for name in RUN if name not in ELSEWHERE and "\n# acme/pyprojec
 """Pages that show a whole package."""
 
 
+@pytest.mark.kit
 @needs_all_plugins
 @pytest.mark.parametrize("name", PACKAGES)
 def test_what_a_page_says_to_ship_passes_the_kit(name, reader):
@@ -199,6 +201,7 @@ def test_every_verb_and_option_is_explained(name, command):
     assert all(option in page for option in shared)
 
 
+@pytest.mark.slow
 @needs_all_plugins
 def test_every_member_of_the_json_objects_is_explained(reader):
     page = (DOCS / "reference/command-line.md").read_text(encoding="utf-8")

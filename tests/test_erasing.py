@@ -136,6 +136,7 @@ def test_without_the_key_nothing_is_overwritten(cell, tmp_path):
     store.close()
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_killed_anywhere_nothing_is_lost_and_the_next_collection_erases(kind, cell, tmp_path):
     store, left, gone = filled(tmp_path / "start", cell)

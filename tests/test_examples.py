@@ -60,6 +60,7 @@ def walked(request: pytest.FixtureRequest, wheels: Path, tmp_path_factory: pytes
     return user
 
 
+@pytest.mark.slow
 def test_the_readme_is_what_happens(walked: Reader):
     """All of it was run by the fixture; these are the distributions that it was run with."""
     user = walked

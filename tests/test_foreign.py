@@ -88,17 +88,18 @@ def test_a_store_lives(foreign, tmp_path):
 
 
 @every_cell
-def test_a_store_is_a_dictionary_that_survives(foreign):
+def test_a_store_is_a_dictionary_that_survives(foreign, examples):
     machine = type("Machine", (test_model.StoreBesideOtherPrograms,), {"cell": foreign})
     checks = list(HealthCheck)
-    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=40, suppress_health_check=checks))
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, suppress_health_check=checks))
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("foreign", [SQLITE_LEDGER, Cell("sqlite", "v1"), Cell("sqlite", "v2")], ids=str)
-def test_a_compaction_that_is_stopped_anywhere_loses_nothing(foreign, durability, tmp_path):
+def test_a_compaction_that_is_stopped_anywhere_loses_nothing(foreign, durability, sample, tmp_path):
     counts = test_compaction_crash.ours(tmp_path / "start", foreign)
-    assert test_compaction_crash.stop_everywhere(tmp_path, foreign, counts, durability) > 20
+    assert test_compaction_crash.stop_everywhere(tmp_path, foreign, counts, durability, sample) > 20
 
 
 def test_counts_of_sqlite_survive_whatever_it_is_stopped_at(tmp_path):
@@ -210,6 +211,7 @@ def test_a_segment_goes_on_behind_its_trailer(index_name, tmp_path):
         assert file.stat().st_size < 4096 + 200
 
 
+@pytest.mark.crash
 @every_index
 def test_at_no_instant_does_an_outsider_find_an_index_of_what_is_not_there(index_name, tmp_path):
     cell = Cell(index_name, "ledger")

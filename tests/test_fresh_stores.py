@@ -405,6 +405,7 @@ def test_a_destination_that_is_taken_meanwhile(tmp_path: Path) -> None:
 # -- crashes, errors, and other jobs ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crash
 def test_a_crash_at_every_change(tmp_path: Path) -> None:
     """Before and inside each change on disk: nothing under the final name, or all of it; and the next job clears up."""
     parts = [some(700), some(700, first=1000), []]
@@ -431,6 +432,7 @@ def test_a_crash_at_every_change(tmp_path: Path) -> None:
     assert ends[True] > 1
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("name", ["ets-v2", "lmdb-v2"])
 def test_an_error_at_every_operation(name: str, tmp_path: Path) -> None:
     """Also a full disk: a clear error and nothing left, or, where it was only worth time or tidiness, a whole store."""
@@ -554,6 +556,7 @@ with Staging.begin(target) as staging:
 """
 
 
+@pytest.mark.crash
 def test_a_driver_that_is_killed(tmp_path: Path) -> None:
     """At any time; its workers live on, and have the lock's file open. Whoever comes next takes over at once."""
     whole = {n.to_bytes(16, "big"): (bytes([n % 251]) * 3000, 1) for n in range(4000)}

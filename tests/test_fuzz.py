@@ -21,6 +21,8 @@ from fuzzing.mutations import mutated
 from fuzzing.running import CHUNK, HANG, Tally, alarm, attempt, make, run, shrunk
 from fuzzing.targets import TARGETS, Target
 
+pytestmark = pytest.mark.fuzz
+
 SHARES = sum(target.share for target in TARGETS.values())
 
 

@@ -22,10 +22,8 @@ class TestMine(SegmentFormatTests):
 
 
 @pytest.fixture
-def corpus(request, pytester, monkeypatch):
+def corpus(pytester, monkeypatch):
     """The corpus of v2, in a package of its own."""
-    if not request.config.getoption("--everything-installed"):
-        pytest.skip("needs every plugin of this repository")
     package = pytester.mkpydir("mine")
     (package / "format.py").write_text("from msgstore_format_v2.format import SegmentFormatV2\n")
     shutil.copytree(resources.files("msgstore_format_v2") / "golden", package / "golden")
@@ -42,6 +40,7 @@ def test_what_is_shipped_is_read(pytester, corpus):
     run(pytester).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_what_is_read_otherwise_is_said(pytester, corpus):
     said = json.loads((corpus / "copies.json").read_text())
     said["records"][1]["body_sha256"] = "0" * 64
@@ -51,6 +50,7 @@ def test_what_is_read_otherwise_is_said(pytester, corpus):
     done.stdout.fnmatch_lines(["*AssertionError: copies.sqs: records, number 1: read is *, the corpus says *0000*"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torn.json", "torn.sqs"])
 def test_half_a_pair_is_an_error(pytester, corpus, name):
     (corpus / name).unlink()
@@ -59,6 +59,7 @@ def test_half_a_pair_is_an_error(pytester, corpus, name):
     done.stdout.fnmatch_lines([f"*FileNotFoundError: *{name}: a golden segment is a pair, NAME.sqs and NAME.json"])
 
 
+@pytest.mark.slow
 def test_without_a_corpus_it_is_skipped_and_said(pytester, corpus):
     shutil.rmtree(corpus)
     done = run(pytester)

@@ -105,6 +105,7 @@ def test_other_links_are_replaced_or_removed_and_what_they_lead_to_stays(made, c
     assert outside.read_bytes() == PRECIOUS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 @pytest.mark.parametrize("name", ["msgstore.lock", "msgstore.json", "segment", "clean.dot", "msgstore-ets.snapshot"])
 def test_pipes_and_directories_are_not_waited_for(made, cell, name, kind):
@@ -204,6 +205,7 @@ def test_names_in_settings_select_what_is_installed_and_nothing_else(made, cell)
     assert "pip install ../../evil" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_ten_thousand_names(tmp_path, caplog):
     caplog.set_level(logging.CRITICAL, "msgstore")
     for n in range(10_000):

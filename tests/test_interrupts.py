@@ -138,6 +138,7 @@ CHANGES: dict[str, Callable[[Scene], object]] = {
 }
 
 
+@pytest.mark.slow
 @traces_as_signals_come
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["ets", "lmdb"])
@@ -200,6 +201,7 @@ class Alarm:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["ets", "lmdb"])

@@ -21,6 +21,8 @@ from msgstore.cli import map_page
 from msgstore.cli.main import main
 from msgstore.cli.thinning import MAX_SPANS
 
+pytestmark = pytest.mark.browser
+
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests/data/msg-store"
 PICTURES = ROOT / "docs/pictures"

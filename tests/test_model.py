@@ -67,12 +67,12 @@ class StoreBesideOtherPrograms(StoreAgainstDictionary):
         assert self.store.stats().recovery.how in ("trust", "new")
 
 
-def test_a_store_is_a_dictionary_that_survives(cell, request):
+def test_a_store_is_a_dictionary_that_survives(cell, examples):
     machine = type("Machine", (StoreBesideOtherPrograms,), {"cell": cell})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=request.config.getoption("--examples"),
+            max_examples=examples,
             stateful_step_count=40,
             suppress_health_check=list(HealthCheck),
         ),

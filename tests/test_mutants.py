@@ -7,6 +7,8 @@ import pytest
 from mutants.everything import MUTANTS
 from mutants.running import run
 
+pytestmark = pytest.mark.kit
+
 ORIGINALS = sorted({mutant.original.name for mutant in MUTANTS})
 
 

@@ -213,6 +213,7 @@ read_all()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIVE, ids=str)
 def test_readers_beside_a_writer_at_full_speed(kind, tmp_path, others, loads):
     load = loads(tmp_path / "store", kind)
@@ -238,6 +239,7 @@ def test_readers_beside_a_writer_at_full_speed(kind, tmp_path, others, loads):
     assert checks > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIVE[1:], ids=str)
 def test_writers_are_killed_and_others_come(kind, tmp_path, loads, monkeypatch):
     """One reader, open all the time."""
@@ -419,6 +421,7 @@ def test_a_damaged_record_beside_a_writer(beside):
         assert (caught.value.offset, caught.value.msg_id) == (entry.offset, LAST)
 
 
+@pytest.mark.slow
 def test_threads_of_one_reader(tmp_path, loads):
     cell = LIVE[1]
     load = loads(tmp_path / "store", cell, confirms=CONFIRMS // 2)
@@ -465,6 +468,7 @@ def last_page(path: Path) -> int:
     return max(int.from_bytes(data[at + 136 : at + 144], "little") for at in (0, 4096))
 
 
+@pytest.mark.slow
 def test_a_killed_reader_costs_the_writer_nothing(tmp_path, others):
     """A reader that stands inside a look-up holds pages, as it must; killed there, it holds none after the next commit."""
     writer, reader = others(), others()
@@ -500,6 +504,7 @@ def test_a_killed_reader_costs_the_writer_nothing(tmp_path, others):
     assert last_page(tmp_path) <= held + 20
 
 
+@pytest.mark.slow
 def test_one_writer_at_a_time_and_the_lock_of_a_killed_one_is_free(tmp_path, others):
     first, second, prober = others(), others(), others()
     first.open(tmp_path, index="lmdb")

@@ -169,6 +169,7 @@ def test_a_progress_that_raises_stops_the_opening_and_costs_nothing(cell, tmp_pa
         assert set(counts(store)) == live
 
 
+@pytest.mark.slow
 def test_one_segment_is_in_memory_at_a_time(cell, tmp_path, monkeypatch):
     """What a scan returned is gone before the next but one begins."""
     live = many_segments(tmp_path, cell.keys)

@@ -82,6 +82,7 @@ def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None
     assert (done.returncode, done.stderr) == (2, b"msgstore: No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a shell that closes files")
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
 def test_closed_output_is_misuse(arguments: list[str]) -> None:

@@ -26,6 +26,8 @@ from msgstore.contract import (
 )
 from msgstore.testing import BodyCodecTests, SegmentFormatTests, Subject
 
+pytestmark = pytest.mark.kit
+
 GIVEN = {
     "struct": struct, "zlib": zlib, "time": time, "chain": chain, "RecordError": RecordError, "SegmentScan": SegmentScan,
     "GapFill": GapFill, "StoredBody": StoredBody,

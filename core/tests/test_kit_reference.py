@@ -8,6 +8,8 @@ from msgstore.contract import IndexDescriptor, SegmentFormatDescriptor
 from msgstore.testing import CombinationTests, IndexTests, SegmentFormatTests, Subject
 from msgstore.testing.reference import DESCRIPTORS
 
+pytestmark = pytest.mark.kit
+
 INDEXES = [found for found in DESCRIPTORS if isinstance(found, IndexDescriptor)]
 FORMATS = [found for found in DESCRIPTORS if isinstance(found, SegmentFormatDescriptor)]
 

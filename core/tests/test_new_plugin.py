@@ -97,6 +97,7 @@ def test_a_store_uses_it(kind: str, installed: None, tmp_path: Path) -> None:
     assert [report for report in reports if report.is_damaged] == []
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("what", ["its own tests", "the conformance kit"])
 def test_its_tests_pass(kind: str, site: Path, what: str, tmp_path: Path) -> None:
     """As its README says."""

@@ -13,6 +13,20 @@ import clusters
 from msgstore_spark import session
 
 
+STARTS_SPARK = {"test_bench", "test_clusters", "test_killed", "test_session", "test_shipping"}
+"""Modules whose tests start a JVM of their own."""
+SESSIONS = {"spark", "standalone", "connect_server"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts Spark."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function):
+            if item.path.stem in STARTS_SPARK or SESSIONS & set(item.fixturenames):
+                item.add_marker("spark")
+
+
 @pytest.fixture(scope="session")
 def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return clusters.path_without_java(tmp_path_factory.mktemp("path") / "bin")

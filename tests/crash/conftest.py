@@ -34,12 +34,6 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.fixture
-def every(request: pytest.FixtureRequest) -> int:
-    """1 for a whole run."""
-    return request.config.getoption("--every")
-
-
-@pytest.fixture
 def tell(request: pytest.FixtureRequest):
     """``tell(name, counts)``: a line of the summary."""
     counts = request.config.stash.setdefault(COUNTS, {})

@@ -24,7 +24,7 @@ from crash.watching import CHANGES, LOOKS, WatchedFiles
 from crash.workload import CrashCell, Run, Truth, is_change, prepare, steps
 from msgstore.contract import IndexContext
 from msgstore.testing.faults import UnsyncedFiles
-from support import open_with
+from support import WHOLE, Sample, open_with
 
 HANG = 60
 """Seconds after which a run of the workload is said to hang, and its process ended; it takes some hundredths of one."""
@@ -90,13 +90,13 @@ def faults(kinds: list[str]) -> Iterator[Fault]:
 
 
 def run_shared(
-    workers: Executor, shares: int, directory: Path, cell: CrashCell, durability: str, *, every: int = 1
+    workers: Executor, shares: int, directory: Path, cell: CrashCell, durability: str, *, sample: Sample = WHOLE
 ) -> tuple[int, Outcome]:
     """The number of operations, and what came of failing each."""
     kinds = kinds_of_operations(directory / "whole", cell, durability)
     todo = list(faults(kinds))
     jobs = [
-        workers.submit(_work, directory / f"failing-{share}", cell, durability, todo[share::shares][::every])
+        workers.submit(_work, directory / f"failing-{share}", cell, durability, sample.of(todo[share::shares]))
         for share in range(shares)
     ]
     outcomes = [job.result() for job in jobs]

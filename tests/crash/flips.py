@@ -30,7 +30,7 @@ from msgstore.bulk.local.engine import LocalEngine
 from msgstore.directory import SETTINGS
 from msgstore.scan import FormatSet
 from msgstore.testing.faults import UnsyncedFiles
-from support import catalogue, open_with
+from support import WHOLE, Sample, catalogue, open_with
 
 SMALL = 300
 """Bytes of a file every byte of which is hit, unless it is a segment."""
@@ -88,10 +88,10 @@ def flips(recording: Recording) -> Iterator[Flip]:
                 )
 
 
-def run_shared(workers: Executor, shares: int, recording: Recording, directory: Path, *, every: int = 1) -> Outcome:
+def run_shared(workers: Executor, shares: int, recording: Recording, directory: Path, *, sample: Sample = WHOLE) -> Outcome:
     todo = list(flips(recording))
     jobs = [
-        workers.submit(_work, recording, directory / f"flipped-{share}", todo[share::shares][::every])
+        workers.submit(_work, recording, directory / f"flipped-{share}", sample.of(todo[share::shares]))
         for share in range(shares)
     ]
     return sum((job.result() for job in jobs), Outcome())

@@ -21,6 +21,7 @@ from crash.invariants import Situation, check
 from crash.recording import Recording, Tree
 from crash.states import Disk, materialise
 from crash.workload import Expected
+from support import WHOLE, Sample
 
 HANG = 60
 """Seconds after which a store is said to hang, and the process that opened it ended; it takes some hundredths of one."""
@@ -80,8 +81,8 @@ def points(recording: Recording) -> Iterator[Point]:
         yield from powerless(recording)
 
 
-def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 1, every: int = 1, enough: int = 0) -> Outcome:
-    """Open the store at every point of a share of the states; with ``every`` only at one state of so many, with ``enough`` only
+def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 1, sample: Sample = WHOLE, enough: int = 0) -> Outcome:
+    """Open the store at every point of a share of the states; of ``sample`` only; with ``enough`` only
     until there are so many failures."""
     seen: set[bytes] = set()
     failures: list[str] = []
@@ -94,7 +95,7 @@ def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 
         if key in seen:
             continue
         seen.add(key)
-        if len(seen) % shares != share or len(seen) // shares % every:
+        if len(seen) % shares != share or not sample.has(len(seen) // shares):
             continue
         states += 1
         materialise(point.tree, directory)
@@ -131,16 +132,16 @@ def _last_lines(error: Exception) -> str:
     return "".join(traceback.format_exception(error)[-4:])
 
 
-def run_shared(workers: Executor, shares: int, recording: Recording, directory: Path, *, every: int = 1) -> Outcome:
+def run_shared(workers: Executor, shares: int, recording: Recording, directory: Path, *, sample: Sample = WHOLE) -> Outcome:
     """All points, shared by the processes of ``workers``."""
     saved = directory / "recording.pickle"
     saved.write_bytes(pickle.dumps(recording))
-    jobs = [workers.submit(_work, saved, directory / f"reopened-{share}", share, shares, every) for share in range(shares)]
+    jobs = [workers.submit(_work, saved, directory / f"reopened-{share}", share, shares, sample) for share in range(shares)]
     return sum((job.result() for job in jobs), Outcome())
 
 
-def _work(saved: Path, directory: Path, share: int, shares: int, every: int) -> Outcome:
-    return run(pickle.loads(saved.read_bytes()), directory, share=share, shares=shares, every=every)
+def _work(saved: Path, directory: Path, share: int, shares: int, sample: Sample) -> Outcome:
+    return run(pickle.loads(saved.read_bytes()), directory, share=share, shares=shares, sample=sample)
 
 
 def summary(outcomes: Iterable[tuple[str, Outcome]]) -> list[str]:

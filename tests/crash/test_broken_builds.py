@@ -12,6 +12,8 @@ from crash.points import run
 from crash.recording import Recorder, index_class, record
 from crash.workload import CrashCell, Run
 
+pytestmark = pytest.mark.crash
+
 LMDB, ETS = CrashCell("lmdb", "v2"), CrashCell("ets", "v2")
 
 

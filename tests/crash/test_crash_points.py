@@ -12,16 +12,18 @@ from crash.workload import CRASH_CELLS
 from msgstore.directory import LOCK
 from msgstore.files import Files
 
+pytestmark = pytest.mark.crash
+
 both = pytest.mark.parametrize("durability", ["os", "fsync"])
 cells = pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
 
 
 @both
 @cells
-def test_every_crash_point(crash_cell, durability, tmp_path, workers, every, tell):
+def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, tell):
     """``os``: as killed processes leave the directory. ``fsync``: as power losses leave it, too."""
     recording = record(tmp_path, crash_cell, durability)
-    outcome = run_shared(workers.pool, workers.count, recording, tmp_path, every=every)
+    outcome = run_shared(workers.pool, workers.count, recording, tmp_path, sample=sample)
     tell(
         f"{crash_cell} {durability}",
         f"{len(recording.log)} operations, {outcome.points} crash points, {outcome.states} different ones reopened"

@@ -16,6 +16,8 @@ from crash.child import RECORD, THREADS, body_of, keys
 from crash.workload import CrashCell
 from support import needs_foreign, open_with
 
+pytestmark = pytest.mark.crash
+
 CHILD = Path(__file__).with_name("child.py")
 CELLS = [
     (CrashCell("ets", "v2"), "os"),

@@ -9,15 +9,17 @@ from crash.recording import record
 from crash.workload import CrashCell
 from support import needs_foreign
 
+pytestmark = pytest.mark.crash
+
 
 @needs_foreign
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("crash_cell", [CrashCell("ets", "ledger"), CrashCell("lmdb", "ledger")], ids=str)
-def test_every_crash_point(crash_cell, durability, tmp_path, workers, every, tell):
+def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, tell):
     recording = record(tmp_path, crash_cell, durability)
     trailers = [at for at in recording.log if at.kind == "pwrite" and at.data.endswith(b"LEDGEREX")]
     assert len(trailers) > 5
-    outcome = run_shared(workers.pool, workers.count, recording, tmp_path, every=every)
+    outcome = run_shared(workers.pool, workers.count, recording, tmp_path, sample=sample)
     tell(
         f"{crash_cell} {durability}",
         f"{len(recording.log)} operations, {len(trailers)} trailers, {outcome.points} crash points, {outcome.states} different"

@@ -40,7 +40,7 @@ def run(only: Iterable[str] = (), *, enough: int) -> dict[str, Outcome]:
     if pytest itself could not."""
     with TemporaryDirectory() as directory:
         file = Path(directory, "outcomes.json")
-        command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "--tb=short", "-n0", "-m", "", "-p", "no:cacheprovider"]
         command += ["-p", "mutants.watching", "--outcomes", str(file), "--enough", str(enough)]
         for name in only:
             command += ["--only", name]

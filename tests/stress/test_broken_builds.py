@@ -21,6 +21,8 @@ from stress.running import Options, StressFiles
 from stress.watchdog import bounded
 from support import CELLS, catalogue
 
+pytestmark = pytest.mark.crash
+
 MESSAGES = 6_000
 ATTEMPTS = 5
 """Runs in which a removal has to meet a move."""

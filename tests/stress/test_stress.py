@@ -12,6 +12,8 @@ from msgstore.contract import Capability
 from stress.running import Options
 from support import CELLS, catalogue
 
+pytestmark = pytest.mark.crash
+
 ORDINARY = 60_000
 FULL = ("ets-v2", "lmdb-v2")
 VARIANTS = [
