@@ -329,7 +329,7 @@ def test_the_statistics_of_an_opened_store(tmp_path: Path, recorder: Recorder) -
 def test_counters(tmp_path: Path, index: str) -> None:
     with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
         client.write_many((msg_id, b"body") for msg_id in IDS[:10])
-    keys = {"file_size_limit": "4KiB", "sync_interval": "1h"}
+    keys = {"file_size_limit": "4KiB", "sync_interval": "1h", "gc_interval": 0}
     with msgstore.open_store(tmp_path, index=index, **keys) as store, store.client() as client:
         assert attrs.asdict(store.stats().counters) == dict.fromkeys(attrs.asdict(store.stats().counters), 0)
         client.write(IDS[20], b"never on disk")

@@ -1,4 +1,4 @@
-"""The site: what is built strictly, and what must not get by. ``tox run -e docs`` has mkdocs; ``full`` does not, and skips."""
+"""The site: what is built strictly, and what must not get by. ``tests/requirements.txt`` lacks mkdocs: there it skips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from docs.reading import ROOT
 
-pytestmark = pytest.mark.skipif(not find_spec("mkdocs"), reason="the environment docs of tox builds the site")
+pytestmark = pytest.mark.skipif(not find_spec("mkdocs"), reason="mkdocs is in requirements-dev.txt")
 
 
 def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
