@@ -1,6 +1,6 @@
 """Reference counts that a broker saved in ``msg_store_index.ets`` when it stopped cleanly.
 
-They are exact if nothing has changed since. Nothing in the file says so, and it has no checksum. So it is compared with all that
+They are exact if nothing has changed since. Nothing in the file says so, and it has no checksum. So it is compared with what
 stands beside it: ``clean.dot``, ``file_summary.ets`` (size and live bytes of each segment), and the records of the segments.
 
 If everything agrees, the counts are taken as they are, and a record without a count is dead. If anything contradicts, an entry
@@ -25,6 +25,7 @@ from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.shutdown import SAVED_COUNTS, SAVED_SUMMARY, Leftovers
 
 log = logging.getLogger("msgstore.recovery")
+_store_log = logging.getLogger("msgstore.store")  # verbs that report damage themselves are silent about the other one
 
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
 Found = tuple[Segment, Hint, int]
@@ -73,10 +74,10 @@ class BrokerCounts:
         for segment, records, _ in found:
             counts.update((msg_id, live[msg_id]) for msg_id in self._agreeing(segment, records) if msg_id in live)
         what = (
-            "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, and "
-            "%d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
+            "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, "
+            "and %d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
         )
-        log.warning(what, self.directory, SAVED_COUNTS, self.problem, agreed, contradicted, len(counts) - agreed)
+        _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, agreed, contradicted, len(counts) - agreed)
         return ("msg_store_index.ets in part", counts) if agreed else ("one each", None)
 
     def _agreeing(self, segment: Segment, records: Hint) -> Iterator[bytes]:
@@ -88,25 +89,25 @@ class BrokerCounts:
 def read_broker_counts(segments: Segments, leftovers: Leftovers) -> BrokerCounts | None:
     """Read the counts that a broker saved. Return None, and log why, if there are none that can be used."""
     path = leftovers.saved(SAVED_COUNTS)
-    what = "%s: is not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."
+    what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."
     if path is None:
-        log.warning(what, segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it")
+        _store_log.warning(what, segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it")
         return None
     if leftovers.text is None:
-        log.warning(what, path, "there is no clean.dot, so the broker has run since and was killed")
+        _store_log.warning(what, path, "there is no clean.dot beside it, so it may be older than the segments")
         return None
     counts = BrokerCounts(segments.directory)
     room = sum(segment.size for segment in segments) // _SMALLEST_RECORD
     try:
         table = _read(segments, path, ets_file.read_locations, counts.take, room)
         if not table.rows and table.problem:
-            log.warning(what, path, table.problem)
+            _store_log.warning(what, path, table.problem)
             return None
         if table.problem:
             counts.object(table.problem)
         _compare_summary(segments, leftovers, counts)
     except OSError as error:
-        log.warning(what, error.filename or path, error.strerror or error)
+        _store_log.warning(what, error.filename or path, error.strerror or error)
         return None
     return counts
 

@@ -91,8 +91,8 @@ class Recovery:
     lost: list[Lost] = attrs.field(factory=list)
     """Segments that are missing, or shorter than they were."""
     counts: CountsFrom = "index"
-    """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: all of them, as a broker saved
-    them; `msg_store_index.ets in part`: where they agree with a record, and one for each other record; `one each`."""
+    """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: exactly as a broker saved them;
+    `msg_store_index.ets in part`: of the entries that agree with a record, and one for each other record; `one each`."""
 
     @property
     def counts_are_kept(self) -> bool:
