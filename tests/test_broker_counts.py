@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import msgstore
 from msgstore.cli.main import main
 from msgstore.engine import ets_file
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles

@@ -91,7 +91,7 @@ class Recovery:
     lost: list[Lost] = attrs.field(factory=list)
     """Segments that are missing, or shorter than they were."""
     counts: CountsFrom = "index"
-    """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: exactly as a broker saved them;
+    """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: as a broker saved them;
     `msg_store_index.ets in part`: of the entries that agree with a record, and one for each other record; `one each`."""
 
     @property
