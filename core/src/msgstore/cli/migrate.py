@@ -19,7 +19,7 @@ from msgstore.cli.maintain import report
 from msgstore.cli.salvage import emit, show
 from msgstore.cli.stores import Target, find_store
 from msgstore.config import Backend
-from msgstore.contract import ConfigError, StoreError
+from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS, read_settings
 from msgstore.engine.backends import resolve
 from msgstore.engine.shutdown import SAVED_COUNTS
@@ -112,13 +112,23 @@ def _counts(target: Target, given: Path | None, destination: Path) -> Iterator[P
     beside_it = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
     with working_directory(Files(), beside_it) as directory:
         path = directory / "counts.csv"
-        with target.open("r") as opened:
-            if is_ours and not opened.stats().recovery.counts_are_kept:
-                raise StoreError(
-                    f"{target.path}: its counts are lost: the index has to be made anew from the segments, for a process was "
-                    "killed with the store open, or a file of it is missing, or was changed. Give counts (--refcounts FILE), "
-                    "or copy all that is there, with one reference each: msgstore salvage"
-                )
-            with path.open("w", encoding="ascii") as file:
-                file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())
-        yield path
+        found: Path | None = path
+        try:
+            _write_counts(target, path, is_ours=is_ours)
+        except MsgStoreError:
+            if is_ours:
+                raise
+            found = None  # why a broker's directory cannot be opened is told by the job, file by file
+        yield found
+
+
+def _write_counts(target: Target, path: Path, *, is_ours: bool) -> None:
+    with target.open("r") as opened:
+        if is_ours and not opened.stats().recovery.counts_are_kept:
+            raise StoreError(
+                f"{target.path}: its counts are lost: the index has to be made anew from the segments, for a process was "
+                "killed with the store open, or a file of it is missing, or was changed. Give counts (--refcounts FILE), "
+                "or copy all that is there, with one reference each: msgstore salvage"
+            )
+        with path.open("w", encoding="ascii") as file:
+            file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())
