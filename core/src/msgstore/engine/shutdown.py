@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -118,8 +117,9 @@ class Leftovers:
         The pending ``clean.dot`` goes last: an opening that fails before that can still be taken back. It may return after a
         power loss; beside an index that says "open" it means nothing.
         """
+        there = self.files.list(self.directory) if self.foreign else {}
         for name in SAVED_INDEXES:
-            with suppress(FileNotFoundError):
+            if name in there:
                 self.files.replace(self.directory / name, self.directory / (KEPT + name))
         if sync:
             self.files.sync_directory(self.directory)
