@@ -116,8 +116,15 @@ def test_ls_remembers_the_damage_that_an_earlier_opening_found(fresh: Path) -> N
     assert run("get", fresh, id_).exit_code == 0
 
 
-def test_ls_without_counts_lists_everything() -> None:
+def test_ls_of_a_clean_stop_lists_the_live() -> None:
     found = {m["id"] for m in objects(run("ls", "--json", DATA / "mixed_upgrade" / "store"))}
+    assert found == set(live_of("mixed_upgrade"))
+
+
+def test_ls_without_counts_lists_everything(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(DATA / "mixed_upgrade" / "store", tmp_path / "store"))
+    (path / "msg_store_index.ets").unlink()
+    found = {m["id"] for m in objects(run("ls", "--json", path))}
     assert found > set(live_of("mixed_upgrade"))
 
 

@@ -27,6 +27,15 @@ _HOW = {
     "taken over": "from the index of the last opening",
     "live": "beside its writer: as of the last commit",
 }
+_COUNTS = {
+    "index": "from the index",
+    "given": "as given",
+    "msg_store_index.ets": "from msg_store_index.ets",
+    "msg_store_index.ets in part": "from msg_store_index.ets where it agrees, else one for each record",
+    "one each": "one for each record, dead or not",
+}
+_EXACT = ("index", "given", "msg_store_index.ets")
+"""Only with these counts is a record known to be a live message."""
 
 
 @click.command()
@@ -81,6 +90,7 @@ def _facts(target: Target, store: Store) -> dict[str, Any]:
             "entered": recovery.entered,
             "garbage": recovery.garbage,
             "missing": recovery.missing,
+            "counts": recovery.counts,
         },
         "quarantined": stats.quarantined,
         "damage": list(recovery.damaged),
@@ -106,6 +116,8 @@ def _as_table(facts: dict[str, Any]) -> Table:
     rows.add_row("would come up", f"{_HOW[recovery['how']]} ({recovery['how']})")
     if recovery["scanned"] or recovery["hinted"]:
         rows.add_row("", f"{output.plural(recovery['entered'], 'live record')}, {recovery['garbage']:,} dead or copies")
+    if recovery["how"] == "rebuild":
+        rows.add_row("counts", _COUNTS[recovery["counts"]])
     if recovery["missing"]:
         rows.add_row("", f"{recovery['missing']:,} ids with references have no record", style="red")
     for line in facts["damage"]:
@@ -157,6 +169,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
         "damaged_segments": sum(not check.ok for check in checks),
         "lost": [f"{lost.file}: {lost}" for lost in recovery.lost],
         "recovery": recovery.how,
+        "counts": recovery.counts,
         "ok": ok,
     }
     if as_json:
@@ -200,9 +213,9 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
         console.print(f"the index counts {summary['counted']:,} entries and lists {summary['messages']:,}", style="red")
     if summary["missing"]:
         console.print(f"{output.plural(summary['missing'], 'id')} with references without a record", style="red")
-    verdict = (
-        f"{summary['verified']:,} of {output.plural(summary['messages'], 'live message')} verified ({summary['recovery']})"
-    )
+    what = "live message" if summary["counts"] in _EXACT else "record"
+    counts = f"; counts: {_COUNTS[summary['counts']]}" if summary["recovery"] == "rebuild" else ""
+    verdict = f"{summary['verified']:,} of {output.plural(summary['messages'], what)} verified ({summary['recovery']}{counts})"
     console.print(verdict, style="green" if summary["ok"] else "bold red")
 
 

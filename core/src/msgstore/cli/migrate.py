@@ -19,9 +19,10 @@ from msgstore.cli.maintain import report
 from msgstore.cli.salvage import emit, show
 from msgstore.cli.stores import Target, find_store
 from msgstore.config import Backend
-from msgstore.contract import ConfigError, StoreError
+from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS, read_settings
 from msgstore.engine.backends import resolve
+from msgstore.engine.shutdown import SAVED_COUNTS
 from msgstore.files import Files
 
 
@@ -97,26 +98,37 @@ def _copy(
 
 @contextlib.contextmanager
 def _counts(target: Target, given: Path | None, destination: Path) -> Iterator[Path | None]:
-    """A file of the counts that the copy is made with: those that were given, else those of a store that keeps some. It stands
-    beside the destination, which every worker of an engine sees.
+    """A file of the counts that the copy is made with: those that were given, else those of a store that keeps some, or that a
+    broker saved. It stands beside the destination, which every worker of an engine sees.
 
     Raises StoreError if the store does not know its counts any more: each message would get one reference, the dead would come
     back, and nobody would notice what is lost.
     """
-    if given is not None or not (target.path / SETTINGS).exists():
+    is_ours = (target.path / SETTINGS).exists()
+    if given is not None or not (is_ours or (target.path / SAVED_COUNTS).exists()):
         yield given
         return
     check_destination(destination, [target.path])
     beside_it = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
     with working_directory(Files(), beside_it) as directory:
         path = directory / "counts.csv"
-        with target.open("r") as opened:
-            if not opened.stats().recovery.counts_are_kept:
-                raise StoreError(
-                    f"{target.path}: its counts are lost: the index has to be made anew from the segments, for a process was "
-                    "killed with the store open, or a file of it is missing, or was changed. Give counts (--refcounts FILE), "
-                    "or copy all that is there, with one reference each: msgstore salvage"
-                )
-            with path.open("w", encoding="ascii") as file:
-                file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())
-        yield path
+        found: Path | None = path
+        try:
+            _write_counts(target, path, is_ours=is_ours)
+        except MsgStoreError:
+            if is_ours:
+                raise
+            found = None  # why a broker's directory cannot be opened is told by the job, file by file
+        yield found
+
+
+def _write_counts(target: Target, path: Path, *, is_ours: bool) -> None:
+    with target.open("r") as opened:
+        if is_ours and not opened.stats().recovery.counts_are_kept:
+            raise StoreError(
+                f"{target.path}: its counts are lost: the index has to be made anew from the segments, for a process was "
+                "killed with the store open, or a file of it is missing, or was changed. Give counts (--refcounts FILE), "
+                "or copy all that is there, with one reference each: msgstore salvage"
+            )
+        with path.open("w", encoding="ascii") as file:
+            file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())

@@ -14,6 +14,7 @@ from msgstore.cli import output
 from msgstore.cli.stores import bare_store
 from msgstore.contract import Columns, MsgStoreError
 from msgstore.directory import SETTINGS
+from msgstore.engine.shutdown import SAVED_COUNTS
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import SegmentReport, damaged_spans
 
@@ -58,12 +59,12 @@ class Span(NamedTuple):
 
 def live_records(directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None) -> Live | None:
     """What a store's index says, if it says anything that can be trusted; None if not."""
-    if refcounts is None and not (directory / SETTINGS).exists():
+    if refcounts is None and not any((directory / name).exists() for name in (SETTINGS, SAVED_COUNTS)):
         return None
     try:
         with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:
-            how = store.stats().recovery.how
-            if how in _TRUSTED or (how == "rebuild" and refcounts is not None):
+            recovery = store.stats().recovery
+            if recovery.how in _TRUSTED or recovery.counts in ("given", "msg_store_index.ets"):
                 found = store.segments()
                 names = {segment.number: segment.file for segment in found}
                 by_number = groupby(store.entries(), key=lambda entry: entry.number)

@@ -3,7 +3,8 @@
 ``trust``   the index was saved at a clean stop, and nothing has changed since: nothing is read.
 ``tail``    the index is persistent and the stop was dirty: only what came after its last commit is scanned.
 ``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.hints`);
-            reference counts come from the caller, or are one for each id.
+            reference counts come from the caller, or are those that a broker saved (:mod:`msgstore.engine.broker_counts`), or
+            are one for each id.
 
 A segment that is missing, or shorter than when it was sealed, is a loss, and is told as one. If nothing else is wrong, what the
 index has in the other segments is kept, with its counts, and copies of what is lost are looked for in them
@@ -27,6 +28,7 @@ import attrs
 from msgstore.contract import Index, SegmentScan, StoreError
 from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
 from msgstore.engine import checkpoint
+from msgstore.engine.broker_counts import BrokerCounts, CountsFrom, Found
 from msgstore.engine.checkpoint import Row
 from msgstore.engine.hint_file import Hint
 from msgstore.engine.segments import Segment, Segments
@@ -88,12 +90,15 @@ class Recovery:
     """One line for each damaged segment: file, offset, reason. Then those that are ``lost``."""
     lost: list[Lost] = attrs.field(factory=list)
     """Segments that are missing, or shorter than they were."""
+    counts: CountsFrom = "index"
+    """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: as a broker saved them;
+    `msg_store_index.ets in part`: of the entries that agree with a record, and one for each other record; `one each`."""
 
     @property
     def counts_are_kept(self) -> bool:
         """False if the index was made anew: then counts are those that were given, or one for each message. Also if segments
-        were lost: then there are counts only of what is left."""
-        return self.how != "rebuild"
+        were lost: then there are counts only of what is left. True for the exact counts of a broker."""
+        return self.how != "rebuild" or self.counts == "msg_store_index.ets"
 
 
 @attrs.frozen
@@ -203,27 +208,34 @@ def rebuild(
     counts: Mapping[bytes, int] | None,
     recovery: Recovery,
     progress: Progress | None = None,
+    broker: BrokerCounts | None = None,
 ) -> None:
     """Fill the index from every segment: from its hint if it has one, else by a scan.
+
+    ``broker``: takes the place of ``counts``. It has to be compared with all records before the first one is entered, so all of
+    them are in memory then.
 
     Of copies in several files the highest-numbered file's wins, in one file the first. A rebuild that is stopped begins
     again: until the opening is complete, each commit leaves an index without a layout.
     """
     index.clear()
     recovery.how = "rebuild"
+    recovery.counts = "one each" if counts is None else "given"
+    found_records: Iterable[Found] = _read_all(segments, recovery, Meter(segments, progress))
+    if broker is not None:
+        found_records = everything = list(found_records)
+        recovery.counts, counts = broker.decide(everything)
     wanted = counts if counts is None else {msg_id: count for msg_id, count in counts.items() if count > 0}
     copies = False
     records = 0
     newest = max(segments.by_number)
-    meter = Meter(segments, progress)
-    for segment, found, copied in _read_all(segments, recovery):
+    for segment, found, copied in found_records:
         copies |= not _enter(index, segment, found, wanted)
         records += found.count + copied
         if segment.number == newest and segment.appendable:
             segments.hints.hold(segment, found)
         index.freeze({})
         index.commit()
-        meter.add(segment)
     if copies:
         count_live(segments, index)
     recovery.entered = len(index)
@@ -237,8 +249,8 @@ def rebuild(
                 segment.quarantined |= segment.torn
 
 
-def _read_all(segments: Segments, recovery: Recovery) -> Iterator[tuple[Segment, Hint, int]]:
-    """(segment, its records, how many copies it has besides) in number order. One segment is in memory at a time."""
+def _read_all(segments: Segments, recovery: Recovery, meter: Meter) -> Iterator[Found]:
+    """In number order. One segment is in memory at a time."""
     newest = max(segments.by_number)
     for segment in segments:
         found = segments.hints.load(segment)
@@ -252,6 +264,7 @@ def _read_all(segments: Segments, recovery: Recovery) -> Iterator[tuple[Segment,
             if segment.appendable and not copied and segment.number != newest:
                 segments.hints.found(segment, found)
             yield segment, found, copied
+        meter.add(segment)
 
 
 def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, int] | None) -> bool:

@@ -1,7 +1,8 @@
 """``clean.dot``: what a clean stop leaves for the next start, as RabbitMQ writes and reads it.
 
 Erlang text, one term a line: ``{client_refs,[<<104,49>>]}.`` and ``{last_v1_file,none}.``. Beside it RabbitMQ keeps its own
-saved index; it must never trust that one beside what we write, so opening for writing removes all three first.
+saved index. RabbitMQ must never trust that one beside what we write: opening for writing removes ``clean.dot`` and renames the
+saved index, whose reference counts it has taken (:mod:`msgstore.engine.broker_counts`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from msgstore.files import Files
 CLEAN = "clean.dot"
 PENDING_CLEAN = "msgstore-clean.dot"
 """``clean.dot`` until the index is saved: a crash between the two leaves this one, and the next start completes it."""
-SAVED_INDEXES = ("msg_store_index.ets", "file_summary.ets")
+SAVED_COUNTS, SAVED_SUMMARY = "msg_store_index.ets", "file_summary.ets"
+SAVED_INDEXES = (SAVED_COUNTS, SAVED_SUMMARY)
+KEPT = "msgstore-broker-"
+"""What the name of RabbitMQ's saved index begins with once it was taken over: kept for you, and not read any more."""
 _LEGACY_EXTENSION = ".rdq"
 
 _MAX_CLEAN = 16 * 2**20
@@ -73,7 +77,7 @@ class Leftovers:
     pending: bytes | None
     """What a clean stop was about to put there, or an opening was about to remove."""
     foreign: bool
-    """True if RabbitMQ stopped cleanly here after our last opening: ours removes its saved index."""
+    """True if RabbitMQ stopped cleanly here after our last opening: ours renames its saved index."""
 
     @classmethod
     def read(cls, files: Files, directory: Path) -> Leftovers:
@@ -85,6 +89,13 @@ class Leftovers:
     def text(self) -> bytes | None:
         """Of the last clean stop; None if it was dirty."""
         return self.clean if self.clean is not None else self.pending
+
+    def saved(self, name: str) -> Path | None:
+        """The path of one file of RabbitMQ's saved index, or None. An opening that was cut off may have renamed one of them: it
+        is read under its new name then, as long as the other one shows that the opening was not finished."""
+        there = self.files.list(self.directory)
+        found = [candidate for candidate in (name, KEPT + name) if candidate in there]
+        return self.directory / found[0] if found and self.foreign else None
 
     def client_refs(self) -> set[bytes]:
         """The clients of the last stop; empty if it was dirty, or if the text is damaged: it only serves RabbitMQ."""
@@ -101,13 +112,15 @@ class Leftovers:
                 self.files.sync_directory(self.directory)
 
     def remove(self, *, sync: bool) -> None:
-        """RabbitMQ must not trust what it saved beside what we write.
+        """RabbitMQ must not trust what it saved beside what we write. It is renamed, not deleted: nobody else has these counts.
 
         The pending ``clean.dot`` goes last: an opening that fails before that can still be taken back. It may return after a
         power loss; beside an index that says "open" it means nothing.
         """
+        there = self.files.list(self.directory) if self.foreign else {}
         for name in SAVED_INDEXES:
-            self.files.unlink(self.directory / name)
+            if name in there:
+                self.files.replace(self.directory / name, self.directory / (KEPT + name))
         if sync:
             self.files.sync_directory(self.directory)
         self.files.unlink(self.directory / PENDING_CLEAN)

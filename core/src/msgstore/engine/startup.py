@@ -23,6 +23,7 @@ from msgstore.directory import (
     write_settings,
 )
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, of_index, resolve
+from msgstore.engine.broker_counts import read_broker_counts
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.erasing import remove_leftovers
 from msgstore.engine.happenings import Happenings
@@ -251,8 +252,9 @@ def _recover(
         )
     if refusal is not None:
         log.info("%s: the index is made anew from the segments: %s", config.path, refusal)
+        broker = read_broker_counts(segments, leftovers) if leftovers.foreign and counts is None else None
         recovery = Recovery("rebuild", lost=recovery.lost)
-        rebuild(segments, index, counts, recovery, progress)
+        rebuild(segments, index, counts, recovery, progress, broker)
     tell_lost(segments, recovery)
     return recovery
 

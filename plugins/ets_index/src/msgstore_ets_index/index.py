@@ -1,6 +1,6 @@
 """The index ``ets``: two dictionaries, and a snapshot between a clean stop and the next start.
 
-Upstream keeps the same in an Erlang ETS table, hence the name; its own ``.ets`` files are not read.
+Upstream keeps the same in an Erlang ETS table, hence the name; its own ``.ets`` files are no snapshots of this index.
 """
 
 from __future__ import annotations

@@ -1,0 +1,455 @@
+"""Reference counts that a broker saved: exact if everything agrees with them, never a message too few if anything does not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from msgstore.cli.main import main
+from msgstore.engine import ets_file
+from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
+from support import DATA, RealDirectory, hashes, open_with
+
+CLEAN_STOPS = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted"]
+SHARED_STORES = [
+    (fixture, vhost, kind)
+    for fixture in ("clean", "priority_lazy")
+    for vhost in json.loads((DATA / "rabbitmq-3.10" / fixture / "erlang_dump.json").read_text())
+    for kind in ("persistent", "transient")
+]
+COUNTS, SUMMARY = "msg_store_index.ets", "file_summary.ets"
+KEPT = "msgstore-broker-"
+IDS = [bytes([n]) * 16 for n in range(6)]
+Row = tuple[bytes, int, int, int, int]
+
+
+def counts_of(path: Path, **keys: object) -> tuple[dict[bytes, int], str]:
+    """The reference counts that a store on the directory has, without writing into it, and where they come from."""
+    with open_with(path, **{"mode": "r", "index": "ets", "format": "v2", **keys}) as store:
+        return {entry.msg_id: entry.references for entry in store.entries()}, store.stats().recovery.counts
+
+
+def integer(number: int) -> bytes:
+    if number < 256:
+        return b"a" + bytes([number])
+    return b"b" + number.to_bytes(4, "big") if number < 2**31 else b"n\x08\0" + number.to_bytes(8, "little")
+
+
+def item(term: bytes) -> bytes:
+    return (len(term) + 1).to_bytes(4, "big") + b"bWLA\x83" + term
+
+
+def table(rows: list[bytes], count: int | None = None) -> bytes:
+    """A saved table as ``ets:tab2file`` writes it."""
+    end = (
+        b"l\0\0\0\x02d\0\x0d$end_of_tablel\0\0\0\x01h\x02d\0\x05count" + integer(len(rows) if count is None else count) + b"jj"
+    )
+    info = b"h\x02h\x02d\0\x02idah\x02d\0\x04sizea\0"
+    return b"\x01\x02\x03\x04cXM\x0b" + item(info) + b"".join(map(item, rows)) + item(end)
+
+
+def location(row: Row) -> bytes:
+    msg_id, *numbers = row
+    return b"h\x06d\0\x0cmsg_locationm\0\0\0\x10" + msg_id + b"".join(map(integer, numbers))
+
+
+def summary(number: int, live_bytes: int, size: int) -> bytes:
+    undefined = b"d\0\x09undefined"
+    numbers = integer(number) + integer(live_bytes) + undefined * 2 + integer(size)
+    return b"h\x08d\0\x0cfile_summary" + numbers + b"d\0\x05false" + undefined
+
+
+def rows_of(path: Path) -> list[Row]:
+    found: list[Row] = []
+    ets_file.read_locations((path / COUNTS).read_bytes(), lambda *row: found.append(row), 10_000)
+    return found
+
+
+def broker_stops(path: Path, references: dict[bytes, int]) -> None:
+    """What a broker leaves that found these records, and that has these references."""
+    with open_with(path, mode="r", index="ets", format="v2") as store:
+        entries = list(store.entries())
+        segments = store.segments()
+    rows = [(e.msg_id, references[e.msg_id], e.number, e.offset, e.size) for e in entries if e.msg_id in references]
+    (path / COUNTS).write_bytes(table([location(row) for row in rows]))
+    live = {s.number: sum(size for _, count, number, _, size in rows if count and number == s.number) for s in segments}
+    (path / SUMMARY).write_bytes(table([summary(s.number, live[s.number], s.size) for s in segments]))
+    (path / "clean.dot").write_bytes(b"{client_refs,[]}.\n{index_module,rabbit_msg_store_ets_index}.\n")
+
+
+@pytest.fixture
+def ours(tmp_path, index) -> Path:
+    """A store of ours with six messages, closed."""
+    path = tmp_path / "ours"
+    with open_with(path, index=index, format="v2") as store, store.client() as client:
+        client.write_many((msg_id, bytes([n]) * 100) for n, msg_id in enumerate(IDS))
+    return path
+
+
+@pytest.fixture
+def real(tmp_path) -> RealDirectory:
+    """A broker with 297 live messages and 4 dead records."""
+    return RealDirectory.load("v1_compacted")
+
+
+@pytest.fixture
+def path(real, tmp_path) -> Path:
+    return real.copy(tmp_path)
+
+
+# -- everything agrees --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CLEAN_STOPS)
+def test_clean_stop_gives_exact_counts(name, index, tmp_path):
+    real = RealDirectory.load(name)
+    path = real.copy(tmp_path)
+    saved = {name: (path / name).read_bytes() for name in (COUNTS, SUMMARY)}
+    assert counts_of(path, index=index) == (real.refcounts, "msg_store_index.ets")
+    with open_with(path, index=index, format="v2") as store:
+        assert store.stats().recovery.counts_are_kept
+        assert hashes(store) == real.live
+    assert counts_of(path, index=index) == (real.refcounts, "index")
+    assert {name: (path / f"{KEPT}{name}").read_bytes() for name in saved} == saved
+    assert not (path / COUNTS).exists()
+    assert not (path / SUMMARY).exists()
+
+
+@pytest.mark.parametrize(("fixture", "vhost", "kind"), SHARED_STORES)
+def test_shared_store_gives_exact_counts(fixture, vhost, kind):
+    dump = json.loads((DATA / "rabbitmq-3.10" / fixture / "erlang_dump.json").read_text())[vhost]
+    truth = {bytes.fromhex(row["id"]): row["ref_count"] for row in dump[f"msg_store_index_{kind}"] if row["ref_count"]}
+    path = DATA / "rabbitmq-3.10" / fixture / "msg_stores" / "vhosts" / vhost / f"msg_store_{kind}"
+    assert counts_of(path) == (truth, "msg_store_index.ets")
+
+
+def test_broker_after_us_gives_its_counts(ours, index):
+    """The dead do not come back when a broker has used one of our directories."""
+    broker_stops(ours, {IDS[0]: 1, IDS[1]: 0, IDS[2]: 3})
+    for mode in ("r", "rw"):
+        assert counts_of(ours, mode=mode, index=index) == ({IDS[0]: 1, IDS[2]: 3}, "msg_store_index.ets")
+
+
+def test_broker_with_all_dead_gives_nothing(ours, index):
+    broker_stops(ours, {})
+    assert counts_of(ours, index=index) == ({}, "msg_store_index.ets")
+
+
+def test_given_counts_replace_saved_ones(path):
+    msg_id = next(iter(RealDirectory.load("v1_compacted").refcounts))
+    assert counts_of(path, refcounts=[(msg_id, 7)]) == ({msg_id: 7}, "given")
+
+
+def test_renamed_counts_are_ignored_later(path):
+    """After a kill the index ``ets`` has no counts, and those of the broker are out of date."""
+    with open_with(path, index="ets", format="v2") as store, store.client() as client:
+        client.write(bytes(16), b"new")
+        store.flush()
+        store.abandon()
+    found, source = counts_of(path)
+    assert source == "one each"
+    assert set(found.values()) == {1}
+
+
+def test_first_opening_killed_anywhere_keeps_counts(real, index, tmp_path):
+    whole = RecordingFiles()
+    open_with(real.copy(tmp_path / "whole"), whole, index=index, format="v2").abandon()
+    changes = [change for change in whole.changes() if change[0] in ("replace", "unlink", "sync_directory")]
+    assert {f"{KEPT}{COUNTS}", f"{KEPT}{SUMMARY}"} <= {Path(change[1]).name for change in changes}
+    opened = max(at for at, change in enumerate(whole.changes()) if change[1].endswith(f"{KEPT}{SUMMARY}"))
+    for stop in range(opened + 1):
+        path = real.copy(tmp_path / str(stop))
+        with pytest.raises(Crash):
+            open_with(path, StoppingFiles(stop), index=index, format="v2")
+        assert counts_of(path, index=index)[0] == real.refcounts, f"stopped before change {stop}: {whole.changes()[stop]}"
+        shutil.rmtree(path)
+
+
+# -- something contradicts ----------------------------------------------------------------------------------------------------
+
+
+def check_in_part(path: Path, real: RealDirectory, kept: set[bytes], caplog: pytest.LogCaptureFixture) -> None:
+    """These keep their count, all other records count one, and the numbers are told."""
+    caplog.clear()
+    found, source = counts_of(path)
+    records = {bytes.fromhex(record["id"]) for segment in real.manifest["segments"] for record in segment["records"]}
+    assert found == {msg_id: real.refcounts[msg_id] if msg_id in kept else 1 for msg_id in records}
+    assert source == ("msg_store_index.ets in part" if kept else "one each")
+    [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert str(path) in warning
+    agreed, contradicted = len(kept), len({row[0] for row in rows_of(path) if row[1]} - kept)
+    numbers = f"{agreed} messages agree with their record and keep their count, {contradicted} contradict it"
+    assert numbers in warning
+    assert f"{len(records) - agreed} records count as one message each" in warning
+
+
+def change_row(path: Path, change: Callable[[Row], Row]) -> bytes:
+    """Change one row with references. Return its id."""
+    rows = rows_of(path)
+    at = next(at for at, row in enumerate(rows) if row[1] > 1)
+    rows[at] = change(rows[at])
+    (path / COUNTS).write_bytes(table([location(row) for row in rows]))
+    return rows[at][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: (*row[:3], row[3] + 1, row[4]),
+        lambda row: (*row[:4], row[4] - 1),
+        lambda row: (*row[:2], row[2] + 1, *row[3:]),
+        lambda row: (*row[:2], 2**64 - 1, *row[3:]),
+        lambda row: (*row[:3], 2**40, row[4]),
+        lambda row: (row[0], 2**48, *row[2:]),
+    ],
+    ids=["offset", "size", "file", "huge file", "huge offset", "huge count"],
+)
+def test_wrong_entry_counts_one(change, real, path, caplog):
+    wrong = change_row(path, change)
+    kept = real.refcounts.keys() - {wrong}
+    found, source = counts_of(path)
+    assert source == "msg_store_index.ets in part"
+    assert found[wrong] == 1
+    assert {msg_id: found[msg_id] for msg_id in kept} == {msg_id: real.refcounts[msg_id] for msg_id in kept}
+    assert "keep their count" in caplog.text
+
+
+def test_entry_of_absent_record_is_told(real, path, caplog):
+    rows = [*rows_of(path), (b"nobody has this.", 1, 0, 0, 100)]
+    (path / COUNTS).write_bytes(table([location(row) for row in rows]))
+    check_in_part(path, real, set(real.refcounts), caplog)
+
+
+def test_dead_entry_is_not_believed_alone(real, path, caplog):
+    """A count that has become 0 contradicts the live bytes of the file summary."""
+    wrong = change_row(path, lambda row: (row[0], 0, *row[2:]))
+    check_in_part(path, real, real.refcounts.keys() - {wrong}, caplog)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "live bytes", "size", "one file less", "one file more"])
+def test_wrong_summary_brings_every_record_back(damage, real, path, caplog):
+    target = path / SUMMARY
+    rows: list[tuple[int, int, int]] = []
+    ets_file.read_summaries(target.read_bytes(), lambda *row: rows.append(row), 10)
+    number, live_bytes, size = rows[0]
+    changed = {
+        "live bytes": [(number, live_bytes - 1, size), *rows[1:]],
+        "size": [(number, live_bytes, size + 1), *rows[1:]],
+        "one file less": rows[1:],
+        "one file more": [*rows, (99, 0, 0)],
+    }
+    if damage == "missing":
+        target.unlink()
+    elif damage in ("empty", "cut"):
+        target.write_bytes(target.read_bytes()[: 0 if damage == "empty" else -1])
+    else:
+        target.write_bytes(table([summary(*row) for row in changed[damage]]))
+    check_in_part(path, real, set(real.refcounts), caplog)
+
+
+def test_row_named_twice_is_told(real, path, caplog):
+    rows = rows_of(path)
+    (path / COUNTS).write_bytes(table([location(row) for row in [*rows, rows[0]]]))
+    check_in_part(path, real, set(real.refcounts), caplog)
+
+
+def test_no_clean_stop_counts_one_each(real, path, caplog):
+    """Saved tables of an earlier stop, copied back beside segments that went on."""
+    (path / "clean.dot").unlink()
+    found, source = counts_of(path)
+    assert source == "one each"
+    assert real.refcounts.keys() < found.keys()
+    assert set(found.values()) == {1}
+    assert f"{path / COUNTS}: not used: there is no clean.dot beside it" in caplog.text
+
+
+def test_stale_counts_lose_no_newer_message(ours, index, caplog):
+    broker_stops(ours, {IDS[0]: 2})
+    stale = {name: (ours / name).read_bytes() for name in (COUNTS, SUMMARY)}
+    with open_with(ours, index=index, format="v2") as store, store.client() as client:
+        client.write(b"a newer message.", b"body")
+    for name, data in stale.items():
+        (ours / name).write_bytes(data)
+    found, source = counts_of(ours, index=index)
+    assert source == "msg_store_index.ets in part"
+    assert found == {**dict.fromkeys([*IDS, b"a newer message."], 1), IDS[0]: 2}
+    assert "by file_summary.ets" in caplog.text
+
+
+def test_damaged_segment_keeps_other_counts(real, path):
+    segment = path / "1.rdq"
+    data = segment.read_bytes()
+    segment.write_bytes(data[: len(data) // 2])
+    found, source = counts_of(path)
+    assert source == "msg_store_index.ets in part"
+    there = real.refcounts.keys() & found.keys()
+    assert len(there) < len(real.refcounts)
+    assert {msg_id: found[msg_id] for msg_id in there} == {msg_id: real.refcounts[msg_id] for msg_id in there}
+
+
+# -- damaged and hostile files ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    """43 live messages of a 3.10 broker, and 16 whose entry has no reference."""
+    vhosts = DATA / "rabbitmq-3.10" / "clean" / "msg_stores" / "vhosts"
+    source = vhosts / "628WB79CIFDYO9LJI6DKMI09L" / "msg_store_persistent"
+    return Path(shutil.copytree(source, tmp_path / "small"))
+
+
+def check_nothing_lost(path: Path, rows: list[Row], what: str) -> None:
+    """Of these rows every one that is still there keeps its count; every message is there."""
+    left = {row[0]: row for row in rows_of(path)}
+    found, source = counts_of(path)
+    live = {row[0]: row for row in rows if row[1]}
+    assert live.keys() <= found.keys(), f"{what}: messages are lost"
+    assert all(found[i] in (1, row[1], left.get(i, row)[1]) for i, row in live.items()), f"{what}: a count is in no row"
+    if source != "one each":
+        assert all(found[i] == row[1] for i, row in live.items() if left.get(i) == row), f"{what}: counts are lost"
+
+
+@pytest.mark.parametrize("name", [COUNTS, SUMMARY])
+def test_saved_table_cut_anywhere_loses_nothing(name, small):
+    rows = rows_of(small)
+    data = (small / name).read_bytes()
+    for size in range(0, len(data), 97):
+        (small / name).write_bytes(data[:size])
+        check_nothing_lost(small, rows, f"{name} cut to {size} bytes")
+        assert counts_of(small)[1] != "msg_store_index.ets"
+
+
+@pytest.mark.parametrize("name", [COUNTS, SUMMARY])
+def test_flipped_bit_loses_nothing(name, small):
+    rows = rows_of(small)
+    data = bytearray((small / name).read_bytes())
+    chance = random.Random(1)
+    for _ in range(50):
+        at, bit = chance.randrange(len(data)), 1 << chance.randrange(8)
+        data[at] ^= bit
+        (small / name).write_bytes(data)
+        check_nothing_lost(small, rows, f"{name}: bit {bit} at offset {at}")
+        data[at] ^= bit
+
+
+def read(data: bytes, max_rows: int = 1_000_000) -> tuple[int, str | None]:
+    """What one row after the other was read of a table of counts. Fails if that takes much memory."""
+    rows: list[object] = []
+    tracemalloc.start()
+    done = ets_file.read_locations(data, lambda *row: rows.append(None), max_rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20, f"{peak} bytes of memory for a file of {len(data)}"
+    assert done.rows == len(rows)
+    return done.rows, done.problem
+
+
+ROW = location((bytes(16), 1, 0, 0, 100))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [b"h\x06d\xff\xff" + b"x" * 65535],
+        [b"h\x06d\0\x0cmsg_locationm\xff\xff\xff\xff"],
+        [b"P\xff\xff\xff\xffx\x9c" + bytes(100)],
+        [b"h\x01" * 100_000],
+        [b"l\0\0\0\x01" * 100_000],
+        [b"i\xff\xff\xff\xff" * 1000],
+        [b"h\x06d\0\x0cmsg_locationm\0\0\0\x10" + bytes(16) + b"o\xff\xff\xff\xff\0"],
+        [b"h\x06d\0\x0cmsg_locationm\0\0\0\x10" + bytes(16) + b"b\xff\xff\xff\xff" * 4],
+        [b"bWLA\x83h" * 10_000],
+    ],
+    ids=["atom", "binary", "compressed", "tuples", "lists", "sizes", "integer", "negative", "magics"],
+)
+def test_hostile_row_is_passed_over(rows):
+    found, problem = read(table([ROW, *rows, ROW]))
+    assert found == 2
+    assert problem is not None
+
+
+@pytest.mark.parametrize("size", [b"\xff\xff\xff\xff", bytes(4)], ids=["huge", "zero"])
+def test_wrong_item_size_is_told(size):
+    data = bytearray(table([ROW, ROW, ROW]))
+    at = data.index(item(ROW))
+    data[at : at + 4] = size
+    assert read(bytes(data)) == (2, f"it is damaged or cut off at offset {at}")
+    data[8:12] = size
+    assert read(bytes(data))[0] == 2
+
+
+def test_more_rows_than_records_fit_is_refused():
+    data = table([ROW] * 1000)
+    assert read(data) == (1000, None)
+    assert read(data, max_rows=10) == (10, "it has more than 10 rows, and the segments have no room for them")
+
+
+@pytest.mark.parametrize("data", [b"", bytes(10), bytes(2**20), b"\x01\x02\x03\x04cXM\x0b", b"\x06\x07\x08\x09"], ids=repr)
+def test_no_table_is_told(data):
+    assert read(data)[0] == 0
+    assert read(data)[1] is not None
+
+
+def test_table_that_was_not_closed_is_told():
+    data = table([ROW]).replace(b"cXM\x0b", b"\x06\x07\x08\x09")
+    assert read(data) == (1, "it is not a table that was closed")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_wrong_number_of_rows_is_told(count):
+    assert read(table([ROW], count)) == (1, "its end does not fit its 1 rows")
+
+
+def test_bytes_behind_the_table_are_told():
+    assert read(table([ROW]) + b"x") == (1, "its end does not fit its 1 rows")
+
+
+@pytest.mark.parametrize("atom", [b"d\0\x0c", b"v\0\x0c", b"s\x0c", b"w\x0c"], ids=repr)
+def test_atoms_of_every_release_are_read(atom):
+    assert read(table([ROW.replace(b"d\0\x0c", atom)])) == (1, None)
+
+
+def test_saved_table_that_is_a_pipe_is_ignored(small):
+    """Nothing waits for it."""
+    (small / COUNTS).unlink()
+    os.mkfifo(small / COUNTS)
+    assert counts_of(small)[1] == "one each"
+
+
+# -- the command line ---------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_verbs_say_where_counts_come_from(path):
+    assert "counts         from msg_store_index.ets\n" in run("info", path)
+    assert "297 of 297 live messages verified (rebuild; counts: from msg_store_index.ets)" in run("verify", path)
+    assert json.loads(run("info", "--json", path))["recovery"]["counts"] == "msg_store_index.ets"
+    assert json.loads(run("verify", "--json", path).splitlines()[-1])["counts"] == "msg_store_index.ets"
+    assert len(run("ls", path).splitlines()) == 298
+    assert "dead" in run("map", path)
+
+
+def test_verify_without_counts_speaks_of_records(path):
+    (path / "clean.dot").unlink()
+    output = run("verify", path)
+    assert "301 of 301 records verified (rebuild; counts: one for each record, dead or not)" in output
+    assert "msg_store_index.ets: not used" in output
+
+
+def test_migrate_to_a_copy_takes_saved_counts(real, path, tmp_path):
+    assert "297 messages copied" in run("migrate", path, tmp_path / "copy", "--to", "v2")
+    assert counts_of(tmp_path / "copy") == (real.refcounts, "index")
