@@ -111,7 +111,7 @@ def test_a_rebuild_that_is_killed_begins_again(cell, tmp_path, monkeypatch, afte
     exact = dict.fromkeys(live, 3)
     index = __import__(f"msgstore_{cell.index}_index.index", fromlist=["index"])
     kind = getattr(index, {"ets": "EtsIndex", "lmdb": "LmdbIndex"}[cell.index])
-    commit, left = kind.commit, 0
+    commit, close, left = kind.commit, kind.close, 0
 
     def stop(self):
         nonlocal left
@@ -122,10 +122,16 @@ def test_a_rebuild_that_is_killed_begins_again(cell, tmp_path, monkeypatch, afte
         if left < 0:
             raise Crash
 
+    def stop_saving(self, state):
+        if left < 0 and state is not None:
+            raise Crash
+        close(self, state)
+
     for kill_at in range(20):
         left = kill_at
         with monkeypatch.context() as patch:
             patch.setattr(kind, "commit", stop)
+            patch.setattr(kind, "close", stop_saving)
             try:
                 open_with(tmp_path, **cell.keys, refcounts=exact.items()).abandon()
                 break

@@ -131,6 +131,9 @@ class Collection:
         begin = time.perf_counter()
         try:
             with marked(self._site, plans.numbers_of(action)) as sources:
+                if sources:
+                    with self._site.turn():
+                        self._ledger.begin_change()
                 done = self._collect(action, sources) if sources else []
         except Unsound as unsound:
             done = [self._leave(unsound)]
@@ -174,6 +177,8 @@ class Collection:
 
     def _delete_empty(self) -> None:
         with self._site.turn():
+            if self._ledger.has_empty:
+                self._ledger.begin_change()
             self._writer.settle()
         self.erase()
 

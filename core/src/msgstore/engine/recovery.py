@@ -121,7 +121,7 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
         return Plan(refusal="it is not complete, or of another version")
     saved = state.get(checkpoint.CLEAN_KEY)
-    if leftovers.clean not in (None, saved) or saved not in (None, leftovers.clean, leftovers.pending):
+    if saved not in (leftovers.clean, leftovers.pending) if saved is not None else leftovers.clean is not None:
         return Plan(refusal="clean.dot is not the one that was left with it, so another program has used the directory")
     try:
         rows = checkpoint.rows(state)

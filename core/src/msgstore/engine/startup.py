@@ -30,6 +30,7 @@ from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.lock_file import read_lock
 from msgstore.engine.losses import mend, tell_lost, without_segments
+from msgstore.engine.marker import CleanMarker, publish_clean, save_clean
 from msgstore.engine.reader import Reader
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segment, Segments
@@ -73,7 +74,8 @@ def open_parts(
     index: Index | None = None
     segments: Segments | None = None
     lock: WriterLock | None = None
-    saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
+    ledger: Ledger | None = None
+    retired = False  # whether the clean stop of before is retired, and a failed opening has to be a clean stop of its own
     try:
         _look(config, catalogue, files, read_only=read_only)
         lock_text = read_lock(directory) if read_only else None
@@ -100,17 +102,21 @@ def open_parts(
         ledger = Ledger(segments, index, shared, persistent=persistent)
         writer = Writer(config, backends, ledger, read_only=read_only)
         if not read_only:
-            saved = ledger.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
             _resume(config, backends, segments)
-            _note_segments(segments, ledger, recovery)
-            # Before the index says that the store is open, or a crash in between would look like RabbitMQ's.
-            leftovers.hide(sync=segments.durable)
-            with of_index(config.index.name, config, catalogue, "take the first changes in"):
-                ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            _note_empty(segments, ledger, recovery)
+            saved = state.get(CLEAN_KEY)
+            marker = CleanMarker(leftovers, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            if recovery.how == "trust" and saved is not None and not recovery.scanned:
+                ledger.marker = marker  # nothing changes before the first change
+            else:
+                retired = bool(segments.by_number)
+                with of_index(config.index.name, config, catalogue, "take the first changes in"):
+                    marker.retire(ledger)
             settings = _settings(backends, segments)
             if remembered != settings:
                 write_settings(files, directory, settings, sync=segments.durable)
-            leftovers.remove(sync=segments.durable)
+            if ledger.marker is None:
+                marker.finish(ledger)
         if lock is not None:
             lock.opened()
         mapped = config.reads == "mmap" and not read_only and _has_global_lock()
@@ -124,8 +130,8 @@ def open_parts(
                 stack.callback(lock.release)
             if index is not None:
                 stack.callback(index.close, None)
-                with suppress(OSError):
-                    index.close(saved)
+                if retired and ledger is not None:
+                    stack.callback(_stop_cleanly, ledger, leftovers.client_refs())
             if segments is not None:
                 stack.callback(segments.close)
         if isinstance(error, OSError):
@@ -177,11 +183,17 @@ def _has_global_lock() -> bool:
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-def _note_segments(segments: Segments, ledger: Ledger, recovery: Recovery) -> None:
+def _note_empty(segments: Segments, ledger: Ledger, recovery: Recovery) -> None:
     for segment in segments:
-        ledger.touch(segment)
         if segment.live_count == 0 and recovery.how != "rebuild":
             ledger.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
+
+
+def _stop_cleanly(ledger: Ledger, client_refs: set[bytes]) -> None:
+    """Of an opening that fails late: leave what it has found out, counts above all, to the next one."""
+    with suppress(OSError, StoreError):
+        save_clean(ledger, client_refs)
+        publish_clean(ledger)
 
 
 def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
@@ -191,7 +203,7 @@ def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | No
         check_no_writer(directory)
         return None
     files.make_directory(directory)
-    return WriterLock(directory)
+    return WriterLock(directory, files)
 
 
 def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Settings | None, *, read_only: bool) -> Segments:
