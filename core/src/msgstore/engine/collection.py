@@ -131,9 +131,6 @@ class Collection:
         begin = time.perf_counter()
         try:
             with marked(self._site, plans.numbers_of(action)) as sources:
-                if sources:
-                    with self._site.turn():
-                        self._ledger.begin_change()
                 done = self._collect(action, sources) if sources else []
         except Unsound as unsound:
             done = [self._leave(unsound)]

@@ -50,6 +50,8 @@ class Ledger:
         self._freed = 0
         self.marker: CleanMarker | None = None
         """What says that the last stop was a clean one, as long as nothing was changed since; see ``begin_change``."""
+        self.hidden: CleanMarker | None = None
+        """The same from then on until the first commit."""
         self.recounted = False
         """Whether references came or went since the last commit without a record that came or died."""
         self._committed = False
@@ -159,23 +161,17 @@ class Ledger:
 
     def begin_change(self) -> None:
         """Called before anything changes on disk: from the first change on the stop counts as dirty. Raises StoreIOError."""
-        marker = self.marker
-        if marker is not None:
-            self.marker = None
-            try:
-                marker.retire(self)
-            except BaseException:
-                self.marker = marker
-                raise
-            marker.finish(self)
+        if self.marker is not None:
+            self.marker.hide(self)
+            self.hidden, self.marker = self.marker, None
 
     def commit(self, extra: Mapping[bytes, bytes | None] | None = None) -> None:
         """Commit the index with the rows of every segment that has changed. If it raises (StoreIOError), the next commit has
         all of it as well. Does nothing if nothing was changed since the store was opened."""
         if self.marker is not None:
-            if self.changed:
-                self.begin_change()
-            return
+            if not self.changed:
+                return
+            self.begin_change()
         if not self.persistent and self._committed:  # its first commit removed its snapshot; more it does not do
             with self.lock:
                 self._touched.clear()
@@ -187,6 +183,8 @@ class Ledger:
             if self.persistent:
                 state |= {row_key(segment): None for segment in self._deleted}
                 state |= {row_key(segment): pack_row(segment) for segment in self._touched}
+            if self.hidden is not None:
+                state |= self.hidden.state
             if extra:
                 state |= extra
             self.index.freeze(state)
@@ -197,6 +195,9 @@ class Ledger:
         with io_errors(self.segments.directory):
             self.index.commit()
         self._committed, self._due = True, False
+        if self.hidden is not None:
+            hidden, self.hidden = self.hidden, None
+            hidden.finish(self)
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""

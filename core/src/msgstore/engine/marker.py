@@ -1,8 +1,9 @@
 """The clean marker of an open store, and the clean stop that sets it.
 
-An opening that trusts the saved index changes nothing: ``clean.dot`` and the saved state stay, and still fit each other. The
-first change to the segments or to the index retires both; a store in which nothing was changed is closed as it was found. So an
-opening that fails, and a process that is killed before its first change, leave the counts as they were.
+An opening that trusts the saved index changes nothing: ``clean.dot`` and the saved state stay, and still fit each other. Before
+the first change to the segments ``clean.dot`` is hidden, under the name of the pending one; the first commit of the index says
+that the store is open. A store in which nothing was changed is closed as it was found. So an opening that fails, and a process
+that is killed before its first commit, leave the counts as they were: what was appended behind a hidden marker is a tail.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from msgstore.engine.shutdown import CLEAN, PENDING_CLEAN, Leftovers
 
 @attrs.frozen(eq=False)
 class CleanMarker:
-    """What says that the last stop was a clean one. :meth:`retire` may be repeated after a failure."""
+    """What says that the last stop was a clean one. Each method may be repeated after a failure."""
 
     leftovers: Leftovers
     saved: bytes | None
@@ -28,11 +29,11 @@ class CleanMarker:
     state: Mapping[bytes, bytes | None]
     """What the commit takes that says that the store is open."""
 
-    def retire(self, ledger: Ledger) -> None:
-        """From here on the stop counts as dirty. Caller holds ``flushing``. Raises StoreIOError.
+    def hide(self, ledger: Ledger) -> None:
+        """From here on the stop counts as dirty for RabbitMQ. Caller holds ``flushing``. Raises StoreIOError.
 
         ``clean.dot`` goes before the index says that the store is open, or a crash in between would look as if RabbitMQ had been
-        here; the pending one goes last, so that until the commit everything can be trusted as before.
+        here. All rows go with the next commit: the current segment's says that it is written on.
         """
         files, directory, sync = self.leftovers.files, self.leftovers.directory, ledger.segments.durable
         with io_errors(directory):
@@ -49,10 +50,10 @@ class CleanMarker:
         current = ledger.segments.current
         if current is not None:
             ledger.segments.hints.outdate(current)
-        ledger.commit(self.state)
 
     def finish(self, ledger: Ledger) -> None:
-        """Remove what RabbitMQ must not trust beside what we write, and the pending ``clean.dot``. Raises StoreIOError.
+        """Behind the commit: remove what RabbitMQ must not trust beside what we write, and the pending ``clean.dot``. Raises
+        StoreIOError.
 
         The pending one may return after a power loss; beside an index that says "open" it means nothing.
         """

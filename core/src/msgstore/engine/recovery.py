@@ -1,7 +1,8 @@
 """What a store knows when it opens: from the index if that still speaks of these segments, else by scanning.
 
 ``trust``   the index was saved at a clean stop, and nothing has changed since: nothing is read.
-``tail``    the index is persistent and the stop was dirty: only what came after its last commit is scanned.
+``tail``    the stop was dirty: only what came after the last commit of a persistent index is scanned, or after the last clean
+            stop if the process ended before the first commit.
 ``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.hints`);
             reference counts come from the caller, or are one for each id.
 
@@ -114,7 +115,8 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers
     """Whether the index's ``state`` speaks of the segments that are there.
 
     Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none. If
-    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked.
+    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked. If ``clean.dot`` is hidden, segments may
+    have been appended to (:mod:`msgstore.engine.marker`).
     """
     if not state:
         return Plan(refusal="there is none that was saved")
@@ -129,14 +131,18 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers
         return Plan(refusal=str(error))
     plan = Plan(lost=missing_files(rows, segments))
     refusals = []
+    hidden = saved is not None and leftovers.clean is None
+    newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
     names = {segment.path.name: segment for segment in segments}
     for name, row in rows.items():
         segment = names.pop(name, None)
         if segment is not None:
+            if hidden and segment.number == newest and row.appendable and segment.size > row.size:
+                row = attrs.evolve(row, mtime_ns=None)
             refusals += _compare(segment, row, plan)
             _apply(segment, row)
-    newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
-    refusals += [f"{name} is new" for name, segment in names.items() if saved is not None or segment.number < newest]
+    is_closed = saved is not None and not hidden
+    refusals += [f"{name} is new" for name, segment in names.items() if is_closed or segment.number < newest]
     plan.tails.extend((segment, 0) for segment in names.values())
     return attrs.evolve(plan, refusal="; ".join(refusals[:5]) or None)
 

@@ -110,8 +110,9 @@ def open_parts(
                 ledger.marker = marker  # nothing changes before the first change
             else:
                 retired = bool(segments.by_number)
+                marker.hide(ledger)
                 with of_index(config.index.name, config, catalogue, "take the first changes in"):
-                    marker.retire(ledger)
+                    ledger.commit(marker.state)
             settings = _settings(backends, segments)
             if remembered != settings:
                 write_settings(files, directory, settings, sync=segments.durable)
