@@ -98,7 +98,7 @@ def found_damage(target: Target, store: Store) -> list[SpanReport]:
     recovery = store.stats().recovery
     names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
     found = [
-        SpanReport(str(target.path / lost.file), lost.found or 0, lost.size - (lost.found or 0), lost.reason)
+        SpanReport(str(target.path / lost.file), lost.found or 0, max(0, lost.size - (lost.found or 0)), lost.reason)
         for lost in recovery.lost
     ]
     for path in (target.path / name for name in names):

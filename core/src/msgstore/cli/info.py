@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from msgstore.files import Files
 from msgstore.scan import damaged_spans
 
 _HOW = {
+    "reconciled": "counts are kept where the records agree with the saved index",
     "new": "empty",
     "trust": "as it was saved at the last clean stop",
     "tail": "from its index, and what was appended after the last commit",
@@ -81,6 +83,9 @@ def _facts(target: Target, store: Store) -> dict[str, Any]:
             "entered": recovery.entered,
             "garbage": recovery.garbage,
             "missing": recovery.missing,
+            "kept": recovery.kept,
+            "revived": recovery.revived,
+            "distrust": recovery.distrust,
         },
         "quarantined": stats.quarantined,
         "damage": list(recovery.damaged),
@@ -108,11 +113,22 @@ def _as_table(facts: dict[str, Any]) -> Table:
         rows.add_row("", f"{output.plural(recovery['entered'], 'live record')}, {recovery['garbage']:,} dead or copies")
     if recovery["missing"]:
         rows.add_row("", f"{recovery['missing']:,} ids with references have no record", style="red")
+    if recovery["distrust"]:
+        rows.add_row("", counts_line(recovery), style="red")
     for line in facts["damage"]:
         rows.add_row("damage", line, style="red")
     if facts["quarantined"] and not facts["damage"]:
         rows.add_row("damage", f"in {output.plural(facts['quarantined'], 'segment')}; 'msgstore verify' lists it", style="red")
     return rows
+
+
+def counts_line(recovery: Mapping[str, Any]) -> str:
+    """What became of counts that do not fit the directory."""
+    return (
+        f"the saved counts do not fit the directory: {recovery['distrust']}; "
+        f"{output.plural(recovery['kept'], 'message')} with the counts of before, {recovery['missing']:,} missing, "
+        f"{recovery['revived']:,} removed before and live again"
+    )
 
 
 @click.command()
@@ -143,7 +159,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
                 checks.append(check.without_records())
     missing = recovery.missing
     entries = sum(check.entries for check in checks)
-    ok = not missing and not recovery.lost and stats.messages == entries and all(check.ok for check in checks)
+    ok = not missing and not recovery.lost and not recovery.revived and stats.messages == entries and all(check.ok for check in checks)
     summary = {
         "kind": "summary",
         "path": str(target.path),
@@ -154,6 +170,9 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
         "unreachable": sum(len(check.unreachable) for check in checks),
         "findings": sum(len(check.findings) for check in checks),
         "missing": missing,
+        "kept": recovery.kept,
+        "revived": recovery.revived,
+        "distrust": recovery.distrust,
         "damaged_segments": sum(not check.ok for check in checks),
         "lost": [f"{lost.file}: {lost}" for lost in recovery.lost],
         "recovery": recovery.how,
@@ -188,7 +207,9 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
         )
     console.print(rows)
     console.print()
-    if spots or not summary["lost"]:
+    if summary["distrust"]:
+        console.print(counts_line(summary), style="red")
+    if spots or not (summary["lost"] or summary["distrust"]):
         show_spots(console, spots)
     for check in checks:
         for entry in check.unreachable[:20]:

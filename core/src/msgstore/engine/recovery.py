@@ -3,6 +3,8 @@
 ``trust``   the index was saved at a clean stop, and nothing has changed since: nothing is read.
 ``tail``    the stop was dirty: only what came after the last commit of a persistent index is scanned, or after the last clean
             stop if the process ended before the first commit.
+``reconciled`` the saved index does not fit the directory: counts are kept wherever the records agree
+            (:mod:`msgstore.engine.reconcile`).
 ``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.hints`);
             reference counts come from the caller, or are one for each id.
 
@@ -59,9 +61,11 @@ class Lost:
 
     @property
     def reason(self) -> str:
-        return "missing" if self.found is None else "shortened"
+        return "missing" if self.found is None else "shortened" if self.found < self.size else "replaced"
 
     def __str__(self) -> str:
+        if self.found is not None and self.found >= self.size:
+            return f"is not the file that it was; {self.messages} live messages that the index has in it are not there"
         what = "is missing" if self.found is None else f"has {self.found} of {self.size} bytes"
         return f"{what}; the index has {self.messages} live messages in it"
 
@@ -70,9 +74,9 @@ class Lost:
 class Recovery:
     """How a store came up; ``store.stats().recovery``."""
 
-    how: Literal["new", "trust", "tail", "rebuild", "taken over", "live"] = "new"
-    """``new``: there was nothing; ``trust``, ``tail``, ``rebuild``, ``taken over``: what was read, see the life of a message;
-    ``live``: a reader beside a writer."""
+    how: Literal["new", "trust", "tail", "reconciled", "rebuild", "taken over", "live"] = "new"
+    """``new``: there was nothing; ``trust``, ``tail``, ``reconciled``, ``rebuild``, ``taken over``: what was read, see the life
+    of a message; ``live``: a reader beside a writer."""
     scanned: list[str] = attrs.field(factory=list)
     """Names of the segments that were read, in whole or from their last commit on."""
     hinted: list[str] = attrs.field(factory=list)
@@ -85,6 +89,14 @@ class Recovery:
     """Ids that the given reference counts name, or the index of a store that has lost a segment, and that no segment holds."""
     first_missing: bytes | None = None
     """One of these, or None if there are none."""
+    kept: int = 0
+    """Messages that keep the counts of a saved index which does not fit the directory."""
+    revived: int = 0
+    """Messages that this index had as removed, and that are live again with one reference."""
+    distrust: str | None = None
+    """Why the saved counts were not taken as they were; None if they were, or if there were none."""
+    copy: str | None = None
+    """Name of the file in the store's directory that has the counts of before; None if none had to be kept."""
     damaged: list[str] = attrs.field(factory=list)
     """One line for each damaged segment: file, offset, reason. Then those that are ``lost``."""
     lost: list[Lost] = attrs.field(factory=list)
@@ -93,8 +105,8 @@ class Recovery:
     @property
     def counts_are_kept(self) -> bool:
         """False if the index was made anew: then counts are those that were given, or one for each message. Also if segments
-        were lost: then there are counts only of what is left."""
-        return self.how != "rebuild"
+        were lost, or records were gone or came back: then there are counts only of what is left."""
+        return self.how != "rebuild" and not (self.how == "reconciled" and (self.missing or self.revived))
 
 
 @attrs.frozen
@@ -108,7 +120,9 @@ class Plan:
     lost: list[Lost] = attrs.field(factory=list)
     """Segments of which there is less than the index knows."""
     refusal: str | None = None
-    """Why the index must be made anew, if it must."""
+    """Why the index cannot be trusted, if it cannot."""
+    rows: Mapping[str, Row] = attrs.field(factory=dict)
+    """What the index knows of each segment; empty if that is nothing, or damaged."""
 
 
 def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers) -> Plan:
@@ -123,13 +137,14 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
         return Plan(refusal="it is not complete, or of another version")
     saved = state.get(checkpoint.CLEAN_KEY)
-    if saved not in (leftovers.clean, leftovers.pending) if saved is not None else leftovers.clean is not None:
-        return Plan(refusal="clean.dot is not the one that was left with it, so another program has used the directory")
+    fits = leftovers.clean is None if saved is None else saved in (leftovers.clean, leftovers.pending)
     try:
         rows = checkpoint.rows(state)
     except ValueError as error:
         return Plan(refusal=str(error))
-    plan = Plan(lost=missing_files(rows, segments))
+    if not fits:
+        return Plan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
+    plan = Plan(lost=missing_files(rows, segments), rows=rows)
     refusals = []
     hidden = saved is not None and leftovers.clean is None
     newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)

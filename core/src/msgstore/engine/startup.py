@@ -32,6 +32,7 @@ from msgstore.engine.lock_file import read_lock
 from msgstore.engine.losses import mend, tell_lost, without_segments
 from msgstore.engine.marker import CleanMarker, publish_clean, save_clean
 from msgstore.engine.reader import Reader
+from msgstore.engine.reconcile import rebuild_distrusted, reconcile
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.shared_bodies import SharedBodies
@@ -97,7 +98,9 @@ def open_parts(
         with of_index(config.index.name, config, catalogue, "load its entries in"):
             state = index.load() or {}
         begin = time.perf_counter()
-        recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts, progress)
+        recovery = _recover(
+            config, catalogue, segments, index, state, remembered, leftovers, counts, progress, read_only=read_only
+        )
         segments.happenings.recovered(recovery, time.perf_counter() - begin)
         ledger = Ledger(segments, index, shared, persistent=persistent)
         writer = Writer(config, backends, ledger, read_only=read_only)
@@ -246,17 +249,20 @@ def _recover(
     leftovers: Leftovers,
     counts: Mapping[bytes, int] | None,
     progress: Progress | None,
+    *,
+    read_only: bool,
 ) -> Recovery:
-    refusal = None
+    refusal = plan = None
     if not segments.by_number:
         recovery = without_segments(state, index)
         index.clear()
     elif leftovers.foreign:
         recovery, refusal = Recovery(), "RabbitMQ has saved one of its own since"
+        plan = judge(state, segments, leftovers)
     elif remembered is None or remembered.index == config.index.name:
         recovery = Recovery("trust")
         plan = judge(state, segments, leftovers)
-        refusal = _follow(plan, segments, index, index, recovery, progress, counted=counts is not None)
+        refusal = _follow(plan, segments, index, index, recovery, progress, counted=counts is not None, keeps_copy=not read_only)
     else:
         recovery = Recovery("taken over")
         refusal = _take_over(
@@ -265,7 +271,11 @@ def _recover(
     if refusal is not None:
         log.info("%s: the index is made anew from the segments: %s", config.path, refusal)
         recovery = Recovery("rebuild", lost=recovery.lost)
-        rebuild(segments, index, counts, recovery, progress)
+        if leftovers.foreign or (plan is not None and plan.rows):
+            recovery.distrust = refusal
+            rebuild_distrusted(segments, index, plan, counts, recovery, progress, keeps_copy=not read_only)
+        else:
+            rebuild(segments, index, counts, recovery, progress)
     tell_lost(segments, recovery)
     return recovery
 
@@ -296,7 +306,7 @@ def _take_over(
         with of_index(name, config, catalogue, "load its entries in"):
             state = other.load() or {}
         plan = judge(state, segments, leftovers)
-        return _follow(plan, segments, other, index, recovery, progress, counted=counted)
+        return _follow(plan, segments, other, index, recovery, progress, counted=counted, keeps_copy=False)
     finally:
         other.close(None)
 
@@ -310,21 +320,24 @@ def _follow(
     progress: Progress | None,
     *,
     counted: bool,
+    keeps_copy: bool,
 ) -> str | None:
     """Carry a plan out: check, take over if ``source`` is another index, scan the tails, mend. Returns why it cannot be.
 
-    ``counted``: there are counts for a rebuild, which are better than those of an index that has to be mended.
+    ``counted``: there are counts for a rebuild, which are better than those of an index that has to be mended. ``keeps_copy``:
+    of the counts of an index that has to be reconciled; one that is taken over stays as it is.
     """
     recovery.lost = plan.lost
-    if plan.refusal is not None:
-        return plan.refusal
+    refusal = plan.refusal or _refuted(plan, segments, source, recovery, progress)
+    if refusal is not None and plan.rows and not counted:
+        if source is not index:
+            take_over(segments, index, source)
+        reconcile(segments, index, plan, refusal, recovery, progress, keeps_copy=keeps_copy)
+        return None
+    if refusal is not None:
+        return refusal
     if plan.lost and counted:
         return "segments are missing or shortened, and counts were given"
-    meter = Meter(plan.verify, progress)
-    for segment in plan.verify:
-        if not verify(segments, source, segment, recovery):
-            return f"{segment.path.name} was changed, and does not hold what it says"
-        meter.add(segment)
     if source is not index:
         take_over(segments, index, source)
     elif plan.tails:
@@ -333,6 +346,16 @@ def _follow(
         scan_tail(segments, index, segment, start, recovery)
     if plan.lost:
         mend(segments, index, recovery, progress)
+    return None
+
+
+def _refuted(plan: Plan, segments: Segments, source: Index, recovery: Recovery, progress: Progress | None) -> str | None:
+    """What shows, in segments whose time has changed, that the index does not speak of them; None if nothing does."""
+    meter = Meter(plan.verify, progress)
+    for segment in plan.verify:
+        if not verify(segments, source, segment, recovery):
+            return f"{segment.path.name} was changed, and does not hold what the index has in it"
+        meter.add(segment)
     return None
 
 
