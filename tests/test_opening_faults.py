@@ -19,7 +19,8 @@ COUNTS = {msg_id: n for n, msg_id in enumerate(IDS[:6], 1)}
 """The last two ids are removed."""
 OPERATIONS = (
     "open_read", "open_write", "create", "close", "pread", "pwrite", "overwrite", "sync", "sync_directory", "truncate",
-    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory", "strangers", "view",
+    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory", "strangers",
+    "view",
 )  # fmt: skip
 FAULTS = {
     "EIO": OSError(errno.EIO, os.strerror(errno.EIO)),

@@ -207,3 +207,78 @@ def test_failed_reconciliation_can_be_repeated(path, kind):
     with pytest.raises(msgstore.MsgStoreError):
         open_with(path, Full(), index=kind, file_size_limit=350)
     assert reopened(path, kind)[0] == COUNTS
+
+
+# -- msgstore.json ----------------------------------------------------------------------------------------------------------
+
+TORN = {"empty": b"", "torn": None, "zeros": b"\0" * 134}
+
+
+def tear(path: Path, how: str) -> bytes:
+    text = (path / "msgstore.json").read_bytes()
+    damaged = TORN[how]
+    (path / "msgstore.json").write_bytes(text[:60] if damaged is None else damaged)
+    return (path / "msgstore.json").read_bytes()
+
+
+@pytest.mark.parametrize("how", TORN)
+def test_damaged_settings_are_rebuilt(path, kind, how, caplog):
+    was = (path / "msgstore.json").read_bytes()
+    damaged = tear(path, how)
+    with msgstore.open_store(path) as store:  # with the default index
+        assert {entry.msg_id: entry.references for entry in store.entries()} == COUNTS
+    assert (path / "msgstore.json.damaged-1").read_bytes() == damaged
+    assert "msgstore.json: is damaged" in warnings(caplog)
+    settings = json.loads((path / "msgstore.json").read_bytes())
+    assert (settings["index"], settings["format"]) == ("ets", json.loads(was)["format"])
+
+
+@pytest.mark.parametrize("verb", ["info", "verify", "get", "rm", "put", "compact", "scan", "export", "inventory", "migrate"])
+def test_every_verb_works_without_settings(path, kind, verb, tmp_path):
+    tear(path, "empty")
+    more = {
+        "get": [IDS[0].hex()], "rm": [IDS[0].hex()], "put": ["ab" * 16], "export": [str(tmp_path / "out")],
+        "migrate": ["--to", "v2"],
+    }  # fmt: skip
+    result = CliRunner().invoke(main, [verb, str(path), *more.get(verb, [])], input="body")
+    assert result.exit_code in ((0, 1, 3) if verb in ("scan", "export", "inventory") else (0,)), result.output
+    if verb in ("info", "verify"):
+        assert str(len(COUNTS)) in result.stdout
+
+
+def test_settings_unknown_type_byte_is_refused(path, kind):
+    """A record of it would be taken for damage, and its message be lost."""
+    data = bytearray((path / "1.sqs").read_bytes())
+    data[64] = 200
+    (path / "1.sqs").write_bytes(data)
+    tear(path, "empty")
+    with pytest.raises(msgstore.MsgStoreError, match=r"bound to byte 200. Bind it in the configuration"):
+        open_with(path, index=kind, file_size_limit=350)
+    assert not (path / "msgstore.json.damaged-1").exists()
+
+
+def test_settings_assigned_record_type_is_found(tmp_path):
+    with open_with(tmp_path, index="lmdb", record="checksum", sync_interval="1h") as store:
+        store.client().write(IDS[0], b"body")
+    tear(tmp_path, "torn")
+    with open_with(tmp_path, index="lmdb") as store:
+        assert store.client().read(IDS[0]) == b"body"
+    assert json.loads((tmp_path / "msgstore.json").read_text())["records"] == {"checksum": 4}
+
+
+def test_settings_are_synced_before_first_segment(tmp_path):
+    done = []
+
+    class Watching(Files):
+        def write_file(self, path, chunks, *, sync):
+            done.append((path.name, sync))
+            super().write_file(path, chunks, sync=sync)
+
+        def create(self, path):
+            done.append((path.name, None))
+            return super().create(path)
+
+    with open_with(tmp_path, Watching(), durability="os", sync_interval="1h") as store:
+        store.client().write(IDS[0], b"body")
+    assert ("msgstore.json", True) in done
+    assert done.index(("msgstore.json", True)) < done.index(("0.sqs", None))

@@ -14,7 +14,7 @@ from msgstore.cli import options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
 from msgstore.cli.scan import MAX_SPOTS, show_spots
 from msgstore.cli.stores import Target, find_store
-from msgstore.directory import read_settings
+from msgstore.engine.settings import known_settings
 from msgstore.engine.shutdown import Leftovers, last_v1_file
 from msgstore.engine.store import Store
 from msgstore.files import Files
@@ -58,7 +58,7 @@ def info(store: str, config_file: Path | None, refcounts_file: Path | None, as_j
 
 def _facts(target: Target, store: Store) -> dict[str, Any]:
     stats, segments, files = store.stats(), store.segments(), Files()
-    settings = read_settings(files, target.path)
+    settings = known_settings(files, target.config, target.catalogue)
     recovery = stats.recovery
     return {
         "path": str(target.path),
@@ -159,7 +159,8 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
                 checks.append(check.without_records())
     missing = recovery.missing
     entries = sum(check.entries for check in checks)
-    ok = not missing and not recovery.lost and not recovery.revived and stats.messages == entries and all(check.ok for check in checks)
+    is_whole = not (missing or recovery.lost or recovery.revived)
+    ok = is_whole and stats.messages == entries and all(check.ok for check in checks)
     summary = {
         "kind": "summary",
         "path": str(target.path),

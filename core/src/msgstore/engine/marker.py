@@ -32,8 +32,8 @@ class CleanMarker:
     def hide(self, ledger: Ledger) -> None:
         """From here on the stop counts as dirty for RabbitMQ. Caller holds ``flushing``. Raises StoreIOError.
 
-        ``clean.dot`` goes before the index says that the store is open, or a crash in between would look as if RabbitMQ had been
-        here. All rows go with the next commit: the current segment's says that it is written on.
+        ``clean.dot`` goes before the index says that the store is open, or a crash in between would look as if RabbitMQ had
+        been here. All rows go with the next commit: the current segment's says that it is written on.
         """
         files, directory, sync = self.leftovers.files, self.leftovers.directory, ledger.segments.durable
         with io_errors(directory):

@@ -129,8 +129,8 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers
     """Whether the index's ``state`` speaks of the segments that are there.
 
     Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none. If
-    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked. If ``clean.dot`` is hidden, segments may
-    have been appended to (:mod:`msgstore.engine.marker`).
+    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked. If ``clean.dot`` is hidden, segments
+    may have been appended to (:mod:`msgstore.engine.marker`).
     """
     if not state:
         return Plan(refusal="there is none that was saved")

@@ -15,6 +15,7 @@ from msgstore.config import StoreConfig
 from msgstore.contract import Index, PluginError, StoreError, StoreMismatch
 from msgstore.contract.locations import LIMIT
 from msgstore.directory import (
+    DamagedSettings,
     Settings,
     adopt_leftovers,
     check_writable,
@@ -35,6 +36,7 @@ from msgstore.engine.reader import Reader
 from msgstore.engine.reconcile import rebuild_distrusted, reconcile
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segment, Segments
+from msgstore.engine.settings import keep_damaged, known_settings, rebuild_settings
 from msgstore.engine.shared_bodies import SharedBodies
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.writer import Writer
@@ -81,7 +83,10 @@ def open_parts(
         _look(config, catalogue, files, read_only=read_only)
         lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
-        remembered = read_settings(files, directory)
+        try:
+            remembered, damaged = read_settings(files, directory), False
+        except DamagedSettings as error:
+            remembered, damaged = rebuild_settings(files, config, catalogue, error), True
         backends = resolve(config, catalogue, remembered)
         if not read_only:
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
@@ -117,8 +122,10 @@ def open_parts(
                 with of_index(config.index.name, config, catalogue, "take the first changes in"):
                     ledger.commit(marker.state)
             settings = _settings(backends, segments)
-            if remembered != settings:
-                write_settings(files, directory, settings, sync=segments.durable)
+            if damaged:
+                keep_damaged(files, directory)
+            if damaged or remembered != settings:
+                write_settings(files, directory, settings)
             if ledger.marker is None:
                 marker.finish(ledger)
         if lock is not None:
@@ -145,7 +152,7 @@ def open_parts(
 
 def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Parts:
     """The same for reading beside a writer in another process. The segments are that one's: nothing is looked at or loaded."""
-    remembered = read_settings(files, config.path)
+    remembered = known_settings(files, config, catalogue)
     backends = resolve(config, catalogue, remembered)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     _tell_of_codec(config, remembered)
@@ -159,7 +166,10 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
 
 def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
     """Everything that can be refused without a lock is refused first, so that a mistake touches nothing."""
-    remembered = read_settings(files, config.path)
+    try:
+        remembered = read_settings(files, config.path)
+    except DamagedSettings:
+        return  # what it was is found out when nobody writes
     backends = resolve(config, catalogue, remembered)
     if config.path.is_dir():
         _find(config, backends, files, remembered, read_only=read_only)
@@ -262,7 +272,9 @@ def _recover(
     elif remembered is None or remembered.index == config.index.name:
         recovery = Recovery("trust")
         plan = judge(state, segments, leftovers)
-        refusal = _follow(plan, segments, index, index, recovery, progress, counted=counts is not None, keeps_copy=not read_only)
+        refusal = _follow(
+            plan, segments, index, index, recovery, progress, counted=counts is not None, keeps_copy=not read_only
+        )
     else:
         recovery = Recovery("taken over")
         refusal = _take_over(
