@@ -40,7 +40,7 @@ _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 class DamagedSettings(StoreError):
     """A ``msgstore.json`` that is empty, torn or changed: it is not what was written."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason
 
