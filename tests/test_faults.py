@@ -48,7 +48,7 @@ def test_any_operation_of_opening_and_closing_may_fail_once(cell, tmp_path):
             if store is not None:
                 store.close()
         if not files.failed:
-            assert fail > 8
+            assert fail > 2
             return
         with open_with(path, **cell.keys) as store:
             assert references(store) == (1, 2, 0), files.failed

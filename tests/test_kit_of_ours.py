@@ -27,7 +27,19 @@ OURS = {
 
 @pytest.mark.parametrize("distribution", OURS)
 def test_it_passes(distribution, tmp_path):
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "", "-p", "no:cacheprovider", "--pyargs", "msgstore.testing.suite"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n0",
+        "-m",
+        "",
+        "-p",
+        "no:cacheprovider",
+        "--pyargs",
+        "msgstore.testing.suite",
+    ]
     done = subprocess.run(
         [*command, "--msgstore-dist", distribution], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -461,7 +461,7 @@ def test_an_index_that_ends_the_program_is_an_error_of_its_plugin(machine, selec
     machine.write_store(index="ets")
     failing_rocks(machine, load="raise SystemExit('no licence')")
     remembered = directory.read_settings(Files(), machine.store)
-    directory.write_settings(Files(), machine.store, attrs.evolve(remembered, index="rocks"), sync=False)
+    directory.write_settings(Files(), machine.store, attrs.evolve(remembered, index="rocks"))
     with pytest.raises(msgstore.PluginError) as caught:
         msgstore.open_store(machine.store, index=selected)
     for part in ("index 'rocks'", "acme-rocks 1.4.0", str(machine.store), "SystemExit: no licence"):

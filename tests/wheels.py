@@ -28,7 +28,9 @@ def main(directory: str) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     pip = (sys.executable, "-m", "pip")
     run(*pip, "wheel", "--quiet", "--wheel-dir", str(wheels), *distributions(), *TOOLS)
-    ours = [path.name.split("-")[0].replace("_", "-") for path in wheels.glob("*.whl") if path.name.startswith(("msgstore", "acme"))]
+    ours = [
+        path.name.split("-")[0].replace("_", "-") for path in wheels.glob("*.whl") if path.name.startswith(("msgstore", "acme"))
+    ]
     run(*pip, "install", "--quiet", "--no-index", "--find-links", str(wheels), "--force-reinstall", *ours, *TOOLS)
     run(*pip, "check")
     run("msgstore", "plugins", "--check")

@@ -96,7 +96,7 @@ def test_a_segment_of_a_format_that_is_not_installed_is_damage(tmp_path: Path) -
     found = find_inputs(without, [store])
     assert (names(found), damage(found)) == (["1.rdq"], [refused])
     assert [Path(name).name for name in found.ignored] == ["0.acme", "00.sqs", "x.sqs"]
-    write_settings(Files(), store, Settings(format="acme"), sync=False)
+    write_settings(Files(), store, Settings(format="acme"))
     for path in (store, store / "*"):
         assert [Path(path).name for path, *_ in damage(find_inputs(without, [path]))] == ["0.acme", "0.sqs"]
 

@@ -22,17 +22,17 @@ DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 def test_settings_are_remembered(tmp_path):
     assert read_settings(Files(), tmp_path) is None
     settings = Settings("lmdb", "v2", "checksum", "erlang", {"checksum": 4})
-    write_settings(Files(), tmp_path, settings, sync=True)
+    write_settings(Files(), tmp_path, settings)
     assert read_settings(Files(), tmp_path) == settings
     assert "distributions" not in (tmp_path / SETTINGS).read_text()
     settings = attrs.evolve(settings, distributions={"record audit": "acme-audit-record"})
-    write_settings(Files(), tmp_path, settings, sync=True)
+    write_settings(Files(), tmp_path, settings)
     assert read_settings(Files(), tmp_path) == settings
 
 
 def test_a_flip_anywhere_in_them_is_noticed(tmp_path):
     settings = Settings(records={"checksum": 4})
-    write_settings(Files(), tmp_path, settings, sync=False)
+    write_settings(Files(), tmp_path, settings)
     path = tmp_path / SETTINGS
     good = path.read_bytes()
     for at in range(len(good)):
@@ -87,9 +87,9 @@ def test_settings_that_are_none(tmp_path, text):
     with pytest.raises(StoreError, match="cannot be used"):
         read_settings(Files(), tmp_path)
     shutil.copy(DATA / "v2_clean" / "store" / "0.sqs", tmp_path)
-    for verb, code in (("info", 2), ("scan", 1), ("salvage", 1)):
+    for verb, code in (("info", 0), ("scan", 1), ("salvage", 1)):  # info rebuilds what it remembers
         result = CliRunner().invoke(main, [verb, str(tmp_path), *([str(tmp_path) + ".out"] if verb == "salvage" else [])])
-        assert isinstance(result.exception, SystemExit)
+        assert isinstance(result.exception, SystemExit | None)
         assert result.exit_code == code
         assert verb == "salvage" or SETTINGS in result.stderr
 

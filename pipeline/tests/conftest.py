@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 import clusters
 from msgstore_spark import session
 
-
 STARTS_SPARK = {"test_bench", "test_clusters", "test_killed", "test_session", "test_shipping"}
 """Modules whose tests start a JVM of their own."""
 SESSIONS = {"spark", "standalone", "connect_server"}

@@ -81,7 +81,9 @@ def points(recording: Recording) -> Iterator[Point]:
         yield from powerless(recording)
 
 
-def run(recording: Recording, directory: Path, *, share: int = 0, shares: int = 1, sample: Sample = WHOLE, enough: int = 0) -> Outcome:
+def run(
+    recording: Recording, directory: Path, *, share: int = 0, shares: int = 1, sample: Sample = WHOLE, enough: int = 0
+) -> Outcome:
     """Open the store at every point of a share of the states; of ``sample`` only; with ``enough`` only
     until there are so many failures."""
     seen: set[bytes] = set()

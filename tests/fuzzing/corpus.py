@@ -262,7 +262,7 @@ def settings() -> list[Member]:
         Settings("ets", "v2", "checksum", "raw", {"checksum": 4}),
         Settings("ets", "v2", "stämp", "raw", {"stämp": 128, "checksum": 200, "x" * 40: 255}),
     ):
-        write_settings(files, Path(), values, sync=False)
+        write_settings(files, Path(), values)
         found.append(Member(files.data, _punctuation(files.data)))
     found.append(Member(json.dumps([[[[{"layout": {"crc32": 0}}]]]] * 20).encode()))
     return joined(found)

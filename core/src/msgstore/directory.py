@@ -37,6 +37,18 @@ _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
+class DamagedSettings(StoreError):
+    """A ``msgstore.json`` that is empty, torn or changed: it is not what was written."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class _NotWhole(ValueError):
+    """Why a text is none that was written as settings."""
+
+
 @attrs.frozen
 class SegmentFile:
     number: int
@@ -173,13 +185,20 @@ def check_writable(files: Files, directory: Path, segments: Iterable[SegmentFile
 
 
 def read_settings(files: Files, directory: Path) -> Settings | None:
-    """What the directory remembers, or None if it was never opened by msgstore. Raises StoreError if it is damaged."""
+    """What the directory remembers, or None if it was never opened by msgstore. Raises DamagedSettings if it is not
+    what was written, StoreError if it cannot be used."""
     path = directory / SETTINGS
     try:
         with files.view(path) as data:
             return _settings(data)
     except FileNotFoundError:
         return None
+    except _NotWhole as error:
+        raise DamagedSettings(
+            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; "
+            f"restore it from a backup, or move it away if the store has none.",
+            str(error),
+        ) from error
     except (ValueError, TypeError) as error:
         raise StoreError(
             f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; "
@@ -188,28 +207,31 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
 
 
 def _settings(data: Buffer) -> Settings:
-    """Raises ValueError, TypeError."""
+    """Raises _NotWhole, ValueError, TypeError."""
     if len(data) > _MAX_SETTINGS:
-        raise ValueError(f"it is larger than {_MAX_SETTINGS} bytes")
+        raise _NotWhole(f"it is larger than {_MAX_SETTINGS} bytes")
     try:
         members = json.loads(data[:])
         if not isinstance(members, dict):
-            raise TypeError("it is not an object")
+            raise _NotWhole("it is not an object")
         if members.pop("crc32", None) != _checksum(members):
-            raise ValueError("its checksum is wrong")
+            raise _NotWhole("its checksum is wrong")
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise _NotWhole("it is nested too deeply") from error
+    except ValueError as error:
+        raise error if isinstance(error, _NotWhole) else _NotWhole(str(error)) from error
     if members.pop("layout", None) != _LAYOUT:
         raise ValueError("it was written by a newer msgstore")
     return Settings(**members)
 
 
-def write_settings(files: Files, directory: Path, settings: Settings, *, sync: bool) -> None:
+def write_settings(files: Files, directory: Path, settings: Settings) -> None:
+    """Write ``msgstore.json``, synced whatever the durability: without it nobody knows what the directory is."""
     members = {"layout": _LAYOUT, **attrs.asdict(settings)}
     if not settings.distributions:
         del members["distributions"]
     text = json.dumps({**members, "crc32": _checksum(members)}, indent=2)
-    files.write_file(directory / SETTINGS, [text.encode() + b"\n"], sync=sync)
+    files.write_file(directory / SETTINGS, [text.encode() + b"\n"], sync=True)
 
 
 def _checksum(members: dict[str, object]) -> int:

@@ -65,6 +65,12 @@ class Files:
             while view:
                 view = view[os.write(fd, view) :]
 
+    def overwrite(self, fd: int, data: bytes) -> None:
+        """``data`` as the whole content of a small file, in one write; what stood behind it is cut off."""
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.write(fd, data)
+        os.ftruncate(fd, len(data))
+
     def map(self, fd: int, size: int) -> mmap.mmap:
         """The first ``size`` bytes of a file, read-only. ValueError if there are not so many, or none."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ)

@@ -16,9 +16,9 @@ from msgstore.bulk.reports import SpanReport
 from msgstore.cli.agreement import Finding, contradictions
 from msgstore.cli.stores import Target
 from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
-from msgstore.directory import read_settings
 from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
+from msgstore.engine.settings import known_settings
 from msgstore.engine.store import Entry, Store
 from msgstore.files import Files
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans, scan_file
@@ -94,11 +94,11 @@ class SegmentCheck:
 
 def found_damage(target: Target, store: Store) -> list[SpanReport]:
     """The damaged spans of the segments in which this opening found any, before they are collected, and what is missing."""
-    formats = resolve(target.config, target.catalogue, read_settings(Files(), target.path)).formats
+    formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
     recovery = store.stats().recovery
     names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
     found = [
-        SpanReport(str(target.path / lost.file), lost.found or 0, lost.size - (lost.found or 0), lost.reason)
+        SpanReport(str(target.path / lost.file), lost.found or 0, max(0, lost.size - (lost.found or 0)), lost.reason)
         for lost in recovery.lost
     ]
     for path in (target.path / name for name in names):
@@ -109,7 +109,7 @@ def found_damage(target: Target, store: Store) -> list[SpanReport]:
 
 def check_segments(target: Target, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:
     """One check a segment, in number order; one segment's records in memory at a time."""
-    formats = resolve(target.config, target.catalogue, read_settings(Files(), target.path)).formats
+    formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
     by_number = groupby(store.entries(), key=lambda entry: entry.number)
     segments = store.segments()
     waiting = next(by_number, None)

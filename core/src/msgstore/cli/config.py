@@ -13,8 +13,8 @@ import click
 from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
 from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError
-from msgstore.directory import read_settings
 from msgstore.engine.backends import resolve
+from msgstore.engine.settings import known_settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
@@ -109,7 +109,7 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
     """One check a backend, so that an error in one does not hide the others."""
 
     def formats() -> object:
-        remembered = read_settings(Files(), store.path) if store.path.is_dir() else None
+        remembered = known_settings(Files(), store, catalogue) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
 
     def index() -> object:

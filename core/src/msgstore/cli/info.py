@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from msgstore.cli import options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
 from msgstore.cli.scan import MAX_SPOTS, show_spots
 from msgstore.cli.stores import Target, find_store
-from msgstore.directory import read_settings
+from msgstore.engine.settings import known_settings
 from msgstore.engine.shutdown import Leftovers, last_v1_file
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.scan import damaged_spans
 
 _HOW = {
+    "reconciled": "counts are kept where the records agree with the saved index",
     "new": "empty",
     "trust": "as it was saved at the last clean stop",
     "tail": "from its index, and what was appended after the last commit",
@@ -65,7 +67,7 @@ def info(store: str, config_file: Path | None, refcounts_file: Path | None, as_j
 
 def _facts(target: Target, store: Store) -> dict[str, Any]:
     stats, segments, files = store.stats(), store.segments(), Files()
-    settings = read_settings(files, target.path)
+    settings = known_settings(files, target.config, target.catalogue)
     recovery = stats.recovery
     return {
         "path": str(target.path),
@@ -91,6 +93,9 @@ def _facts(target: Target, store: Store) -> dict[str, Any]:
             "garbage": recovery.garbage,
             "missing": recovery.missing,
             "counts": recovery.counts,
+            "kept": recovery.kept,
+            "revived": recovery.revived,
+            "distrust": recovery.distrust,
         },
         "quarantined": stats.quarantined,
         "damage": list(recovery.damaged),
@@ -120,11 +125,22 @@ def _as_table(facts: dict[str, Any]) -> Table:
         rows.add_row("counts", _COUNTS[recovery["counts"]])
     if recovery["missing"]:
         rows.add_row("", f"{recovery['missing']:,} ids with references have no record", style="red")
+    if recovery["distrust"]:
+        rows.add_row("", counts_line(recovery), style="red")
     for line in facts["damage"]:
         rows.add_row("damage", line, style="red")
     if facts["quarantined"] and not facts["damage"]:
         rows.add_row("damage", f"in {output.plural(facts['quarantined'], 'segment')}; 'msgstore verify' lists it", style="red")
     return rows
+
+
+def counts_line(recovery: Mapping[str, Any]) -> str:
+    """What became of counts that do not fit the directory."""
+    return (
+        f"the saved counts do not fit the directory: {recovery['distrust']}; "
+        f"{output.plural(recovery['kept'], 'message')} with the counts of before, {recovery['missing']:,} missing, "
+        f"{recovery['revived']:,} removed before and live again"
+    )
 
 
 @click.command()
@@ -155,7 +171,8 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
                 checks.append(check.without_records())
     missing = recovery.missing
     entries = sum(check.entries for check in checks)
-    ok = not missing and not recovery.lost and stats.messages == entries and all(check.ok for check in checks)
+    is_whole = not (missing or recovery.lost or recovery.revived)
+    ok = is_whole and stats.messages == entries and all(check.ok for check in checks)
     summary = {
         "kind": "summary",
         "path": str(target.path),
@@ -166,6 +183,9 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
         "unreachable": sum(len(check.unreachable) for check in checks),
         "findings": sum(len(check.findings) for check in checks),
         "missing": missing,
+        "kept": recovery.kept,
+        "revived": recovery.revived,
+        "distrust": recovery.distrust,
         "damaged_segments": sum(not check.ok for check in checks),
         "lost": [f"{lost.file}: {lost}" for lost in recovery.lost],
         "recovery": recovery.how,
@@ -201,7 +221,9 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
         )
     console.print(rows)
     console.print()
-    if spots or not summary["lost"]:
+    if summary["distrust"]:
+        console.print(counts_line(summary), style="red")
+    if spots or not (summary["lost"] or summary["distrust"]):
         show_spots(console, spots)
     for check in checks:
         for entry in check.unreachable[:20]:

@@ -20,8 +20,9 @@ from msgstore.cli.salvage import emit, show
 from msgstore.cli.stores import Target, find_store
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
-from msgstore.directory import SETTINGS, read_settings
+from msgstore.directory import SETTINGS
 from msgstore.engine.backends import resolve
+from msgstore.engine.settings import known_settings
 from msgstore.engine.shutdown import SAVED_COUNTS
 from msgstore.files import Files
 
@@ -84,7 +85,9 @@ def _copy(
             index=target.config.index.name,
             format=to_format,
             body=target.config.body.name,
-            records=resolve(target.config, target.catalogue, read_settings(Files(), target.path)).settings.records,
+            records=resolve(
+                target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)
+            ).settings.records,
             counts=counts,
             complete=True,
         )

@@ -17,8 +17,8 @@ from msgstore.cli.scrub_state import STATE, Spot, State, read_state, remove_stat
 from msgstore.cli.scrubbing import Scrubber, Throttle
 from msgstore.cli.stores import Target, find_store
 from msgstore.contract import Damage
-from msgstore.directory import read_settings
 from msgstore.engine.backends import resolve
+from msgstore.engine.settings import known_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files
 
@@ -118,7 +118,9 @@ class _Scrub:
     ) -> None:
         """``state`` is always that of a whole number of segments."""
         files, directory, state = Files(), self.target.path, self.state
-        formats = resolve(self.target.config, self.target.catalogue, read_settings(files, directory)).formats
+        formats = resolve(
+            self.target.config, self.target.catalogue, known_settings(files, self.target.config, self.target.catalogue)
+        ).formats
         by_number = {number: list(group) for number, group in groupby(self.store.entries(), key=lambda entry: entry.number)}
         segments = {segment.number: segment for segment in self.store.segments()}
         left = sorted(number for number in segments.keys() | by_number.keys() if number > state.behind)

@@ -40,7 +40,7 @@ class RecoverySummary:
     """How a store came up."""
 
     how: str
-    """new, trust, tail, rebuild, or taken over."""
+    """new, trust, tail, reconciled, rebuild, or taken over."""
     scanned: tuple[str, ...] = ()
     """Segments that were read, in whole or in part."""
     hinted: tuple[str, ...] = ()
@@ -51,6 +51,12 @@ class RecoverySummary:
     """Dead records and copies that were found so."""
     missing: int = 0
     """Ids that the given reference counts name, or the index of a store that has lost a segment, and that no segment holds."""
+    kept: int = 0
+    """Messages that keep the counts of a saved index which does not fit the directory."""
+    revived: int = 0
+    """Messages that this index had as removed, and that are live again with one reference."""
+    distrust: str | None = None
+    """Why the saved counts were not taken as they were; None if they were, or if there were none."""
     damaged: tuple[str, ...] = ()
     """One line for each damaged spot, writes that were cut off included: file, offset, reason. Then one for each
     segment that is missing or shortened."""

@@ -47,6 +47,7 @@ class Appender:
 
         Raises StoreIOError; then what was appended is known to nobody, as are the records behind a crash.
         """
+        self._ledger.begin_change()
         appended = Appended()
         at = 0
         for end in self._large_ones(bodies):
@@ -111,6 +112,7 @@ class Appender:
         if segment is None:
             self._segments.seal_current()  # what was given up is measured
             return
+        self._ledger.begin_change()
         segment.appendable &= appendable
         try:
             append_trailer(self._segments, segment)

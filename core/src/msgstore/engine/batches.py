@@ -136,6 +136,7 @@ class Batches:
         return late
 
     def _add_references(self, msg_id: bytes, entry: Entry) -> bool:
+        self._ledger.recounted = True
         more = references(entry)
         if self._index.get(msg_id) is None:
             if not self._ledger.revive(msg_id):

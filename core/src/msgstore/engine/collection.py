@@ -174,6 +174,8 @@ class Collection:
 
     def _delete_empty(self) -> None:
         with self._site.turn():
+            if self._ledger.has_empty:
+                self._ledger.begin_change()
             self._writer.settle()
         self.erase()
 

@@ -17,13 +17,14 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import Index, MsgStoreError, StoreClosed, StoreError, StoreLocked, StoreMismatch
-from msgstore.directory import find_segments, read_settings
+from msgstore.directory import find_segments
 from msgstore.engine.backends import Backends, of_index, resolve
 from msgstore.engine.checkpoint import LAYOUT, LAYOUT_KEY
 from msgstore.engine.lock import check_no_writer
 from msgstore.engine.lock_file import parse_lock
 from msgstore.engine.recovery import judge
 from msgstore.engine.segments import Segments, io_error, io_errors
+from msgstore.engine.settings import known_settings
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.watch import Watch
 from msgstore.files import Files
@@ -137,7 +138,7 @@ class Following:
             raise StoreError(
                 f"{directory}: another process has opened the store since, and this one cannot read beside it: {self._obstacle}"
             )
-        remembered = read_settings(self._files, directory)
+        remembered = known_settings(self._files, self._config, self._catalogue)
         if remembered is None or remembered.index != self._config.index.name:
             found = "none" if remembered is None else repr(remembered.index)
             raise StoreMismatch(

@@ -144,5 +144,8 @@ def summary(recovery: Recovery) -> events.RecoverySummary:
         entered=recovery.entered,
         garbage=recovery.garbage,
         missing=recovery.missing,
+        kept=recovery.kept,
+        revived=recovery.revived,
+        distrust=recovery.distrust,
         damaged=tuple(recovery.damaged),
     )

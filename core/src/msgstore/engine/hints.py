@@ -126,9 +126,12 @@ class Hints:
                 self._start(segment.number, end, bytearray(found.ids), array("Q", found.each_size()))
 
     def resume(self, segment: Segment) -> None:
-        """``segment`` is going to be written on: go on where its hint ends, and remove that."""
+        """``segment`` may be written on: go on where its hint ends."""
         if self.writes and segment.number != self._number and (found := self.load(segment)):
             self.hold(segment, found)
+
+    def outdate(self, segment: Segment) -> None:
+        """``segment`` is going to be written on: remove its hint."""
         self._remove(hint_name(segment.path.name), lasting=False)
 
     # -- what a scan or a compaction knows --------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from msgstore.engine.shared_bodies import SharedBodies
 
 if TYPE_CHECKING:
     from msgstore.engine.collector import Collector
+    from msgstore.engine.marker import CleanMarker
 
 _LOOK = 2**22
 """Bytes of records that have died since the collector was asked to look."""
@@ -47,6 +48,12 @@ class Ledger:
         self.worth_a_look = Flag()
         """Set when there may be something to collect."""
         self._freed = 0
+        self.marker: CleanMarker | None = None
+        """What says that the last stop was a clean one, as long as nothing was changed since; see ``begin_change``."""
+        self.hidden: CleanMarker | None = None
+        """The same from then on until the first commit."""
+        self.recounted = False
+        """Whether references came or went since the last commit without a record that came or died."""
         self._committed = False
         self._due = False
         """Whether something was frozen, and no commit has succeeded since."""
@@ -62,7 +69,14 @@ class Ledger:
     @property
     def changed(self) -> bool:
         """Whether there is anything to commit. Without the lock a hint."""
-        return self._due or bool(self._touched or self._deleted or self._empty)
+        if self.recounted or self._touched:
+            return True
+        return self.marker is None and (self._due or bool(self._deleted or self._empty))
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether there are segments to delete."""
+        return bool(self._empty)
 
     def touch(self, segment: Segment) -> None:
         """The segment's row goes with the next commit."""
@@ -87,7 +101,8 @@ class Ledger:
             self.segments.happenings.wrote(parts)
 
     def bury(self, freed: Sequence[tuple[bytes, int]]) -> None:
-        """(id, location) of records that lost their last reference."""
+        """(id, location) of records that lost their last reference. Called for others that lost one, too."""
+        self.recounted = True
         if self.shared.ids:
             self.shared.forget(freed)
         by_number, current = self.segments.by_number, self.segments.current
@@ -144,32 +159,49 @@ class Ledger:
 
     # -- with ``flushing``, without ``lock`` ------------------------------------------------------------------------------
 
+    def begin_change(self) -> None:
+        """Called before anything changes on disk: from the first change on the stop counts as dirty. Raises StoreIOError."""
+        if self.marker is not None:
+            self.marker.hide(self)
+            self.hidden, self.marker = self.marker, None
+
     def commit(self, extra: Mapping[bytes, bytes | None] | None = None) -> None:
         """Commit the index with the rows of every segment that has changed. If it raises (StoreIOError), the next commit has
-        all of it as well."""
+        all of it as well. Does nothing if nothing was changed since the store was opened."""
+        if self.marker is not None:
+            if not self.changed:
+                return
+            self.begin_change()
         if not self.persistent and self._committed:  # its first commit removed its snapshot; more it does not do
             with self.lock:
                 self._touched.clear()
                 self._deleted.clear()
+                self.recounted = False
             return
         with self.lock:
             state: dict[bytes, bytes | None] = {}
             if self.persistent:
                 state |= {row_key(segment): None for segment in self._deleted}
                 state |= {row_key(segment): pack_row(segment) for segment in self._touched}
+            if self.hidden is not None:
+                state |= self.hidden.state
             if extra:
                 state |= extra
             self.index.freeze(state)
             self._touched.clear()
             self._deleted.clear()
+            self.recounted = False
             self._due = True
         with io_errors(self.segments.directory):
             self.index.commit()
         self._committed, self._due = True, False
+        if self.hidden is not None:
+            hidden, self.hidden = self.hidden, None
+            hidden.finish(self)
 
     def delete_empty(self) -> None:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
-        if not (self._empty or self._deleted):
+        if self.marker is not None or not (self._empty or self._deleted):
             return
         found, gone = deque(self._take_empty()), list[Segment]()
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgstore.contract import StoreLocked
 from msgstore.directory import LOCK
 from msgstore.engine.lock_file import open_lock, parse_lock, read_lock
+from msgstore.files import Files
 
 try:
     import fcntl
@@ -31,7 +32,8 @@ class WriterLock:
     The file's text tells other processes what they read beside: see :mod:`msgstore.engine.watch`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: Files | None = None) -> None:
+        self._files = files or Files()
         self._file = FileIO(open_lock(directory, os.O_RDWR | os.O_CREAT), "r+")
         """Not a descriptor: closing it is one step, wherever a signal comes, and may be done again."""
         for attempt in range(_ATTEMPTS):
@@ -45,12 +47,16 @@ class WriterLock:
                     continue
                 self._file.close()
                 raise holder from error
-        _say(self._file.fileno(), f"{os.getpid()}")
+        try:
+            self._say(f"{os.getpid()}")
+        except BaseException:
+            self._file.close()
+            raise
 
     def opened(self) -> None:
         """The store is open: what another process finds in the index is whole from now on."""
         if not self._file.closed:
-            _say(self._file.fileno(), f"{os.getpid()} {os.urandom(8).hex()}")
+            self._say(f"{os.getpid()} {os.urandom(8).hex()}")
 
     def is_in(self, directory: Path) -> bool:
         """Whether that is still the directory that is locked: it may have been moved away or deleted."""
@@ -63,16 +69,23 @@ class WriterLock:
 
     def release(self) -> None:
         if not self._file.closed:
-            with suppress(OSError):  # a full disk: what stands there is of a process that is not there
-                _say(self._file.fileno(), f"- {os.urandom(8).hex()}")
-            self._file.close()
+            try:
+                with suppress(OSError):  # a full disk: what stands there is of a process that is not there
+                    self._say(f"- {os.urandom(8).hex()}")
+            finally:
+                self._file.close()
 
     def hand_over(self, pid: int) -> int:
         """From here on the lock is said to be process ``pid``'s, and lasts as long as anybody has the descriptor open that is
         returned. Nothing is left to release here."""
-        _say(self._file.fileno(), f"{pid}")
+        self._say(f"{pid}")
         with self._file:
             return os.dup(self._file.fileno())
+
+    def _say(self, text: str) -> None:
+        """In one write: who reads meanwhile finds what stood there before, or this, or for an instant something else."""
+        data = f"{text}\n".encode()
+        self._files.overwrite(self._file.fileno(), data)
 
     def disown(self) -> None:
         """In a forked child: the lock lasts as long as anybody has its file open, and whose it is may want to open again."""
@@ -91,14 +104,6 @@ def _alive(pid: int | None) -> bool:
         except PermissionError:
             return True
     return True
-
-
-def _say(fd: int, text: str) -> None:
-    """In one write: who reads meanwhile finds what stood there before, or this, or for an instant something else."""
-    data = f"{text}\n".encode()
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.write(fd, data)
-    os.ftruncate(fd, len(data))
 
 
 def check_no_writer(directory: Path) -> None:

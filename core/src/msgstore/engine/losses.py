@@ -60,7 +60,7 @@ def mend(segments: Segments, index: Index, recovery: Recovery, progress: Progres
         number, offset, _ = unpack(location)
         if number not in segments.by_number or (number in there and (msg_id, offset) not in there[number]):
             gone[msg_id] = references
-    copies = _copies(segments, gone, recovery, progress) if gone else {}
+    copies = find_copies(segments, gone, recovery, progress) if gone else {}
     index.enter(list(gone), repeat(0, len(gone)))  # with one reference each, and that is released
     index.release(list(gone))
     index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
@@ -77,7 +77,9 @@ def _places(segments: Segments, segment: Segment, recovery: Recovery) -> set[tup
     return {(msg_id, offset) for columns in (scan.records, scan.duplicates) for msg_id, offset, _, _ in columns.rows()}
 
 
-def _copies(segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: Progress | None) -> dict[bytes, int]:
+def find_copies(
+    segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: Progress | None
+) -> dict[bytes, int]:
     """Where these ids have another record. Only what is whole is taken; damage beside it is for others to find."""
     copies: dict[bytes, int] = {}
     meter = Meter(segments, progress)

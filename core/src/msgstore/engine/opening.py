@@ -12,10 +12,11 @@ import attrs
 
 from msgstore.config import Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
-from msgstore.directory import Settings, read_settings
+from msgstore.directory import DamagedSettings, Settings, read_settings
 from msgstore.engine.backends import can_be_read_live
 from msgstore.engine.live_opening import open_live
 from msgstore.engine.recovery import Progress
+from msgstore.engine.settings import rebuild_settings
 from msgstore.engine.startup import open_parts
 from msgstore.engine.statistics import statistics_of
 from msgstore.engine.store import Mode, Store
@@ -94,8 +95,13 @@ def open_configured(
 
 
 def remembered_config(directory: Path) -> StoreConfig:
-    """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` is damaged."""
-    settings = read_settings(Files(), directory) or Settings()
+    """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` cannot be
+    used; one that is damaged is rebuilt."""
+    try:
+        settings = read_settings(Files(), directory) or Settings()
+    except DamagedSettings as error:
+        plain = store_config({"path": directory}, str(directory), Path())
+        settings = rebuild_settings(Files(), plain, load_catalogue(), error)
     keys = {
         "path": directory,
         "index": settings.index,

@@ -1,7 +1,10 @@
 """What a store knows when it opens: from the index if that still speaks of these segments, else by scanning.
 
 ``trust``   the index was saved at a clean stop, and nothing has changed since: nothing is read.
-``tail``    the index is persistent and the stop was dirty: only what came after its last commit is scanned.
+``tail``    the stop was dirty: only what came after the last commit of a persistent index is scanned, or after the last clean
+            stop if the process ended before the first commit.
+``reconciled`` the saved index does not fit the directory: counts are kept wherever the records agree
+            (:mod:`msgstore.engine.reconcile`).
 ``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.hints`);
             reference counts come from the caller, or are those that a broker saved (:mod:`msgstore.engine.broker_counts`), or
             are one for each id.
@@ -60,9 +63,11 @@ class Lost:
 
     @property
     def reason(self) -> str:
-        return "missing" if self.found is None else "shortened"
+        return "missing" if self.found is None else "shortened" if self.found < self.size else "replaced"
 
     def __str__(self) -> str:
+        if self.found is not None and self.found >= self.size:
+            return f"is not the file that it was; {self.messages} live messages that the index has in it are not there"
         what = "is missing" if self.found is None else f"has {self.found} of {self.size} bytes"
         return f"{what}; the index has {self.messages} live messages in it"
 
@@ -71,9 +76,9 @@ class Lost:
 class Recovery:
     """How a store came up; ``store.stats().recovery``."""
 
-    how: Literal["new", "trust", "tail", "rebuild", "taken over", "live"] = "new"
-    """``new``: there was nothing; ``trust``, ``tail``, ``rebuild``, ``taken over``: what was read, see the life of a message;
-    ``live``: a reader beside a writer."""
+    how: Literal["new", "trust", "tail", "reconciled", "rebuild", "taken over", "live"] = "new"
+    """``new``: there was nothing; ``trust``, ``tail``, ``reconciled``, ``rebuild``, ``taken over``: what was read, see the life
+    of a message; ``live``: a reader beside a writer."""
     scanned: list[str] = attrs.field(factory=list)
     """Names of the segments that were read, in whole or from their last commit on."""
     hinted: list[str] = attrs.field(factory=list)
@@ -86,6 +91,14 @@ class Recovery:
     """Ids that the given reference counts name, or the index of a store that has lost a segment, and that no segment holds."""
     first_missing: bytes | None = None
     """One of these, or None if there are none."""
+    kept: int = 0
+    """Messages that keep the counts of a saved index which does not fit the directory."""
+    revived: int = 0
+    """Messages that this index had as removed, and that are live again with one reference."""
+    distrust: str | None = None
+    """Why the saved counts were not taken as they were; None if they were, or if there were none."""
+    copy: str | None = None
+    """Name of the file in the store's directory that has the counts of before; None if none had to be kept."""
     damaged: list[str] = attrs.field(factory=list)
     """One line for each damaged segment: file, offset, reason. Then those that are ``lost``."""
     lost: list[Lost] = attrs.field(factory=list)
@@ -97,8 +110,11 @@ class Recovery:
     @property
     def counts_are_kept(self) -> bool:
         """False if the index was made anew: then counts are those that were given, or one for each message. Also if segments
-        were lost: then there are counts only of what is left. True for the exact counts of a broker."""
-        return self.how != "rebuild" or self.counts == "msg_store_index.ets"
+        were lost, or records were gone or came back: then there are counts only of what is left. True for the exact counts of a
+        broker."""
+        if self.how == "rebuild":
+            return self.counts == "msg_store_index.ets"
+        return not (self.how == "reconciled" and (self.missing or self.revived))
 
 
 @attrs.frozen
@@ -112,36 +128,44 @@ class Plan:
     lost: list[Lost] = attrs.field(factory=list)
     """Segments of which there is less than the index knows."""
     refusal: str | None = None
-    """Why the index must be made anew, if it must."""
+    """Why the index cannot be trusted, if it cannot."""
+    rows: Mapping[str, Row] = attrs.field(factory=dict)
+    """What the index knows of each segment; empty if that is nothing, or damaged."""
 
 
 def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: Leftovers) -> Plan:
     """Whether the index's ``state`` speaks of the segments that are there.
 
     Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none. If
-    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked.
+    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked. If ``clean.dot`` is hidden, segments
+    may have been appended to (:mod:`msgstore.engine.marker`).
     """
     if not state:
         return Plan(refusal="there is none that was saved")
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
         return Plan(refusal="it is not complete, or of another version")
     saved = state.get(checkpoint.CLEAN_KEY)
-    if leftovers.clean not in (None, saved) or saved not in (None, leftovers.clean, leftovers.pending):
-        return Plan(refusal="clean.dot is not the one that was left with it, so another program has used the directory")
+    fits = leftovers.clean is None if saved is None else saved in (leftovers.clean, leftovers.pending)
     try:
         rows = checkpoint.rows(state)
     except ValueError as error:
         return Plan(refusal=str(error))
-    plan = Plan(lost=missing_files(rows, segments))
+    if not fits:
+        return Plan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
+    plan = Plan(lost=missing_files(rows, segments), rows=rows)
     refusals = []
+    hidden = saved is not None and leftovers.clean is None
+    newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
     names = {segment.path.name: segment for segment in segments}
     for name, row in rows.items():
         segment = names.pop(name, None)
         if segment is not None:
+            if hidden and segment.number == newest and row.appendable and segment.size > row.size:
+                row = attrs.evolve(row, mtime_ns=None)
             refusals += _compare(segment, row, plan)
             _apply(segment, row)
-    newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
-    refusals += [f"{name} is new" for name, segment in names.items() if saved is not None or segment.number < newest]
+    is_closed = saved is not None and not hidden
+    refusals += [f"{name} is new" for name, segment in names.items() if is_closed or segment.number < newest]
     plan.tails.extend((segment, 0) for segment in names.values())
     return attrs.evolve(plan, refusal="; ".join(refusals[:5]) or None)
 

@@ -101,16 +101,6 @@ class Leftovers:
         """The clients of the last stop; empty if it was dirty, or if the text is damaged: it only serves RabbitMQ."""
         return parse_client_refs(self.text or b"")
 
-    def hide(self, *, sync: bool) -> None:
-        """From here on the stop counts as dirty for RabbitMQ; for us until our index says that the store is open.
-
-        Synced before the index says so, or a power loss brings ``clean.dot`` back beside it: as if RabbitMQ had been here.
-        """
-        if self.clean is not None:
-            self.files.replace(self.directory / CLEAN, self.directory / PENDING_CLEAN)
-            if sync:
-                self.files.sync_directory(self.directory)
-
     def remove(self, *, sync: bool) -> None:
         """RabbitMQ must not trust what it saved beside what we write. It is renamed, not deleted: nobody else has these counts.
 

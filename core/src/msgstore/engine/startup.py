@@ -15,6 +15,7 @@ from msgstore.config import StoreConfig
 from msgstore.contract import Index, PluginError, StoreError, StoreMismatch
 from msgstore.contract.locations import LIMIT
 from msgstore.directory import (
+    DamagedSettings,
     Settings,
     adopt_leftovers,
     check_writable,
@@ -31,9 +32,12 @@ from msgstore.engine.ledger import Ledger
 from msgstore.engine.lock import WriterLock, check_no_writer
 from msgstore.engine.lock_file import read_lock
 from msgstore.engine.losses import mend, tell_lost, without_segments
+from msgstore.engine.marker import CleanMarker, publish_clean, save_clean
 from msgstore.engine.reader import Reader
+from msgstore.engine.reconcile import rebuild_distrusted, reconcile
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
 from msgstore.engine.segments import Segment, Segments
+from msgstore.engine.settings import keep_damaged, known_settings, rebuild_settings
 from msgstore.engine.shared_bodies import SharedBodies
 from msgstore.engine.shutdown import Leftovers
 from msgstore.engine.writer import Writer
@@ -74,12 +78,16 @@ def open_parts(
     index: Index | None = None
     segments: Segments | None = None
     lock: WriterLock | None = None
-    saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
+    ledger: Ledger | None = None
+    retired = False  # whether the clean stop of before is retired, and a failed opening has to be a clean stop of its own
     try:
         _look(config, catalogue, files, read_only=read_only)
         lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
-        remembered = read_settings(files, directory)
+        try:
+            remembered, damaged = read_settings(files, directory), False
+        except DamagedSettings as error:
+            remembered, damaged = rebuild_settings(files, config, catalogue, error), True
         backends = resolve(config, catalogue, remembered)
         if not read_only:
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
@@ -96,22 +104,31 @@ def open_parts(
         with of_index(config.index.name, config, catalogue, "load its entries in"):
             state = index.load() or {}
         begin = time.perf_counter()
-        recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts, progress)
+        recovery = _recover(
+            config, catalogue, segments, index, state, remembered, leftovers, counts, progress, read_only=read_only
+        )
         segments.happenings.recovered(recovery, time.perf_counter() - begin)
         ledger = Ledger(segments, index, shared, persistent=persistent)
         writer = Writer(config, backends, ledger, read_only=read_only)
         if not read_only:
-            saved = ledger.state(leftovers.text) if recovery.how == "trust" and leftovers.text is not None else None
             _resume(config, backends, segments)
-            _note_segments(segments, ledger, recovery)
-            # Before the index says that the store is open, or a crash in between would look like RabbitMQ's.
-            leftovers.hide(sync=segments.durable)
-            with of_index(config.index.name, config, catalogue, "take the first changes in"):
-                ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            _note_empty(segments, ledger, recovery)
+            saved = state.get(CLEAN_KEY)
+            marker = CleanMarker(leftovers, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+            if recovery.how == "trust" and saved is not None and not recovery.scanned:
+                ledger.marker = marker  # nothing changes before the first change
+            else:
+                retired = bool(segments.by_number)
+                marker.hide(ledger)
+                with of_index(config.index.name, config, catalogue, "take the first changes in"):
+                    ledger.commit(marker.state)
             settings = _settings(backends, segments)
-            if remembered != settings:
-                write_settings(files, directory, settings, sync=segments.durable)
-            leftovers.remove(sync=segments.durable)
+            if damaged:
+                keep_damaged(files, directory)
+            if damaged or remembered != settings:
+                write_settings(files, directory, settings)
+            if ledger.marker is None:
+                marker.finish(ledger)
         if lock is not None:
             lock.opened()
         mapped = config.reads == "mmap" and not read_only and _has_global_lock()
@@ -125,8 +142,8 @@ def open_parts(
                 stack.callback(lock.release)
             if index is not None:
                 stack.callback(index.close, None)
-                with suppress(OSError):
-                    index.close(saved)
+                if retired and ledger is not None:
+                    stack.callback(_stop_cleanly, ledger, leftovers.client_refs())
             if segments is not None:
                 stack.callback(segments.close)
         if isinstance(error, OSError):
@@ -136,7 +153,7 @@ def open_parts(
 
 def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Parts:
     """The same for reading beside a writer in another process. The segments are that one's: nothing is looked at or loaded."""
-    remembered = read_settings(files, config.path)
+    remembered = known_settings(files, config, catalogue)
     backends = resolve(config, catalogue, remembered)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     _tell_of_codec(config, remembered)
@@ -150,7 +167,10 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
 
 def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
     """Everything that can be refused without a lock is refused first, so that a mistake touches nothing."""
-    remembered = read_settings(files, config.path)
+    try:
+        remembered = read_settings(files, config.path)
+    except DamagedSettings:
+        return  # what it was is found out when nobody writes
     backends = resolve(config, catalogue, remembered)
     if config.path.is_dir():
         _find(config, backends, files, remembered, read_only=read_only)
@@ -178,11 +198,17 @@ def _has_global_lock() -> bool:
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-def _note_segments(segments: Segments, ledger: Ledger, recovery: Recovery) -> None:
+def _note_empty(segments: Segments, ledger: Ledger, recovery: Recovery) -> None:
     for segment in segments:
-        ledger.touch(segment)
         if segment.live_count == 0 and recovery.how != "rebuild":
             ledger.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
+
+
+def _stop_cleanly(ledger: Ledger, client_refs: set[bytes]) -> None:
+    """Of an opening that fails late: leave what it has found out, counts above all, to the next one."""
+    with suppress(OSError, StoreError):
+        save_clean(ledger, client_refs)
+        publish_clean(ledger)
 
 
 def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
@@ -192,7 +218,7 @@ def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | No
         check_no_writer(directory)
         return None
     files.make_directory(directory)
-    return WriterLock(directory)
+    return WriterLock(directory, files)
 
 
 def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Settings | None, *, read_only: bool) -> Segments:
@@ -234,17 +260,22 @@ def _recover(
     leftovers: Leftovers,
     counts: Mapping[bytes, int] | None,
     progress: Progress | None,
+    *,
+    read_only: bool,
 ) -> Recovery:
-    refusal = None
+    refusal = plan = None
     if not segments.by_number:
         recovery = without_segments(state, index)
         index.clear()
     elif leftovers.foreign:
         recovery, refusal = Recovery(), "RabbitMQ has saved one of its own since"
+        plan = judge(state, segments, leftovers)
     elif remembered is None or remembered.index == config.index.name:
         recovery = Recovery("trust")
         plan = judge(state, segments, leftovers)
-        refusal = _follow(plan, segments, index, index, recovery, progress, counted=counts is not None)
+        refusal = _follow(
+            plan, segments, index, index, recovery, progress, counted=counts is not None, keeps_copy=not read_only
+        )
     else:
         recovery = Recovery("taken over")
         refusal = _take_over(
@@ -254,7 +285,11 @@ def _recover(
         log.info("%s: the index is made anew from the segments: %s", config.path, refusal)
         broker = read_broker_counts(segments, leftovers) if leftovers.foreign and counts is None else None
         recovery = Recovery("rebuild", lost=recovery.lost)
-        rebuild(segments, index, counts, recovery, progress, broker)
+        if leftovers.foreign or (plan is not None and plan.rows):
+            recovery.distrust = refusal
+            rebuild_distrusted(segments, index, plan, counts, recovery, progress, broker, keeps_copy=not read_only)
+        else:
+            rebuild(segments, index, counts, recovery, progress, broker)
     tell_lost(segments, recovery)
     return recovery
 
@@ -285,7 +320,7 @@ def _take_over(
         with of_index(name, config, catalogue, "load its entries in"):
             state = other.load() or {}
         plan = judge(state, segments, leftovers)
-        return _follow(plan, segments, other, index, recovery, progress, counted=counted)
+        return _follow(plan, segments, other, index, recovery, progress, counted=counted, keeps_copy=False)
     finally:
         other.close(None)
 
@@ -299,21 +334,24 @@ def _follow(
     progress: Progress | None,
     *,
     counted: bool,
+    keeps_copy: bool,
 ) -> str | None:
     """Carry a plan out: check, take over if ``source`` is another index, scan the tails, mend. Returns why it cannot be.
 
-    ``counted``: there are counts for a rebuild, which are better than those of an index that has to be mended.
+    ``counted``: there are counts for a rebuild, which are better than those of an index that has to be mended. ``keeps_copy``:
+    of the counts of an index that has to be reconciled; one that is taken over stays as it is.
     """
     recovery.lost = plan.lost
-    if plan.refusal is not None:
-        return plan.refusal
+    refusal = plan.refusal or _refuted(plan, segments, source, recovery, progress)
+    if refusal is not None and plan.rows and not counted:
+        if source is not index:
+            take_over(segments, index, source)
+        reconcile(segments, index, plan, refusal, recovery, progress, keeps_copy=keeps_copy)
+        return None
+    if refusal is not None:
+        return refusal
     if plan.lost and counted:
         return "segments are missing or shortened, and counts were given"
-    meter = Meter(plan.verify, progress)
-    for segment in plan.verify:
-        if not verify(segments, source, segment, recovery):
-            return f"{segment.path.name} was changed, and does not hold what it says"
-        meter.add(segment)
     if source is not index:
         take_over(segments, index, source)
     elif plan.tails:
@@ -322,6 +360,16 @@ def _follow(
         scan_tail(segments, index, segment, start, recovery)
     if plan.lost:
         mend(segments, index, recovery, progress)
+    return None
+
+
+def _refuted(plan: Plan, segments: Segments, source: Index, recovery: Recovery, progress: Progress | None) -> str | None:
+    """What shows, in segments whose time has changed, that the index does not speak of them; None if nothing does."""
+    meter = Meter(plan.verify, progress)
+    for segment in plan.verify:
+        if not verify(segments, source, segment, recovery):
+            return f"{segment.path.name} was changed, and does not hold what the index has in it"
+        meter.add(segment)
     return None
 
 

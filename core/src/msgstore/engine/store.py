@@ -14,13 +14,14 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed
 from msgstore.contract.locations import unpack
-from msgstore.engine import forking, shutdown
+from msgstore.engine import forking
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.collected import Collected
 from msgstore.engine.collection import Collection
 from msgstore.engine.collector import Collector
 from msgstore.engine.counters import Counters
 from msgstore.engine.flusher import Flusher
+from msgstore.engine.marker import publish_clean, save_clean
 from msgstore.engine.recovery import Recovery
 from msgstore.engine.segments import io_errors
 from msgstore.engine.startup import Parts
@@ -277,18 +278,19 @@ class Store:
 
     def _close(self) -> None:
         late: list[tuple[Client, int]] = []
+        is_saved = False
         if self.mode == "rw":
             self._refuse(StoreClosed(f"{self.path}: the store is being closed"))
             try:
                 late = self._writer.write_out(last=True)  # what was written since the flush, by a client that was told, for one
                 self._collection.erase()
-                self._save_index()
+                is_saved = save_clean(self._ledger, self._parts.client_refs)
             except Exception:
                 self._refuse(None)
                 raise
         try:
-            if self.mode == "rw":
-                self._publish_clean()
+            if is_saved:
+                publish_clean(self._ledger)
         finally:
             self._let_go("closed")
         self._writer.tell(late)
@@ -323,26 +325,6 @@ class Store:
         self._writer.refuse(error)
         for client in list(self._writer.clients):
             client.end(error)
-
-    def _save_index(self) -> None:
-        """Until the index has its state on disk, nothing has happened; from then on the stop is a clean one."""
-        files, directory = self._segments.files, self.path
-        self._segments.seal_current()
-        self._segments.hints.save(everything=True)
-        numbers = ((segment.number, segment.path.suffix) for segment in self._segments)
-        clean = shutdown.format_clean(self._parts.client_refs, shutdown.last_v1_file(numbers))
-        with io_errors(directory):
-            files.write_file(directory / shutdown.PENDING_CLEAN, [clean], sync=self._segments.durable)
-            with self._ledger.lock:
-                self._writer.index.close(self._ledger.state(clean))
-
-    def _publish_clean(self) -> None:
-        """``clean.dot`` appears under its own name last: RabbitMQ reads it, and must not before the rest is there."""
-        files, directory = self._segments.files, self.path
-        with io_errors(directory):
-            files.replace(directory / shutdown.PENDING_CLEAN, directory / shutdown.CLEAN)
-            if self._segments.durable:
-                files.sync_directory(directory)
 
     def _let_go(self, how: Literal["closed", "abandoned"]) -> None:
         try:

@@ -78,6 +78,10 @@ class RecordingFiles(UnsyncedFiles):
         self._note("pwrite", self._paths.get(fd), len(data))
         super().pwrite(fd, data, offset)
 
+    def overwrite(self, fd: int, data: bytes) -> None:
+        self._note("overwrite", self._paths.get(fd), len(data))
+        super().overwrite(fd, data)
+
     def sync(self, fd: int) -> None:
         self._note("sync", self._paths.get(fd))
         super().sync(fd)

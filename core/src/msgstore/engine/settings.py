@@ -1,0 +1,108 @@
+"""The settings of a directory whose ``msgstore.json`` is damaged: rebuilt from what else is there.
+
+The index is the one whose files are the youngest, the format that of the newest segment; record types with assigned bytes are
+bound again where there are records of them. The rest is the configuration's. A record of a type that no byte stands for
+would be taken for damage, so then the settings are not rebuilt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+
+from msgstore.config import StoreConfig
+from msgstore.contract import RecordTypeDescriptor, StoreError
+from msgstore.directory import SETTINGS, DamagedSettings, Settings, list_segments, read_settings
+from msgstore.engine.backends import resolve
+from msgstore.files import Files, look
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan import FormatSet
+from msgstore.scan.bindings import OWN_RECORD
+
+log = logging.getLogger("msgstore.store")
+
+_THIRD_PARTY = 128
+"""Type bytes from here on are not assigned to anybody: the directory alone binds them."""
+
+
+def known_settings(files: Files, config: StoreConfig, catalogue: Catalogue) -> Settings | None:
+    """What the directory remembers, or None if it was never opened by msgstore. Raises StoreError if it cannot be known."""
+    try:
+        return read_settings(files, config.path)
+    except DamagedSettings as error:
+        return rebuild_settings(files, config, catalogue, error)
+
+
+def rebuild_settings(files: Files, config: StoreConfig, catalogue: Catalogue, error: DamagedSettings) -> Settings:
+    """Settings in place of those that cannot be read. Raises StoreError, which names ``error``."""
+    directory = config.path
+    formats = resolve(config, catalogue, None).formats
+    segments = list_segments(files, directory, formats.extensions)
+    newest = formats.extensions[segments[-1].extension] if segments else config.format.name
+    settings = Settings(
+        index=_index(directory, config, catalogue),
+        format=newest,
+        record=config.record,
+        body=config.body.name,
+        records=_bindings(files, [segment.path for segment in segments], formats, catalogue, error),
+    )
+    log.warning(
+        "%s: is damaged (%s). It is rebuilt from the directory: index %r, format %r, record types %r.",
+        directory / SETTINGS, error.reason, settings.index, settings.format, settings.records,
+    )  # fmt: skip
+    return settings
+
+
+def keep_damaged(files: Files, directory: Path) -> None:
+    """Copy a damaged ``msgstore.json`` before it is written anew."""
+    there = files.list(directory)
+    name = next(name for n in itertools.count(1) if (name := f"{SETTINGS}.damaged-{n}") not in there)
+    with files.view(directory / SETTINGS) as data:
+        files.write_file(directory / name, [data[:]], sync=True)
+
+
+def _index(directory: Path, config: StoreConfig, catalogue: Catalogue) -> str:
+    """The index whose files in the directory are the youngest; files of an index are named ``msgstore-INDEX``."""
+    found: dict[str, int] = {}
+    for name in catalogue.names("index"):
+        own = [path for path in directory.glob(f"msgstore-{name}*") if path.name.partition(".")[0] == f"msgstore-{name}"]
+        below = [file for path in own if path.is_dir() for file in path.iterdir()]
+        times = [look(path)[1] for path in own + below if path.is_file()]
+        if times:
+            found[name] = max(times)
+    return max(found, key=lambda name: found[name], default=config.index.name)
+
+
+def _bindings(
+    files: Files, paths: list[Path], formats: FormatSet, catalogue: Catalogue, error: DamagedSettings
+) -> dict[str, int]:
+    """Record types with the bytes that they are bound to: those of the configuration, and assigned ones that are in use."""
+    bound = dict(formats.bindings)
+    used: dict[str, int] = {}
+    for path in paths:
+        assigned = _assigned(catalogue, formats.extensions[path.suffix])
+        form = FormatSet(catalogue, assigned | bound).by_extension(path.suffix)
+        if not form.typed:
+            continue
+        with files.view(path) as data:
+            scan = form.format.scan(data)
+            kinds = {kind for _, _, _, kind in scan.records.rows()}
+            used |= {name: byte for name, byte in assigned.items() if byte in kinds and name not in bound}
+            stray = data[scan.end.offset] if scan.end.state == "corrupt" and scan.end.offset < len(data) else 0
+        if stray >= _THIRD_PARTY and stray not in form.type_names:
+            raise StoreError(
+                f"{error} At offset {scan.end.offset} of {path.name} there may be a record of a type bound to byte {stray}. "
+                f"Bind it in the configuration (format records), and open the store again."
+            )
+    return bound | used
+
+
+def _assigned(catalogue: Catalogue, form: str) -> dict[str, int]:
+    """The record types of a format whose bytes are assigned, but for its own."""
+    descriptors = (found.descriptor for found in catalogue.registrations if isinstance(found.descriptor, RecordTypeDescriptor))
+    return {
+        descriptor.name: descriptor.assigned_byte
+        for descriptor in descriptors
+        if descriptor.format == form and descriptor.assigned_byte is not None and descriptor.name != OWN_RECORD
+    }

@@ -1,0 +1,179 @@
+"""A failed opening, and a failed close of a store in which nothing was changed, leave every count as it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+import msgstore
+from msgstore.files import Files
+from msgstore.testing.faults import copy_of, listing
+from support import open_with
+
+IDS = [bytes([n]) * 16 for n in range(1, 9)]
+COUNTS = {msg_id: n for n, msg_id in enumerate(IDS[:6], 1)}
+"""The last two ids are removed."""
+OPERATIONS = (
+    "open_read", "open_write", "create", "close", "pread", "pwrite", "overwrite", "sync", "sync_directory", "truncate",
+    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory", "strangers",
+    "view",
+)  # fmt: skip
+FAULTS = {
+    "EIO": OSError(errno.EIO, os.strerror(errno.EIO)),
+    "ENOSPC": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "interrupt": KeyboardInterrupt(),
+}
+
+
+class FaultyFiles(Files):
+    """Raises ``fault`` at the ``fail``-th operation, before it or ``behind`` it; once."""
+
+    def __init__(self, fail: int, fault: BaseException, *, behind: bool = False) -> None:
+        self.failed = ""
+        for name in filter(partial(hasattr, self), OPERATIONS):
+            setattr(self, name, self._faulty(name, getattr(self, name)))
+        self._left, self._fault, self._behind = fail, fault, behind
+
+    def _faulty(self, name, call):
+        def operation(*args, **keys):
+            self._left -= 1
+            if self._left != -1:
+                return call(*args, **keys)
+            self.failed = f"{name} {args[:1]}"
+            if self._behind:
+                call(*args, **keys)
+            raise self._fault
+
+        return operation
+
+    def stop(self) -> None:
+        """From here on nothing fails."""
+        self._left = 10**9
+
+    def sync(self, fd: int) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Of each index a store in several segments, with counts above one and removed messages; stopped cleanly."""
+    made = {}
+    for kind in ("ets", "lmdb"):
+        made[kind] = tmp_path_factory.mktemp("faults") / kind
+        with open_with(made[kind], index=kind, sync_interval="1h", file_size_limit=100) as store, store.client("c") as client:
+            for at, msg_id in enumerate(IDS):
+                for _ in range(COUNTS.get(msg_id, 1)):
+                    client.write(msg_id, b"x" * (10 + 40 * (at % 2)))
+                store.flush()
+            client.remove(IDS[6:])
+    return made
+
+
+def counts(store: msgstore.Store) -> dict[bytes, int]:
+    return {entry.msg_id: entry.references for entry in store.entries()}
+
+
+def attempt(path, files, **keys):
+    """Open and close; a close that fails is tried again, and given up where it was interrupted."""
+    store = None
+    with suppress(msgstore.MsgStoreError, OSError, KeyboardInterrupt):
+        store = open_with(path, files, **keys)
+        store.close()
+    if store is not None:
+        with suppress(msgstore.MsgStoreError):
+            store.close()
+        store.abandon()
+
+
+@pytest.mark.parametrize(("fault", "behind"), [*((name, False) for name in FAULTS), ("interrupt", True)])
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+def test_opening_fault_at_any_operation_keeps_counts(stores, tmp_path, kind, fault, behind):
+    keys = {"index": kind, "sync_interval": "1h", "file_size_limit": 100, "durability": "fsync"}
+    path = copy_of(stores[kind], tmp_path / "store")
+    for fail in range(1000):
+        files = FaultyFiles(fail, FAULTS[fault], behind=behind)
+        attempt(path, files, **keys)
+        if not files.failed:
+            assert fail > 8
+            return
+        with open_with(path, **keys) as store:
+            assert counts(store) == COUNTS, f"counts after {fault} {'behind' if behind else 'before'} {files.failed}"
+            assert store.stats().recovery.how == "trust", files.failed
+    pytest.fail("there is always one more operation")
+
+
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+def test_unchanged_store_opened_and_closed_is_untouched(stores, tmp_path, kind):
+    path = copy_of(stores[kind], tmp_path / "store")
+    keys = {"index": kind, "sync_interval": "1h"}
+    with open_with(path, **keys):
+        pass
+    before = listing(path)
+    with open_with(path, **keys) as store:
+        store.flush()
+    after = listing(path)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert changed <= {"msgstore.lock", "msgstore-lmdb/lock.mdb"}
+
+
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+def test_killed_before_first_change_keeps_counts(stores, tmp_path, kind):
+    path = copy_of(stores[kind], tmp_path / "store")
+    open_with(path, index=kind, sync_interval="1h").abandon()
+    with open_with(path, index=kind) as store:
+        assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS)
+
+
+@pytest.mark.parametrize("fault", ["EIO", "interrupt"])
+@pytest.mark.parametrize("new", ["ets", "lmdb"])
+def test_index_change_fault_keeps_counts(stores, tmp_path, fault, new):
+    """The index of the last opening is taken over, however often the first attempts fail."""
+    old = "lmdb" if new == "ets" else "ets"
+    for fail in range(1000):
+        path = copy_of(stores[old], tmp_path / f"{fail}")
+        files = FaultyFiles(fail, FAULTS[fault])
+        with suppress(msgstore.MsgStoreError, KeyboardInterrupt):
+            store = open_with(path, files, index=new, sync_interval="1h")
+            files.stop()
+            store.close()
+        if not files.failed:
+            return
+        with open_with(path, index=new, sync_interval="1h") as store:
+            assert counts(store) == COUNTS, f"counts after {fault} at {files.failed}"
+    pytest.fail("there is always one more operation")
+
+
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+@pytest.mark.parametrize("fail", range(12))
+def test_new_client_close_fault_keeps_counts(stores, tmp_path, kind, fail):
+    """A close that only has another client to remember."""
+    path = copy_of(stores[kind], tmp_path / "store")
+    keys = {"index": kind, "sync_interval": "1h"}
+    files = FaultyFiles(10**9, FAULTS["EIO"])
+    store = open_with(path, files, **keys)
+    store.client("another")
+    files._left = fail
+    with suppress(msgstore.MsgStoreError):
+        store.close()
+    store.abandon()
+    with open_with(path, **keys) as store:
+        assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS), files.failed
+
+
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+def test_first_change_retires_the_marker(stores, tmp_path, kind):
+    """Only the references of one message change: also that is a change."""
+    path = copy_of(stores[kind], tmp_path / "store")
+    store = open_with(path, index=kind, sync_interval="1h")
+    assert (path / "clean.dot").exists()
+    store.client().remove([IDS[5]])
+    store.flush()
+    assert not (path / "clean.dot").exists()
+    assert not (path / "msgstore-clean.dot").exists()
+    store.close()
+    with open_with(path, index=kind) as store:
+        assert counts(store) == COUNTS | {IDS[5]: 5}

@@ -1,0 +1,284 @@
+"""Small damage to a directory costs what it damaged, and no counts: they are kept wherever the records agree."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.cli.main import main
+from msgstore.files import Files
+from msgstore.testing.faults import copy_of
+from support import open_with
+
+IDS = [bytes([n]) * 16 for n in range(1, 13)]
+COUNTS = {msg_id: n for n, msg_id in enumerate(IDS, 1) if n % 4}
+"""Every fourth message is removed."""
+BODY = 60
+"""Bytes; four messages fill a segment."""
+
+
+def fill(path: Path, kind: str, ids: list[bytes] = IDS, **keys: object) -> None:
+    with open_with(path, index=kind, sync_interval="1h", file_size_limit=350, gc_interval=0, **keys) as store:
+        client = store.client("c")
+        for at, msg_id in enumerate(ids, 1):
+            for _ in range(COUNTS.get(msg_id, 1)):
+                client.write(msg_id, msg_id[:1] * BODY)
+            if at % 4 == 0:
+                store.roll()
+        client.remove([msg_id for msg_id in ids if msg_id not in COUNTS and msg_id in IDS])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    stores = {}
+    for kind in ("ets", "lmdb"):
+        stores[kind] = tmp_path_factory.mktemp("damage") / kind
+        fill(stores[kind], kind)
+    return stores
+
+
+@pytest.fixture(params=["ets", "lmdb"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def path(made, kind, tmp_path):
+    """Three segments of three live messages and a removed one each, with counts from 1 to 11."""
+    return copy_of(made[kind], tmp_path / "store")
+
+
+def reopened(path: Path, kind: str, **keys: object) -> tuple[dict[bytes, int], object]:
+    with open_with(path, index=kind, file_size_limit=350, **keys) as store:
+        return {entry.msg_id: entry.references for entry in store.entries()}, store.stats().recovery
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+
+
+def verified(path: Path) -> tuple[int, dict]:
+    result = CliRunner().invoke(main, ["verify", str(path), "--json"])
+    return result.exit_code, json.loads(result.stdout.splitlines()[-1])
+
+
+def append_a_byte(path: Path) -> None:
+    with (path / "1.sqs").open("ab") as file:
+        file.write(b"x")
+
+
+def flip_a_bit(path: Path) -> None:
+    text = bytearray((path / "clean.dot").read_bytes())
+    text[5] ^= 1
+    (path / "clean.dot").write_bytes(text)
+
+
+def add_an_empty_segment(path: Path) -> None:
+    (path / "99.sqs").write_bytes(b"")
+
+
+def remove_the_marker(path: Path) -> None:
+    (path / "clean.dot").unlink()
+
+
+@pytest.mark.parametrize("damage", [append_a_byte, flip_a_bit, add_an_empty_segment, remove_the_marker])
+def test_small_damage_keeps_every_count(path, kind, damage, caplog):
+    damage(path)
+    _, summary = verified(path)
+    assert (summary["kept"], summary["missing"], summary["revived"]) == (9, 0, 0)
+    assert summary["distrust"]
+    counts, recovery = reopened(path, kind)
+    assert counts == COUNTS, "counts after small damage"
+    assert (recovery.kept, recovery.missing, recovery.revived, recovery.copy) == (9, 0, 0, None)
+    assert "9 messages keep their counts, 0 are missing, 0 dead ones are live again" in warnings(caplog)
+    counts, recovery = reopened(path, kind)
+    assert (counts, recovery.how) == (COUNTS, "trust")
+
+
+def test_replaced_segment_tells_missing_messages(path, kind, tmp_path, caplog):
+    """By a file of another store, of the same size."""
+    others = [bytes([n]) * 16 for n in range(101, 105)]
+    fill(tmp_path / "other", kind, others)
+    assert (tmp_path / "other" / "0.sqs").stat().st_size == (path / "1.sqs").stat().st_size
+    (path / "1.sqs").write_bytes((tmp_path / "other" / "0.sqs").read_bytes())
+    code, summary = verified(path)
+    assert (code, summary["missing"], summary["revived"], summary["ok"]) == (1, 3, 4, False)
+    counts, recovery = reopened(path, kind)
+    left = {msg_id: count for msg_id, count in COUNTS.items() if msg_id not in IDS[4:8]}
+    assert counts == left | dict.fromkeys(others, 1)
+    assert (recovery.kept, recovery.missing, recovery.revived) == (6, 3, 4)
+    assert [(lost.file, lost.messages, lost.reason) for lost in recovery.lost] == [("1.sqs", 3, "replaced")]
+    assert "6 messages keep their counts, 3 are missing, 4 dead ones are live again" in warnings(caplog)
+
+
+def test_replaced_counts_are_kept_as_a_file(path, kind, tmp_path):
+    saved = {name: (path / name).read_bytes() for name in ("1.sqs",)}
+    (path / "1.sqs").write_bytes((path / "0.sqs").read_bytes())
+    _, recovery = reopened(path, kind)
+    assert recovery.copy == "msgstore-counts-1.csv"
+    lines = (path / recovery.copy).read_text().splitlines()
+    assert {bytes.fromhex(line[:32]): int(line[33:]) for line in lines[1:]} == COUNTS
+    for name, data in saved.items():
+        (path / name).write_bytes(data)
+    arguments = ["rm", str(path), IDS[0].hex(), "--refcounts", str(path / recovery.copy)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    counts, _ = reopened(path, kind)
+    assert set(counts) == COUNTS.keys() - {IDS[0]}
+
+
+def test_missing_segment_beside_other_damage_keeps_counts(path, kind):
+    (path / "0.sqs").unlink()
+    append_a_byte(path)
+    counts, recovery = reopened(path, kind)
+    assert counts == {msg_id: count for msg_id, count in COUNTS.items() if msg_id not in IDS[:4]}
+    assert (recovery.missing, [lost.reason for lost in recovery.lost]) == (3, ["missing"])
+
+
+def test_moved_records_keep_their_counts(path, kind):
+    """Another program has put a segment under another number."""
+    (path / "1.sqs").rename(path / "7.sqs")
+    counts, recovery = reopened(path, kind)
+    assert {msg_id: counts.get(msg_id) for msg_id in COUNTS} == COUNTS
+    assert recovery.missing == 0
+
+
+def test_grown_segment_enters_only_what_is_new(path, kind):
+    """Below the size that the index knows, what it does not have is dead."""
+    with open_with(path.with_name("other"), index=kind, sync_interval="1h") as store:
+        store.client().write(b"n" * 16, b"new")
+    data = (path.with_name("other") / "0.sqs").read_bytes()[64:]  # without the header
+    with (path / "1.sqs").open("ab") as file:
+        file.write(data)
+    counts, recovery = reopened(path, kind)
+    assert counts == COUNTS | {b"n" * 16: 1}
+    assert recovery.revived == 0
+
+
+def test_unchanged_segments_are_not_read(path, kind):
+    append_a_byte(path)
+    read = []
+
+    class Watching(Files):
+        def open_read(self, path):
+            read.append(path.name)
+            return super().open_read(path)
+
+    open_with(path, Watching(), index=kind, file_size_limit=350).close()
+    assert "1.sqs" in read
+    assert not {"0.sqs", "2.sqs"} & set(read)
+
+
+def test_given_counts_still_rebuild(path, kind):
+    flip_a_bit(path)
+    counts, recovery = reopened(path, kind, refcounts=[(IDS[0], 7), (IDS[3], 2)])
+    assert (recovery.how, counts) == ("rebuild", {IDS[0]: 7, IDS[3]: 2})
+    assert recovery.copy is not None
+
+
+def test_broker_use_in_between_warns_of_the_dead(path, kind, caplog):
+    """Counts are the broker's to know then; without them the removed messages are back, and it is said how many."""
+    (path / "msg_store_index.ets").write_bytes(b"what the broker saved")
+    (path / "clean.dot").write_bytes(b"{client_refs,[]}.\n{last_v1_file,none}.\n")
+    code, summary = verified(path)
+    assert (code, summary["revived"], summary["ok"]) == (1, 3, False)
+    text = CliRunner().invoke(main, ["verify", str(path)]).stdout
+    assert "no damage" not in text
+    counts, recovery = reopened(path, kind)
+    assert counts == dict.fromkeys(IDS, 1)
+    assert (recovery.how, recovery.revived, recovery.copy) == ("rebuild", 3, "msgstore-counts-1.csv")
+    assert "3 dead ones are live again" in warnings(caplog)
+
+
+def test_failed_reconciliation_can_be_repeated(path, kind):
+    append_a_byte(path)
+
+    class Full(Files):
+        def replace(self, source, target):
+            if target.name in ("msgstore-clean.dot", "msgstore.json"):
+                raise OSError(28, os.strerror(28))
+            super().replace(source, target)
+
+    with pytest.raises(msgstore.MsgStoreError):
+        open_with(path, Full(), index=kind, file_size_limit=350)
+    assert reopened(path, kind)[0] == COUNTS
+
+
+# -- msgstore.json ----------------------------------------------------------------------------------------------------------
+
+TORN = {"empty": b"", "torn": None, "zeros": b"\0" * 134}
+
+
+def tear(path: Path, how: str) -> bytes:
+    text = (path / "msgstore.json").read_bytes()
+    damaged = TORN[how]
+    (path / "msgstore.json").write_bytes(text[:60] if damaged is None else damaged)
+    return (path / "msgstore.json").read_bytes()
+
+
+@pytest.mark.parametrize("how", TORN)
+def test_damaged_settings_are_rebuilt(path, kind, how, caplog):
+    was = (path / "msgstore.json").read_bytes()
+    damaged = tear(path, how)
+    with msgstore.open_store(path) as store:  # with the default index
+        assert {entry.msg_id: entry.references for entry in store.entries()} == COUNTS
+    assert (path / "msgstore.json.damaged-1").read_bytes() == damaged
+    assert "msgstore.json: is damaged" in warnings(caplog)
+    settings = json.loads((path / "msgstore.json").read_bytes())
+    assert (settings["index"], settings["format"]) == ("ets", json.loads(was)["format"])
+
+
+@pytest.mark.parametrize("verb", ["info", "verify", "get", "rm", "put", "compact", "scan", "export", "inventory", "migrate"])
+def test_every_verb_works_without_settings(path, kind, verb, tmp_path):
+    tear(path, "empty")
+    more = {
+        "get": [IDS[0].hex()], "rm": [IDS[0].hex()], "put": ["ab" * 16], "export": [str(tmp_path / "out")],
+        "migrate": ["--to", "v2"],
+    }  # fmt: skip
+    result = CliRunner().invoke(main, [verb, str(path), *more.get(verb, [])], input="body")
+    assert result.exit_code in ((0, 1, 3) if verb in ("scan", "export", "inventory") else (0,)), result.output
+    if verb in ("info", "verify"):
+        assert str(len(COUNTS)) in result.stdout
+
+
+def test_settings_unknown_type_byte_is_refused(path, kind):
+    """A record of it would be taken for damage, and its message be lost."""
+    data = bytearray((path / "1.sqs").read_bytes())
+    data[64] = 200
+    (path / "1.sqs").write_bytes(data)
+    tear(path, "empty")
+    with pytest.raises(msgstore.MsgStoreError, match=r"bound to byte 200. Bind it in the configuration"):
+        open_with(path, index=kind, file_size_limit=350)
+    assert not (path / "msgstore.json.damaged-1").exists()
+
+
+def test_settings_assigned_record_type_is_found(tmp_path):
+    with open_with(tmp_path, index="lmdb", record="checksum", sync_interval="1h") as store:
+        store.client().write(IDS[0], b"body")
+    tear(tmp_path, "torn")
+    with open_with(tmp_path, index="lmdb") as store:
+        assert store.client().read(IDS[0]) == b"body"
+    assert json.loads((tmp_path / "msgstore.json").read_text())["records"] == {"checksum": 4}
+
+
+def test_settings_are_synced_before_first_segment(tmp_path):
+    done = []
+
+    class Watching(Files):
+        def write_file(self, path, chunks, *, sync):
+            done.append((path.name, sync))
+            super().write_file(path, chunks, sync=sync)
+
+        def create(self, path):
+            done.append((path.name, None))
+            return super().create(path)
+
+    with open_with(tmp_path, Watching(), durability="os", sync_interval="1h") as store:
+        store.client().write(IDS[0], b"body")
+    assert ("msgstore.json", True) in done
+    assert done.index(("msgstore.json", True)) < done.index(("0.sqs", None))
