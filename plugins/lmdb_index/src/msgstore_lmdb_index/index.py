@@ -170,19 +170,19 @@ class LmdbIndex:
     def release(self, ids: Sequence[bytes]) -> Released:
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
-        newest, find = self._slots, self._slot
-        try:
-            for msg_id in ids:
-                slot = find(msg_id)
-                if not slot:
-                    missing.append(msg_id)
-                elif slot & _COUNT > 1:
-                    newest[msg_id] = slot - 1
-                else:
-                    newest[msg_id] = 0
-                    freed.append((msg_id, slot >> _COUNT_BITS))
-        finally:  # LMDB may have raised
-            self._newest.gained -= len(freed)
+        changes: dict[bytes, int] = {}  # applied at the end, since LMDB may raise before
+        find = self._slot
+        for msg_id in ids:
+            slot = changes[msg_id] if msg_id in changes else find(msg_id)
+            if not slot:
+                missing.append(msg_id)
+            elif slot & _COUNT > 1:
+                changes[msg_id] = slot - 1
+            else:
+                changes[msg_id] = 0
+                freed.append((msg_id, slot >> _COUNT_BITS))
+        self._slots.update(changes)
+        self._newest.gained -= len(freed)
         return Released(freed, missing)
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
