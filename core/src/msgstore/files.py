@@ -89,6 +89,11 @@ class Files:
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns
 
+    def identity(self, file: Path | int) -> tuple[int, int]:
+        """(device, inode) of what has this path or descriptor: no two files or directories that exist share it."""
+        status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
+        return status.st_dev, status.st_ino
+
     def is_deleted(self, fd: int) -> bool:
         """Whether the file has no name any more, and its space comes back only when its last descriptor is closed."""
         return os.fstat(fd).st_nlink == 0

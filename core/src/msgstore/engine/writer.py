@@ -350,6 +350,7 @@ class Writer:
             if self._refusal is not None or self._held <= self._window or self._count() <= self._window:
                 self._shrunk.set()
                 break
+            self._check_files()
             ids = self.intake.oldest(STEP * (len(self.intake.pending) + 1) // self._held + 1)
             self._bound(self._write_some(ids, STEP).weight)
 
@@ -413,7 +414,13 @@ class Writer:
             self._set_gates()
         return confirmed
 
+    def _check_files(self) -> None:
+        """Raises StoreIOError if the directory or the current segment was removed or replaced: what was written is not safe."""
+        self.ledger.segments.check_directory()
+        self.ledger.segments.check_current()
+
     def _write_out(self, *, last: bool) -> list[tuple[Client, int]]:
+        self._check_files()
         with self.ledger.lock:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
@@ -430,6 +437,7 @@ class Writer:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
         overdue = self._uncommitted > self.config.max_unconfirmed
         self.settle(sync=last or overdue or not self.ledger.segments.sync_later)
+        self._check_files()
         with self.ledger.lock:
             self._unconfirmed -= unconfirmed
         return confirmed
