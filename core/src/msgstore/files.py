@@ -138,7 +138,19 @@ class Files:
         return {name: kind for name, kind in kinds.items() if kind}
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        """With the parents that are missing. Each new name is durable when this returns; if that fails, none is left."""
+        made: list[Path] = []
+        try:
+            for missing in reversed(_missing(path)):
+                missing.mkdir(exist_ok=True)
+                made.append(missing)
+                self.sync_directory(missing.parent)
+        except BaseException:
+            for new in reversed(made):
+                with contextlib.suppress(OSError):  # somebody else has put something there
+                    new.rmdir()
+            raise
+        path.mkdir(exist_ok=True)  # FileExistsError for what is no directory
 
     def create_directory(self, path: Path) -> None:
         """FileExistsError if the name is taken, FileNotFoundError if its parent is not there."""
@@ -214,6 +226,15 @@ class Files:
             parts.append(part)
             offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _missing(path: Path) -> list[Path]:
+    """``path`` and those above it that do not exist, the lowest first."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    return missing
 
 
 def look(path: Path) -> tuple[int, int]:
