@@ -226,8 +226,13 @@ class Segments:
         """Go on writing a segment that was found."""
         self.hints.resume(segment)
         with self.errors(segment):
-            self._writer = self.files.open_write(segment.path)
-            self._written = self.files.identity(self._writer)
+            fd = self.files.open_write(segment.path)
+            try:
+                self._written = self.files.identity(fd)
+            except BaseException:
+                self.files.close(fd)
+                raise
+        self._writer = fd
         self.current = segment
         segment.sealed_mtime_ns = None
 

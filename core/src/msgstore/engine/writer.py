@@ -78,6 +78,8 @@ class Writer:
         self.wakeup = Wakeup()
         self.clients: list[Client] = []
         self.callback_failures = 0
+        self.unconfirmed: dict[int, list[bytes]] = {}
+        """What each client waits for, by its number. Refers to no client, as the warning for an unclosed store needs it."""
         self._untold: deque[tuple[Client, list[bytes]]] = deque()
         """Under ``flushing``: who is to be told of what, in this order, whatever flushes those who are told ask for."""
         self.depth = 0
@@ -119,6 +121,8 @@ class Writer:
             client.number, client.unconfirmed, self._limit, self._portion, self.wakeup.changed, self.due, client.slowly
         )
         self.clients.append(client)
+        if client.unconfirmed is not None:
+            self.unconfirmed[client.number] = client.unconfirmed
         return gate
 
     def _share(self, count: int) -> None:
@@ -137,6 +141,7 @@ class Writer:
         """Under the lock: it is not told of anything any more."""
         if client in self.clients:
             self.clients.remove(client)
+            self.unconfirmed.pop(client.number, None)
 
     def refuse(self, error: MsgStoreError | None) -> None:
         """Every later change raises ``error``; None: none does any more."""
