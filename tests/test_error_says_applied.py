@@ -48,7 +48,7 @@ class Counted:
         self._call(lambda: self.client.write(msg_id, msg_id * 60), Counter([msg_id]))
 
     def remove(self, ids):
-        self._call(lambda: self.client.remove(ids), Counter({msg_id: -1 for msg_id in ids}))
+        self._call(lambda: self.client.remove(ids), Counter(dict.fromkeys(ids, -1)))
 
     def write_many(self, ids):
         try:

@@ -63,8 +63,8 @@ def test_collected_store_warns_of_unconfirmed_writes(tmp_path, caplog):
         store.client().write(bytes(16), b"body")
     alive = weakref.ref(store)
     caplog.clear()
+    del store
     with pytest.warns(ResourceWarning) as caught:
-        del store
         gc.collect()
     assert alive() is None, "the warning keeps the store alive"
     text = f"{tmp_path}: the store was never closed, and 1 writes are not confirmed"
