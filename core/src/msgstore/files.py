@@ -145,7 +145,7 @@ class Files:
                 missing.mkdir(exist_ok=True)
                 made.append(missing)
                 self.sync_directory(missing.parent)
-        except BaseException:
+        except OSError:
             for new in reversed(made):
                 with contextlib.suppress(OSError):  # somebody else has put something there
                     new.rmdir()
