@@ -11,7 +11,7 @@ from pathlib import Path
 log = logging.getLogger("msgstore.store")
 
 
-def watch_for_close(store: object, path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> weakref.finalize[..., None]:
+def watch_for_close(store: object, path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> weakref.finalize[..., object]:
     """Warn when ``store`` is collected, or the interpreter exits, unless the result is detached first. Takes no lock.
 
     ``pending`` is what is in memory only, ``unconfirmed`` what each client waits for. Neither may refer to the store, which
