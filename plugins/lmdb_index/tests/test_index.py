@@ -290,12 +290,13 @@ def test_release_that_cannot_read_releases_nothing(tmp_path: Path) -> None:
     with mock.patch.object(Environment, "read", reading):
         index = make(tmp_path)
         index.load()
-        index.enter(IDS[:3], [1, 2, 3])
+        index.enter(IDS[:3], [1, 2, 3], [2, 1, 1])
         index.freeze({})
         index.commit()
         damaged.append(IDS[2])
         with pytest.raises(OSError, match="cannot be read"):
-            index.release(IDS[:3])
+            index.release([IDS[0], IDS[0], IDS[0], IDS[1], IDS[2]])
         damaged.clear()
-        assert [index.references(msg_id) for msg_id in IDS[:3]] == [1, 1, 1], "a release that failed took references"
+        assert [index.get(msg_id) for msg_id in IDS[:3]] == [1, 2, 3]
+        assert [index.references(msg_id) for msg_id in IDS[:3]] == [2, 1, 1], "a release that failed took references"
         index.close(None)

@@ -222,7 +222,8 @@ class Writer:
             raise
         if count:
             self.wakeup.changed()
-            self._after(lambda: self._bound(count * OVERHEAD), "The messages were removed: do not repeat the removal.")
+            if self._at_once or self.ledger.persistent:
+                self._after(lambda: self._bound(count * OVERHEAD), "The messages were removed: do not repeat the removal.")
         if missing:
             raise MessageNotFound(missing, str(self.config.path))
 
@@ -231,13 +232,15 @@ class Writer:
         because only it may fail: then nothing was removed."""
         intake = self.intake
         pending, shared = intake.pending, intake.shared
-        on_disk: list[bytes] = []
+        on_disk = [msg_id for msg_id, entry in popped if entry is None and msg_id not in pending and msg_id not in shared]
         held: list[tuple[bytes, Entry | None]] = []
-        for msg_id, entry in popped:
-            if entry is None and msg_id not in pending and msg_id not in shared:
-                on_disk.append(msg_id)
-            else:
-                held.append((msg_id, entry))
+        if len(on_disk) < len(popped):  # sorted once more, each into one list: writers come and go meanwhile
+            on_disk = []
+            for msg_id, entry in popped:
+                if entry is None and msg_id not in pending and msg_id not in shared:
+                    on_disk.append(msg_id)
+                else:
+                    held.append((msg_id, entry))
         with io_errors(self.config.path):
             released = self.index.release(on_disk)
         self.ledger.bury(released.freed)
