@@ -1,4 +1,4 @@
-"""Build a wheel of every distribution, install nothing else, and run the demo and the conformance kit: ``python wheels.py DIR``."""
+"""Build a wheel of every distribution, install nothing else, run the demo and the conformance kit: ``python wheels.py DIR``."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ SESSIONS = {"spark", "standalone", "connect_server"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts Spark."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function):
-            if item.path.stem in STARTS_SPARK or SESSIONS & set(item.fixturenames):
-                item.add_marker("spark")
+        is_ours = item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function)
+        if is_ours and (item.path.stem in STARTS_SPARK or SESSIONS & set(item.fixturenames)):
+            item.add_marker("spark")
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from msgstore.files import Files
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory", "set_mtime")
 """Operations that change something, or decide what survives a power loss."""
 LOOKS = (
-    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "list", "strangers", "read_file",
-    "set_mtime",
+    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity", "list", "strangers",
+    "read_file", "set_mtime",
 )  # fmt: skip
 COMPOSED = ("write_file", "view")
 """Made of the others; each part is told of by itself."""
@@ -103,6 +103,12 @@ class WatchedFiles(Files):
         with self.busy:
             self.before("is_deleted", self.names[fd], fd=fd)
             return super().is_deleted(fd)
+
+    def identity(self, file):
+        with self.busy:
+            path, fd = (file, -1) if isinstance(file, Path) else (self.names[file], file)
+            self.before("identity", path, fd=fd)
+            return super().identity(file)
 
     def list(self, directory):
         with self.busy:

@@ -93,8 +93,8 @@ class StoreConfig:
     """After a first change a flush follows within this time. 0: every call flushes before it returns, and there is no
     thread."""
     max_unconfirmed: Size = Size(64 * 2**20)
-    """So much may be written and not confirmed, each message counted with 1 KiB beside its body; from there on a writer waits
-    for the disk."""
+    """So much may be written and not confirmed, with every durability, each message counted with 1 KiB beside its body. A
+    writer that comes there flushes before it goes on."""
     shared_cache: Size = Size(16 * 2**20)
     """Bodies with several references that are kept in memory, so that all their readers get one object. 0: none are."""
     where: str = attrs.field(default="", eq=False)

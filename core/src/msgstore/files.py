@@ -95,6 +95,11 @@ class Files:
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns
 
+    def identity(self, file: Path | int) -> tuple[int, int]:
+        """(device, inode) of what has this path or descriptor: no two files or directories that exist share it."""
+        status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
+        return status.st_dev, status.st_ino
+
     def is_deleted(self, fd: int) -> bool:
         """Whether the file has no name any more, and its space comes back only when its last descriptor is closed."""
         return os.fstat(fd).st_nlink == 0
@@ -139,7 +144,19 @@ class Files:
         return {name: kind for name, kind in kinds.items() if kind}
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        """With the parents that are missing. Each new name is durable when this returns; if that fails, none is left."""
+        made: list[Path] = []
+        try:
+            for missing in reversed(_missing(path)):
+                missing.mkdir(exist_ok=True)
+                made.append(missing)
+                self.sync_directory(missing.parent)
+        except OSError:
+            for new in reversed(made):
+                with contextlib.suppress(OSError):  # somebody else has put something there
+                    new.rmdir()
+            raise
+        path.mkdir(exist_ok=True)  # FileExistsError for what is no directory
 
     def create_directory(self, path: Path) -> None:
         """FileExistsError if the name is taken, FileNotFoundError if its parent is not there."""
@@ -215,6 +232,15 @@ class Files:
             parts.append(part)
             offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _missing(path: Path) -> list[Path]:
+    """``path`` and those above it that do not exist, the lowest first."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    return missing
 
 
 def look(path: Path) -> tuple[int, int]:

@@ -275,3 +275,28 @@ def test_a_key_that_lmdb_cannot_store_is_refused(tmp_path: Path) -> None:
     index.freeze({bytes(511): b"value"})
     index.commit()
     index.close(None)
+
+
+def test_release_that_cannot_read_releases_nothing(tmp_path: Path) -> None:
+    """The error tells the store that no reference was taken."""
+    damaged: list[bytes] = []
+    read = Environment.read
+
+    def reading(self: Environment, key: bytes) -> bytes:
+        if key in damaged:
+            raise OSError(errno.EIO, "cannot be read")
+        return read(self, key)
+
+    with mock.patch.object(Environment, "read", reading):
+        index = make(tmp_path)
+        index.load()
+        index.enter(IDS[:3], [1, 2, 3], [2, 1, 1])
+        index.freeze({})
+        index.commit()
+        damaged.append(IDS[2])
+        with pytest.raises(OSError, match="cannot be read"):
+            index.release([IDS[0], IDS[0], IDS[0], IDS[1], IDS[2]])
+        damaged.clear()
+        assert [index.get(msg_id) for msg_id in IDS[:3]] == [1, 2, 3]
+        assert [index.references(msg_id) for msg_id in IDS[:3]] == [2, 1, 1], "a release that failed took references"
+        index.close(None)

@@ -61,6 +61,14 @@ class StoreMismatch(StoreError):
 class StoreIOError(StoreError):
     """The operating system refused a file operation; the OSError is the cause. What was not confirmed stays pending."""
 
+    def __init__(self, message: str, *, applied: bool = False, taken: int | None = None) -> None:
+        super().__init__(message)
+        self.applied = applied
+        """True if ``write`` or ``remove`` took effect all the same: repeating the call would do it twice. After False nothing
+        happened."""
+        self.taken = int(applied) if taken is None else taken
+        """Messages that ``write``, or ``write_many`` from its first one on, took: go on behind these."""
+
 
 class CorruptRecord(StoreError):
     """A record's bytes are not what was written; names store, file, offset and id."""

@@ -154,7 +154,8 @@ class Index(Protocol):
         ...
 
     def release(self, ids: Sequence[bytes]) -> Released:
-        """One reference less for each, at once for the batch; an id may occur more than once."""
+        """One reference less for each, at once for the batch; an id may occur more than once. If it raises OSError, nothing
+        was released."""
         ...
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:

@@ -112,6 +112,7 @@ class Appender:
         if segment is None:
             self._segments.seal_current()  # what was given up is measured
             return
+        self._segments.check_current()  # or nobody would look again before its messages are confirmed
         self._ledger.begin_change()
         segment.appendable &= appendable
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from msgstore.contract import StoreClosed
+from msgstore.contract import StoreClosed, StoreIOError
 from msgstore.engine.intake import Entry
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class Client:
     Returns before the message is on disk; it is readable at once. ``on_confirm`` is called with its id after the flush that
     made it safe, within ``sync_interval``, or after ``store.flush()``. Raises ValueError (id), TypeError (body),
     MessageTooLarge and BodyRefused (the body codec does not take the body: the message is not there), StoreClosed, and
-    StoreIOError if a flush that was due failed: the message then stays pending.
+    StoreIOError: then ``error.applied`` says whether the message was taken, which happens only with ``sync_interval = 0``.
+    After an error of the disk each write flushes first, and is refused while that fails.
     """
     read: Callable[[bytes], bytes]
     """``read(msg_id)``: the body. Raises MessageNotFound (a KeyError), CorruptRecord, StoreIOError, ValueError (id)."""
@@ -38,7 +40,8 @@ class Client:
     """``remove(ids)``: take one reference from each; a message without references is gone.
 
     Raises MessageNotFound naming the absent ids; the present ones are removed all the same. ValueError for what is no id; then
-    some of the others may have been removed.
+    some of the others may have been removed. StoreIOError: if ``error.applied``, all were removed, as is usual with
+    ``sync_interval = 0``; otherwise nothing that is on disk lost a reference.
     """
 
     def __init__(self, store: Store, number: int, name: str | None, on_confirm: OnConfirm | None) -> None:
@@ -61,10 +64,25 @@ class Client:
         self.contains = store._reader.contains
 
     def write_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """``write`` for each (id, body)."""
-        write = self.write
-        for msg_id, body in pairs:
-            write(msg_id, body)
+        """``write`` for each (id, body). After StoreIOError ``error.taken`` says how many pairs, from the first one on, were
+        taken."""
+        write, before = self.write, 0
+        try:
+            if isinstance(pairs, list | tuple):  # their iterators know how far they are: counting would cost each message
+                rest = iter(pairs)
+                for msg_id, body in rest:
+                    write(msg_id, body)
+            else:
+                for msg_id, body in pairs:
+                    write(msg_id, body)
+                    before += 1
+        except StoreIOError as error:
+            if isinstance(pairs, list | tuple):
+                before = len(pairs) - length_hint(rest) - 1
+            if not before:
+                raise
+            text = f"{error} The {before} messages before it were taken."
+            raise StoreIOError(text, applied=True, taken=before + error.taken) from error.__cause__
 
     def slowly(self, msg_id: bytes, body: bytes) -> None:
         """What the gate hands over."""

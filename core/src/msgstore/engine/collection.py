@@ -129,6 +129,7 @@ class Collection:
 
     def _act(self, action: Action) -> list[Collected]:
         begin = time.perf_counter()
+        self._segments.check_directory()
         try:
             with marked(self._site, plans.numbers_of(action)) as sources:
                 done = self._collect(action, sources) if sources else []
@@ -174,6 +175,7 @@ class Collection:
 
     def _delete_empty(self) -> None:
         with self._site.turn():
+            self._segments.check_directory()
             if self._ledger.has_empty:
                 self._ledger.begin_change()
             self._writer.settle()

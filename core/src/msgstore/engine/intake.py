@@ -40,6 +40,8 @@ class Gate:
     write: Callable[[bytes, bytes], None]
     limit: Callable[[int], None]
     """Bodies of so many bytes and more go the slow way from now on; 0 sends all of them."""
+    portion: Callable[[int], None]
+    """The client reports after so many bytes from now on."""
 
 
 class Intake:
@@ -88,7 +90,11 @@ class Intake:
             nonlocal limit
             limit = size
 
-        return Gate(write, set_limit)
+        def set_portion(size: int) -> None:
+            nonlocal portion
+            portion = size
+
+        return Gate(write, set_limit, set_portion)
 
     def remover(
         self, number: int, slowly: Callable[[list[tuple[bytes, Entry | None]]], object]

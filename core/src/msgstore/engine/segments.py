@@ -104,6 +104,10 @@ class Segments:
         """Goes up before anything that an older look-up may point to is overwritten, cut or closed."""
         self._writer: int | None = None
         """The descriptor of the current segment."""
+        self.place: tuple[int, int] | None = None
+        """Identity of the directory that is locked; None where nothing is written."""
+        self._written: tuple[int, int] | None = None
+        """Identity of the current segment's file."""
         self.given_up: list[Segment] = []
         """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
         self.erase = False
@@ -185,6 +189,7 @@ class Segments:
         with self.errors(segment):
             fd = self._create(path)
             try:
+                written = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
                 if self.sync:
                     self.files.sync(fd)
@@ -202,7 +207,7 @@ class Segments:
                 raise
         segment.size = len(form.format.header)
         self._next_number = number + 1
-        self._writer = fd
+        self._writer, self._written = fd, written
         self.by_number[number] = self.current = segment
         self.happenings.rolled(path.name, form.name)
         return segment
@@ -221,7 +226,13 @@ class Segments:
         """Go on writing a segment that was found."""
         self.hints.resume(segment)
         with self.errors(segment):
-            self._writer = self.files.open_write(segment.path)
+            fd = self.files.open_write(segment.path)
+            try:
+                self._written = self.files.identity(fd)
+            except BaseException:
+                self.files.close(fd)
+                raise
+        self._writer = fd
         self.current = segment
         segment.sealed_mtime_ns = None
 
@@ -277,6 +288,30 @@ class Segments:
                         self.seal_current()
                 raise
         segment.size += len(data)
+
+    def check_directory(self) -> None:
+        """Raises StoreIOError if the path does not lead to the locked directory any more: what is there is another's."""
+        if self.place is not None and self._identity(self.directory) != self.place:
+            raise StoreIOError(
+                f"{self.directory}: was moved, deleted or replaced while the store was open. Nothing more is written or "
+                "confirmed: move it back and flush again, or call abandon() and open the store where it is."
+            )
+
+    def check_current(self) -> None:
+        """Raises StoreIOError if the current segment's file is not in the directory any more. With ``Ledger.flushing``."""
+        segment = self.current
+        if segment is not None and self._identity(segment.path) != self._written:
+            raise StoreIOError(
+                f"{segment.path}: was moved, deleted or replaced while it was being written. Nothing in it is confirmed any "
+                "more: put it back and flush again, or call abandon(), open the store again, and repeat what was not confirmed."
+            )
+
+    def _identity(self, path: Path) -> tuple[int, int] | None:
+        with io_errors(path):
+            try:
+                return self.files.identity(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
     def sync_written(self) -> None:
         """Where syncs come ``sync_later``: everything that was appended is on disk when it returns, names included."""

@@ -93,6 +93,7 @@ def open_parts(
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, remembered, read_only=read_only)
+        segments.place = lock.place if lock is not None else None
         if segments.by_number:
             _tell_of_codec(config, remembered)
         segments.happenings = Happenings(directory, catalogue.observers)

@@ -25,6 +25,7 @@ from msgstore.engine.marker import publish_clean, save_clean
 from msgstore.engine.recovery import Recovery
 from msgstore.engine.segments import io_errors
 from msgstore.engine.startup import Parts
+from msgstore.engine.unclosed import watch_for_close
 from msgstore.engine.writer import check_id
 from msgstore.scan import WholeRecord
 
@@ -105,6 +106,7 @@ class Store:
         self._collector = Collector(self._collection, self._ledger, gc_interval, config.file_size_limit)
         self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
         self._disowned = False
+        self._unclosed = watch_for_close(self, config.path, parts.writer.intake.pending, parts.writer.unconfirmed)
         forking.watch(self)
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
@@ -314,6 +316,7 @@ class Store:
 
         Waits for no lock: whoever held it is not in this process."""
         self._disowned = self._closed = True
+        self._unclosed.detach()
         if self._parts.lock:
             self._parts.lock.disown()
         self._ledger.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
@@ -335,6 +338,7 @@ class Store:
             self._closed = isinstance(error, Exception)  # what was interrupted is done again
             raise
         self._closed = True
+        self._unclosed.detach()
 
     def _let_go_of_all(self, how: Literal["closed", "abandoned"]) -> None:
         with ExitStack() as stack:  # every one of them, even if one fails

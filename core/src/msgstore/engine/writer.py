@@ -15,12 +15,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from msgstore.config import StoreConfig
-from msgstore.contract import Index, MessageNotFound, MessageTooLarge, MsgStoreError, StoreClosed, StoreReadOnly
+from msgstore.contract import (
+    BodyRefused,
+    Index,
+    MessageNotFound,
+    MessageTooLarge,
+    MsgStoreError,
+    StoreClosed,
+    StoreIOError,
+    StoreReadOnly,
+)
 from msgstore.engine.appender import Appender
 from msgstore.engine.backends import Backends
 from msgstore.engine.batches import Batches, Written
@@ -44,9 +53,8 @@ log = logging.getLogger("msgstore.writer")
 WINDOW = 16 * 2**20
 """Bytes that may stay in the intake, OVERHEAD of each message included."""
 STEP = 2**18
-"""Bytes that a writer writes at once, when there are more: so long may the slowest ``write`` take."""
-SMALLEST = 16 * OVERHEAD
-"""Bytes after which a client looks whether there are more, if there are many clients; with few it looks after each STEP."""
+"""Bytes that a writer writes at once, when there are more: so long may the slowest ``write`` take. A client reports what it
+has written after each STEP, more often if there are many clients."""
 PORTION = 2**21
 """Bytes that a flush writes at once."""
 _MOMENT = 0.02
@@ -70,6 +78,8 @@ class Writer:
         self.wakeup = Wakeup()
         self.clients: list[Client] = []
         self.callback_failures = 0
+        self.unconfirmed: dict[int, list[bytes]] = {}
+        """What each client waits for, by its number. Refers to no client, as the warning for an unclosed store needs it."""
         self._untold: deque[tuple[Client, list[bytes]]] = deque()
         """Under ``flushing``: who is to be told of what, in this order, whatever flushes those who are told ask for."""
         self.depth = 0
@@ -81,6 +91,10 @@ class Writer:
         """Bytes in the intake, OVERHEAD included, as far as is known; less by what was removed, until they are counted
         again."""
         self._window = min(WINDOW, config.max_unconfirmed)
+        self._unconfirmed = 0
+        """Bytes that clients have reported, OVERHEAD included, since the last flush that succeeded began."""
+        self._portion = self._brink = 0
+        """What a client may write before it reports; and how much may be unconfirmed, less what was not reported."""
         self._shrunk = Flag()
         """Set by a writer who finds no more in the intake than the window allows."""
         self._since_count = 0
@@ -94,7 +108,7 @@ class Writer:
         self.broken: StoreClosed | None = None
         """Set if a change was interrupted in its middle: what is in memory may be half done, what is on disk is not."""
         self._is_stuck = False
-        """Whether the last attempt to write failed, with more in the intake than may be there."""
+        """True after an attempt to write failed, until one succeeds: each ``write`` flushes before it takes its message."""
         if read_only:
             self.refuse(StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it"))
 
@@ -102,17 +116,32 @@ class Writer:
 
     def admit(self, client: Client) -> Gate:
         """The client's way in. Under the lock."""
-        portion = 0 if self._at_once else max(STEP // (1 + len(self.clients) // 8), SMALLEST)
+        self._share(len(self.clients) + 1)
         gate = self.intake.gate(
-            client.number, client.unconfirmed, self._limit, portion, self.wakeup.changed, self.due, client.slowly
+            client.number, client.unconfirmed, self._limit, self._portion, self.wakeup.changed, self.due, client.slowly
         )
         self.clients.append(client)
+        if client.unconfirmed is not None:
+            self.unconfirmed[client.number] = client.unconfirmed
         return gate
+
+    def _share(self, count: int) -> None:
+        """Have ``count`` clients report so often that all of them together stay within ``max_unconfirmed``."""
+        if self._at_once:
+            return
+        most = 1 << (count - 1).bit_length()  # or each new client would change all the others
+        portion = min(STEP // (1 + most // 8), self.config.max_unconfirmed // (2 * most))
+        self._brink = self.config.max_unconfirmed - portion * most
+        if portion != self._portion:
+            self._portion = portion
+            for client in self.clients:
+                client.gate.portion(portion)
 
     def dismiss(self, client: Client) -> None:
         """Under the lock: it is not told of anything any more."""
         if client in self.clients:
             self.clients.remove(client)
+            self.unconfirmed.pop(client.number, None)
 
     def refuse(self, error: MsgStoreError | None) -> None:
         """Every later change raises ``error``; None: none does any more."""
@@ -161,7 +190,7 @@ class Writer:
         if len(body) >= self._big:
             self._check_big(msg_id, body)
         if self._is_stuck:
-            self._flush_now()  # or what cannot be written would pile up in memory; if it fails, nothing was taken
+            self._flush_first("The message was not taken: repeat the write.")
         self.wakeup.changed()
         try:
             with self.ledger.lock:
@@ -175,28 +204,57 @@ class Writer:
 
     def remove_slowly(self, client: Client, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
         """One reference less for each. Raises MessageNotFound for the absent ones when the others are removed."""
-        take_one, number = self.intake.take_one, client.number
         try:
             for msg_id, _ in popped:
                 check_id(msg_id)
+            if self._uncommitted > self.config.max_unconfirmed:  # a commit is failing
+                self._flush_first("Nothing that is on disk was removed: repeat the removal.")
             with self.ledger.lock:
                 client.check_open()
                 self._check_writable()  # with the lock: who closes the store has had it since
-                on_disk = [msg_id for msg_id, entry in popped if not take_one(msg_id, number, entry)]
-                with io_errors(self.config.path):
-                    released = self.index.release(on_disk)
-                self.ledger.bury(released.freed)
-        except (ValueError, StoreClosed, StoreReadOnly):
-            self._hand_back(popped)
+                count, missing = self._release(popped, client.number)
+        except (ValueError, StoreClosed, StoreReadOnly, StoreIOError) as error:
+            if not (isinstance(error, StoreIOError) and error.applied):
+                self._hand_back(popped)
             raise
         except BaseException as error:
             self.check_whole(error)
             raise
-        if on_disk:
+        if count:
             self.wakeup.changed()
-            self._bound(len(on_disk) * OVERHEAD)
-        if released.missing:
-            raise MessageNotFound(released.missing, str(self.config.path))
+            if self._at_once or self.ledger.persistent:
+                self._after(lambda: self._bound(count * OVERHEAD), "The messages were removed: do not repeat the removal.")
+        if missing:
+            raise MessageNotFound(missing, str(self.config.path))
+
+    def _release(self, popped: Sequence[tuple[bytes, Entry | None]], number: int) -> tuple[int, list[bytes]]:
+        """Under the lock. Returns how many ids the index was asked for, and those that are absent. The index comes first,
+        because only it may fail: then nothing was removed."""
+        intake = self.intake
+        pending, shared = intake.pending, intake.shared
+        on_disk = [msg_id for msg_id, entry in popped if entry is None and msg_id not in pending and msg_id not in shared]
+        held: list[tuple[bytes, Entry | None]] = []
+        if len(on_disk) < len(popped):  # sorted once more, each into one list: writers come and go meanwhile
+            on_disk = []
+            for msg_id, entry in popped:
+                if entry is None and msg_id not in pending and msg_id not in shared:
+                    on_disk.append(msg_id)
+                else:
+                    held.append((msg_id, entry))
+        with io_errors(self.config.path):
+            released = self.index.release(on_disk)
+        self.ledger.bury(released.freed)
+        late = [msg_id for msg_id, entry in held if not intake.take_one(msg_id, number, entry)]
+        if not late:
+            return len(on_disk), released.missing
+        # Named more often than the intake has references, or removed from there since.
+        try:
+            more = self.index.release(late)
+        except OSError as error:
+            outcome = f"All was removed but one reference each of {len(late)} messages, {late[0].hex()} first."
+            raise _with_outcome(io_error(self.config.path, None, error), outcome, applied=True) from error
+        self.ledger.bury(more.freed)
+        return len(on_disk) + len(late), released.missing + more.missing
 
     def _hand_back(self, popped: Sequence[tuple[bytes, Entry | None]]) -> None:
         """Nothing of it was removed. It is flushed at once: a flush that did not find it may have confirmed it."""
@@ -223,44 +281,59 @@ class Writer:
 
     def due(self, weight: int) -> None:
         """Somebody has written so many bytes more, OVERHEAD included. Writes what is above the window, or has it written."""
+        self._after(lambda: self._due(weight), "The message was taken: do not repeat the write.")
+
+    def _due(self, weight: int) -> None:
+        if self._at_once:
+            self._flush_now()
+            return
+        with self.ledger.lock:
+            self._held += weight
+            self._since_count += weight
+            self._unconfirmed += weight
+        bounded = self._unconfirmed > self._brink
+        if self._held <= self._window and not bounded:
+            return
+        collector = self.ledger.collector
+        if collector is not None and collector.behind and not self.ledger.mine:
+            collector.catch_up()
+        if bounded:
+            self._flush_now()
+        elif self._syncs:
+            self.wakeup.hurry()
+        else:
+            self._shrink()
+
+    def _after(self, work: Callable[[], object], outcome: str) -> None:
+        """Do what is due behind a change that has taken effect. If each change is flushed, an error says ``outcome``.
+        Otherwise an error is logged, and the next ``write`` meets it again before it takes its message."""
         try:
-            if self._at_once:
-                self._flush_now()
+            work()
+        except BodyRefused:
+            raise
+        except Exception as error:
+            if self._refusal is None:
+                self._is_stuck = True
+                self._set_gates()
+            if not self._at_once:
+                if not isinstance(error, StoreClosed):
+                    log.warning("%s: writing failed, and is tried again before the next write: %s", self.config.path, error)
                 return
-            with self.ledger.lock:
-                self._held += weight
-                self._since_count += weight
-            if self._held <= self._window:
-                return
-            collector = self.ledger.collector
-            if collector is not None and collector.behind and not self.ledger.mine:
-                collector.catch_up()
-            if self._syncs:
-                self._wait_for_disk()
-            else:
-                self._shrink()
-        except OSError as error:
-            self._note_failure()
-            raise io_error(self.config.path, None, error) from error
-        except MsgStoreError:
-            self._note_failure()
+            if isinstance(error, OSError):
+                raise _with_outcome(io_error(self.config.path, None, error), outcome, applied=True) from error
+            if isinstance(error, StoreIOError):
+                raise _with_outcome(error, outcome, applied=True) from error.__cause__
             raise
         except BaseException as error:
             self.check_whole(error)
             raise
 
-    def _note_failure(self) -> None:
-        """From the bound on each write asks the disk first, until that takes something again."""
-        if self._refusal is None and self._held > self.config.max_unconfirmed:
-            self._is_stuck = True
-            self._set_gates()
-
-    def _wait_for_disk(self) -> None:
-        """Only where each write is synced: until the bound the flusher writes, from there on whoever comes."""
-        if self._count() > self.config.max_unconfirmed:
+    def _flush_first(self, outcome: str) -> None:
+        """Before a change, after a failure: or what cannot be written would pile up in memory. Raises what says ``outcome``."""
+        try:
             self._flush_now()
-        else:
-            self.wakeup.hurry()
+        except StoreIOError as error:
+            raise _with_outcome(error, outcome, applied=False) from error.__cause__
 
     def _count(self) -> int:
         """Bytes in the intake. They are counted if much was removed since they were, as the average message betrays."""
@@ -270,10 +343,10 @@ class Writer:
         return self._held
 
     def _shrink(self) -> None:
-        """A step or two, unless somebody else is at it; from the bound on it is waited for."""
+        """A step or two, unless somebody else is at it."""
         flushing = self.ledger.flushing
         with left_without(flushing):
-            if flushing.acquire(blocking=self._held > max(2 * WINDOW, self.config.max_unconfirmed)):
+            if flushing.acquire(blocking=False):
                 try:
                     self._take_steps()
                 finally:
@@ -285,6 +358,7 @@ class Writer:
             if self._refusal is not None or self._held <= self._window or self._count() <= self._window:
                 self._shrunk.set()
                 break
+            self._check_files()
             ids = self.intake.oldest(STEP * (len(self.intake.pending) + 1) // self._held + 1)
             self._bound(self._write_some(ids, STEP).weight)
 
@@ -348,10 +422,17 @@ class Writer:
             self._set_gates()
         return confirmed
 
+    def _check_files(self) -> None:
+        """Raises StoreIOError if the directory or the current segment was removed or replaced: what was written is not safe."""
+        self.ledger.segments.check_directory()
+        self.ledger.segments.check_current()
+
     def _write_out(self, *, last: bool) -> list[tuple[Client, int]]:
+        self._check_files()
         with self.ledger.lock:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
+            unconfirmed = self._unconfirmed
         while ids:
             at = 0
             again: list[bytes] = []
@@ -364,6 +445,9 @@ class Writer:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
         overdue = self._uncommitted > self.config.max_unconfirmed
         self.settle(sync=last or overdue or not self.ledger.segments.sync_later)
+        self._check_files()
+        with self.ledger.lock:
+            self._unconfirmed -= unconfirmed
         return confirmed
 
     @property
@@ -424,6 +508,11 @@ class _Whole(AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._writer.check_whole(error)
+
+
+def _with_outcome(error: StoreIOError, outcome: str, *, applied: bool) -> StoreIOError:
+    """The same error, which also says what became of the call."""
+    return StoreIOError(f"{error} {outcome}", applied=applied)
 
 
 def check_id(msg_id: object) -> None:

@@ -19,8 +19,8 @@ import msgstore
 
 IDS = [bytes([n]) * 16 for n in range(1, 25)]
 SMALL = {"file_size_limit": 1500, "large_message": 700, "sync_interval": "1h", "gc_interval": 0}
-"""Keys of a store that is compacted, and has a segment of a large message, within a few operations. It is flushed and collected only
-by a rule, because the model must know what a killed process leaves."""
+"""Keys of a store that is compacted, and has a segment of a large message, within a few operations. Only a rule flushes and
+collects: the model has to know what a killed process leaves."""
 some_ids = st.lists(st.sampled_from(IDS), max_size=8)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgstore.contract import IndexContext, Released
@@ -171,6 +172,7 @@ class LmdbIndex:
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
         newest, find = self._slots, self._slot
+        msg_id = b""
         try:
             for msg_id in ids:
                 slot = find(msg_id)
@@ -181,9 +183,16 @@ class LmdbIndex:
                 else:
                     newest[msg_id] = 0
                     freed.append((msg_id, slot >> _COUNT_BITS))
-        finally:  # LMDB may have raised
-            self._newest.gained -= len(freed)
+        except BaseException:  # LMDB has raised, at the first look-up of this id
+            self._take_back(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))
+            raise
+        self._newest.gained -= len(freed)
         return Released(freed, missing)
+
+    def _take_back(self, released: Mapping[bytes, int], freed: Mapping[bytes, int]) -> None:
+        """Return so many references to each id; ``freed`` has the locations of those that lost their last one."""
+        for msg_id, count in released.items():
+            self._slots[msg_id] = (self._slots[msg_id] or freed[msg_id] << _COUNT_BITS) + count
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
         moved = 0

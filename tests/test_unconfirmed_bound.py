@@ -1,0 +1,49 @@
+"""``max_unconfirmed`` bounds what is written and not confirmed, whatever the durability."""
+
+from __future__ import annotations
+
+import pytest
+
+from msgstore.testing.faults import UnsyncedFiles
+from support import open_with
+
+BOUND = 64 * 1024
+DURABILITIES = ["os", "fsync", {"fsync_every": "1h"}]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES, ids=["os", "fsync", "fsync_every"])
+@pytest.mark.parametrize("clients", [1, 5])
+def test_unconfirmed_bytes_stay_within_the_bound(durability, clients, index, tmp_path):
+    """One message more, since a writer looks behind it."""
+    unconfirmed: dict[bytes, int] = {}
+
+    def confirmed(ids):
+        for msg_id in ids:
+            del unconfirmed[msg_id]
+
+    store = open_with(
+        tmp_path, UnsyncedFiles(), index=index, durability=durability, sync_interval="1h", max_unconfirmed=BOUND, gc_interval=0
+    )
+    writers = [store.client(on_confirm=confirmed) for _ in range(clients)]
+    most, sizes = 0, [10, 500, 3000, 9000]
+    for number in range(600):
+        msg_id, body = number.to_bytes(16), bytes(sizes[number % 4])
+        unconfirmed[msg_id] = len(body)
+        writers[number % clients].write(msg_id, body)
+        most = max(most, sum(unconfirmed.values()))
+    store.abandon()
+    assert most <= BOUND + max(sizes), f"{most} bytes were unconfirmed, {BOUND} are allowed"
+
+
+def test_many_clients_share_one_bound(tmp_path):
+    """Each reports rarely, and all of them together in time."""
+    store = open_with(tmp_path, UnsyncedFiles(), sync_interval="1h", max_unconfirmed=BOUND, gc_interval=0)
+    unconfirmed: set[bytes] = set()
+    clients = [store.client(on_confirm=unconfirmed.difference_update) for _ in range(100)]
+    most = 0
+    for number in range(1000):
+        unconfirmed.add(number.to_bytes(16))
+        clients[number % 100].write(number.to_bytes(16), b"")
+        most = max(most, len(unconfirmed))
+    store.abandon()
+    assert most <= BOUND // 1024 + 100, f"{most} empty messages of 1 KiB each were unconfirmed"
