@@ -30,6 +30,7 @@ from msgstore.files import Files
 @click.argument("destination", metavar="[DEST]", required=False, type=click.Path(path_type=Path))
 @click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
 @options.config_file
+@options.adopt
 @options.refcounts
 @engines.options
 @options.as_json
@@ -38,6 +39,7 @@ def migrate(
     destination: Path | None,
     to_format: str,
     config_file: Path | None,
+    adopt: bool,
     refcounts_file: Path | None,
     wanted: engines.Wanted,
     as_json: bool,
@@ -51,10 +53,10 @@ def migrate(
     \b
     Examples:
       msgstore migrate data/orders --to v2
-      msgstore migrate msg_store_persistent --to v2 --refcounts counts.csv
+      msgstore migrate msg_store_persistent --to v2 --adopt --refcounts counts.csv
       msgstore migrate msg_store_persistent fresh --to v2 --refcounts counts.csv --processes 8
     """
-    target = find_store(store, config_file)
+    target = find_store(store, config_file, adopt=adopt)
     if destination is not None:
         _copy(target, destination, to_format, refcounts_file, wanted, as_json=as_json)
         return

@@ -22,6 +22,7 @@ from msgstore.directory import (
     read_settings,
     write_settings,
 )
+from msgstore.engine.adoption import admit
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, of_index, resolve
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.erasing import remove_leftovers
@@ -75,7 +76,7 @@ def open_parts(
     lock: WriterLock | None = None
     saved: dict[bytes, bytes] | None = None  # what a failed opening puts back
     try:
-        _look(config, catalogue, files, read_only=read_only)
+        config = _look(config, catalogue, files, read_only=read_only)
         lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
         remembered = read_settings(files, directory)
@@ -109,7 +110,8 @@ def open_parts(
                 ledger.commit({**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             settings = _settings(backends, segments)
             if remembered != settings:
-                write_settings(files, directory, settings, sync=segments.durable)
+                # Synced at birth: without it segments that reach the disk before it would look like a broker's.
+                write_settings(files, directory, settings, sync=segments.durable or remembered is None)
             leftovers.remove(sync=segments.durable)
         if lock is not None:
             lock.opened()
@@ -147,16 +149,19 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
     return Parts(backends, segments, writer, reader, Recovery("live"), set(), None)
 
 
-def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
-    """Everything that can be refused without a lock is refused first, so that a mistake touches nothing."""
+def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
+    """Refuse what can be refused without a lock, so that a mistake touches nothing. Returns the configuration with the body codec
+    that was found in the records of a directory that is adopted."""
     remembered = read_settings(files, config.path)
     backends = resolve(config, catalogue, remembered)
-    if config.path.is_dir():
-        _find(config, backends, files, remembered, read_only=read_only)
+    if not config.path.is_dir():
+        return config
+    segments = _find(config, backends, files, remembered, read_only=read_only)
+    return config if read_only else admit(config, catalogue, backends, files, remembered, segments)
 
 
 def _tell_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
-    if remembered and remembered.body != config.body.name:
+    if remembered and config.body.named and remembered.body != config.body.name:
         _store_log.warning(
             "%s: was last opened with the body codec %r, and now with %r; bodies that are there stay as they were stored",
             config.path,
