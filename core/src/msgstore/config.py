@@ -68,8 +68,8 @@ class StoreConfig:
     record: str = "message"
     """The record type of new messages, in formats that have types. One whose byte the format assigns need not be bound."""
     body: Backend = _backend("raw")
-    """The codec between what clients see and what is stored. Not named: the codec that the directory remembers. A directory with
-    segments is opened for writing with that one only."""
+    """The codec between what clients see and what is stored. Not named: the one that the directory remembers; once there are
+    segments, no other one writes."""
     gc: Backend = _backend("half-empty")
     """The policy that says what is collected."""
     erase: bool = False
@@ -83,8 +83,8 @@ class StoreConfig:
     """What becomes of segments of an older format than ``format``: ``"read"`` reads them, ``"migrate"`` rewrites them at
     opening, ``"refuse"`` refuses to open for writing."""
     adopt: bool = False
-    """Open a directory for writing that a broker wrote: one with segments and without ``msgstore.json``. Released RabbitMQ reads
-    the result only as long as all segments are ``*.rdq``. Changes nothing for any other directory."""
+    """Open a directory for writing that a broker wrote: one with segments and without ``msgstore.json``. Released RabbitMQ
+    reads the result as long as all segments are ``*.rdq``. Changes nothing for any other directory."""
     durability: Durability = "os"
     """What confirmed means: ``"os"``, handed to the operating system; ``"fsync"``, synced to the disk;
     ``{ fsync_every = "100ms" }``, handed to the operating system, and synced that much later at most."""

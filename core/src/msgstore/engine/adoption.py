@@ -21,10 +21,10 @@ _BODIES = 1000
 def admit(
     config: StoreConfig, catalogue: Catalogue, backends: Backends, files: Files, remembered: Settings | None, segments: Segments
 ) -> StoreConfig:
-    """Check that ``segments`` may be changed. Returns the configuration with the body codec that was found in an adopted directory.
+    """Check that ``segments`` may be changed. Returns the configuration, with the body codec that an adopted directory has.
 
-    Raises NotAdopted for segments without ``msgstore.json`` unless the configuration adopts them, StoreMismatch for a second body
-    codec, and PluginError if the codec of the records is not installed.
+    Raises NotAdopted for segments without ``msgstore.json`` unless the configuration adopts them, StoreMismatch for a second
+    body codec, and PluginError if the codec of the records is not installed.
     """
     if not segments.by_number:
         return config
@@ -43,9 +43,10 @@ def admit(
 
 def _refusal(config: StoreConfig, backends: Backends, segments: Segments) -> str:
     first = segments.by_number[min(segments.by_number)].path.name
+    extension = backends.write_format.descriptor.extension
     return (
         f"{config.path}: belongs to the broker that wrote it: there is {first}, and no msgstore.json. Released RabbitMQ reads "
-        f"*.rdq only, and no released broker reads *.sqs; this store would write *{backends.write_format.descriptor.extension}. "
+        f"*.rdq only, and no released broker reads *.sqs; this store would write *{extension}. "
         f"Copy its messages into a fresh store: msgstore salvage {config.path} DEST. To change the directory itself, copy it "
         f"first, and adopt it: --adopt on the command line, adopt=True in Python, adopt = true in a configuration."
     )

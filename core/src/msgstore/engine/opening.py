@@ -134,7 +134,7 @@ class Stores:
         progress: Progress | None = None,
         adopt: bool = False,
     ) -> Store:
-        """Open the store of the table ``[stores.NAME]``; see :func:`open_store`. ``adopt=True`` is as ``adopt = true`` there."""
+        """Open the store of the table ``[stores.NAME]``; see :func:`open_store`. ``adopt``: as if the table said so."""
         config = self.config.store(name)
         config = attrs.evolve(config, adopt=config.adopt or adopt)
         return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress)

@@ -150,8 +150,8 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
 
 
 def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
-    """Refuse what can be refused without a lock, so that a mistake touches nothing. Returns the configuration with the body codec
-    that was found in the records of a directory that is adopted."""
+    """Refuse what can be refused without a lock, so that a mistake touches nothing. Returns the configuration, with the body
+    codec that an adopted directory has."""
     remembered = read_settings(files, config.path)
     backends = resolve(config, catalogue, remembered)
     if not config.path.is_dir():
