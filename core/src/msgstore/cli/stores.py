@@ -8,7 +8,8 @@ from typing import Literal
 
 import attrs
 
-from msgstore.bulk.inputs import no_segments
+from msgstore.bulk.inputs import no_segments, stores_beneath
+from msgstore.bulk.not_read import NotRead, find_not_read
 from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config
 from msgstore.contract import Duration, StoreError
@@ -50,6 +51,24 @@ def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> 
         if not list_segments(Files(), directory, formats.extensions):
             raise StoreError(no_segments(directory, formats))
     return target
+
+
+def find_stores(store: str, config_file: Path | None) -> tuple[list[Target], tuple[NotRead, ...]]:
+    """The store; or those in a broker's directory, and what else was recognised there. Raises as ``find_store`` does."""
+    target = find_place(store, config_file)
+    top = target.path
+    formats = resolve(target.config, target.catalogue, None).formats
+    if top.is_dir() and not any((top / name).exists() for name in (SETTINGS, CLEAN)):
+        not_read = () if list_segments(Files(), top, formats.extensions) else find_not_read(top)
+        stores = stores_beneath(top, formats) if not_read else []
+        if stores:
+            return [attrs.evolve(target, config=_in_tree(target.config, path)) for path in stores], not_read
+    return [find_store(store, config_file)], ()
+
+
+def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
+    """With what the store remembers, if it was adopted."""
+    return remembered_config(path) if (path / SETTINGS).exists() else attrs.evolve(config, path=path)
 
 
 def find_place(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
