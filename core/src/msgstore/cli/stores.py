@@ -57,8 +57,8 @@ def find_stores(store: str, config_file: Path | None) -> tuple[list[Target], tup
     """The store; or those in a broker's directory, and what else was recognised there. Raises as ``find_store`` does."""
     target = find_place(store, config_file)
     top = target.path
-    formats = resolve(target.config, target.catalogue, None).formats
     if top.is_dir() and not any((top / name).exists() for name in (SETTINGS, CLEAN)):
+        formats = resolve(target.config, target.catalogue, None).formats
         not_read = () if list_segments(Files(), top, formats.extensions) else find_not_read(top)
         stores = stores_beneath(top, formats) if not_read else []
         if stores:
