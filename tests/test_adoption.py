@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from msgstore.cli.main import main
 from msgstore.config import store_config
 from msgstore.directory import SETTINGS
 from msgstore.engine.opening import open_configured
-from msgstore.testing.faults import RecordingFiles
-from support import DATA, catalogue, open_with
+from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
+from support import DATA, catalogue, hashes, open_with
 
 ID = bytes(range(16))
 OTHER = bytes(range(16, 32))
@@ -143,6 +144,39 @@ def test_settings_reach_disk_before_first_segment(durability, tmp_path):
     names = [name for _, name in before]
     assert ("sync", f"{SETTINGS}.tmp") in before, "the settings of a new store are not synced"
     assert not [name for name in names if name.endswith((".sqs", ".rdq"))]
+
+
+def test_birth_killed_anywhere_locks_nobody_out(tmp_path):
+    for stop in range(100):
+        path, files = tmp_path / str(stop), StoppingFiles(stop)
+        store = None
+        with contextlib.suppress(Crash):
+            store = open_with(path, files)
+            with store.client() as client:
+                client.write(ID, b"body")
+                store.flush()
+        if store is not None:
+            store.abandon()
+        open_with(path).close()
+        if not files.stopped:
+            return
+    pytest.fail("a new store makes more than 100 changes to its directory")
+
+
+@needs_erlang
+def test_adoption_killed_anywhere_loses_nothing(index, broker, tmp_path):
+    with open_with(broker, mode="r") as store:
+        messages = hashes(store)
+    for stop in range(100):
+        path, files = Path(shutil.copytree(broker, tmp_path / str(stop))), StoppingFiles(stop)
+        with contextlib.suppress(Crash):
+            open_with(path, files, adopt=True, index=index).abandon()
+        with open_with(path, adopt=True, index=index) as store:
+            assert hashes(store) == messages
+        assert remembered(path)["body"] == "erlang"
+        if not files.stopped:
+            return
+    pytest.fail("an adoption makes more than 100 changes to the directory")
 
 
 def test_new_directory_needs_no_adoption(tmp_path):
