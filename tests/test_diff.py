@@ -63,7 +63,7 @@ def test_real_directories_with_each_other(a):
 def test_a_migrated_store_has_the_same_messages(tmp_path):
     path = RealDirectory.load("v1_clean").copy(tmp_path)
     (path / "msg_store_index.ets").unlink()  # or the dead are not migrated, and a diff goes by records
-    with msgstore.open_store(path, format="v2", on_legacy="migrate"):
+    with msgstore.open_store(path, adopt=True, format="v2", on_legacy="migrate"):
         pass
     assert not list(path.glob("*.rdq"))
     assert compare(store_of("v1_clean"), path).agrees

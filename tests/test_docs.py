@@ -215,10 +215,11 @@ def test_every_member_of_the_json_objects_is_explained(reader):
     (reader.directory / "changes.csv").write_text(f"{message},-1\n{'ab' * 16},1\n")
     verbs = [
         "plugins", "scan one", "info one", "verify one", "scrub one", "top one --once --interval 100ms",
-        "ls two", f"get two {message}", f"rm two {message}",
-        f"put two {message}", "migrate one --to v2", "compact one --all", "map one",
+        "ls two", f"get two {message}", f"rm two --adopt {message}",
+        f"put two {message}", "migrate one --adopt --to v2", "compact one --all", "map one",
         "salvage tests/data/msg-store/v2_dirty_torn/store new", "scrub broken", "verify contradictory", "demo",
         "new-plugin index mine", "import rows.jsonl imported", "inventory one broken", "diff one two", "diff two broken",
+        "inventory tests/data/rabbitmq-3.10/clean",
         "reconcile two broken --deltas changes.csv", "export broken exported", "migrate two migrated --to v2",
     ]  # fmt: skip
     missing = set()

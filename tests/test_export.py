@@ -123,7 +123,7 @@ def test_wrong_places(tmp_path):
     for to, said in ((path / "to", "lies inside"), (path, "lies inside"), (tmp_path / "x" / "y", "no such directory")):
         with pytest.raises(StoreError, match=said):
             plan_export(catalogue(), [path], to)
-    with msgstore.open_store(path, on_legacy="read"), pytest.raises(StoreLocked):
+    with msgstore.open_store(path, adopt=True), pytest.raises(StoreLocked):
         plan_export(catalogue(), [path], tmp_path / "to")
 
 

@@ -173,7 +173,7 @@ def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_pa
     data = bytearray(segment.read_bytes())
     data[records[-5]["offset"] + 1] ^= 1  # the size of the fifth from the end: now it runs past the end of the file
     segment.write_bytes(data + b"\x03\0\0\1")  # and behind it all the write that the crash cut off
-    with open_with(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+    with open_with(path, adopt=True, index=index, format="v2", refcounts=real.refcounts.items()) as store:
         store.roll()
         store.compact(everything=True)
         store.flush()
@@ -338,7 +338,7 @@ def test_counts_that_no_index_can_hold_are_refused(tmp_path, index):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
     before = sorted(entry.name for entry in path.iterdir())
     with pytest.raises(ValueError, match="at most 281474976710655"):
-        open_with(path, index=index, format="v2", refcounts=[(KEPT, 2**47), (KEPT, 2**47)])
+        open_with(path, adopt=True, index=index, format="v2", refcounts=[(KEPT, 2**47), (KEPT, 2**47)])
     assert sorted(entry.name for entry in path.iterdir()) == before
 
 
@@ -350,7 +350,7 @@ def test_a_refused_opening_leaves_nothing_behind(tmp_path, keys):
     path = RealDirectory.load("mixed_upgrade").copy(tmp_path)
     before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()}
     with pytest.raises(msgstore.MsgStoreError):
-        open_with(path, **keys)
+        open_with(path, adopt=True, **keys)
     assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()} == before
 
 

@@ -426,7 +426,7 @@ def test_the_command_line_reads_them(others):
 def test_a_store_serves_them_and_their_long_keys_stay(index_name, others):
     """Through compaction in place, and through a rewriting: a record holds more than its id and its body."""
     keys = store_keys(Cell(index_name, "ledger"), file_size_limit=40_000)
-    with open_with(others, **keys) as store, store.client() as client:
+    with open_with(others, adopt=True, **keys) as store, store.client() as client:
         assert client.read_many(BY_ID) == BY_ID
         store.roll()
         gone = [message_id(key) for key in list(MESSAGES)[::3]]
@@ -443,7 +443,7 @@ def test_a_store_serves_them_and_their_long_keys_stay(index_name, others):
 
 
 def test_they_migrate_to_v2(others):
-    result = run("migrate", others, "--to", "v2")
+    result = run("migrate", others, "--to", "v2", "--adopt")
     assert result.exit_code == 0, result.output
     assert segments_of(others) == []
     with msgstore.open_store(others, mode="r") as store, store.client() as client:

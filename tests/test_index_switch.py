@@ -14,7 +14,7 @@ def test_there_and_back(clean, tmp_path):
     real = RealDirectory.load("mixed_upgrade")
     path = real.copy(tmp_path)
     counts = real.refcounts
-    open_with(path, index="lmdb", refcounts=counts.items()).close()
+    open_with(path, adopt=True, index="lmdb", refcounts=counts.items()).close()
     if not clean:  # only the lmdb index has the counts of a dirty stop
         open_with(path, index="lmdb").abandon()
     for index in ("ets", "lmdb", "ets"):

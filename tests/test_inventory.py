@@ -84,7 +84,8 @@ def test_with_counts_what_an_opening_would_find_alive(name, tmp_path):
 def test_a_store_is_asked_for_its_own_counts_and_policies_see_them(index, tmp_path):
     real = RealDirectory.load("v2_clean")
     path = real.copy(tmp_path)
-    with msgstore.open_store(path, index=index, format="v2", gc_interval=0, refcounts=real.refcounts.items()) as store:
+    keys = {"index": index, "format": "v2", "gc_interval": 0, "adopt": True}
+    with msgstore.open_store(path, **keys, refcounts=real.refcounts.items()) as store:
         entries = list(store.entries())
         first = [entry for entry in entries if entry.number == entries[0].number]
         with store.client() as client:
@@ -110,7 +111,7 @@ def test_a_store_is_asked_for_its_own_counts_and_policies_see_them(index, tmp_pa
 
 def test_a_dirty_store_of_an_index_in_memory_is_not_read_twice(tmp_path):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
-    msgstore.open_store(path, index="ets", format="v2").abandon()
+    msgstore.open_store(path, adopt=True, index="ets", format="v2").abandon()
     (store,) = take(path).stores
     assert store.counts == ""
     assert {segment.live for segment in store.segments} == {None}

@@ -80,7 +80,7 @@ def test_opening_refuses_and_says_what_to_install(path: Path, keys: dict[str, st
 def test_older_segments_too(tmp_path: Path) -> None:
     """Those of the format before the one that the store was last opened with."""
     shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "s")
-    msgstore.open_store(tmp_path / "s").close()
+    msgstore.open_store(tmp_path / "s", adopt=True).close()
     before = state_of(tmp_path / "s")
     with pytest.raises(UnknownPlugin, match=r"0\.rdq: no installed format reads \*\.rdq: .* pip install msgstore-format-v1"):
         open_without("v1", tmp_path / "s")
@@ -162,11 +162,13 @@ def test_on_the_command_line(verb: str, path: Path, monkeypatch: pytest.MonkeyPa
     assert (result.exit_code, "pip install foreign-backends" in result.stderr) == (2, True), result.output
 
 
-def test_another_codec_than_last_time_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_with_another_codec_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")
     msgstore.open_store(path, format="ledger").close()
     assert not caplog.records
-    msgstore.open_store(path, format="ledger", body="zstd").close()
+    with pytest.raises(msgstore.StoreMismatch, match='body = "raw"'):
+        msgstore.open_store(path, format="ledger", body="zstd")
+    msgstore.open_store(path, format="ledger", body="zstd", mode="r").close()
     (told,) = caplog.records
     assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; bodies that")
 

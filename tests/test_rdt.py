@@ -88,7 +88,7 @@ def killed(request, tmp_path) -> Combining:
 @pytest.mark.parametrize("form", ["v1", "v2"])
 def test_every_message_is_there_and_the_leftover_is_a_segment(killed, index, form, caplog):
     counts = killed.real.refcounts
-    with msgstore.open_store(killed.path, index=index, format=form, refcounts=counts.items()) as store:
+    with msgstore.open_store(killed.path, adopt=True, index=index, format=form, refcounts=counts.items()) as store:
         assert hashes(store) == killed.real.live
         assert {entry.msg_id: entry.references for entry in store.entries()} == counts
         assert not list(killed.path.glob("*.rdt"))
@@ -155,9 +155,9 @@ def test_killed_while_it_is_adopted(index, tmp_path):
         shutil.rmtree(combining.path, ignore_errors=True)
         shutil.copytree(start, combining.path)
         with pytest.raises(Crash):
-            open_with(combining.path, StoppingFiles(stop), index=index, format="v2", refcounts=counts.items())
+            open_with(combining.path, StoppingFiles(stop), adopt=True, index=index, format="v2", refcounts=counts.items())
         seen.add(len(list(combining.path.glob("*.rdt"))))
-        with open_with(combining.path, index=index, format="v2", refcounts=counts.items()) as store:
+        with open_with(combining.path, adopt=True, index=index, format="v2", refcounts=counts.items()) as store:
             assert hashes(store) == combining.real.live
             assert not list(combining.path.glob("*.rdt"))
     assert seen == {0, 1, 2}

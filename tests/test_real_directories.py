@@ -21,7 +21,7 @@ def test_with_counts_exactly_the_live_messages_survive_everything(name, index, t
     if real.torn_id:
         counts.pop(real.torn_id, None)
 
-    with msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+    with msgstore.open_store(path, adopt=True, index=index, format="v2", refcounts=real.refcounts.items()) as store:
         assert hashes(store) == live
         assert {entry.msg_id: entry.references for entry in store.entries()} == {i: counts[i] for i in live}
         store.compact()
@@ -45,7 +45,7 @@ def test_without_counts_all_of_them_and_possibly_more(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
     (path / "msg_store_index.ets").unlink(missing_ok=True)
-    with msgstore.open_store(path, index=index, format="v2", on_legacy="migrate") as store:
+    with msgstore.open_store(path, adopt=True, index=index, format="v2", on_legacy="migrate") as store:
         assert not list(path.glob("*.rdq"))
         assert real.live.items() <= hashes(store).items()
         assert {entry.references for entry in store.entries()} == {1}
@@ -55,7 +55,7 @@ def test_without_counts_all_of_them_and_possibly_more(name, index, tmp_path):
 def test_a_dirty_stop_after_the_first_opening_loses_nothing(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
-    store = msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items())
+    store = msgstore.open_store(path, adopt=True, index=index, format="v2", refcounts=real.refcounts.items())
     store.compact(everything=True)
     store.abandon()
     with msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
@@ -67,7 +67,7 @@ def test_opening_never_shortens_and_the_torn_segment_is_sealed(index, tmp_path):
     real = RealDirectory.load("v2_dirty_torn")
     path = real.copy(tmp_path)
     size = (path / "1.sqs").stat().st_size
-    with msgstore.open_store(path, index=index, format="v2") as store, store.client() as client:
+    with msgstore.open_store(path, adopt=True, index=index, format="v2") as store, store.client() as client:
         client.write(bytes(16), b"new")
         store.flush()
         assert (path / "1.sqs").stat().st_size == size
@@ -79,7 +79,7 @@ def test_opening_never_shortens_and_the_torn_segment_is_sealed(index, tmp_path):
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_rabbitmq_never_trusts_its_saved_index_beside_what_we_write(name, index, tmp_path):
     path = RealDirectory.load(name).copy(tmp_path)
-    store = msgstore.open_store(path, index=index, format="v2")
+    store = msgstore.open_store(path, adopt=True, index=index, format="v2")
     assert not {"clean.dot", "msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
     store.close()
     assert not {"msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
@@ -89,7 +89,7 @@ def test_emptied_segments_of_a_real_store_go_without_a_read(index, tmp_path):
     real = RealDirectory.load("v2_clean")
     files = RecordingFiles()
     path = real.copy(tmp_path)
-    with open_with(path, files, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+    with open_with(path, files, adopt=True, index=index, format="v2", refcounts=real.refcounts.items()) as store:
         files.operations.clear()
         with store.client() as client:
             client.remove([msg_id for msg_id, count in real.refcounts.items() for _ in range(count)])
@@ -115,7 +115,7 @@ def test_the_shared_stores_of_a_whole_broker(fixture, vhost, kind, index, tmp_pa
     path = Path(shutil.copytree(source, tmp_path / "store"))
     rows = [row for row in dump[f"msg_store_index_{kind}"] if row["ref_count"] > 0]
     counts = [(bytes.fromhex(row["id"]), row["ref_count"]) for row in rows]
-    with msgstore.open_store(path, index=index, format="v2", refcounts=counts) as store, store.client() as client:
+    with msgstore.open_store(path, adopt=True, index=index, format="v2", refcounts=counts) as store, store.client() as client:
         found = {entry.msg_id.hex(): (entry.number, entry.offset, entry.size, entry.references) for entry in store.entries()}
         assert found == {row["id"]: (row["file"], row["offset"], row["total_size"], row["ref_count"]) for row in rows}
         assert set(client.read_many(msg_id for msg_id, _ in counts)) == {msg_id for msg_id, _ in counts}

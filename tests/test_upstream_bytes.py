@@ -41,7 +41,7 @@ def test_segments_and_clean_dot_are_the_brokers(name, form, index, tmp_path):
 def test_the_boundary_of_a_mixed_directory(index, tmp_path):
     path = RealDirectory.load("mixed_upgrade").copy(tmp_path)
     before = (path / "clean.dot").read_text()
-    msgstore.open_store(path, index=index, format="v2").close()
+    msgstore.open_store(path, adopt=True, index=index, format="v2").close()
     assert (path / "clean.dot").read_text() == before
 
 
@@ -49,7 +49,7 @@ def test_what_we_compact_follows_the_rules_for_holes(index, tmp_path):
     """A strict scan of a compacted directory is clean: no hole after a hole, no run of five small ones."""
     real = RealDirectory.load("v2_compacted")
     path = real.copy(tmp_path)
-    with msgstore.open_store(path, index=index, format="v2", body="erlang") as store, store.client() as client:
+    with msgstore.open_store(path, adopt=True, index=index, format="v2") as store, store.client() as client:
         ids = sorted(real.live)
         client.remove(ids[::3])
         store.compact(everything=True)

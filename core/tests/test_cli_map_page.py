@@ -145,7 +145,7 @@ def test_policies_are_shown_what_a_store_shows_them(directory: Path, tmp_path: P
     drawn(tmp_path / "store", "--refcounts", counts, page=tmp_path / "map.html", exit_code=1 if "torn" in directory.name else 0)
     [picture] = asked
     with msgstore.open_store(
-        tmp_path / "store", gc_interval=0, refcounts=[(bytes.fromhex(i), int(n)) for i, n in _rows(counts)]
+        tmp_path / "store", adopt=True, gc_interval=0, refcounts=[(bytes.fromhex(i), int(n)) for i, n in _rows(counts)]
     ) as store:
         # A torn end is cut off, or sealed, when a store is opened: not before.
         assert [attrs.evolve(s, size=0, sealed_at=0) if "torn" in directory.name else s for s in picture.stats] == [
@@ -165,7 +165,7 @@ def test_what_a_policy_would_do_is_what_it_does(fixture: str, tmp_path: Path) ->
     data = drawn(store, "--refcounts", counts, page=tmp_path / "map.html")
     [plan] = [plan for plan in data["stores"][0]["plans"] if plan["name"] == "half-empty"]
     assert plan["steps"]
-    done = run("compact", store, "--refcounts", counts, "--json")
+    done = run("compact", store, "--adopt", "--refcounts", counts, "--json")
     collected = [json.loads(line) for line in done.stdout.splitlines()]
     really = {
         c["file"]: c["size_before"] - c["size_after"] - (0 if c["size_after"] else c["written"])  # in place, or a copy of it

@@ -203,7 +203,7 @@ def test_map_knows_what_is_live_by_counts_or_by_the_saved_index(tmp_path: Path) 
     by_counts = objects(run("map", "--json", "--refcounts", counts, store))
     valid = {row["file"]: row["valid_total_size"] for row in manifest["metadata"][0]["file_summary"]}
     assert {int(Path(d["path"]).stem): d["live_bytes"] for d in by_counts} == valid
-    with_index = run("compact", store, "--refcounts", counts)
+    with_index = run("compact", store, "--adopt", "--refcounts", counts)
     assert with_index.exit_code == 0
     assert all(drawing["live_bytes"] for drawing in objects(run("map", "--json", store)))
     text = run("map", store).stdout

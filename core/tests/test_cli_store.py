@@ -70,7 +70,7 @@ def fresh(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("index", [None, "ets", "lmdb"])
 def test_reading_verbs_write_nothing(copy: Path, tmp_path: Path, index: str | None, stop: str) -> None:
     if index:
-        store = msgstore.open_store(copy, index=index)
+        store = msgstore.open_store(copy, index=index, adopt=True)
         with store.client() as client:
             client.write(bytes.fromhex(ID), b"body")
         (store.close if stop == "clean" else store.abandon)()
@@ -109,7 +109,7 @@ def test_the_reading_verbs_agree_on_damage(name: str) -> None:
 def test_ls_remembers_the_damage_that_an_earlier_opening_found(fresh: Path) -> None:
     shutil.copy(DATA.parent / "msg-store" / "v2_corrupt" / "type0_byte" / "0.sqs", fresh)
     id_ = objects(run("ls", "--json", fresh))[0]["id"]
-    run("put", fresh, ID)
+    run("put", fresh, ID, "--adopt")
     result = run("ls", fresh)
     assert result.exit_code == run("info", fresh).exit_code == 1
     assert "damage was found in 1 segment before" in result.stderr
@@ -192,7 +192,7 @@ def test_info_says_how_a_store_would_come_up(copy: Path, tmp_path: Path) -> None
     assert not foreign["known"]
     assert foreign["messages"] == len(live_of("mixed_upgrade"))
     assert (foreign["last_v1_file"], foreign["client_refs"], foreign["formats"]) == (1, 1, {"v1": 2, "v2": 2})
-    run("put", copy, ID)
+    run("put", copy, ID, "--adopt")
     [ours] = objects(run("info", "--json", copy))
     assert ours["recovery"]["how"] == "trust"
     assert ours["known"]
@@ -248,7 +248,7 @@ def test_migrate_then_compact_loses_nothing(copy: Path, tmp_path: Path, index: s
     file = tmp_path / "m.toml"
     file.write_text(f'[stores.a]\npath = "store"\nindex = "{index}"\non_legacy = "refuse"\n')
     assert run("put", "a", ID, "--config", file).exit_code == 2
-    result = run("migrate", "--json", "--to", "v2", "a", "--config", file, "--refcounts", counts)
+    result = run("migrate", "--json", "--adopt", "--to", "v2", "a", "--config", file, "--refcounts", counts)
     assert result.exit_code == 0
     *segments, summary = objects(result)
     assert [segment["file"] for segment in segments] == ["0.rdq", "1.rdq"]
@@ -274,13 +274,13 @@ def test_a_torn_end_goes_but_not_unseen(tmp_path: Path, verb: str) -> None:
         with (copy / segment).open("ab") as stream:
             stream.write(b"\3\0\0\1")
     extra = ["--to", "v2"] if verb == "migrate" else ["--all"]
-    result = run(verb, "--json", *extra, copies[0])
+    result = run(verb, "--json", "--adopt", *extra, copies[0])
     assert result.exit_code == 1
     spot = {"kind": "damage", "path": str(copies[0] / segment), "offset": size, "size": 4, "reason": "torn"}
     assert [found for found in objects(result) if found["kind"] == "damage"] == [spot]
     assert objects(result)[-1]["damaged_spans"] == 1
     assert "kept as it is" not in result.stderr
-    text = run(verb, *extra, copies[1])
+    text = run(verb, "--adopt", *extra, copies[1])
     assert text.exit_code == 1
     assert f"{size:,}" in text.stdout
     assert run("verify", copies[0]).exit_code == 0
@@ -321,7 +321,7 @@ def test_a_damaged_segment_is_left_as_it_is(copy: Path) -> None:
     path.write_bytes(data)
     (copy / "0.rdq").unlink()
     path.rename(copy / "0.sqs")
-    result = run("compact", "--json", "--all", copy)
+    result = run("compact", "--json", "--adopt", "--all", copy)
     assert result.exit_code == 1
     assert "0.sqs" in objects(result)[-1]["skipped"]
     assert (copy / "0.sqs").read_bytes() == data

@@ -141,7 +141,7 @@ def test_damage_is_announced_once_a_spot(tmp_path: Path, recorder: Recorder) -> 
 
 def test_damage_that_an_opening_finds(tmp_path: Path, recorder: Recorder) -> None:
     shutil.copy(DATA / "v2_corrupt" / "type0_byte" / "0.sqs", tmp_path)
-    with open_observed(tmp_path, observing(recorder)) as store:
+    with open_observed(tmp_path, observing(recorder), adopt=True) as store:
         assert store.stats().counters.corruptions == 1
     (found,) = recorder.of(events.CorruptionFound)
     assert f"0.sqs at offset {found.offset}: {found.reason}" in recorder.of(events.RecoveryFinished)[0].recovery.damaged
@@ -149,7 +149,7 @@ def test_damage_that_an_opening_finds(tmp_path: Path, recorder: Recorder) -> Non
 
 def test_a_migration(tmp_path: Path, recorder: Recorder) -> None:
     copy = shutil.copytree(DATA / "mixed_upgrade" / "store", tmp_path / "store")
-    open_observed(copy, observing(recorder), on_legacy="migrate").close()
+    open_observed(copy, observing(recorder), adopt=True, on_legacy="migrate").close()
     found = recorder.of(events.CollectionFinished)
     assert [(event.file, event.done, event.size_after) for event in found] == [
         ("0.rdq", "migrated", 0),
@@ -288,7 +288,7 @@ def test_the_thread_ends_with_the_store_also_if_it_does_not_open(tmp_path: Path,
 
     (tmp_path / "msgstore.json").unlink()
     with pytest.raises(msgstore.StoreError, match="cannot be opened"):
-        open_observed(tmp_path, observing(recorder), Full())
+        open_observed(tmp_path, observing(recorder), Full(), adopt=True)
     assert threads() == []
     assert [type(event) for event in recorder.events[-1:]] == [events.RecoveryFinished]
 

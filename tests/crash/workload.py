@@ -19,7 +19,9 @@ import attrs
 
 import msgstore
 from msgstore.contract import Action, Capability, Combine, Drop
+from msgstore.directory import Settings, write_settings
 from msgstore.files import Files
+from msgstore.testing.faults import UnsyncedFiles
 from support import DATA, RealDirectory, catalogue, open_with
 
 
@@ -317,10 +319,12 @@ def is_change(step: Step) -> bool:
 
 
 def prepare(run: Run) -> None:
-    """The directory as the workload finds it: for ``v1-mixed`` what a broker wrote, with the broker's counts."""
+    """The directory as the workload finds it: for ``v1-mixed`` what a broker wrote, with the broker's counts. It is adopted
+    already, with bodies as they are stored."""
     run.path.mkdir()
     if run.cell.content == "v1-mixed":
         _real_v1(run)
+        write_settings(UnsyncedFiles(), run.path, Settings(index=run.cell.index), sync=False)
 
 
 REAL_BYTES = 9000

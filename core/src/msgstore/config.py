@@ -45,10 +45,12 @@ class Backend:
 
     name: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
+    named: bool = attrs.field(default=True, eq=False, repr=False)
+    """False if it is the default of a configuration that names none."""
 
 
 def _backend(name: str) -> Any:
-    return attrs.field(default=Backend(name))
+    return attrs.field(default=Backend(name, named=False))
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +68,8 @@ class StoreConfig:
     record: str = "message"
     """The record type of new messages, in formats that have types. One whose byte the format assigns need not be bound."""
     body: Backend = _backend("raw")
-    """The codec between what clients see and what is stored."""
+    """The codec between what clients see and what is stored. Not named: the one that the directory remembers; once there are
+    segments, no other one writes."""
     gc: Backend = _backend("half-empty")
     """The policy that says what is collected."""
     erase: bool = False
@@ -79,6 +82,9 @@ class StoreConfig:
     on_legacy: OnLegacy = "read"
     """What becomes of segments of an older format than ``format``: ``"read"`` reads them, ``"migrate"`` rewrites them at
     opening, ``"refuse"`` refuses to open for writing."""
+    adopt: bool = False
+    """Open a directory for writing that a broker wrote: one with segments and without ``msgstore.json``. Released RabbitMQ
+    reads the result as long as all segments are ``*.rdq``. Changes nothing for any other directory."""
     durability: Durability = "os"
     """What confirmed means: ``"os"``, handed to the operating system; ``"fsync"``, synced to the disk;
     ``{ fsync_every = "100ms" }``, handed to the operating system, and synced that much later at most."""

@@ -201,8 +201,8 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
         ) from error
     except (ValueError, TypeError) as error:
         raise StoreError(
-            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; "
-            f"restore it from a backup, or move it away if the store has none."
+            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; restore it from a backup. "
+            f"If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
         ) from error
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.bulk.globs import closed_ways, is_glob, matches
+from msgstore.bulk.not_read import NotRead, NotReadFinder, find_not_read
 from msgstore.bulk.reports import SETTINGS_DAMAGED, SpanReport
 from msgstore.bulk.workers import installed
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
@@ -68,6 +69,8 @@ class Found:
     """What they remember that new messages are written as, each once."""
     unknown: tuple[str, ...] = ()
     """Directories that remember nothing, such as RabbitMQ's."""
+    not_read: tuple[NotRead, ...] = ()
+    """In trees, what a broker has beside its message stores and no job reads. A directory of segments is not searched."""
 
 
 def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: Mapping[str, int] | None = None) -> Found:
@@ -124,6 +127,7 @@ class _Search:
         """Directories with segments, in one that stands for its own."""
         self._makeable: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
         """Formats with record types that could be made."""
+        self._not_read = NotReadFinder()
 
     def add(self, given: str) -> None:
         """Raises StoreError if there is nothing."""
@@ -173,8 +177,9 @@ class _Search:
 
     def _beneath(self, top: Path) -> Iterator[Path]:
         """The directories of a tree by name, links and unfinished stores left out."""
-        for directory, names, _ in os.walk(top, onerror=lambda error: self._refuse(Path(error.filename or top), error)):
+        for directory, names, files in os.walk(top, onerror=lambda error: self._refuse(Path(error.filename or top), error)):
             names[:] = sorted(name for name in names if not _UNFINISHED.fullmatch(name))
+            self._not_read.look(top, Path(directory), files)
             if Path(directory) != top:
                 yield Path(directory)
 
@@ -294,6 +299,7 @@ class _Search:
             codecs=tuple(dict.fromkeys(settings.body for settings in known.values())),
             record_types=tuple(dict.fromkeys(settings.record for settings in known.values())),
             unknown=tuple(store for store, _ in self._stores.values() if store not in known),
+            not_read=self._not_read.found(),
         )
 
     def _without_settings(self, damaged: Path) -> Settings:
@@ -359,7 +365,15 @@ def no_segments(directory: Path, formats: FormatSet) -> str:
     message = f"{directory}: there are no segments in this directory ({known})"
     if beneath:
         message += f"; directories beneath it that have some: {_some(beneath)}"
+    found = find_not_read(directory)
+    if found:
+        message += f"; not read by msgstore: {_some([f'{one.path} ({one.what}, {one.size:,} bytes)' for one in found])}"
     return message
+
+
+def stores_beneath(directory: Path, formats: FormatSet) -> list[Path]:
+    """Directories beneath one that have segments of their own, by name."""
+    return [directory / name for name in _with_segments_beneath(directory, formats)]
 
 
 def _some(directories: list[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from msgstore.bulk.not_read import NotRead
 from msgstore.contract import Columns
 
 SETTINGS_DAMAGED = "settings_damaged"
@@ -83,6 +84,8 @@ class SalvageReport:
     """Messages that the counts name and of which there is no good record."""
     ignored: list[str] = attrs.field(factory=list)
     """Files beside the segments that are none of an installed format, and were left out."""
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """What was recognised in broker's directories, and not read."""
 
     @property
     def messages(self) -> int:

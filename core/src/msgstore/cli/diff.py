@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msgstore.bulk.jobs.diff import DiffReport, plan_diff
-from msgstore.cli import engines, options, output
+from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
 from msgstore.plugins.catalogue import load_catalogue
@@ -44,8 +44,7 @@ def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], wanted: engines
     with output.progress("comparing", quiet=as_json) as progress:
         report = engine.diff(job, progress)
     (_emit if as_json else _show)(report)
-    if not report.agrees:
-        click.get_current_context().exit(1)
+    not_read.leave(damaged=not report.agrees, not_read=report.not_read)
 
 
 def _emit(report: DiffReport) -> None:
@@ -54,6 +53,7 @@ def _emit(report: DiffReport) -> None:
             line(output.as_line(row))
     for spot in (*report.a.damage, *report.b.damage):
         output.emit(spot.as_json())
+    not_read.emit(report.not_read)
     output.emit(report.as_json())
 
 
@@ -75,3 +75,4 @@ def _show(report: DiffReport) -> None:
     console.print(f"{report.same:,} the same, {', '.join(counts)}")
     spots = [*report.a.damage, *report.b.damage]
     show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
+    not_read.show(console, report.not_read)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msgstore.bulk.jobs.export import ExportReport, plan_export
-from msgstore.cli import engines, options, output
+from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
 from msgstore.plugins.catalogue import load_catalogue
@@ -64,8 +64,7 @@ def export(
     with output.progress("exporting", quiet=as_json) as progress:
         report = engine.export(job, progress)
     (_emit if as_json else _show)(report)
-    if report.damage:
-        click.get_current_context().exit(1)
+    not_read.leave(damaged=bool(report.damage), not_read=report.not_read)
 
 
 def _names(given: str) -> list[str]:
@@ -77,6 +76,7 @@ def _emit(report: ExportReport) -> None:
         output.emit(found.as_json())
     for spot in report.damage:
         output.emit(spot.as_json())
+    not_read.emit(report.not_read)
     output.emit(report.as_json())
 
 
@@ -95,3 +95,4 @@ def _show(report: ExportReport) -> None:
     files = output.plural(report.files, "file")
     console.print(f"{output.plural(report.rows, 'row')} in {files} of {output.size(report.written)}, {report.destination}")
     console.print(f"columns: {', '.join(report.columns)}", style="dim")
+    not_read.show(console, report.not_read)

@@ -10,10 +10,11 @@ from typing import Any
 import click
 from rich.table import Table
 
-from msgstore.cli import options, output
+from msgstore.cli import not_read, options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
 from msgstore.cli.scan import MAX_SPOTS, show_spots
-from msgstore.cli.stores import Target, find_store
+from msgstore.cli.stores import Target, find_store, find_stores
+from msgstore.contract import ConfigError
 from msgstore.engine.settings import known_settings
 from msgstore.engine.shutdown import Leftovers, last_v1_file
 from msgstore.engine.store import Store
@@ -152,14 +153,27 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
     """Check segments, index and counts against one another, and read every live message. Writes nothing.
 
     Every entry of the index has its record, of its id and size, inside its segment and in a place of its own, and a reference;
-    every segment's row counts what the index has in it.
+    every segment's row counts what the index has in it. Of a broker's directory every store is checked.
 
     \b
     Examples:
       msgstore verify data/orders
       msgstore verify msg_store_persistent --refcounts counts.csv
     """
-    target = find_store(store, config_file)
+    targets, others = find_stores(store, config_file)
+    if others and refcounts_file is not None:
+        stores = ", ".join(str(target.path) for target in targets)
+        raise ConfigError(f"{store}: has several stores, and --refcounts has the counts of one. Name one of {stores}.")
+    verdicts = [_verify(target, refcounts_file, as_json=as_json) for target in targets]
+    if as_json:
+        not_read.emit(others)
+    else:
+        not_read.show(output.Terminal(), others)
+    not_read.leave(damaged=not all(verdicts), not_read=others)
+
+
+def _verify(target: Target, refcounts_file: Path | None, *, as_json: bool) -> bool:
+    """Check one store and print what was found. Returns False if anything is wrong."""
     checks: list[SegmentCheck] = []
     with target.open("r", options.read_refcounts(refcounts_file), live="never") as opened:
         stats = opened.stats()
@@ -196,8 +210,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
         output.emit(summary)
     else:
         _show(summary, checks)
-    if not ok:
-        click.get_current_context().exit(1)
+    return ok
 
 
 def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.bulk.inputs import no_segments
+from msgstore.bulk.inputs import no_segments, stores_beneath
+from msgstore.bulk.not_read import NotRead, find_not_read
 from msgstore.contract import PluginError, StoreError
 from msgstore.directory import SETTINGS, Settings, list_segments, read_settings
 from msgstore.engine.shutdown import CLEAN
@@ -32,6 +33,8 @@ class Inputs:
         self.catalogue = catalogue
         self.damaged_settings: list[str] = []
         """What is wrong with the ``msgstore.json`` that could not be read; its directory's types are then 1-3."""
+        self.not_read: list[NotRead] = []
+        """What was recognised in broker's directories, and is not read."""
         self._records = dict(records or {})
         self._formats: dict[Path, FormatSet] = {}
         self._remembered: dict[Path, Settings | None] = {}
@@ -58,8 +61,17 @@ class Inputs:
         segments = list_segments(self._files, path, formats.extensions)
         formats.check_all_read(path, self._files.list(path), self._remembered.get(path))
         if not segments and not any((path / name).exists() for name in (SETTINGS, CLEAN)):
-            raise StoreError(no_segments(path, formats))
+            return self._tree(path, formats)
         return [Input(segment.path, _form(path, formats, segment.extension), listed=True) for segment in segments]
+
+    def _tree(self, top: Path, formats: FormatSet) -> list[Input]:
+        """The segments in a broker's directory, store by store. Raises StoreError for any other tree: its stores are named."""
+        found = find_not_read(top)
+        stores = stores_beneath(top, formats) if found else []
+        if not stores:
+            raise StoreError(no_segments(top, formats))
+        self.not_read += found
+        return [segment for store in stores for segment in self._directory(store)]
 
     def formats(self, directory: Path) -> FormatSet:
         """The formats of a directory's segments."""

@@ -11,7 +11,7 @@ import click
 
 from msgstore.bulk.jobs.inventory import plan_inventory
 from msgstore.bulk.jobs.stock_report import InventoryReport, PolicyStock, SegmentStock, totals
-from msgstore.cli import engines, options, output
+from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots, show_types
 from msgstore.contract import Damage
 from msgstore.plugins.catalogue import load_catalogue
@@ -55,8 +55,7 @@ def inventory(
     with output.progress("counting", quiet=as_json) as progress:
         report = engine.inventory(job, progress)
     (_emit if as_json else _show)(report)
-    if report.damage:
-        click.get_current_context().exit(1)
+    not_read.leave(damaged=bool(report.damage), not_read=report.not_read)
 
 
 def _emit(report: InventoryReport) -> None:
@@ -66,6 +65,7 @@ def _emit(report: InventoryReport) -> None:
         output.emit(store.as_json())
     for spot in report.damage:
         output.emit(spot.as_json())
+    not_read.emit(report.not_read)
     output.emit(report.as_json())
 
 
@@ -102,6 +102,7 @@ def _show(report: InventoryReport) -> None:
             style="dim",
         )
     show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    not_read.show(console, report.not_read)
 
 
 def _typed(segments: Iterable[SegmentStock]) -> bool:

@@ -136,7 +136,7 @@ def main(ctx: click.Context) -> None:
     STORE is a directory, or with --config FILE the name of a store in it. Every verb takes --json: one object a line.
 
     \b
-    Exit codes: 0 fine, 1 damage found, 2 misuse or another error.
+    Exit codes: 0 fine, 1 damage found, 2 misuse or another error, 3 no damage, but something was recognised and not read.
 
     \b
     Examples:

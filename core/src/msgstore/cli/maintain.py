@@ -20,9 +20,12 @@ from msgstore.engine.collected import Collected
 @options.store
 @click.option("--all", "everything", is_flag=True, help="Every segment with garbage, not only those that the GC policy names.")
 @options.config_file
+@options.adopt
 @options.refcounts
 @options.as_json
-def compact(store: str, everything: bool, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+def compact(
+    store: str, everything: bool, config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool
+) -> None:
     """Give the space of dead messages back. Damaged segments are left alone, and without --all the newest one, too.
 
     \b
@@ -30,7 +33,7 @@ def compact(store: str, everything: bool, config_file: Path | None, refcounts_fi
       msgstore compact data/orders
       msgstore compact data/orders --all --json
     """
-    target = find_store(store, config_file)
+    target = find_store(store, config_file, adopt=adopt)
     with (
         target.open("rw", options.read_refcounts(refcounts_file)) as opened,
         output.progress("compacting", quiet=as_json) as progress,

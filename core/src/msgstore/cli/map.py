@@ -14,7 +14,7 @@ import attrs
 import click
 from rich.text import Text
 
-from msgstore.cli import options, output
+from msgstore.cli import not_read, options, output
 from msgstore.cli.inputs import Input, Inputs
 from msgstore.cli.map_data import PageData
 from msgstore.cli.map_page import check_target, write_page
@@ -128,8 +128,11 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
             click.echo(f"{page}: {output.plural(len(found), 'segment')}, {output.size(size)}; open it in a browser")
     elif not as_json:
         show(output.Terminal(), drawings)
-    if damaged or inputs.damaged_settings:
-        click.get_current_context().exit(1)
+    if as_json:
+        not_read.emit(inputs.not_read)
+    else:
+        not_read.show(output.Terminal(), inputs.not_read)
+    not_read.leave(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
 
 
 def _bytes_of(found: Iterable[Input]) -> int:

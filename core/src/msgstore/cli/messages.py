@@ -153,9 +153,10 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
 @options.store
 @click.argument("msg_id", metavar="ID", type=options.message_id)
 @options.config_file
+@options.adopt
 @options.refcounts
 @options.as_json
-def put(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool) -> None:
     """Write one message; its body is read from standard input. It is on disk when the program ends.
 
     An id names one body for ever: to a message that is there already this adds a reference, and its body stays what it is.
@@ -164,7 +165,7 @@ def put(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
     Examples:
       msgstore put data/orders 00112233445566778899aabbccddeeff < body
     """
-    target = find_place(store, config_file)
+    target = find_place(store, config_file, adopt=adopt)
     if sys.stdin is None:
         raise output.closed("standard input")
     body = sys.stdin.buffer.read()
@@ -183,9 +184,12 @@ def put(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
 @options.store
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=options.message_id)
 @options.config_file
+@options.adopt
 @options.refcounts
 @options.as_json
-def rm(store: str, ids: tuple[bytes, ...], config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
+def rm(
+    store: str, ids: tuple[bytes, ...], config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool
+) -> None:
     """Take one reference from each message; one without references is gone.
 
     Absent ids are named, and the others removed all the same; the exit code is then 2.
@@ -194,7 +198,7 @@ def rm(store: str, ids: tuple[bytes, ...], config_file: Path | None, refcounts_f
     Examples:
       msgstore rm data/orders 00112233445566778899aabbccddeeff
     """
-    target = find_store(store, config_file)
+    target = find_store(store, config_file, adopt=adopt)
     absent: Counter[bytes] = Counter()
     failure: MessageNotFound | None = None
     with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:

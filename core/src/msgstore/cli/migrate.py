@@ -13,11 +13,11 @@ import click
 from msgstore.bulk.fresh.beside import working_directory
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.jobs.salvage import plan_salvage
-from msgstore.cli import engines, options, output
+from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.checking import found_damage
 from msgstore.cli.maintain import report
 from msgstore.cli.salvage import emit, show
-from msgstore.cli.stores import Target, find_store
+from msgstore.cli.stores import Target, find_place, find_store
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS
@@ -32,6 +32,7 @@ from msgstore.files import Files
 @click.argument("destination", metavar="[DEST]", required=False, type=click.Path(path_type=Path))
 @click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
 @options.config_file
+@options.adopt
 @options.refcounts
 @engines.options
 @options.as_json
@@ -40,6 +41,7 @@ def migrate(
     destination: Path | None,
     to_format: str,
     config_file: Path | None,
+    adopt: bool,
     refcounts_file: Path | None,
     wanted: engines.Wanted,
     as_json: bool,
@@ -53,13 +55,13 @@ def migrate(
     \b
     Examples:
       msgstore migrate data/orders --to v2
-      msgstore migrate msg_store_persistent --to v2 --refcounts counts.csv
+      msgstore migrate msg_store_persistent --to v2 --adopt --refcounts counts.csv
       msgstore migrate msg_store_persistent fresh --to v2 --refcounts counts.csv --processes 8
     """
-    target = find_store(store, config_file)
     if destination is not None:
-        _copy(target, destination, to_format, refcounts_file, wanted, as_json=as_json)
+        _copy(find_place(store, config_file), destination, to_format, refcounts_file, wanted, as_json=as_json)
         return
+    target = find_store(store, config_file, adopt=adopt)
     if wanted != engines.Wanted():
         raise ConfigError("migrate: in place a store rewrites its own segments; engines copy, so name a DEST as well")
     form = target.config.format if target.config.format.name == to_format else Backend(to_format)
@@ -95,8 +97,7 @@ def _copy(
         with output.progress("migrating", quiet=as_json) as progress:
             done = engine.salvage(job, progress)
     (emit if as_json else show)(done)
-    if done.damage:
-        click.get_current_context().exit(1)
+    not_read.leave(damaged=bool(done.damage), not_read=done.not_read)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ refcounts = click.option(
     metavar="FILE",
     help="Lines 'id,count', used where counts must be rebuilt (a directory of RabbitMQ's, a crash); other ids are garbage.",
 )
+adopt = click.option(
+    "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
+)
 paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msgstore.bulk.jobs.reconcile import CLASSES, ReconcileReport, plan_reconcile
-from msgstore.cli import engines, options, output
+from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
 from msgstore.plugins.catalogue import load_catalogue
@@ -59,8 +59,7 @@ def reconcile(
     with output.progress("reconciling", quiet=as_json) as progress:
         report = engine.reconcile(job, progress)
     (_emit if as_json else _show)(report)
-    if not report.agrees:
-        click.get_current_context().exit(1)
+    not_read.leave(damaged=not report.agrees, not_read=report.not_read)
 
 
 def _emit(report: ReconcileReport) -> None:
@@ -68,6 +67,7 @@ def _emit(report: ReconcileReport) -> None:
         output.emit(spot.as_json())
     for named in report.named_as_json():
         output.emit(named)
+    not_read.emit(report.not_read)
     output.emit(report.as_json())
 
 
@@ -92,3 +92,4 @@ def _show(report: ReconcileReport) -> None:
             more = report.classes[name].ids - _NAMED
             console.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", style=_STYLES[name])
     show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    not_read.show(console, report.not_read)

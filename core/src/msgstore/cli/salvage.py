@@ -11,7 +11,7 @@ import click
 
 from msgstore.bulk.jobs.salvage import plan_salvage
 from msgstore.bulk.reports import SETTINGS_DAMAGED, InputReport, SalvageReport
-from msgstore.cli import engines, options, output
+from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
 from msgstore.plugins.catalogue import load_catalogue
@@ -90,8 +90,7 @@ def salvage(
     with output.progress("salvaging", quiet=as_json) as progress:
         report = engine.salvage(job, progress)
     (emit if as_json else show)(report)
-    if report.damage or report.missing:
-        click.get_current_context().exit(1)
+    not_read.leave(damaged=bool(report.damage or report.missing), not_read=report.not_read)
 
 
 def emit(report: SalvageReport) -> None:
@@ -102,6 +101,7 @@ def emit(report: SalvageReport) -> None:
             output.emit(recovered)
     for spot in report.damage:
         output.emit(spot.as_json())
+    not_read.emit(report.not_read)
     output.emit(report.as_json())
 
 
@@ -137,6 +137,7 @@ def show(report: SalvageReport) -> None:
         )
     recovered = f", {report.recovered:,} of them found again behind damage" if report.recovered else ""
     console.print(f"{output.plural(report.messages, 'message')} copied{recovered}")
+    not_read.show(console, report.not_read)
 
 
 def _numbers(inputs: Sequence[InputReport], *, counted: bool) -> list[Any]:

@@ -11,7 +11,7 @@ import attrs
 import click
 
 from msgstore.bulk.workers import is_valid
-from msgstore.cli import options, output
+from msgstore.cli import not_read, options, output
 from msgstore.cli.inputs import Input, Inputs
 from msgstore.config import structure
 from msgstore.contract import BodyCodec, Damage
@@ -63,8 +63,8 @@ class Summary:
 def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, int], ...], as_json: bool) -> None:
     """Read segments record by record and report what is in them. Writes nothing, and needs no index.
 
-    PATH is a segment, or a directory: its segments in number order. Record types are those that the directory remembers, else
-    those of the format itself.
+    PATH is a segment, or a directory: its segments in number order; or a broker's directory: those of its stores. Record types
+    are those that the directory remembers, else those of the format itself.
 
     \b
     Examples:
@@ -85,10 +85,13 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
             summaries.append(Summary.of(report))
     for problem in inputs.damaged_settings:
         output.note(f"{problem} Only the format's own record types were read; --record NAME=BYTE binds others.")
-    if not as_json:
-        show(output.Terminal(), summaries)
-    if damaged or inputs.damaged_settings:
-        click.get_current_context().exit(1)
+    if as_json:
+        not_read.emit(inputs.not_read)
+    else:
+        console = output.Terminal()
+        show(console, summaries)
+        not_read.show(console, inputs.not_read)
+    not_read.leave(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
 
 
 def scan_inputs(

@@ -17,6 +17,7 @@ from msgstore.cli.scrub_state import STATE, Spot, State, read_state, remove_stat
 from msgstore.cli.scrubbing import Scrubber, Throttle
 from msgstore.cli.stores import Target, find_store
 from msgstore.contract import Damage
+from msgstore.directory import SETTINGS
 from msgstore.engine.backends import resolve
 from msgstore.engine.settings import known_settings
 from msgstore.engine.store import Store
@@ -39,7 +40,7 @@ def scrub(
     """Read every segment again and check every live record: its frame, its id, its checksum, and that the index agrees.
 
     A scrub that is stopped, with Ctrl-C for one, goes on where it was when it is called again: msgstore-scrub.json in the
-    store's directory says where. Nothing else is written.
+    store's directory says where. Nothing else is written, and nothing at all into a directory that a broker wrote.
 
     \b
     Examples:
@@ -77,7 +78,7 @@ class _Progress:
         self._files = files
         self._directory = directory
         self._written = time.monotonic()
-        self._writes = True
+        self._writes = (directory / SETTINGS).exists()  # in a broker's directory nothing is written
 
     def read(self) -> State:
         try:

@@ -8,7 +8,8 @@ from typing import Literal
 
 import attrs
 
-from msgstore.bulk.inputs import no_segments
+from msgstore.bulk.inputs import no_segments, stores_beneath
+from msgstore.bulk.not_read import NotRead, find_not_read
 from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config
 from msgstore.contract import Duration, StoreError
@@ -40,10 +41,10 @@ class Target:
             return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
 
 
-def find_store(store: str, config_file: Path | None) -> Target:
+def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
     """One that is there. Raises ConfigError, PluginError, and StoreError for a directory that is none: of that there is nothing
     to be shown, and that it has no damage would be said of any directory."""
-    target = find_place(store, config_file)
+    target = find_place(store, config_file, adopt=adopt)
     directory = target.path
     if directory.is_dir() and not any((directory / name).exists() for name in (SETTINGS, CLEAN)):
         formats = resolve(target.config, target.catalogue, None).formats
@@ -52,12 +53,33 @@ def find_store(store: str, config_file: Path | None) -> Target:
     return target
 
 
-def find_place(store: str, config_file: Path | None) -> Target:
-    """A store, or where one can be made. Raises ConfigError, PluginError, and StoreError for a directory that is not there."""
+def find_stores(store: str, config_file: Path | None) -> tuple[list[Target], tuple[NotRead, ...]]:
+    """The store; or those in a broker's directory, and what else was recognised there. Raises as ``find_store`` does."""
+    target = find_place(store, config_file)
+    top = target.path
+    if top.is_dir() and not any((top / name).exists() for name in (SETTINGS, CLEAN)):
+        formats = resolve(target.config, target.catalogue, None).formats
+        not_read = () if list_segments(Files(), top, formats.extensions) else find_not_read(top)
+        stores = stores_beneath(top, formats) if not_read else []
+        if stores:
+            return [attrs.evolve(target, config=_in_tree(target.config, path)) for path in stores], not_read
+    return [find_store(store, config_file)], ()
+
+
+def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
+    """With what the store remembers, if it was adopted."""
+    return remembered_config(path) if (path / SETTINGS).exists() else attrs.evolve(config, path=path)
+
+
+def find_place(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
+    """A store, or where one can be made. ``adopt``: a broker's directory may be changed. Raises ConfigError, PluginError, and
+    StoreError for a directory that is not there."""
     if config_file is not None:
         config = read_config(config_file)
-        return Target(config.store(store), load_catalogue(config.disabled))
-    return bare_store(Path(store), load_catalogue())
+        target = Target(config.store(store), load_catalogue(config.disabled))
+    else:
+        target = bare_store(Path(store), load_catalogue())
+    return attrs.evolve(target, config=attrs.evolve(target.config, adopt=target.config.adopt or adopt))
 
 
 def bare_store(directory: Path, catalogue: Catalogue) -> Target:

@@ -58,6 +58,10 @@ class StoreMismatch(StoreError):
     """The directory and the configuration contradict each other: bindings, formats, or an index that is not there."""
 
 
+class NotAdopted(StoreError):
+    """The directory belongs to the broker that wrote it, and is not changed until it is adopted: ``adopt = true``."""
+
+
 class StoreIOError(StoreError):
     """The operating system refused a file operation; the OSError is the cause. What was not confirmed stays pending."""
 

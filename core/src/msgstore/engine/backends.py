@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import StoreConfig, refuse_unknown, structure
+from msgstore.config import Backend, StoreConfig, refuse_unknown, structure
 from msgstore.contract import (
     BodyCodec,
     Capability,
@@ -58,9 +58,10 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
     if remembered:
         catalogue = attrs.evolve(catalogue, remembered=remembered.distributions)
     formats, bound = _formats(config, catalogue, remembered)
+    body = codec_of(config, remembered)
     with _selected(config, "body"):
-        codec = catalogue.body_codec(config.body.name)
-        made_codec = catalogue.make(codec, structure(codec.options, config.body.options, f"{config.where} body"))
+        codec = catalogue.body_codec(body.name)
+        made_codec = catalogue.make(codec, structure(codec.options, body.options, f"{config.where} body"))
     with _selected(config, "gc"):
         policy = catalogue.gc_policy(config.gc.name)
         made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc"))
@@ -83,8 +84,13 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         getattr(made_codec, "max_body", None) if codec.contract >= (2, 2) else None,
         made_policy,
         may_drop(policy),
-        Settings(config.index.name, config.format.name, config.record, config.body.name, bound, strangers),
+        Settings(config.index.name, config.format.name, config.record, body.name, bound, strangers),
     )
+
+
+def codec_of(config: StoreConfig, remembered: Settings | None) -> Backend:
+    """Return the body codec that the configuration names, else the one that the directory remembers."""
+    return config.body if config.body.named or remembered is None else Backend(remembered.body)
 
 
 def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes], bytes]:

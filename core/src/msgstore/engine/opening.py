@@ -36,6 +36,8 @@ def open_store(
 ) -> Store:
     """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration.
 
+    A directory that a broker wrote is opened for writing with ``adopt=True`` only: see :class:`NotAdopted`.
+
     ``refcounts``: (id, count) pairs, used where counts must be rebuilt: a dirty start with an index that is not persistent,
     or a directory that another program wrote. Ids that they do not name are garbage. Without them each id counts once.
 
@@ -45,7 +47,7 @@ def open_store(
     its writer (capability LIVE_READS) another process may have the store open for writing, or open it so later: each call
     then sees everything that was confirmed before it began. Such an index may note its readers in files of its own.
 
-    Raises ConfigError, PluginError, StoreLocked, StoreMismatch, StoreError.
+    Raises ConfigError, PluginError, StoreLocked, StoreMismatch, NotAdopted, StoreError.
     """
     config = store_config({"path": path, **keys}, "open_store()", Path())
     return open_configured(config, load_catalogue(), mode=mode, refcounts=refcounts, progress=progress)
@@ -98,17 +100,19 @@ def remembered_config(directory: Path) -> StoreConfig:
     """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` cannot be
     used; one that is damaged is rebuilt."""
     try:
-        settings = read_settings(Files(), directory) or Settings()
+        remembered = read_settings(Files(), directory)
     except DamagedSettings as error:
         plain = store_config({"path": directory}, str(directory), Path())
-        settings = rebuild_settings(Files(), plain, load_catalogue(), error)
+        remembered = rebuild_settings(Files(), plain, load_catalogue(), error)
+    settings = remembered or Settings()
     keys = {
         "path": directory,
         "index": settings.index,
         "format": settings.format,
         "record": settings.record,
-        "body": settings.body,
     }
+    if remembered is not None:
+        keys["body"] = settings.body
     return store_config(keys, str(directory), Path())
 
 
@@ -134,9 +138,12 @@ class Stores:
         mode: Mode = "rw",
         refcounts: Iterable[tuple[bytes, int]] | None = None,
         progress: Progress | None = None,
+        adopt: bool = False,
     ) -> Store:
-        """Open the store of the table ``[stores.NAME]``; see :func:`open_store`."""
-        return open_configured(self.config.store(name), self.catalogue, mode=mode, refcounts=refcounts, progress=progress)
+        """Open the store of the table ``[stores.NAME]``; see :func:`open_store`. ``adopt``: as if the table said so."""
+        config = self.config.store(name)
+        config = attrs.evolve(config, adopt=config.adopt or adopt)
+        return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress)
 
 
 def load_config(path: str | Path) -> Stores:

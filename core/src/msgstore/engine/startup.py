@@ -23,6 +23,7 @@ from msgstore.directory import (
     read_settings,
     write_settings,
 )
+from msgstore.engine.adoption import admit, codec_of_records
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, of_index, resolve
 from msgstore.engine.broker_counts import read_broker_counts
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
@@ -81,7 +82,7 @@ def open_parts(
     ledger: Ledger | None = None
     retired = False  # whether the clean stop of before is retired, and a failed opening has to be a clean stop of its own
     try:
-        _look(config, catalogue, files, read_only=read_only)
+        config = _look(config, catalogue, files, read_only=read_only)
         lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
         try:
@@ -94,6 +95,9 @@ def open_parts(
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, remembered, read_only=read_only)
         segments.place = lock.place if lock is not None else None
+        if damaged and not read_only:
+            config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
+            backends = resolve(config, catalogue, remembered)
         if segments.by_number:
             _tell_of_codec(config, remembered)
         segments.happenings = Happenings(directory, catalogue.observers)
@@ -166,19 +170,22 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
     return Parts(backends, segments, writer, reader, Recovery("live"), set(), None)
 
 
-def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
-    """Everything that can be refused without a lock is refused first, so that a mistake touches nothing."""
+def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
+    """Refuse what can be refused without a lock, so that a mistake touches nothing. Returns the configuration, with the body
+    codec that an adopted directory has."""
     try:
         remembered = read_settings(files, config.path)
     except DamagedSettings:
-        return  # what it was is found out when nobody writes
+        return config  # what it was is found out when nobody writes
     backends = resolve(config, catalogue, remembered)
-    if config.path.is_dir():
-        _find(config, backends, files, remembered, read_only=read_only)
+    if not config.path.is_dir():
+        return config
+    segments = _find(config, backends, files, remembered, read_only=read_only)
+    return config if read_only else admit(config, catalogue, backends, files, remembered, segments)
 
 
 def _tell_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
-    if remembered and remembered.body != config.body.name:
+    if remembered and config.body.named and remembered.body != config.body.name:
         _store_log.warning(
             "%s: was last opened with the body codec %r, and now with %r; bodies that are there stay as they were stored",
             config.path,

@@ -63,6 +63,8 @@ _KNOWN_DISTRIBUTIONS = {
     ("engine", "spark"): "msgstore-spark",
 }
 _KNOWN_EXTENSIONS = {".rdq": "v1", ".rdt": "v1", ".sqs": "v2"}
+_KNOWN_BODIES = {b"\x83h": "erlang", b"\x83m": "erlang"}
+"""First bytes of what brokers store, to the body codec: a term that is a tuple, or a binary."""
 
 _PROTOCOLS: dict[type[Descriptor], type] = {
     SegmentFormatDescriptor: SegmentFormat,
@@ -107,6 +109,10 @@ class Catalogue:
 
     def body_codec(self, name: str) -> BodyCodecDescriptor:
         return self._resolve(BodyCodecDescriptor, "body", name)
+
+    def known_codec(self, stored: bytes) -> str | None:
+        """Return the name of the body codec of a broker that stores bodies which begin like ``stored``, installed or not."""
+        return _KNOWN_BODIES.get(stored[:2])
 
     def bulk_engine(self, name: str) -> BulkEngineDescriptor:
         return self._resolve(BulkEngineDescriptor, "engine", name)

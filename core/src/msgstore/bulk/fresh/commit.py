@@ -16,6 +16,7 @@ from msgstore.bulk.fresh.copies import check_copies
 from msgstore.bulk.fresh.parts import PARTS, Part, Target, backends_of, errors
 from msgstore.bulk.fresh.references import read_references
 from msgstore.contract import Capability, StoreClosed, StoreError
+from msgstore.directory import write_settings
 from msgstore.engine import forking
 from msgstore.engine.hint_file import BadHint, renamed
 from msgstore.engine.hints import hint_name
@@ -219,6 +220,8 @@ class Staging:
             counts = [(msg_id, count) for msg_id, count in sum_counts(counts).items() if count > 0]
             if counts:
                 raise self._missing(len(counts), counts[0][0])
+        # Its segments are no broker's: the store remembers that before it is opened.
+        write_settings(self._files, store, backends_of(self.target, self._catalogue).settings)
         try:
             opened = open_configured(config, self._catalogue, refcounts=counts, files=self._files)
         except ValueError as error:  # of the counts: more references than there can be

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs
+from msgstore.bulk.not_read import NotRead
 from msgstore.bulk.reading.good import good_of
 from msgstore.bulk.reading.judging import UnreadableSegmentError, opening
 from msgstore.bulk.reports import SpanReport
@@ -94,6 +95,8 @@ class Side:
     """Bytes of the segments."""
     messages: int = 0
     damage: list[SpanReport] = attrs.field(factory=list)
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """What was recognised in broker's directories, and not read."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -121,6 +124,11 @@ class DiffReport:
         """Whether both have the same messages, and nothing is damaged that might be another."""
         return not (any(self.ids.values()) or self.a.damage or self.b.damage)
 
+    @property
+    def not_read(self) -> list[NotRead]:
+        """Of both sides."""
+        return [*self.a.not_read, *self.b.not_read]
+
     def as_json(self) -> dict[str, Any]:
         counts = {kind: len(found) for kind, found in self.ids.items()}
         return {"kind": "summary", "a": self.a.as_json(), "b": self.b.as_json(), "same": self.same, **counts}
@@ -134,6 +142,7 @@ class DiffReport:
 def side_of(path: str, found: Found, damage: Iterable[tuple[SegmentInput, Sequence[Damage]]]) -> Side:
     """One in which no message is counted yet. ``damage`` by rank."""
     side = Side(path, len(found.inputs), sum(item.size for item in found.inputs), damage=list(found.damage))
+    side.not_read += found.not_read
     for item, spots in damage:
         side.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in spots]
     return side

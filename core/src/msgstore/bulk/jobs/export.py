@@ -19,6 +19,7 @@ from msgstore.bulk.columns.codecs import OpenCodec, open_codec
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs
 from msgstore.bulk.jobs.sources import directories_of
+from msgstore.bulk.not_read import NotRead
 from msgstore.bulk.reading.judging import judge
 from msgstore.bulk.reports import SpanReport
 from msgstore.bulk.tasks import pack
@@ -198,6 +199,8 @@ class ExportReport:
     damage: list[SpanReport] = attrs.field(factory=list)
     ignored: list[str] = attrs.field(factory=list)
     """Files beside the segments that are none of an installed format, and were left out."""
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """What was recognised in broker's directories, and not read."""
 
     @property
     def rows(self) -> int:
@@ -232,6 +235,7 @@ def export(job: ExportJob, run: Run, add: Callable[[int], object]) -> ExportRepo
     from msgstore.bulk.fresh.datasets import Writer, dataset
 
     report = ExportReport(job.sources, job.to, job.columns, damage=list(job.found.damage), ignored=list(job.found.ignored))
+    report.not_read += job.found.not_read
     with dataset(job.to, job.sources) as staging:
         tasks, attempts = job.tasks(), []
         for (_, items), done in zip(tasks, run(staging.path, tasks), strict=True):

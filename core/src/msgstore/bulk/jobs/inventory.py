@@ -137,7 +137,9 @@ def live_of(stock: Stock, counts: Mapping[bytes, int], seen: set[bytes]) -> tupl
 
 def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, Stock | None, tuple[int, int] | None]]) -> InventoryReport:
     """``rows`` by rank, with what :func:`live_of` says of each segment if counts were given. Asks stores and policies."""
-    report = InventoryReport(job.sources, damage=list(job.found.damage), ignored=list(job.found.ignored))
+    report = InventoryReport(
+        job.sources, damage=list(job.found.damage), ignored=list(job.found.ignored), not_read=list(job.found.not_read)
+    )
     for directory, group in groupby(rows, key=lambda row: row[0].store):
         stocks = []
         for item, stock, live in group:

@@ -16,6 +16,7 @@ from msgstore.bulk.columns.arrow import check_pyarrow
 from msgstore.bulk.fresh.commit import check_destination
 from msgstore.bulk.inputs import Found, SegmentInput, find_inputs
 from msgstore.bulk.jobs.sources import directories_of
+from msgstore.bulk.not_read import NotRead
 from msgstore.bulk.reports import SpanReport
 from msgstore.contract import Damage
 from msgstore.engine.lock import check_no_writer
@@ -118,6 +119,8 @@ class ReconcileReport:
     damage: list[SpanReport] = attrs.field(factory=list)
     ignored: list[str] = attrs.field(factory=list)
     """Files beside the segments that are none of an installed format, and were left out."""
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """What was recognised in broker's directories, and not read."""
 
     def name(self, which: str, ids: Iterable[tuple[bytes, int]]) -> None:
         """Of those of a class that were named so far, and these, the first."""
@@ -164,6 +167,7 @@ def report_of(job: ReconcileJob, damage: Iterable[tuple[SegmentInput, Sequence[D
     report = ReconcileReport(job.sources, job.deltas, len(job.found.inputs), job.size, changes)
     report.ignored += job.found.ignored
     report.damage += job.found.damage
+    report.not_read += job.found.not_read
     for item, spots in damage:
         report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in spots]
     return report

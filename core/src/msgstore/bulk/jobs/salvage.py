@@ -331,6 +331,7 @@ def report_of(
     """``rows`` by rank."""
     report = SalvageReport(job.sources, job.target.path, ignored=list(job.found.ignored), missing=missing)
     report.damage += job.found.damage
+    report.not_read += job.found.not_read
     for item, found, damage in rows:
         report.inputs.append(found)
         report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in damage]

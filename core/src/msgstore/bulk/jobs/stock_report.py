@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from msgstore.bulk.not_read import NotRead
 from msgstore.bulk.reports import SpanReport
 
 
@@ -103,6 +104,8 @@ class InventoryReport:
     damage: list[SpanReport] = attrs.field(factory=list)
     ignored: list[str] = attrs.field(factory=list)
     """Files beside the segments that are none of an installed format, and were left out."""
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """What was recognised in broker's directories, and not read."""
     gone: int = 0
     """Segments that a collector deleted between being listed and being read."""
 

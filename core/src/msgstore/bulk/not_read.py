@@ -1,0 +1,95 @@
+"""What a broker's directory holds beside its message stores, and no tool reads: recognised by names, counted, not opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+_OF_QUEUES = {
+    "queue indexes": re.compile(r"\d+\.(?:idx|qi)|journal\.jif"),
+    "queue stores": re.compile(r"\d+\.qs"),
+}
+"""Files in the directory of a queue. Small messages are in the indexes of version 1, and in the stores of version 2."""
+_LOGS = {
+    "quorum": ("quorum queues", re.compile(r"\d+\.(?:wal|segment)")),
+    "stream": ("streams", re.compile(r"\d+\.(?:index|segment)")),
+}
+"""Name of a directory to what is in it, and to the names of files that prove it."""
+
+
+@attrs.define
+class NotRead:
+    """Files of one kind beneath one directory."""
+
+    path: str
+    """Such as ``.../queues``."""
+    what: str
+    files: int = 0
+    size: int = 0
+    """Bytes."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "not_read", "path": self.path, "what": self.what, "files": self.files, "size": self.size}
+
+
+class NotReadFinder:
+    """Looks at the directories of a tree, one after the other."""
+
+    def __init__(self) -> None:
+        self._seen: set[Path] = set()
+        self._found: dict[tuple[Path, str], NotRead] = {}
+        self._proved: set[tuple[Path, str]] = set()
+
+    def look(self, top: Path, directory: Path, names: Iterable[str]) -> None:
+        """``names`` of the files in ``directory``, which is ``top`` or beneath it."""
+        if directory in self._seen:
+            return
+        self._seen.add(directory)
+        names = list(names)
+        for what, pattern in _OF_QUEUES.items():
+            theirs = [name for name in names if pattern.fullmatch(name)]
+            self._add(directory.parent if directory != top else top, what, directory, theirs, proved=bool(theirs))
+        for root, kind in _log_directories(top, directory):
+            what, pattern = _LOGS[kind]
+            self._add(root, what, directory, names, proved=any(map(pattern.fullmatch, names)))
+
+    def _add(self, root: Path, what: str, directory: Path, names: list[str], *, proved: bool) -> None:
+        if not names:
+            return
+        found = self._found.setdefault((root, what), NotRead(str(root), what))
+        found.files += len(names)
+        found.size += sum(_size(directory / name) for name in names)
+        if proved:
+            self._proved.add((root, what))
+
+    def found(self) -> tuple[NotRead, ...]:
+        """By path."""
+        return tuple(self._found[key] for key in sorted(self._proved))
+
+
+def _log_directories(top: Path, directory: Path) -> Iterator[tuple[Path, str]]:
+    """The first directory on the way from ``top`` to ``directory`` that has the name of one with logs."""
+    for path in reversed([directory, *directory.parents]):
+        if path.name in _LOGS and path.is_relative_to(top):
+            yield path, path.name
+            return
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # gone, or a link to nothing
+        return 0
+
+
+def find_not_read(top: Path) -> tuple[NotRead, ...]:
+    """Search a tree. Directories that cannot be listed are passed over."""
+    finder = NotReadFinder()
+    for directory, _, names in os.walk(top):
+        finder.look(top, Path(directory), names)
+    return finder.found()
