@@ -100,7 +100,12 @@ def _flush(run: Run, store: msgstore.Store) -> None:
 
 def _compact(run: Run, store: msgstore.Store) -> None:
     rng = run.cell.rng("compact")
-    change(rng, store.client(), run.model, 15)
+    client = store.client()
+    change(rng, client, run.model, 15)
+    present = run.model.present
+    garbage = rng.sample(present, len(present) // 3)
+    client.remove(garbage)
+    run.model.change(garbage, -1)
     store.roll()
     run.model.flushed()
     with run.injector.armed():
