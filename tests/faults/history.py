@@ -33,9 +33,7 @@ class Cell:
 
     @property
     def command(self) -> str:
-        return (
-            f"python -m faults --seeds {self.seed} --phase {self.phase} --index {self.index} --durability {self.durability}"
-        )
+        return f"python -m faults --seeds {self.seed} --phase {self.phase} --index {self.index} --durability {self.durability}"
 
     def __str__(self) -> str:
         return f"seed {self.seed}, {self.phase}, {self.index}, {self.durability}"
@@ -105,8 +103,7 @@ def _keys(cell: Cell, rng: random.Random) -> dict[str, Any]:
         "file_size_limit": rng.choice([2048, 4096, 8192]),
         "large_message": 6000,
         "gc_interval": 0,
-        "sync_interval": "1h",
-        "max_unconfirmed": rng.choice(["64MiB", "64MiB", "8KiB"]),
+        "sync_interval": rng.choice(["1h", "1h", 0]),  # 0: each call flushes. Nothing is done by a thread of the store's
         "erase": rng.random() < 0.2,
     }
 

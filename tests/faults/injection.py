@@ -29,6 +29,7 @@ WRITES = ("pwrite", *LMDB_WRITES)
 KINDS = ("EIO", "EIO+", "ENOSPC", "ENOSPC+", "SHORT", "SHORT+", "INT", "INT-AFTER")
 """SHORT: half of a write, then ENOSPC; of a commit of LMDB, its pages and not the page that makes them valid. INT:
 KeyboardInterrupt before the operation, or after it. +: whatever comes later fails, too."""
+SECTOR = 512
 ENDLESS = 50_000
 """Operations after which a phase is taken for one that never ends."""
 
@@ -142,8 +143,15 @@ class FaultyFiles(Files):
             operation(*arguments)  # the descriptor is gone, whatever is said of it
         if kind == "SHORT":
             fd, data, offset = arguments
-            operation(fd, memoryview(data)[: len(data) // 2], offset)
+            operation(fd, memoryview(data)[: _short(fd, len(data), offset)], offset)
         raise system_error(kind)
+
+
+def _short(fd: int, size: int, offset: int) -> int:
+    """Bytes of a short write. What overwrites others is cut between sectors: these are written whole or not at all."""
+    if offset + size > os.fstat(fd).st_size:
+        return size // 2
+    return max(0, (offset + size // 2) // SECTOR * SECTOR - offset)
 
 
 def system_error(kind: str) -> OSError:
@@ -186,7 +194,9 @@ def unwritable(kind: str) -> Iterator[None]:
 
         last = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC]
         descriptors = last or descriptors
-    broken = [(fd, os.dup(fd), os.open(f"/proc/self/fd/{fd}" if kind == "EIO" else "/dev/full", _flags(kind))) for fd in descriptors]
+    broken = [
+        (fd, os.dup(fd), os.open(f"/proc/self/fd/{fd}" if kind == "EIO" else "/dev/full", _flags(kind))) for fd in descriptors
+    ]
     for fd, _, other in broken:
         os.dup2(other, fd, inheritable=False)
     try:

@@ -93,6 +93,8 @@ def _flush(run: Run, store: msgstore.Store) -> None:
                 run.tell([f"remove does not find message {msg_id.hex()[:8]}.., which is there" for msg_id in error.ids])
             refused = isinstance(error, msgstore.StoreClosed)
             model.change(ids, by, applied=True if error is None else False if refused else getattr(error, "applied", None))
+            if error is None and not run.keys["sync_interval"]:
+                model.flushed()
         with run.injector.armed():
             if run.attempt("flush", store.flush) is None:
                 model.flushed()
