@@ -1,4 +1,4 @@
-"""``python -m faults --seeds 0-199 --phase opening,flush --index ets,lmdb --durability os,fsync``, with ``tests`` on the path."""
+"""``python -m faults --seeds 0-199 --phase opening,flush --index ets,lmdb --durability os,fsync``, in ``tests``."""
 
 from __future__ import annotations
 

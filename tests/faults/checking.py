@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgstore
-
 from faults.history import open_store
 from faults.model import body_of, differences
 from faults.phases import Run

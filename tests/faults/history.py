@@ -11,11 +11,10 @@ from typing import Any
 import attrs
 
 import msgstore
+from faults.model import Model, body_of
 from msgstore.config import store_config
 from msgstore.engine.opening import open_configured
 from msgstore.files import Files
-
-from faults.model import Model, body_of
 
 
 @attrs.frozen

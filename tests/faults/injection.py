@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,8 +20,8 @@ import attrs
 from msgstore.files import Files
 
 OPERATIONS = (
-    "open_read", "open_write", "create", "close", "pread", "pwrite", "map", "sync", "sync_directory", "truncate", "size_and_mtime",
-    "is_deleted", "set_mtime", "list", "entries", "strangers", "make_directory", "create_directory", "copy_permissions",
+    "open_read", "open_write", "create", "close", "pread", "pwrite", "map", "sync", "sync_directory", "truncate",
+    "size_and_mtime", "is_deleted", "set_mtime", "list", "entries", "strangers", "make_directory", "create_directory", "copy_permissions",
     "remove_tree", "unlink", "replace",
 )  # fmt: skip
 LMDB_WRITES = ("lmdb.commit", "lmdb.close")
@@ -190,27 +191,23 @@ def unwritable(kind: str) -> Iterator[None]:
     """Writes to ``data.mdb`` fail: on every descriptor, or (SHORT) on that of the page that LMDB writes last."""
     descriptors = _lmdb_descriptors()
     if kind == "SHORT":
-        import fcntl
-
-        last = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC]
-        descriptors = last or descriptors
-    broken = [
-        (fd, os.dup(fd), os.open(f"/proc/self/fd/{fd}" if kind == "EIO" else "/dev/full", _flags(kind))) for fd in descriptors
-    ]
-    for fd, _, other in broken:
+        descriptors = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC] or descriptors
+    saved = [(fd, os.dup(fd), _unwritable(fd, kind)) for fd in descriptors]
+    for fd, _, other in saved:
         os.dup2(other, fd, inheritable=False)
     try:
         yield
     finally:
-        for fd, saved, other in broken:
+        for fd, own, other in saved:
             if _is_same(fd, other):  # else it was closed meanwhile, and is perhaps another file's
-                os.dup2(saved, fd, inheritable=False)
-            os.close(saved)
+                os.dup2(own, fd, inheritable=False)
+            os.close(own)
             os.close(other)
 
 
-def _flags(kind: str) -> int:
-    return os.O_RDONLY if kind == "EIO" else os.O_RDWR
+def _unwritable(fd: int, kind: str) -> int:
+    """Of the same file, to be read only; or of a full disk."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY) if kind == "EIO" else os.open("/dev/full", os.O_RDWR)
 
 
 def _is_same(one: int, other: int) -> bool:

@@ -9,8 +9,7 @@ from typing import Any
 import attrs
 
 import msgstore
-
-from faults.history import Cell, Template, change, changes, open_store
+from faults.history import Cell, change, changes, open_store
 from faults.injection import FaultyFiles, Injector, Interrupt
 from faults.model import Model, body_of, differences
 
