@@ -12,10 +12,10 @@ def check(run: Run) -> None:
     """Two openings, each closed cleanly."""
     since = f"the {run.cell.phase}"
     try:
-        with run.open() as store:
+        with run.open(sync_interval=0) as store:  # without a thread
             found = _contents(run, store)
             run.tell(differences(run.model.kept, found, since))
-        with open_store(run.path, run.keys) as store:
+        with open_store(run.path, run.keys | {"sync_interval": 0}) as store:
             again = _contents(run, store)
             run.tell(differences({msg_id: frozenset({count}) for msg_id, count in found.items()}, again, "a clean close"))
     except msgstore.MsgStoreError as error:

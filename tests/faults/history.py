@@ -51,7 +51,7 @@ class Template:
 
 @functools.cache
 def catalogue() -> msgstore.Catalogue:
-    return msgstore.load_catalogue()
+    return attrs.evolve(msgstore.load_catalogue(), observers=())  # who would be told in a thread, for each store
 
 
 def open_store(

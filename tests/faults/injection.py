@@ -21,8 +21,8 @@ from msgstore.files import Files
 
 OPERATIONS = (
     "open_read", "open_write", "create", "close", "pread", "pwrite", "map", "sync", "sync_directory", "truncate",
-    "size_and_mtime", "is_deleted", "set_mtime", "list", "entries", "strangers", "make_directory", "create_directory", "copy_permissions",
-    "remove_tree", "unlink", "replace",
+    "size_and_mtime", "is_deleted", "set_mtime", "list", "entries", "strangers", "make_directory", "create_directory",
+    "copy_permissions", "remove_tree", "unlink", "replace",
 )  # fmt: skip
 LMDB_WRITES = ("lmdb.commit", "lmdb.close")
 TAKES_SPACE = ("create", "create_directory", "make_directory", "pwrite", "sync", "replace", *LMDB_WRITES)

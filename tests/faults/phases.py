@@ -12,6 +12,7 @@ import msgstore
 from faults.history import Cell, change, changes, open_store
 from faults.injection import FaultyFiles, Injector, Interrupt
 from faults.model import Model, body_of, differences
+from msgstore.files import Files
 
 PHASES = ("opening", "flush", "compact", "close", "unchanged")
 
@@ -35,8 +36,8 @@ class Run:
     def tell(self, problems: Iterable[str]) -> None:
         self.problems += problems
 
-    def open(self, files: Any = None) -> msgstore.Store:
-        return open_store(self.path, self.keys, files, self.model.refcounts() if self.forgotten else None)
+    def open(self, files: Files | None = None, **keys: Any) -> msgstore.Store:
+        return open_store(self.path, self.keys | keys, files, self.model.refcounts() if self.forgotten else None)
 
     def attempt(self, what: str, call: Callable[[], object]) -> BaseException | None:
         """Returns what the call raised. Whatever is no error of ours is a problem."""
