@@ -99,7 +99,7 @@ def _keys(cell: Cell, rng: random.Random) -> dict[str, Any]:
         "format": "v2",
         "record": rng.choice(["message", "message", "checksum"]),
         "durability": cell.durability,
-        "file_size_limit": rng.choice([2048, 4096, 8192]),
+        "file_size_limit": rng.choice([4096, 8192, 16384]),
         "large_message": 6000,
         "gc_interval": 0,
         "sync_interval": rng.choice(["1h", "1h", 0]),  # 0: each call flushes. Nothing is done by a thread of the store's
@@ -109,8 +109,8 @@ def _keys(cell: Cell, rng: random.Random) -> dict[str, Any]:
 
 def _work(rng: random.Random, store: msgstore.Store, model: Model) -> None:
     clients = [store.client(name) for name in ("first", "second", None)[: rng.randint(1, 3)]]
-    for _ in range(rng.randint(1, 4)):
-        change(rng, rng.choice(clients), model, rng.randint(5, 20))
+    for _ in range(rng.randint(1, 3)):
+        change(rng, rng.choice(clients), model, rng.randint(10, 40))
         store.flush()
         model.flushed()
         if rng.random() < 0.3:
@@ -129,8 +129,8 @@ def changes(rng: random.Random, model: Model, number: int) -> Iterator[tuple[int
     for _ in range(number):
         present = model.present
         kind = rng.random()
-        if present and kind < 0.3:
-            yield -1, rng.sample(present, min(len(present), rng.randint(1, 4)))
+        if present and kind < 0.25:
+            yield -1, rng.sample(present, min(len(present), rng.randint(1, 3)))
         elif present and kind < 0.45:
             yield 1, [rng.choice(present)]
         elif kind < 0.5 and model.now:
