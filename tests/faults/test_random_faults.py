@@ -26,14 +26,14 @@ def said_of(outcome) -> str:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("index_name", INDEXES)
 def test_store_after_some_faults_is_whole(phase, index_name):
-    """One kind of failure in a few operations of each phase; the others are for the environment crash."""
-    outcome = run_cell(Cell(4, phase, index_name, "os"), kinds=["EIO", "ENOSPC"], every=9)
+    """A few failures of each phase; the others are for the environment crash."""
+    outcome = run_cell(Cell(4, phase, index_name, "os"), kinds=["EIO", "ENOSPC"], every=12)
     assert outcome.runs > 1
     assert not outcome.failures, said_of(outcome)
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("index_name", INDEXES)
 @pytest.mark.parametrize("durability", ["os", "fsync"])
@@ -43,7 +43,7 @@ def test_store_after_any_fault_is_whole(seed, phase, index_name, durability):
 
 
 def test_harness_finds_counts_that_openings_discard():
-    """A build that removes the saved index as soon as it is read: an opening that then fails has lost the counts."""
+    """A build that removes the saved index as soon as it is read: on a disk that goes on failing it cannot be put back."""
     load = EtsIndex.load
 
     def load_and_remove(index):
@@ -52,7 +52,7 @@ def test_harness_finds_counts_that_openings_discard():
         return state
 
     with mock.patch.object(EtsIndex, "load", load_and_remove):
-        outcome = run_cell(Cell(3, "opening", "ets", "os"), kinds=["EIO"])
+        outcome = run_cell(Cell(3, "opening", "ets", "os"), kinds=["EIO+"], every=3)
     assert outcome.failures, said_of(outcome)
     assert "before the opening and" in said_of(outcome)
     assert "--seeds 3 --phase opening --index ets --durability os --only" in said_of(outcome)
@@ -67,7 +67,7 @@ def test_harness_finds_flushes_that_hide_errors():
             commit(ledger, *arguments)
 
     with mock.patch.object(Ledger, "commit", commit_or_not):
-        outcome = run_cell(Cell(3, "flush", "lmdb", "os"), kinds=["ENOSPC", "ENOSPC+"])
+        outcome = run_cell(Cell(3, "flush", "lmdb", "os"), kinds=["ENOSPC", "ENOSPC+"], every=2)
     assert outcome.failures, said_of(outcome)
     assert "before the flush" in said_of(outcome)
 
