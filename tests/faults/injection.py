@@ -1,0 +1,226 @@
+"""Counts the file operations of a phase, and makes one of them fail; or that one and all that come after it.
+
+The engine's operations go through ``Files``. LMDB writes its file itself: while one call of its index fails, the descriptors of
+``data.mdb`` lead to ``/dev/full``, or can only be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import attrs
+
+from msgstore.files import Files
+
+OPERATIONS = (
+    "open_read", "open_write", "create", "close", "pread", "pwrite", "map", "sync", "sync_directory", "truncate",
+    "size_and_mtime", "is_deleted", "set_mtime", "list", "entries", "strangers", "make_directory", "create_directory",
+    "copy_permissions", "remove_tree", "unlink", "replace",
+)  # fmt: skip
+LMDB_WRITES = ("lmdb.commit", "lmdb.close")
+TAKES_SPACE = ("create", "create_directory", "make_directory", "pwrite", "sync", "replace", *LMDB_WRITES)
+WRITES = ("pwrite", *LMDB_WRITES)
+KINDS = ("EIO", "EIO+", "ENOSPC", "ENOSPC+", "SHORT", "SHORT+", "INT", "INT-AFTER")
+"""SHORT: half of a write, then ENOSPC; of a commit of LMDB, its pages and not the page that makes them valid. INT:
+KeyboardInterrupt before the operation, or after it. +: whatever comes later fails, too."""
+SECTOR = 512
+ENDLESS = 50_000
+"""Operations after which a phase is taken for one that never ends."""
+
+
+class Interrupt(KeyboardInterrupt):
+    """A Ctrl-C of the harness."""
+
+
+class NeverEnds(BaseException):
+    """The phase goes on and on."""
+
+
+@attrs.frozen
+class Fault:
+    operation: int
+    kind: str
+
+    @property
+    def lasts(self) -> bool:
+        return self.kind.endswith("+")
+
+    @property
+    def interrupts(self) -> bool:
+        return self.kind.startswith("INT")
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """From ``42:EIO``. Raises ValueError."""
+        number, _, kind = text.partition(":")
+        if kind not in KINDS:
+            raise ValueError(f"{text}: the kind is one of {', '.join(KINDS)}")
+        return cls(int(number), kind)
+
+    def __str__(self) -> str:
+        return f"{self.operation}:{self.kind}"
+
+
+def can_fail(operation: str, kind: str) -> bool:
+    """Whether a failure of this kind is one that this operation can have."""
+    kind = kind.removesuffix("+")
+    return kind in ("EIO", "INT", "INT-AFTER") or operation in (TAKES_SPACE if kind == "ENOSPC" else WRITES)
+
+
+class Injector:
+    """Counts while it is armed. At the operation of its fault the failure strikes."""
+
+    def __init__(self, fault: Fault | None = None) -> None:
+        self.fault = fault
+        self.operations: list[tuple[str, str]] = []
+        """(name, file) of each."""
+        self.struck = False
+        self._armed = False
+
+    @contextlib.contextmanager
+    def armed(self) -> Iterator[None]:
+        self._armed = True
+        try:
+            yield
+        finally:
+            self._armed = False
+
+    def operate(self, name: str, file: str, operation: Callable[[], Any], fail: Callable[[str], Any]) -> Any:
+        """The operation; or ``fail(kind)``, which raises, if it is its turn."""
+        if not self._armed:
+            return operation()
+        self.operations.append((name, file))
+        if len(self.operations) > ENDLESS:
+            raise NeverEnds(f"after {ENDLESS} operations the phase has not ended")
+        kind = self._kind(name)
+        if not kind:
+            return operation()
+        self.struck = True
+        if kind.startswith("INT"):
+            if kind == "INT-AFTER":
+                operation()
+            raise Interrupt
+        return fail(kind)
+
+    def _kind(self, name: str) -> str:
+        if self.fault is None:
+            return ""
+        kind, number = self.fault.kind.removesuffix("+"), len(self.operations) - 1
+        if number == self.fault.operation and can_fail(name, kind):
+            return kind
+        if number > self.fault.operation and self.fault.lasts:
+            kind = "ENOSPC" if kind == "SHORT" else kind
+            return kind if can_fail(name, kind) else ""
+        return ""
+
+
+class FaultyFiles(Files):
+    """Every operation goes through an injector."""
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+        self._names: dict[int, str] = {}
+        for name in OPERATIONS:
+            setattr(self, name, partial(self._operate, name, getattr(Files(), name)))
+
+    def _operate(self, name: str, operation: Callable[..., Any], *arguments: Any) -> Any:
+        subject = arguments[-1] if name == "replace" else arguments[0]
+        file = self._names.get(subject, "?") if isinstance(subject, int) else subject.name
+        fail = partial(self._fail, name, operation, arguments)
+        result = self._injector.operate(name, file, partial(operation, *arguments), fail)
+        if name in ("open_read", "open_write", "create"):
+            self._names[result] = file
+        return result
+
+    def _fail(self, name: str, operation: Callable[..., Any], arguments: tuple[Any, ...], kind: str) -> None:
+        if name == "close":
+            operation(*arguments)  # the descriptor is gone, whatever is said of it
+        if kind == "SHORT":
+            fd, data, offset = arguments
+            operation(fd, memoryview(data)[: _short(fd, len(data), offset)], offset)
+        raise system_error(kind)
+
+
+def _short(fd: int, size: int, offset: int) -> int:
+    """Bytes of a short write. What overwrites others is cut between sectors: these are written whole or not at all."""
+    if offset + size > os.fstat(fd).st_size:
+        return size // 2
+    return max(0, (offset + size // 2) // SECTOR * SECTOR - offset)
+
+
+def system_error(kind: str) -> OSError:
+    code = errno.EIO if kind == "EIO" else errno.ENOSPC
+    return OSError(code, os.strerror(code))
+
+
+@contextlib.contextmanager
+def lmdb_through(injector: Injector) -> Iterator[None]:
+    """LMDB's index opens, commits and closes through the injector, too."""
+    from msgstore_lmdb_index.index import LmdbIndex
+
+    with contextlib.ExitStack() as stack:
+        for method in ("load", "commit", "close"):
+            original = getattr(LmdbIndex, method)
+            stack.enter_context(mock.patch.object(LmdbIndex, method, _through(injector, f"lmdb.{method}", original)))
+        yield
+
+
+def _through(injector: Injector, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(index: object, *arguments: Any) -> Any:
+        def fail(kind: str) -> Any:
+            if name == "lmdb.load":
+                raise system_error(kind)
+            with unwritable(kind):
+                return operation()
+
+        operation = partial(original, index, *arguments)
+        return injector.operate(name, "data.mdb", operation, fail)
+
+    return call
+
+
+@contextlib.contextmanager
+def unwritable(kind: str) -> Iterator[None]:
+    """Writes to ``data.mdb`` fail: on every descriptor, or (SHORT) on that of the page that LMDB writes last."""
+    descriptors = _lmdb_descriptors()
+    if kind == "SHORT":
+        descriptors = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC] or descriptors
+    saved = [(fd, os.dup(fd), _unwritable(fd, kind)) for fd in descriptors]
+    for fd, _, other in saved:
+        os.dup2(other, fd, inheritable=False)
+    try:
+        yield
+    finally:
+        for fd, own, other in saved:
+            if _is_same(fd, other):  # else it was closed meanwhile, and is perhaps another file's
+                os.dup2(own, fd, inheritable=False)
+            os.close(own)
+            os.close(other)
+
+
+def _unwritable(fd: int, kind: str) -> int:
+    """Of the same file, to be read only; or of a full disk."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY) if kind == "EIO" else os.open("/dev/full", os.O_RDWR)
+
+
+def _is_same(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False
+
+
+def _lmdb_descriptors() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a Path for each is slow
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").endswith("/data.mdb"):  # noqa: PTH115 - the same
+                found.append(int(name))
+    return found
