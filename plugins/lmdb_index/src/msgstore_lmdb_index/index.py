@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgstore.contract import IndexContext, Released
 from msgstore_lmdb_index.environment import Environment
 from msgstore_lmdb_index.errors import DamagedError
-from msgstore_lmdb_index.layers import Layer, Read, gained, merged
+from msgstore_lmdb_index.layers import Layer, Read, gained, merged, recount
 from msgstore_lmdb_index.live import LiveEnvironment
 
 _log = logging.getLogger("msgstore.index")
@@ -33,7 +34,8 @@ class LmdbIndex:
     LMDB transaction, renews the snapshot that is read through, and only then drops them: a look-up without a lock, from the
     top down, finds what it seeks in one or the other. A crash, or ``close(None)``, leaves what the last commit left. ``clear``
     takes effect on disk with the next commit. Methods raise OSError where LMDB does; what was not committed stays in its layer,
-    so a commit can be tried again.
+    so a commit can be tried again. After a failed transaction the environment is opened again: what that one wrote may be
+    stored or not, and is the same when it is written twice, because a layer holds slots and not differences.
 
     Read-only, nothing is frozen or written, and changes end with ``close``. Live, LMDB is read as of each call.
     """
@@ -246,8 +248,21 @@ class LmdbIndex:
         puts = [(msg_id, slot.to_bytes(_SLOT)) for msg_id in ids if (slot := slots[msg_id])]
         deletes = [] if cleared or len(puts) == len(ids) else [msg_id for msg_id in ids if not slots[msg_id]]
         state = changes.state if whole is None else whole
-        environment.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
+        if environment.has_failed:
+            self._reopen(environment)
+        try:
+            environment.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
+        except OSError:
+            with contextlib.suppress(OSError):  # then the next commit tries it again
+                self._reopen(environment)
+            raise
         self._committed = True
+
+    def _reopen(self, environment: Environment) -> None:
+        """After a failed transaction. What it wrote may be stored all the same, so its layers count anew what they add."""
+        with self._swapping:
+            environment.reopen()
+            recount(self._layers[1:], self._stored()[1])
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Commit with ``state`` as the whole state if it is not None, then let go. If the commit raises, nothing is let go.
@@ -258,7 +273,8 @@ class LmdbIndex:
             environment = self._environment
             if isinstance(environment, Environment) and not self._context.read_only:
                 if state is not None and not environment.damaged:
-                    self._write(environment, self._layers, whole=state)
+                    self.freeze({})  # only frozen layers are written
+                    self._write(environment, self._layers[1:] or self._layers, whole=state)
                 environment.close()
                 if environment.damaged:
                     self._set_aside()
