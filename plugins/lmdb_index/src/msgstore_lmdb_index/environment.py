@@ -7,6 +7,7 @@ the whole map, sparsely; a file shorter than its last page is then one that some
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import lmdb
 
+from msgstore.contract import StoreError
 from msgstore_lmdb_index.contents import DATA, LAYOUT, LAYOUT_KEY, MAX_READERS, Contents, check_there, refuse_links
 from msgstore_lmdb_index.errors import Errors
 from msgstore_lmdb_index.switching import prompt_switching
@@ -40,9 +42,7 @@ class Environment:
         self._errors = Errors(path)
         self._read_only = read_only
         self._reading = threading.Lock()
-        if read_only:
-            check_there(path)
-        else:
+        if not read_only:
             refuse_links(path)
         self._sync = sync
         self._map_size = -(-max(map_size, _MINIMUM_MAP) // _MAP_STEP) * _MAP_STEP
@@ -57,6 +57,8 @@ class Environment:
             raise
 
     def _open(self, *, create: bool) -> None:
+        if not create:  # LMDB makes a file that is missing
+            check_there(self._path)
         with self._errors.translated():
             self._env = lmdb.Environment(
                 str(self._path), map_size=self._map_size, max_dbs=2, max_spare_txns=1, readonly=self._read_only,
