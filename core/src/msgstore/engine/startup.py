@@ -32,6 +32,7 @@ from msgstore.engine.lock_file import read_lock
 from msgstore.engine.losses import mend, tell_lost, without_segments
 from msgstore.engine.reader import Reader
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
+from msgstore.engine.rescued import rescued_counts, restore_counts
 from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.shared_bodies import SharedBodies
 from msgstore.engine.shutdown import Leftovers
@@ -95,7 +96,9 @@ def open_parts(
         with of_index(config.index.name, config, catalogue, "load its entries in"):
             state = index.load() or {}
         begin = time.perf_counter()
+        rescued = rescued_counts(index, state) if counts is None else {}
         recovery = _recover(config, catalogue, segments, index, state, remembered, leftovers, counts, progress)
+        restore_counts(segments, index, rescued, recovery)
         segments.happenings.recovered(recovery, time.perf_counter() - begin)
         ledger = Ledger(segments, index, shared, persistent=persistent)
         writer = Writer(config, backends, ledger, read_only=read_only)

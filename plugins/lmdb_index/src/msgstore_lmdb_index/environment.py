@@ -202,6 +202,11 @@ class Environment:
                 self._begin()
             self._extend()
 
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        with self._errors.translated():
+            self._env.sync(True)
+
     def close(self) -> None:
         """Let go of the files, without a commit. Closing twice is fine."""
         with self._reading:
