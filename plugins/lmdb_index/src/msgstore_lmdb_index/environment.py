@@ -36,6 +36,8 @@ class Environment:
     has_failed: bool
     """Whether a transaction has failed, so that the environment must be opened again before the next one."""
 
+    _get: Callable[[bytes, bytes], bytes]
+
     def __init__(self, path: Path, *, map_size: int, sync: bool, read_only: bool) -> None:
         """Open ``path``, or make it. Read-only nothing is written or locked; FileNotFoundError if there is no environment."""
         self._path = path
@@ -118,7 +120,7 @@ class Environment:
     def _begin(self) -> None:
         # The old transaction ends when nobody uses it any more: a reader on another thread may be inside its get.
         self._snapshot = self._env.begin(db=self._contents.entries)
-        self._get: Callable[[bytes, bytes], bytes] = self._snapshot.get
+        self._get = self._snapshot.get
         self.entries = self._contents.count(self._snapshot)
 
     @property
