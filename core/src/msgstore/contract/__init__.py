@@ -41,7 +41,7 @@ from msgstore.contract.formats import (
     SegmentScan,
     TrailingFormat,
 )
-from msgstore.contract.indexes import FileOperations, Index, IndexContext, IndexDescriptor, Released
+from msgstore.contract.indexes import RESCUED_KEY, FileOperations, Index, IndexContext, IndexDescriptor, Released
 from msgstore.contract.options import Duration, Size
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
 from msgstore.contract.records import (
@@ -56,6 +56,7 @@ from msgstore.contract.version import CONTRACT_VERSION, is_compatible
 
 __all__ = [
     "CONTRACT_VERSION",
+    "RESCUED_KEY",
     "Action",
     "BodyCodec",
     "BodyCodecDescriptor",

@@ -51,6 +51,9 @@ import attrs
 
 from msgstore.contract.descriptors import Descriptor
 
+RESCUED_KEY = b"rescued"
+"""The only key of the state that :meth:`Index.load` returns if damaged files have counts that can still be read."""
+
 
 @attrs.frozen(kw_only=True)
 class IndexDescriptor(Descriptor):
@@ -117,8 +120,11 @@ class Index(Protocol):
     def load(self) -> dict[bytes, bytes] | None:
         """Called once, first. The state of the last ``commit`` (PERSISTENT) or ``close``, with the entries of that moment.
 
-        None if there is nothing, or if it is damaged: what is damaged is set aside, and the index is empty. Raises OSError if
-        it cannot be read: then the store does not open, and nothing is lost.
+        None if there is nothing, or if it is damaged: what is damaged is set aside, and the index is empty. Counts that can
+        still be read need not be lost: a state of ``RESCUED_KEY`` alone says that the entries have right counts and no
+        locations. The engine then rebuilds, and every message that is found and has such an entry keeps its count; an index
+        keeps them durable until the first commit with a state that is not empty. Raises OSError if it cannot be read: then
+        the store does not open, and nothing is lost.
         """
         ...
 

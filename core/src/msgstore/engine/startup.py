@@ -37,6 +37,7 @@ from msgstore.engine.marker import CleanMarker, publish_clean, save_clean
 from msgstore.engine.reader import Reader
 from msgstore.engine.reconcile import rebuild_distrusted, reconcile
 from msgstore.engine.recovery import Meter, Plan, Progress, Recovery, judge, rebuild, scan_tail, sum_counts, take_over, verify
+from msgstore.engine.rescued import rescued_counts, restore_counts
 from msgstore.engine.segments import Segment, Segments
 from msgstore.engine.settings import keep_damaged, known_settings, rebuild_settings
 from msgstore.engine.shared_bodies import SharedBodies
@@ -109,9 +110,11 @@ def open_parts(
         with of_index(config.index.name, config, catalogue, "load its entries in"):
             state = index.load() or {}
         begin = time.perf_counter()
+        rescued = rescued_counts(index, state) if counts is None else {}
         recovery = _recover(
             config, catalogue, segments, index, state, remembered, leftovers, counts, progress, read_only=read_only
         )
+        restore_counts(segments, index, rescued, recovery)
         segments.happenings.recovered(recovery, time.perf_counter() - begin)
         ledger = Ledger(segments, index, shared, persistent=persistent)
         writer = Writer(config, backends, ledger, read_only=read_only)

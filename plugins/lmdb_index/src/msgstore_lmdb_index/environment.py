@@ -7,6 +7,7 @@ the whole map, sparsely; a file shorter than its last page is then one that some
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import lmdb
 
+from msgstore.contract import StoreError
 from msgstore_lmdb_index.contents import DATA, LAYOUT, LAYOUT_KEY, MAX_READERS, Contents, check_there, refuse_links
 from msgstore_lmdb_index.errors import Errors
 from msgstore_lmdb_index.switching import prompt_switching
@@ -31,6 +33,10 @@ class Environment:
     """Entries of the snapshot."""
     state: dict[bytes, bytes] | None
     """As found on opening; None if nothing was ever committed."""
+    has_failed: bool
+    """Whether a transaction has failed, so that the environment must be opened again before the next one."""
+
+    _get: Callable[[bytes, bytes], bytes]
 
     def __init__(self, path: Path, *, map_size: int, sync: bool, read_only: bool) -> None:
         """Open ``path``, or make it. Read-only nothing is written or locked; FileNotFoundError if there is no environment."""
@@ -38,33 +44,63 @@ class Environment:
         self._errors = Errors(path)
         self._read_only = read_only
         self._reading = threading.Lock()
-        if read_only:
-            check_there(path)
-        else:
+        if not read_only:
             refuse_links(path)
-        size = -(-max(map_size, _MINIMUM_MAP) // _MAP_STEP) * _MAP_STEP
-        with self._errors.translated():
-            self._env = lmdb.Environment(
-                str(path), map_size=size, max_dbs=2, max_spare_txns=1, readonly=read_only, lock=not read_only,
-                create=not read_only, sync=sync, metasync=sync, max_readers=MAX_READERS,
-            )  # fmt: skip
-            self._errors.opened()
+        self._sync = sync
+        self._map_size = -(-max(map_size, _MINIMUM_MAP) // _MAP_STEP) * _MAP_STEP
+        self._open(create=not read_only)
         try:
             with self._errors.translated():
-                self._contents = Contents.open(self._env, path, self._errors, create=not read_only)
-                self._extend()
                 if sync and not read_only:
                     self._sync_names()
-                self._begin()
                 self.state = self._contents.read_state(self._snapshot)
         except BaseException:
             self._env.close()
             raise
 
+    def _open(self, *, create: bool) -> None:
+        if not create:  # LMDB makes a file that is missing
+            check_there(self._path)
+        with self._errors.translated():
+            self._env = lmdb.Environment(
+                str(self._path), map_size=self._map_size, max_dbs=2, max_spare_txns=1, readonly=self._read_only,
+                lock=not self._read_only, create=create, sync=self._sync, metasync=self._sync, max_readers=MAX_READERS,
+            )  # fmt: skip
+            self._errors.opened()
+        try:
+            with self._errors.translated():
+                self._contents = Contents.open(self._env, self._path, self._errors, create=create)
+                self._extend()
+                self._begin()
+        except BaseException:
+            self._env.close()
+            raise
+        self._is_open = True
+        self.has_failed = False
+
+    def reopen(self) -> None:
+        """Close the environment and open it again: after a failed write of a meta page LMDB refuses every transaction.
+
+        Reads wait meanwhile. The new snapshot may or may not have the transaction that failed. If this raises OSError, reads
+        raise it too, until a later call succeeds.
+        """
+        with self._reading:
+            self._get, self._is_open = self._refuse, False
+            self._env.close()  # and with it the snapshot
+            try:
+                self._open(create=False)  # a new, empty one in the place of one that is gone would be taken for all there is
+            except StoreError as error:  # another thread has opened it in between
+                raise OSError(errno.EBUSY, str(error), str(self._path)) from error
+
+    def _refuse(self, _key: bytes = b"", _default: bytes = b"") -> bytes:
+        what = "the index could not be opened again after a failed write. Check the disk; the next flush tries again"
+        raise OSError(errno.EIO, what, str(self._path))
+
     def _extend(self) -> None:
         data, size = self._path / DATA, self._env.info()["map_size"]
         if not self._read_only and data.stat().st_size < size:
             os.truncate(data, size)
+        self._map_size = size
 
     def _sync_names(self) -> None:
         """LMDB syncs its file but no directory: a power loss could take the file's name, and with it every count."""
@@ -84,7 +120,7 @@ class Environment:
     def _begin(self) -> None:
         # The old transaction ends when nobody uses it any more: a reader on another thread may be inside its get.
         self._snapshot = self._env.begin(db=self._contents.entries)
-        self._get: Callable[[bytes, bytes], bytes] = self._snapshot.get
+        self._get = self._snapshot.get
         self.entries = self._contents.count(self._snapshot)
 
     @property
@@ -106,6 +142,8 @@ class Environment:
     def rows(self, row_size: int) -> bytes:
         """Keys and values of all ``entries`` as of the last commit, one behind the other."""
         with self._reading, self._errors.translated():
+            if not self._is_open:
+                self._refuse()
             return self._contents.read_rows(self._snapshot, row_size)
 
     def write(
@@ -117,13 +155,15 @@ class Environment:
         drop_entries: bool = False,
         drop_state: bool = False,
     ) -> None:
-        """Everything in one transaction, which reads see after ``renew``. If it raises, nothing has changed. Sorted keys are
-        faster.
+        """Everything in one transaction, which reads see after ``renew``. Sorted keys are faster.
+
+        If this raises, reads see what they saw before, and ``has_failed`` is True.
 
         Keys of ``state`` are 1 to 511 bytes (ValueError); None removes one.
         """
         self._clear_stale_readers()
         entries = self._contents.entries
+        self.has_failed = True
         while True:
             try:
                 with prompt_switching(), self._errors.translated(), self._env.begin(write=True) as transaction:
@@ -139,6 +179,7 @@ class Environment:
                 self._grow()
             else:
                 break
+        self.has_failed = False
 
     def _clear_stale_readers(self) -> None:
         """A process that was killed while it read would hold its pages for ever, and the file would grow. Under 1 µs."""
@@ -158,10 +199,15 @@ class Environment:
         with self._reading, self._errors.translated():
             self._snapshot.abort()
             try:
-                self._env.set_mapsize(2 * self._env.info()["map_size"])
+                self._env.set_mapsize(2 * self._map_size)
             finally:
                 self._begin()
             self._extend()
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        with self._errors.translated():
+            self._env.sync(True)
 
     def close(self) -> None:
         """Let go of the files, without a commit. Closing twice is fine."""

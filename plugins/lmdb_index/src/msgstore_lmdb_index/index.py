@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import struct
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
-from msgstore.contract import IndexContext, Released
+from msgstore.contract import RESCUED_KEY, IndexContext, Released
+from msgstore_lmdb_index import rescue, unsynced
 from msgstore_lmdb_index.environment import Environment
-from msgstore_lmdb_index.errors import DamagedError
-from msgstore_lmdb_index.layers import Layer, Read, gained, merged
+from msgstore_lmdb_index.errors import DamagedError, Errors
+from msgstore_lmdb_index.layers import Layer, Read, gained, merged, recount
 from msgstore_lmdb_index.live import LiveEnvironment
 
 _log = logging.getLogger("msgstore.index")
 
 DIRECTORY = "msgstore-lmdb"
+RESCUED = "msgstore-lmdb.counts.csv"
+"""File of the counts that were read from a damaged environment, until a commit has them."""
 
 _ID = 16
 _SLOT = 24
@@ -34,7 +40,8 @@ class LmdbIndex:
     LMDB transaction, renews the snapshot that is read through, and only then drops them: a look-up without a lock, from the
     top down, finds what it seeks in one or the other. A crash, or ``close(None)``, leaves what the last commit left. ``clear``
     takes effect on disk with the next commit. Methods raise OSError where LMDB does; what was not committed stays in its layer,
-    so a commit can be tried again.
+    so a commit can be tried again. After a failed transaction the environment is opened again: what that one wrote may be
+    stored or not, and is the same when it is written twice, because a layer holds slots and not differences.
 
     Read-only, nothing is frozen or written, and changes end with ``close``. Live, LMDB is read as of each call.
     """
@@ -42,9 +49,12 @@ class LmdbIndex:
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / DIRECTORY
+        self._rescued = context.directory / RESCUED
+        self._mark = unsynced.Mark(self._path, context.files)
         self._environment: Environment | LiveEnvironment | None = None
         self._state: dict[bytes, bytes] | None = None  # as loaded
         self._committed = False  # whether there ever was a commit
+        self._has_rescued = False  # whether there is a file of rescued counts
         self._committing = threading.Lock()
         """Held while a transaction is written: one at a time. Taken before ``_swapping``."""
         self._swapping = threading.Lock()
@@ -74,25 +84,50 @@ class LmdbIndex:
     def load(self) -> dict[bytes, bytes] | None:
         """The state of the last commit; None if there never was one, or if LMDB's files are damaged.
 
-        Damaged files are set aside as ``msgstore-lmdb.damaged-N`` unless read-only (logged). An OSError of another kind, such
-        as a missing permission, is raised. Live, it may be called again.
+        Damaged files are set aside as ``msgstore-lmdb.damaged-N`` unless read-only (logged). The counts that can be read from
+        them are rescued: then the state is ``RESCUED_KEY`` alone. An OSError of another kind, such as a missing permission, is
+        raised. Live, it may be called again.
         """
         self._state = None
         try:
+            self._check()
             self._open()
         except DamagedError as error:
             _log.warning("%s", error)
             if self._context.read_only:
-                return None
+                return self._with_counts(rescue.read_counts(self._path))
             self._set_aside()
             self._open()
+        self._has_rescued = not self._context.live and self._rescued.exists()
+        if self._has_rescued and not self._state:
+            return self._with_counts(rescue.read_file(self._context.files, self._rescued)) or self._state
         return self._state
+
+    def _check(self) -> None:
+        """Raise DamagedError if a power loss has come between commits that were not synced, and has damaged the file."""
+        context, mark = self._context, self._mark
+        if mark.is_of_other_boot(unless_unknown=context.live):
+            unsynced.check(self._path, Errors(self._path))
+            if not context.read_only:
+                mark.remove()
+
+    def _with_counts(self, counts: Mapping[bytes, int]) -> dict[bytes, bytes] | None:
+        """Have entries with these counts and without locations, for a rebuild. None, and no entries, if there are none."""
+        if not counts:
+            return None
+        with self._swapping:
+            self._arrange(Layer(cleared=True))
+        self.enter(list(counts), repeat(0, len(counts)), counts.values())
+        return {RESCUED_KEY: b""}
 
     def _open(self) -> None:
         context = self._context
         if context.live:
             self._follow()
             return
+        if not (context.read_only or context.sync or os.path.lexists(self._path)):
+            self._path.mkdir()  # before LMDB makes its files, which begins with a commit
+            self._mark.set()
         try:
             environment = Environment(
                 self._path, map_size=context.options.map_size, sync=context.sync, read_only=context.read_only
@@ -101,6 +136,9 @@ class LmdbIndex:
             if not context.read_only:
                 raise
             return
+        if context.sync and self._mark.exists:
+            environment.sync()
+            self._mark.remove()
         self._environment = environment
         self._state = environment.state
         self._committed = environment.state is not None
@@ -115,11 +153,21 @@ class LmdbIndex:
             self._arrange(Layer())
 
     def _set_aside(self) -> None:
-        number = 1
+        files, number = self._context.files, 1
         while (target := self._path.with_name(f"{DIRECTORY}.damaged-{number}")).exists():
             number += 1
-        self._context.files.replace(self._path, target)
-        _log.warning("%s is damaged: set aside as %s, the index is rebuilt from the segments", self._path, target)
+        counts = rescue.read_counts(self._path)
+        if counts:  # an earlier rescue may not be over yet
+            everything = rescue.read_file(files, self._rescued) | counts
+            rescue.write_file(files, self._rescued, everything, sync=self._context.sync)
+        files.replace(self._path, target)
+        _log.warning(
+            "%s is damaged: set aside as %s, the index is rebuilt from the segments. %d messages with several references keep "
+            "their counts, every other one has one reference",
+            self._path,
+            target,
+            len(counts),
+        )
 
     def clear(self) -> None:
         self._forget()
@@ -255,8 +303,26 @@ class LmdbIndex:
         puts = [(msg_id, slot.to_bytes(_SLOT)) for msg_id in ids if (slot := slots[msg_id])]
         deletes = [] if cleared or len(puts) == len(ids) else [msg_id for msg_id in ids if not slots[msg_id]]
         state = changes.state if whole is None else whole
-        environment.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
+        if not self._context.sync:
+            self._mark.set()
+        if environment.has_failed:
+            self._reopen(environment)
+        try:
+            environment.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
+        except OSError:
+            with contextlib.suppress(OSError):  # then the next commit tries it again
+                self._reopen(environment)
+            raise
         self._committed = True
+        if state and self._has_rescued:  # with the first state that is not empty, a rebuild is over
+            self._context.files.unlink(self._rescued)
+            self._has_rescued = False
+
+    def _reopen(self, environment: Environment) -> None:
+        """After a failed transaction. What it wrote may be stored all the same, so its layers count anew what they add."""
+        with self._swapping:
+            environment.reopen()
+            recount(self._layers[1:], self._stored()[1])
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Commit with ``state`` as the whole state if it is not None, then let go. If the commit raises, nothing is let go.
@@ -267,7 +333,9 @@ class LmdbIndex:
             environment = self._environment
             if isinstance(environment, Environment) and not self._context.read_only:
                 if state is not None and not environment.damaged:
-                    self._write(environment, self._layers, whole=state)
+                    self.freeze({})  # only frozen layers are written
+                    self._write(environment, self._layers[1:] or self._layers, whole=state)
+                    self._end_cleanly(environment)
                 environment.close()
                 if environment.damaged:
                     self._set_aside()
@@ -275,6 +343,15 @@ class LmdbIndex:
                 environment.close()
             self._environment = None
             self._forget()
+
+    def _end_cleanly(self, environment: Environment) -> None:
+        """Sync the file once, so that the next boot need not check it."""
+        if self._mark.is_set:
+            try:
+                environment.sync()
+                self._mark.remove()
+            except OSError as error:
+                _log.warning("%s: the file could not be synced: %s. If the machine stops, it is checked", self._path, error)
 
 
 def _nothing(_: bytes) -> bytes:

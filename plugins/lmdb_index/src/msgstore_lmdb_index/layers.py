@@ -71,6 +71,14 @@ def gained(layers: Sequence[Layer], read: Read) -> int:
     return sum(layer.gained for layer in layers)
 
 
+def recount(layers: Sequence[Layer], read: Read) -> None:
+    """Count anew what each of these, the lowest ones, adds: what is stored below them is no longer what it was."""
+    for depth, layer in enumerate(layers, 1):
+        below = layers[depth:]
+        layer.gained = sum((slot != 0) - _found(msg_id, below, read) for msg_id, slot in layer.slots.items())
+        layer.unknown = set()
+
+
 def _found(msg_id: bytes, layers: Sequence[Layer], read: Read) -> bool:
     for layer in layers:
         if (slot := layer.slots.get(msg_id)) is not None:

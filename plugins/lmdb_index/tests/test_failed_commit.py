@@ -1,0 +1,279 @@
+"""Writes of LMDB that the operating system refuses: a page, a meta page, a sync. The next commit has everything."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import attrs
+import pytest
+
+import msgstore
+from msgstore.contract import IndexContext
+from msgstore.testing.faults import UnsyncedFiles
+from msgstore_lmdb_index.environment import Environment
+from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex
+from msgstore_lmdb_index.plugin import LmdbOptions
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds LMDB's descriptors in /proc")
+
+Entry = tuple[bytes, int, int]
+
+
+@attrs.frozen
+class Fault:
+    """What LMDB's descriptors of its data file are replaced by."""
+
+    sync: bool
+    """Whether commits are synced; then LMDB has a descriptor of its own for meta pages."""
+    meta: bool
+    """Whether the one for meta pages is replaced, or all others."""
+    takes_writes: bool = False
+    """True if writes succeed and a sync fails."""
+
+    def inject(self, data: Path) -> None:
+        """Until LMDB opens the file again."""
+        path, flags = (os.devnull, os.O_RDWR) if self.takes_writes else (data, os.O_RDONLY)
+        found = [fd for fd, is_synced in descriptors(data) if is_synced == self.meta]
+        assert found, f"LMDB has no descriptor of {data} open"
+        other = os.open(path, flags)
+        for fd in found:
+            os.dup2(other, fd)
+        os.close(other)
+
+
+FAULTS = {
+    "page": Fault(sync=False, meta=False),
+    "page-synced": Fault(sync=True, meta=False),
+    "meta page": Fault(sync=True, meta=True),
+    "sync": Fault(sync=True, meta=False, takes_writes=True),
+}
+faults = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+
+
+def descriptors(data: Path) -> list[tuple[int, bool]]:
+    """(descriptor, whether its writes are synced) of each that this process has of a file."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if link.readlink() == data:
+                fd = int(link.name)
+                found.append((fd, bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC)))
+    return found
+
+
+def make(directory: Path, *, sync: bool = False) -> LmdbIndex:
+    return LmdbIndex(IndexContext(LmdbOptions(), directory, UnsyncedFiles(), sync=sync))
+
+
+def opened(directory: Path, *, sync: bool = False) -> LmdbIndex:
+    index = make(directory, sync=sync)
+    index.load()
+    return index
+
+
+def ids(count: int) -> list[bytes]:
+    return [random.Random(number).randbytes(16) for number in range(count)]
+
+
+def changed(index: LmdbIndex) -> list[Entry]:
+    """Commit three entries, then add, remove and count others. Returns what the index must have now."""
+    a, b, c, d, e = ids(5)
+    index.enter([a, b, c], [1, 2, 3])
+    index.freeze({b"round": b"1"})
+    index.commit()
+    index.add_reference(a)
+    index.release([b])
+    index.enter([c, d, e], [4, 5, 6], [1, 2, 1])
+    index.release([d])
+    return sorted([(a, 1, 2), (c, 4, 1), (d, 5, 1), (e, 6, 1)])
+
+
+@contextlib.contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """No file can be opened: LMDB cannot open its own again."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@faults
+def test_commit_after_failed_one_stores_everything(tmp_path: Path, fault: Fault) -> None:
+    index = opened(tmp_path, sync=fault.sync)
+    expected = changed(index)
+    index.freeze({b"round": b"2"})
+    for _ in range(2):
+        fault.inject(tmp_path / DIRECTORY / "data.mdb")
+        with pytest.raises(OSError, match="commit"):
+            index.commit()
+        assert sorted(index.items()) == expected, "entries that could not be committed are gone from the index"
+        assert len(index) == len(expected), "the number of entries is wrong after a failed commit"
+    index.commit()
+    index.close(None)
+    index = make(tmp_path)
+    assert index.load() == {b"round": b"2"}
+    assert sorted(index.items()) == expected, "entries of the commit that failed are not in the next one"
+    index.close(None)
+
+
+@faults
+def test_close_after_failed_one_stores_everything(tmp_path: Path, fault: Fault) -> None:
+    index = opened(tmp_path, sync=fault.sync)
+    expected = changed(index)
+    for _ in range(2):
+        fault.inject(tmp_path / DIRECTORY / "data.mdb")
+        with pytest.raises(OSError, match="commit"):
+            index.close({b"stop": b"clean"})
+        assert sorted(index.items()) == expected
+        assert len(index) == len(expected)
+    index.close({b"stop": b"clean"})
+    index = make(tmp_path)
+    assert index.load() == {b"stop": b"clean"}
+    assert sorted(index.items()) == expected, "entries of the close that failed are not in the next one"
+    index.close(None)
+
+
+@pytest.mark.parametrize("method", ["commit", "close"])
+def test_counts_are_kept_when_reported_failure_was_stored(tmp_path: Path, method: str) -> None:
+    """A meta page may be on disk although its write was reported as failed."""
+    index = opened(tmp_path)
+    expected = changed(index)
+    write = Environment.write
+
+    def stored_and_failed(environment: Environment, *arguments: object, **options: bool) -> None:
+        write(environment, *arguments, **options)  # type: ignore[arg-type]
+        environment.has_failed = True
+        raise OSError(errno.EIO, "the write of the meta page was reported as failed")
+
+    with mock.patch.object(Environment, "write", stored_and_failed):
+        for round_ in range(3):
+            index.freeze({b"round": b"%d" % round_})
+            with pytest.raises(OSError, match="meta page"):
+                index.commit() if method == "commit" else index.close({b"round": b"2"})
+            assert sorted(index.items()) == expected, "the changes were applied twice"
+            assert len(index) == len(expected), "the number of entries counts the changes twice"
+    index.add_reference(ids(1)[0])
+    index.close({b"round": b"2"})
+    index = make(tmp_path)
+    assert index.load() == {b"round": b"2"}
+    assert index.references(ids(1)[0]) == 3, "the count of the message is wrong after the commit was repeated"
+    index.close(None)
+
+
+def test_reads_raise_until_environment_opens_again(tmp_path: Path) -> None:
+    index = opened(tmp_path, sync=True)
+    expected = changed(index)
+    index.freeze({})
+    FAULTS["meta page"].inject(tmp_path / DIRECTORY / "data.mdb")
+    with no_descriptors_left():
+        for _ in range(2):
+            with pytest.raises(OSError) as failure:
+                index.commit()
+            assert "MDB_PANIC" not in str(failure.value)
+        with pytest.raises(OSError, match="could not be opened again"):
+            index.get(bytes(16))
+        with pytest.raises(OSError, match="could not be opened again"):
+            index.items()
+        assert index.get(expected[0][0]) == expected[0][1], "an entry that is in memory cannot be read"
+    index.commit()
+    assert sorted(index.items()) == expected
+    index.close({})
+    index = opened(tmp_path)
+    assert sorted(index.items()) == expected
+    index.close(None)
+
+
+def test_failed_commits_do_not_disturb_readers(tmp_path: Path) -> None:
+    """LMDB crashes the process if an environment is closed under a transaction that reads."""
+    index = opened(tmp_path, sync=True)
+    known = ids(50)
+    index.enter(known, range(50))
+    index.freeze({})
+    index.commit()
+    stop, wrong, rounds = threading.Event(), list[object](), [0, 0]
+
+    def read(number: int) -> None:
+        try:
+            while not stop.is_set():
+                if [index.get(msg_id) for msg_id in known] != list(range(50)):
+                    wrong.append("a message was not found where it is")
+                rounds[number] += 1
+        except BaseException as error:
+            wrong.append(error)
+
+    readers = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+    for reader in readers:
+        reader.start()
+    done = 0
+    while (done < 20 or min(rounds) < 10) and not wrong:
+        index.add_reference(known[0])
+        index.freeze({})
+        FAULTS["meta page"].inject(tmp_path / DIRECTORY / "data.mdb")
+        with pytest.raises(OSError):
+            index.commit()
+        done += 1
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    index.close({})
+    index = opened(tmp_path)
+    assert index.references(known[0]) == done + 1
+    index.close(None)
+
+
+def test_environment_that_vanished_is_not_made_anew(tmp_path: Path) -> None:
+    """An empty environment in its place would be taken for everything that was stored."""
+    index = opened(tmp_path, sync=True)
+    expected = changed(index)
+    index.freeze({})
+    data = tmp_path / DIRECTORY / "data.mdb"
+    FAULTS["meta page"].inject(data)
+    data.rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        with pytest.raises(OSError):
+            index.commit()
+    assert not data.exists(), "an empty environment was made in the place of the one that is gone"
+    (tmp_path / "elsewhere").rename(data)
+    index.commit()
+    assert sorted(index.items()) == expected
+    index.close(None)
+
+
+@faults
+def test_store_goes_on_after_failed_commit(tmp_path: Path, fault: Fault) -> None:
+    keys = {"index": "lmdb", "durability": "fsync" if fault.sync else "os", "sync_interval": "1h"}
+    a, b, c = ids(3)
+    store = msgstore.open_store(tmp_path, **keys)
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.abandon)
+        client = store.client()
+        for msg_id in (a, a, b, c):
+            client.write(msg_id, b"body of " + msg_id)
+        store.flush()
+        client.remove([c])
+        client.write(a, b"body of " + a)
+        fault.inject(tmp_path / DIRECTORY / "data.mdb")
+        with pytest.raises(msgstore.StoreIOError, match="commit"):
+            store.flush()
+        assert client.read(a) == b"body of " + a, "a message cannot be read after a flush that failed"
+        store.flush()
+        client.remove([a])
+        store.close()
+    with msgstore.open_store(tmp_path, index="lmdb") as store, store.client() as client:
+        assert store.stats().recovery.how == "trust"
+        found = {msg_id: client.read(msg_id) for msg_id in (a, b)}
+        assert found == {msg_id: b"body of " + msg_id for msg_id in (a, b)}, "messages are lost"
+        counts = [store.references(msg_id) for msg_id in (a, b, c)]
+        assert counts == [2, 1, 0], "references are not what was written and removed"

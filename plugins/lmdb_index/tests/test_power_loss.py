@@ -1,0 +1,345 @@
+"""What a power loss leaves of LMDB's file when commits are not synced: the next start checks it, and loses no message."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import msgstore
+from msgstore.contract import RESCUED_KEY, IndexContext
+from msgstore.testing.faults import UnsyncedFiles
+from msgstore_lmdb_index import rescue, unsynced
+from msgstore_lmdb_index.index import DIRECTORY, RESCUED, LmdbIndex
+from msgstore_lmdb_index.plugin import LmdbOptions
+from msgstore_lmdb_index.unsynced import MARK
+
+PAGE = 4096
+MESSAGES = 600
+SHARED = 200
+"""Of the messages, those that have three references."""
+KEYS: dict[str, Any] = {"index": {"use": "lmdb", "map_size": "1MiB"}, "gc_interval": 0, "sync_interval": "1h"}
+Change = Callable[[bytearray], object]
+
+pytestmark = pytest.mark.skipif(sys.byteorder != "little" or sys.maxsize < 2**32, reason="knows LMDB's usual layout only")
+
+
+def ids(begin: int, end: int) -> list[bytes]:
+    return [random.Random(number).randbytes(16) for number in range(begin, end)]
+
+
+def body(msg_id: bytes) -> bytes:
+    return b"body of " + msg_id
+
+
+def after_other_boot(directory: Path) -> None:
+    (directory / DIRECTORY / MARK).write_bytes(b"another boot")
+
+
+def make_store(directory: Path) -> list[bytes]:
+    """A store that was killed, with free pages in its index. Returns LMDB's file before and after each of the last commits."""
+    store, files = msgstore.open_store(directory, **KEYS), []
+    client = store.client()
+    shared = set(ids(0, SHARED))
+    for begin in range(0, MESSAGES, 100):
+        for msg_id in ids(begin, begin + 100):
+            for _ in range(3 if msg_id in shared else 1):
+                client.write(msg_id, body(msg_id))
+        for msg_id in ids(MESSAGES + begin, MESSAGES + begin + 50):
+            client.write(msg_id, body(msg_id))
+        store.flush()
+        client.remove(ids(MESSAGES + begin, MESSAGES + begin + 50))
+        store.flush()
+        files.append((directory / DIRECTORY / "data.mdb").read_bytes())
+    store.abandon()
+    return files
+
+
+def used_pages(data: bytes) -> range:
+    return range(len(data.rstrip(b"\0")) // PAGE + 1)
+
+
+def zeroed(page: int) -> Change:
+    return lambda data: data.__setitem__(slice(page * PAGE, (page + 1) * PAGE), bytes(PAGE))
+
+
+def flipped(seed: int, pages: range) -> Change:
+    """One bit, where LMDB has something to say."""
+    rng = random.Random(seed)
+    at = rng.randrange(len(pages)) * PAGE + rng.choice([rng.randrange(40), rng.randrange(152), rng.randrange(PAGE)])
+    return lambda data: data.__setitem__(at, data[at] ^ 1 << rng.randrange(8))
+
+
+def not_written(seed: int, before: bytes, after: bytes) -> Change:
+    """Some of the pages of the last commits did not reach the disk; its meta pages did."""
+    rng = random.Random(seed)
+    pages = [n for n in used_pages(after) if n > 1 and before[n * PAGE : n * PAGE + PAGE] != after[n * PAGE : n * PAGE + PAGE]]
+    lost = rng.sample(pages, rng.randrange(1, len(pages) + 1))
+
+    def change(data: bytearray) -> None:
+        for page in lost:
+            data[page * PAGE : (page + 1) * PAGE] = before[page * PAGE : (page + 1) * PAGE]
+
+    return change
+
+
+def cut(size: int) -> Change:
+    return lambda data: data.__delitem__(slice(size, None))
+
+
+def changes(files: list[bytes], *, many: int) -> Iterator[tuple[str, Change]]:
+    pages = used_pages(files[-1])
+    yield from ((f"page {page} is zeros", zeroed(page)) for page in pages if page < 4 or not page * many % len(pages) >= many)
+    yield from ((f"cut to {size}", cut(size)) for size in (0, 100, 4096, 8191, 8192, 20_000, len(pages) * 4000))
+    for seed in range(many):
+        yield f"pages were not written, seed {seed}", not_written(seed, random.Random(seed).choice(files[:-1]), files[-1])
+    for seed in range(many):
+        yield f"flip {seed}", flipped(seed, pages)
+
+
+CHILD = """
+import json, logging, sys
+logging.disable()
+sys.path.insert(0, {tests!r})
+from test_power_loss import *
+for line in sys.stdin:
+    print(json.dumps(state_of(Path(line.strip()))), flush=True)
+"""
+
+
+def state_of(directory: Path) -> dict[str, Any]:
+    """What a store has that is opened there, and whether it goes on."""
+    state: dict[str, Any] = {"lost": [], "wrong counts": 0}
+    shared = set(ids(0, SHARED))
+    try:
+        with msgstore.open_store(directory, **KEYS) as store, store.client() as client:
+            state["how"] = store.stats().recovery.how
+            for msg_id in ids(0, MESSAGES):
+                try:
+                    is_there = client.read(msg_id) == body(msg_id)
+                except msgstore.MsgStoreError:
+                    is_there = False
+                if not is_there:
+                    state["lost"].append(msg_id.hex())
+                state["wrong counts"] += store.references(msg_id) != (3 if msg_id in shared else 1)
+            client.write(bytes(16), b"new")
+            store.flush()
+            client.remove([bytes(16)])
+    except msgstore.MsgStoreError as error:
+        state["error"] = str(error)
+    return state
+
+
+def states(tmp_path: Path, *, many: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what was changed, the state of a store with that change). A child that dies says nothing."""
+    origin = tmp_path / "origin"
+    files = make_store(origin)
+    after_other_boot(origin)
+    script = CHILD.format(tests=str(Path(__file__).parent))
+    child = None
+    for number, (name, change) in enumerate(changes(files, many=many)):
+        copy = tmp_path / str(number)
+        shutil.copytree(origin, copy)
+        data = bytearray(files[-1])
+        change(data)
+        (copy / DIRECTORY / "data.mdb").write_bytes(data)
+        if child is None:
+            child = subprocess.Popen([sys.executable, "-c", script], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(f"{copy}\n")
+        child.stdin.flush()
+        answer = child.stdout.readline()
+        if answer:
+            yield name, json.loads(answer)
+        else:
+            yield name, {"error": f"the process ended with {child.wait()}"}
+            child = None
+        shutil.rmtree(copy)
+    if child is not None:
+        child.communicate()
+
+
+def test_damaged_file_of_other_boot_loses_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """More of them with ``--fuzz``. LMDB has no checksums: a flipped bit in a location is noticed by who reads the message."""
+    wrong = []
+    for name, state in states(tmp_path, many=max(10, request.config.getoption("--fuzz", 0) // 5000)):
+        allowed = 1 if name.startswith("flip") and state.get("how") != "rebuild" else 0
+        if "error" in state or len(state["lost"]) > allowed:
+            wrong.append(f"{name}: {state.get('error') or state['lost'][:3]} ({state.get('how')})")
+    assert wrong == []
+
+
+def counts_in(data: bytes) -> dict[bytes, int]:
+    return rescue._read_counts(io.BytesIO(data))
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> tuple[Path, set[bytes]]:
+    """A store that was killed before the machine stopped, and the messages whose counts are in a page that was lost."""
+    directory = tmp_path / "store"
+    sound = make_store(directory)[-1]
+    counts = counts_in(sound)
+    assert counts == dict.fromkeys(ids(0, SHARED), 3), "counts of a sound file are not read"
+    for page in used_pages(sound):
+        data = bytearray(sound)
+        zeroed(page)(data)
+        lost = counts.keys() - counts_in(bytes(data)).keys()
+        if 0 < len(lost) < SHARED:
+            break
+    (directory / DIRECTORY / "data.mdb").write_bytes(data)
+    after_other_boot(directory)
+    return directory, lost
+
+
+def counts_of(store: msgstore.Store) -> dict[bytes, int]:
+    return {msg_id: store.references(msg_id) for msg_id in ids(0, MESSAGES)}
+
+
+def expected_counts(lost: set[bytes]) -> dict[bytes, int]:
+    return {msg_id: 3 if number < SHARED and msg_id not in lost else 1 for number, msg_id in enumerate(ids(0, MESSAGES))}
+
+
+def test_counts_that_can_be_read_are_kept(damaged: tuple[Path, set[bytes]], caplog: pytest.LogCaptureFixture) -> None:
+    directory, lost = damaged
+    with caplog.at_level(logging.WARNING), msgstore.open_store(directory, **KEYS) as store:
+        assert store.stats().recovery.how == "rebuild"
+        assert counts_of(store) == expected_counts(lost), "counts that are in sound pages are lost"
+    kept = SHARED - len(lost)
+    assert f"set aside as {directory / DIRECTORY}.damaged-1" in caplog.text
+    assert f"{kept} messages with several references keep their counts" in caplog.text
+    assert not (directory / RESCUED).exists()
+    with msgstore.open_store(directory, **KEYS) as store:
+        assert store.stats().recovery.how == "trust"
+        assert counts_of(store) == expected_counts(lost)
+
+
+def test_reading_a_damaged_index_changes_nothing(damaged: tuple[Path, set[bytes]]) -> None:
+    directory, lost = damaged
+    before = sorted(directory.rglob("*"))
+    with msgstore.open_store(directory, mode="r", **KEYS) as store:
+        assert counts_of(store) == expected_counts(lost), "counts that are in sound pages are lost"
+    assert sorted(directory.rglob("*")) == before
+
+
+def test_given_counts_win_over_rescued_ones(damaged: tuple[Path, set[bytes]]) -> None:
+    directory, _ = damaged
+    given = dict.fromkeys(ids(0, MESSAGES), 2)
+    with msgstore.open_store(directory, refcounts=given.items(), **KEYS) as store:
+        assert counts_of(store) == given
+    assert not (directory / RESCUED).exists()
+
+
+def make(directory: Path, *, sync: bool = False) -> LmdbIndex:
+    return LmdbIndex(IndexContext(LmdbOptions(), directory, UnsyncedFiles(), sync=sync))
+
+
+def test_rescued_counts_survive_a_stopped_rebuild(damaged: tuple[Path, set[bytes]]) -> None:
+    directory, lost = damaged
+    expected = sorted(msg_id for msg_id, count in expected_counts(lost).items() if count == 3)
+    for _ in range(3):
+        index = make(directory)
+        assert index.load() == {RESCUED_KEY: b""}
+        assert sorted(msg_id for msg_id, _, count in index.items() if count == 3) == expected, "counts are lost"
+        index.clear()  # a rebuild begins, commits a segment, and is killed
+        index.enter(ids(0, 10), range(10))
+        index.freeze({})
+        index.commit()
+        index.close(None)
+    index = make(directory)
+    index.load()
+    index.clear()
+    index.freeze({b"layout": b"1"})
+    index.commit()
+    index.close(None)
+    index = make(directory)
+    assert index.load() == {b"layout": b"1"}
+    assert list(index.items()) == [], "counts are rescued although the rebuild was over"
+    index.close(None)
+
+
+def killed(directory: Path, *, sync: bool = False) -> Path:
+    """The mark of an index that was killed after a commit."""
+    index = make(directory, sync=sync)
+    index.load()
+    index.enter(ids(0, 3), range(3), [2] * 3)
+    index.freeze({b"key": b"value"})
+    index.commit()
+    index.close(None)
+    return directory / DIRECTORY / MARK
+
+
+def test_sound_index_of_other_boot_is_used(tmp_path: Path) -> None:
+    mark = killed(tmp_path)
+    after_other_boot(tmp_path)
+    index = make(tmp_path)
+    assert index.load() == {b"key": b"value"}
+    assert not mark.exists(), "it would be checked again and again"
+    index.close(None)
+    assert [found.name for found in tmp_path.iterdir()] == [DIRECTORY]
+
+
+def test_mark_lasts_until_clean_stop(tmp_path: Path) -> None:
+    mark = killed(tmp_path)
+    assert mark.read_bytes() == unsynced.boot_id()
+    index = make(tmp_path)
+    index.load()
+    assert mark.exists()
+    index.close({})
+    assert not mark.exists(), "after a clean stop nothing need be checked"
+
+
+def test_synced_commits_leave_no_mark(tmp_path: Path) -> None:
+    assert not killed(tmp_path, sync=True).exists()
+    assert killed(tmp_path).exists()
+    assert not killed(tmp_path, sync=True).exists(), "a file that was synced would be checked"
+
+
+def test_no_commit_goes_without_a_mark(tmp_path: Path) -> None:
+    """It must be on the disk first, or a power loss would leave a damaged file that nothing speaks of."""
+
+    class Failing(UnsyncedFiles):
+        def write_file(self, path: Path, chunks: Any, *, sync: bool) -> None:
+            assert sync
+            raise OSError(errno.ENOSPC, "no room", str(path))
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    with pytest.raises(OSError, match="no room"):
+        LmdbIndex(IndexContext(LmdbOptions(), new, Failing())).load()
+    killed(old).unlink()
+    index = LmdbIndex(IndexContext(LmdbOptions(), old, Failing()))
+    index.load()
+    index.enter(ids(3, 4), [3])
+    index.freeze({})
+    with pytest.raises(OSError, match="no room"):
+        index.commit()
+    index.close(None)
+    index = make(old)
+    index.load()
+    assert len(index) == 3, "a commit went without a mark"
+    index.close(None)
+
+
+def test_index_is_checked_where_boots_have_no_id(tmp_path: Path) -> None:
+    with mock.patch.object(unsynced, "_BOOT_ID", tmp_path / "missing"):
+        mark = killed(tmp_path)
+        assert mark.read_bytes() == unsynced.UNKNOWN
+        data = tmp_path / DIRECTORY / "data.mdb"
+        data.write_bytes(data.read_bytes()[: 2 * PAGE] + bytes(8 * PAGE))
+        index = make(tmp_path)
+        assert index.load() is None, "a damaged file was used"
+        index.close(None)
+    assert sorted(found.name for found in tmp_path.iterdir()) == [DIRECTORY, f"{DIRECTORY}.damaged-1"]
