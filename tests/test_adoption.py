@@ -129,10 +129,8 @@ def test_stores_open_with_adopt_adopts(broker):
 def test_torn_settings_still_mark_own_store(text, tmp_path):
     path = made_by_hand(tmp_path / "store", [b"body"])
     (path / SETTINGS).write_bytes(text)
-    with pytest.raises(msgstore.StoreError) as refused:
-        open_with(path)
-    assert not isinstance(refused.value, msgstore.NotAdopted)
-    assert "--adopt" in str(refused.value), "the message does not say how to go on without the file"
+    with open_with(path) as store:
+        assert store.stats().messages == 1, "a store whose msgstore.json is damaged does not open without --adopt"
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])

@@ -90,7 +90,7 @@ def broker_stops(path: Path, references: dict[bytes, int]) -> None:
 def ours(tmp_path, index) -> Path:
     """A store of ours with six messages, closed."""
     path = tmp_path / "ours"
-    with open_with(path, index=index, format="v2") as store, store.client() as client:
+    with open_with(path, adopt=True, index=index, format="v2") as store, store.client() as client:
         client.write_many((msg_id, bytes([n]) * 100) for n, msg_id in enumerate(IDS))
     return path
 
@@ -115,7 +115,7 @@ def test_clean_stop_gives_exact_counts(name, index, tmp_path):
     path = real.copy(tmp_path)
     saved = {name: (path / name).read_bytes() for name in (COUNTS, SUMMARY)}
     assert counts_of(path, index=index) == (real.refcounts, "msg_store_index.ets")
-    with open_with(path, index=index, format="v2") as store:
+    with open_with(path, adopt=True, index=index, format="v2") as store:
         assert store.stats().recovery.counts_are_kept
         assert hashes(store) == real.live
     assert counts_of(path, index=index) == (real.refcounts, "index")
@@ -151,7 +151,7 @@ def test_given_counts_replace_saved_ones(path):
 
 def test_renamed_counts_are_ignored_later(path):
     """After a kill the index ``ets`` has no counts, and those of the broker are out of date."""
-    with open_with(path, index="ets", format="v2") as store, store.client() as client:
+    with open_with(path, adopt=True, index="ets", format="v2") as store, store.client() as client:
         client.write(bytes(16), b"new")
         store.flush()
         store.abandon()
@@ -162,14 +162,14 @@ def test_renamed_counts_are_ignored_later(path):
 
 def test_first_opening_killed_anywhere_keeps_counts(real, index, tmp_path):
     whole = RecordingFiles()
-    open_with(real.copy(tmp_path / "whole"), whole, index=index, format="v2").abandon()
+    open_with(real.copy(tmp_path / "whole"), whole, adopt=True, index=index, format="v2").abandon()
     changes = [change for change in whole.changes() if change[0] in ("replace", "unlink", "sync_directory")]
     assert {f"{KEPT}{COUNTS}", f"{KEPT}{SUMMARY}"} <= {Path(change[1]).name for change in changes}
     opened = max(at for at, change in enumerate(whole.changes()) if change[1].endswith(f"{KEPT}{SUMMARY}"))
     for stop in range(opened + 1):
         path = real.copy(tmp_path / str(stop))
         with pytest.raises(Crash):
-            open_with(path, StoppingFiles(stop), index=index, format="v2")
+            open_with(path, StoppingFiles(stop), adopt=True, index=index, format="v2")
         assert counts_of(path, index=index)[0] == real.refcounts, f"stopped before change {stop}: {whole.changes()[stop]}"
         shutil.rmtree(path)
 
@@ -275,7 +275,7 @@ def test_no_clean_stop_counts_one_each(real, path, caplog):
 def test_stale_counts_lose_no_newer_message(ours, index, caplog):
     broker_stops(ours, {IDS[0]: 2})
     stale = {name: (ours / name).read_bytes() for name in (COUNTS, SUMMARY)}
-    with open_with(ours, index=index, format="v2") as store, store.client() as client:
+    with open_with(ours, adopt=True, index=index, format="v2") as store, store.client() as client:
         client.write(b"a newer message.", b"body")
     for name, data in stale.items():
         (ours / name).write_bytes(data)

@@ -68,7 +68,7 @@ def _after(start: Path, path: Path, cell: Cell, counts: dict[bytes, int], durabi
     shutil.copytree(start, path)
     store = None
     try:
-        store = open_with(path, files, refcounts=counts.items(), durability=durability, gc_interval=0, **cell.keys)
+        store = open_with(path, files, refcounts=counts.items(), durability=durability, gc_interval=0, adopt=True, **cell.keys)
         store.compact(everything=True)
     finally:
         if store is not None:
@@ -77,7 +77,7 @@ def _after(start: Path, path: Path, cell: Cell, counts: dict[bytes, int], durabi
 
 
 def _reopened(path: Path, cell: Cell, counts: dict[bytes, int]) -> dict[bytes, str]:
-    store = open_with(path, refcounts=counts.items(), gc_interval=0, **cell.keys)
+    store = open_with(path, refcounts=counts.items(), gc_interval=0, adopt=True, **cell.keys)
     try:
         found = hashes(store)
         with store.client() as client:

@@ -99,7 +99,8 @@ def test_every_damaged_record_is_told(store: Path) -> None:
 
 
 def test_the_index_has_to_agree(store: Path) -> None:
-    with msgstore.open_store(store, record="checksum") as opened:
+    with msgstore.open_store(store, record="checksum") as opened, opened.client() as client:
+        client.write(bytes(16), b"a change: an unchanged store does not save its index")
         opened._writer.index.enter([IDS[5]], [pack(0, 64 + 4 * 425, 425)])  # where another message is
         opened._writer.index.enter([IDS[15]], [pack(1, 64 + 5 * 425, 400)])
         opened._writer.index.enter([IDS[25]], [pack(77, 64, 425)])

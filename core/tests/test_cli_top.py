@@ -61,7 +61,7 @@ def test_what_two_looks_tell() -> None:
 
 def test_looks_at_a_store_at_work(tmp_path: Path) -> None:
     """Sizes are the writer's own, and what it does between two looks is what they tell."""
-    with msgstore.open_store(tmp_path, file_size_limit="8KiB") as store, store.client() as client:
+    with msgstore.open_store(tmp_path, file_size_limit="8KiB", gc_interval=0) as store, store.client() as client:
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:20])
         store.flush()
         observer = Observer(find_store(str(tmp_path), None), Files())

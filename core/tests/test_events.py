@@ -65,7 +65,8 @@ def recorder() -> Recorder:
 
 
 def test_the_life_of_a_store(tmp_path: Path, recorder: Recorder) -> None:
-    with open_observed(tmp_path, observing(recorder), file_size_limit="8KiB") as store, store.client() as client:
+    keys = {"file_size_limit": "8KiB", "gc_interval": 0}
+    with open_observed(tmp_path, observing(recorder), **keys) as store, store.client() as client:
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:16])
         store.roll()
         client.remove(IDS[:15])

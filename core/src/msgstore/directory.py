@@ -25,7 +25,7 @@ log = logging.getLogger("msgstore.recovery")
 SETTINGS = "msgstore.json"
 LOCK = "msgstore.lock"
 _LAYOUT = 1
-_MAX_SETTINGS = 2**20
+MAX_SETTINGS = 2**20
 """Bytes of a ``msgstore.json`` that is read."""
 MAX_NUMBER = 10**18 - 10**9
 """A store with a segment of this number or above is not opened for writing: numbers have 18 digits, and it goes on counting."""
@@ -208,8 +208,8 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
 
 def _settings(data: Buffer) -> Settings:
     """Raises _NotWhole, ValueError, TypeError."""
-    if len(data) > _MAX_SETTINGS:
-        raise _NotWhole(f"it is larger than {_MAX_SETTINGS} bytes")
+    if len(data) > MAX_SETTINGS:
+        raise _NotWhole(f"it is larger than {MAX_SETTINGS} bytes")
     try:
         members = json.loads(data[:])
         if not isinstance(members, dict):

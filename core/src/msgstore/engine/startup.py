@@ -296,7 +296,7 @@ def _recover(
         log.info("%s: the index is made anew from the segments: %s", config.path, refusal)
         broker = read_broker_counts(segments, leftovers) if leftovers.foreign and counts is None else None
         recovery = Recovery("rebuild", lost=recovery.lost)
-        if leftovers.foreign or (plan is not None and plan.rows):
+        if plan is not None and plan.rows:
             recovery.distrust = refusal
             rebuild_distrusted(segments, index, plan, counts, recovery, progress, broker, keeps_copy=not read_only)
         else:
