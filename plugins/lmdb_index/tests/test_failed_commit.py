@@ -84,6 +84,10 @@ def ids(count: int) -> list[bytes]:
     return [random.Random(number).randbytes(16) for number in range(count)]
 
 
+def body(msg_id: bytes) -> bytes:
+    return b"body of " + msg_id
+
+
 def changed(index: LmdbIndex) -> list[Entry]:
     """Commit three entries, then add, remove and count others. Returns what the index must have now."""
     a, b, c, d, e = ids(5)
@@ -186,12 +190,37 @@ def test_reads_raise_until_environment_opens_again(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="could not be opened again"):
             index.items()
         assert index.get(expected[0][0]) == expected[0][1], "an entry that is in memory cannot be read"
+    assert index.get(bytes(16)) is None, "the index cannot be read although the fault is lifted"
+    assert len(index) == len(expected)
     index.commit()
     assert sorted(index.items()) == expected
     index.close({})
     index = opened(tmp_path)
     assert sorted(index.items()) == expected
     index.close(None)
+
+
+def test_store_flushes_once_index_opens_again(tmp_path: Path) -> None:
+    a, b = ids(2)
+    store = msgstore.open_store(tmp_path, index="lmdb", durability="fsync", sync_interval="1h")
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.abandon)
+        client = store.client()
+        client.write(a, body(a))
+        store.flush()
+        client.write(b, body(b))
+        FAULTS["meta page"].inject(tmp_path / DIRECTORY / "data.mdb")
+        with no_descriptors_left():
+            for _ in range(2):
+                with pytest.raises(msgstore.StoreIOError):
+                    store.flush()
+            with pytest.raises(msgstore.StoreIOError, match="could not be opened again"):
+                client.read(a)
+            with pytest.raises(msgstore.StoreIOError):
+                store.close()
+        store.flush()
+        assert [client.read(msg_id) for msg_id in (a, b)] == [body(a), body(b)], "messages are lost"
+        store.close()
 
 
 def test_failed_commits_do_not_disturb_readers(tmp_path: Path) -> None:
@@ -260,20 +289,20 @@ def test_store_goes_on_after_failed_commit(tmp_path: Path, fault: Fault) -> None
         stack.callback(store.abandon)
         client = store.client()
         for msg_id in (a, a, b, c):
-            client.write(msg_id, b"body of " + msg_id)
+            client.write(msg_id, body(msg_id))
         store.flush()
         client.remove([c])
-        client.write(a, b"body of " + a)
+        client.write(a, body(a))
         fault.inject(tmp_path / DIRECTORY / "data.mdb")
         with pytest.raises(msgstore.StoreIOError, match="commit"):
             store.flush()
-        assert client.read(a) == b"body of " + a, "a message cannot be read after a flush that failed"
+        assert client.read(a) == body(a), "a message cannot be read after a flush that failed"
         store.flush()
         client.remove([a])
         store.close()
     with msgstore.open_store(tmp_path, index="lmdb") as store, store.client() as client:
         assert store.stats().recovery.how == "trust"
         found = {msg_id: client.read(msg_id) for msg_id in (a, b)}
-        assert found == {msg_id: b"body of " + msg_id for msg_id in (a, b)}, "messages are lost"
+        assert found == {msg_id: body(msg_id) for msg_id in (a, b)}, "messages are lost"
         counts = [store.references(msg_id) for msg_id in (a, b, c)]
         assert counts == [2, 1, 0], "references are not what was written and removed"

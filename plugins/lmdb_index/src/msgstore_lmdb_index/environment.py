@@ -17,7 +17,7 @@ import lmdb
 
 from msgstore.contract import StoreError
 from msgstore_lmdb_index.contents import DATA, LAYOUT, LAYOUT_KEY, MAX_READERS, Contents, check_there, refuse_links
-from msgstore_lmdb_index.errors import Errors
+from msgstore_lmdb_index.errors import DamagedError, Errors
 from msgstore_lmdb_index.switching import prompt_switching
 
 _MINIMUM_MAP = 2**20
@@ -36,6 +36,8 @@ class Environment:
     has_failed: bool
     """Whether a transaction has failed, so that the environment must be opened again before the next one."""
 
+    reopened = 0
+    """How often it was opened again: each time the snapshot may be another one."""
     _get: Callable[[bytes, bytes], bytes]
 
     def __init__(self, path: Path, *, map_size: int, sync: bool, read_only: bool) -> None:
@@ -81,20 +83,29 @@ class Environment:
     def reopen(self) -> None:
         """Close the environment and open it again: after a failed write of a meta page LMDB refuses every transaction.
 
-        Reads wait meanwhile. The new snapshot may or may not have the transaction that failed. If this raises OSError, reads
-        raise it too, until a later call succeeds.
+        Reads wait meanwhile. The new snapshot may or may not have the transaction that failed. If this raises OSError, every
+        later read and ``reopen`` tries it again.
         """
         with self._reading:
-            self._get, self._is_open = self._refuse, False
-            self._env.close()  # and with it the snapshot
-            try:
-                self._open(create=False)  # a new, empty one in the place of one that is gone would be taken for all there is
-            except StoreError as error:  # another thread has opened it in between
-                raise OSError(errno.EBUSY, str(error), str(self._path)) from error
+            self._reopen()
 
-    def _refuse(self, _key: bytes = b"", _default: bytes = b"") -> bytes:
-        what = "the index could not be opened again after a failed write. Check the disk; the next flush tries again"
-        raise OSError(errno.EIO, what, str(self._path))
+    def _reopen(self) -> None:
+        """Caller holds the reading lock."""
+        self._get, self._is_open = self._read_reopened, False
+        self._env.close()  # and with it the snapshot
+        try:
+            self._open(create=False)  # a new, empty one in the place of one that is gone would be taken for all there is
+        except DamagedError:
+            raise
+        except (OSError, StoreError) as error:  # StoreError: another thread has opened it in between
+            reason = getattr(error, "strerror", None) or error
+            what = f"the index could not be opened again after a failed write: {reason}"
+            raise OSError(getattr(error, "errno", None) or errno.EBUSY, what, str(self._path)) from error
+        self.reopened += 1
+
+    def _read_reopened(self, key: bytes, default: bytes) -> bytes:
+        self._reopen()
+        return self._get(key, default)
 
     def _extend(self) -> None:
         data, size = self._path / DATA, self._env.info()["map_size"]
@@ -143,7 +154,7 @@ class Environment:
         """Keys and values of all ``entries`` as of the last commit, one behind the other."""
         with self._reading, self._errors.translated():
             if not self._is_open:
-                self._refuse()
+                self._reopen()
             return self._contents.read_rows(self._snapshot, row_size)
 
     def write(
@@ -212,4 +223,5 @@ class Environment:
     def close(self) -> None:
         """Let go of the files, without a commit. Closing twice is fine."""
         with self._reading:
+            self._get = self._snapshot.get  # raises from now on, and opens nothing again
             self._env.close()

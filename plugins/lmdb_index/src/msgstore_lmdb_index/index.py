@@ -54,6 +54,7 @@ class LmdbIndex:
         self._environment: Environment | LiveEnvironment | None = None
         self._state: dict[bytes, bytes] | None = None  # as loaded
         self._committed = False  # whether there ever was a commit
+        self._reopened = 0  # as of the last recount
         self._has_rescued = False  # whether there is a file of rescued counts
         self._committing = threading.Lock()
         """Held while a transaction is written: one at a time. Taken before ``_swapping``."""
@@ -175,6 +176,7 @@ class LmdbIndex:
     def __len__(self) -> int:
         """Looks up what ``enter`` was given since the last commit, once; otherwise O(1)."""
         with self._swapping:
+            self._recount()
             stored, read = self._stored()
             return stored + gained(self._layers, read)
 
@@ -319,10 +321,17 @@ class LmdbIndex:
             self._has_rescued = False
 
     def _reopen(self, environment: Environment) -> None:
-        """After a failed transaction. What it wrote may be stored all the same, so its layers count anew what they add."""
+        """After a failed transaction."""
         with self._swapping:
             environment.reopen()
+            self._recount()
+
+    def _recount(self) -> None:
+        """Count anew what the frozen layers add if a failed transaction may have stored it. Caller holds ``_swapping``."""
+        reopened = self._environment.reopened if isinstance(self._environment, Environment) else 0
+        if reopened != self._reopened:
             recount(self._layers[1:], self._stored()[1])
+            self._reopened = reopened
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Commit with ``state`` as the whole state if it is not None, then let go. If the commit raises, nothing is let go.
