@@ -6,7 +6,7 @@ should, it gets the old places back, and the collection ends with the segment as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import eq
 
@@ -22,6 +22,8 @@ def swap(site: Site, segment: Segment, ids: Sequence[bytes], old: Sequence[int],
 
     Raises Unsound if it does not; then it points to ``old``. StoreError if not even that is so.
     """
+    shared = site.ledger.shared.ids.intersection(ids) if site.ledger.shared.ids else ()
+    references = {msg_id: site.index.references(msg_id) for msg_id in shared}
     try:
         moved = site.index.relocate(ids, old, new)
         if type(moved) is not int:
@@ -34,7 +36,7 @@ def swap(site: Site, segment: Segment, ids: Sequence[bytes], old: Sequence[int],
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        _restore(site.index, segment, ids, old)
+        _restore(site.index, segment, ids, old, references)
         reason = blame("index", site.index_name, site.index_provider, "relocate", error)
         raise Unsound(segment, reason, damaged=False) from error
 
@@ -49,10 +51,11 @@ def still_alive(
     return list(compress(ids, alive)), list(compress(old, alive)), list(compress(new, alive))
 
 
-def _restore(index: Index, segment: Segment, ids: Sequence[bytes], old: Sequence[int]) -> None:
+def _restore(index: Index, segment: Segment, ids: Sequence[bytes], old: Sequence[int], references: Mapping[bytes, int]) -> None:
+    """``references``: of the ids that had more than one."""
     astray = [at for at, msg_id in enumerate(ids) if index.get(msg_id) != old[at]]
-    references = [max(index.references(ids[at]), 1) for at in astray]
-    index.enter([ids[at] for at in astray], [old[at] for at in astray], references)
+    named = [ids[at] for at in astray]
+    index.enter(named, [old[at] for at in astray], [references.get(msg_id, 1) for msg_id in named])
     lost = sum(index.get(ids[at]) != old[at] for at in astray)
     if lost:
         raise StoreError(
