@@ -302,6 +302,7 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Plugin whose own code is missing": rocks,
     "Plugin that lacks a method": incomplete,
     "Two formats of one extension": claiming,
+    "Format with the extension of other files": lambda m: claiming(m, extension=".tmp"),
     "Index that cannot load what it saved": lambda m: failing_rocks(m, load="raise ValueError('hm')"),
     "Index that cannot begin": lambda m: failing_rocks(m, freeze="raise ValueError('hm')"),
     "Disabled plugin": nothing,
@@ -379,6 +380,26 @@ def test_no_store_is_read_by_a_format_that_claims_the_files_of_another(machine, 
     [problem] = catalogue.problems()
     assert problem.startswith("files *.sqs are claimed by 2 segment formats: 'blocks' of acme-blocks 1.1.0 (entry point")
     assert msgstore.load_catalogue(["acme-blocks:blocks"]).format("v2").name == "v2"
+
+
+@pytest.mark.parametrize("other", [{"extension": ".SQS"}, {"extension": ".blk", "leftover_extensions": (".Sqs",)}])
+def test_catalogue_upper_case_twin_claims_same_files(machine, other):
+    """Some file systems take both names for one file."""
+    claiming(machine, **other)
+    catalogue = msgstore.load_catalogue()
+    for name in ("v2", "blocks"):
+        with pytest.raises(msgstore.DuplicatePlugin, match=r"files \*\.S\w\w and \*\.sqs are claimed by 2"):
+            catalogue.format(name)
+    [problem] = catalogue.problems()
+    assert "'blocks' of acme-blocks 1.1.0" in problem
+
+
+def test_plugins_check_reserved_extension_exits_with_2(machine):
+    claiming(machine, extension=".erase")
+    checked = CliRunner().invoke(main, ["plugins", "--check", "--json"])
+    assert checked.exit_code == 2
+    assert "acme-blocks 1.1.0 (entry point 'blocks = acme_blocks_plugin')" in checked.output
+    assert "the extension '.erase' is that of other files of a store" in checked.output
 
 
 def test_a_record_type_that_lacks_something_is_blamed_itself(machine):

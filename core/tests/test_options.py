@@ -8,6 +8,7 @@ import pytest
 
 from msgstore.contract import Capability, SegmentFormatDescriptor
 from msgstore.contract.options import parse_duration, parse_size
+from msgstore.contract.suffixes import RESERVED
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,12 @@ def test_capabilities_may_be_given_by_their_names(capabilities):
         ({"extension": "acme_fmt"}, "the extension 'acme_fmt' is not"),
         ({"extension": "."}, "the extension '.' is not"),
         ({"extension": None}, "the extension None is not"),
+        ({"extension": ""}, "the extension '' is not"),
+        ({"extension": "./acme"}, "the extension './acme' is not"),
+        ({"extension": ".sqs.acme"}, "the extension '.sqs.acme' is not"),
+        *(({"extension": e}, f"the extension '{e}' is that of other files of a store") for e in (*RESERVED, ".TMP", ".Erase")),
+        ({"leftover_extensions": (".tmp",)}, "the extension '.tmp' is that of other files of a store"),
+        ({"leftover_extensions": (".A",)}, "'.A' cannot be that of segments and of what is left over"),
         ({"generation": "3"}, "the generation '3' is not an integer"),
         ({"generation": True}, "the generation True is not an integer"),
         ({"leftover_extensions": ".old"}, "the leftover extensions '.old' are not a tuple"),

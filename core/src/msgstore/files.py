@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from msgstore.contract.suffixes import UNFINISHED
+
 READ_WHOLE = 64 * 2**20
 """Files up to this size are read into memory; larger ones are mapped. A mapped file that another process shortens kills the
 process that reads past its new end, so only files that hold one huge record, which nobody compacts, are mapped."""
@@ -191,7 +193,7 @@ class Files:
 
     def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
         """Atomically: under a temporary name, synced if asked, then renamed. The temporary file goes if anything fails."""
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(path.name + UNFINISHED)
         self.unlink(temporary)
         fd = self.create(temporary)
         try:

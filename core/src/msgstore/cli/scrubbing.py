@@ -106,7 +106,7 @@ class Scrubber:
 
     def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[Entry]) -> Iterator[Spot]:
         """What the format says of the segment, then what the index says of its records."""
-        scan = form.format.scan(data)
+        scan = form.scan(data)
         for spot in damaged_spans(SegmentReport(path, form, len(data), scan)):
             yield Spot(path.name, spot.offset, spot.size, spot.reason)
         whole = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}

@@ -65,6 +65,7 @@ import attrs
 from msgstore.contract.buffers import Buffer
 from msgstore.contract.descriptors import Descriptor
 from msgstore.contract.records import BoundRecord
+from msgstore.contract.suffixes import RESERVED
 
 EndState = Literal["clean", "torn", "corrupt"]
 HeaderState = Literal["ok", "bad_magic", "bad_version", "bad_checksum"]
@@ -76,6 +77,8 @@ _EXTENSION = re.compile(r"\.[A-Za-z0-9_]+")
 def _check_extension(_: object, __: object, value: str) -> None:
     if not isinstance(value, str) or _EXTENSION.fullmatch(value) is None:
         raise ValueError(f"the extension {value!r} is not '.' with letters, digits and '_' behind it, such as '.acme'")
+    if value.lower() in RESERVED:
+        raise ValueError(f"the extension {value!r} is that of other files of a store; choose another one, such as '.acme'")
 
 
 def _check_generation(_: object, __: object, value: int) -> None:
@@ -88,7 +91,7 @@ def _check_leftover_extensions(descriptor: SegmentFormatDescriptor, __: object, 
         raise ValueError(f"the leftover extensions {value!r} are not a tuple such as ('.acme',)")  # noqa: TRY004 - as for every wrong value
     for extension in value:
         _check_extension(None, None, extension)
-        if extension == descriptor.extension:
+        if extension.lower() == descriptor.extension.lower():
             raise ValueError(f"the extension {extension!r} cannot be that of segments and of what is left over")
 
 
@@ -98,7 +101,7 @@ class SegmentFormatDescriptor(Descriptor):
 
     extension: str = attrs.field(validator=_check_extension)
     """How the files of this format end, with the dot: a segment is ``<number><extension>``. It says how to read. Behind
-    the dot are letters, digits and ``_``."""
+    the dot are letters, digits and ``_``. Endings of other files of a store, such as ``.tmp`` and ``.json``, are refused."""
     generation: int = attrs.field(validator=_check_generation)
     """Formats of a higher generation are newer: a store refuses to write an older one beside a newer one."""
     leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=_check_leftover_extensions)

@@ -34,7 +34,9 @@ class Collection:
         self._ledger = writer.ledger
         self._segments = writer.ledger.segments
         self._policy, self._may_drop = writer.backends.policy, writer.backends.may_drop
-        self._site = Site(writer.ledger, writer.backends.write_format, writer.config.file_size_limit)
+        name, catalogue = writer.config.index.name, writer.ledger.segments.formats.catalogue
+        provider = catalogue.provider(catalogue.index(name))
+        self._site = Site(writer.ledger, writer.backends.write_format, writer.config.file_size_limit, name, provider)
 
     def stats(self) -> list[SegmentStats]:
         """Under the writer's lock: every segment, in number order."""
@@ -160,7 +162,8 @@ class Collection:
         return segment.form.self_describing and not self._segments.erase
 
     def _leave(self, unsound: Unsound) -> Collected:
-        """The segment stays exactly as it is. If it is damaged, it is read like that from now on, and never collected."""
+        """The segment is kept. If it is damaged, it is read like that from now on, and never collected. If a plugin failed, the
+        policy does not get it compacted again before something in it dies."""
         segment = unsound.segment
         log.warning("%s: %s; the segment is kept as it is and not collected", segment.path, unsound.reason)
         if unsound.damaged:
@@ -171,6 +174,8 @@ class Collection:
                     segment.quarantined = True
                     self._ledger.touch(segment)
                 self._site.commit()
+        else:
+            segment.barren = segment.live_bytes
         return Collected(segment.path.name, segment.size, segment.size, skipped=unsound.reason, done="none")
 
     def _delete_empty(self) -> None:

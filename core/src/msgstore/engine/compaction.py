@@ -16,6 +16,9 @@ There is a sync after 2, 3, 4 and 6, whatever the store's durability: a power lo
 what was confirmed long ago and happens to be moved. A segment in which anything is damaged, or in which a live
 record is not found, is left exactly as it is and quarantined.
 
+All of 2, 3 and 4 is rehearsed in memory before anything is written (:mod:`msgstore.engine.rehearsal`), and the index is asked
+after 5 whether it knows the copies: what a plugin has got wrong costs no message.
+
 All of it goes on beside writers, readers and removers; the lock is taken to swap the index, some thousand records at a time.
 Records that die meanwhile are moved for nothing. ``Segments.epoch`` goes up after 1 and after 5: a look-up that is
 older than that may point to what is then overwritten, or cut.
@@ -27,12 +30,12 @@ from collections.abc import Sequence
 
 from msgstore.contract import Buffer, SegmentFormat
 from msgstore.contract.formats import Write
-from msgstore.contract.locations import pack
 from msgstore.engine.collected import Collected
 from msgstore.engine.moves import Live, Plan, plan
-from msgstore.engine.segments import Segment
+from msgstore.engine.rehearsal import check
 from msgstore.engine.site import Site
-from msgstore.engine.sources import Source
+from msgstore.engine.sources import Source, blamed
+from msgstore.engine.swapping import still_alive, swap
 from msgstore.engine.trailers import trailer_of
 
 SWAPPED_AT_ONCE = 5000
@@ -45,16 +48,19 @@ def compact(site: Site, source: Source) -> Collected:
     files, form, before = site.segments.files, segment.form.format, segment.size
     with site.segments.errors(segment), files.view(segment.path) as data:
         live = source.live(site, data)
-        todo = plan(form, live)
+        with blamed(segment, segment.form, "gap_room"):
+            todo = plan(form, live)
         moves = list(todo.moves(live.sizes))
         if todo.end >= before - source.trailer and not moves:
             segment.barren = live.total
             return Collected(segment.path.name, before, before, done="none")
-        steps = _steps(form, todo, live, data)
+        places = list(live.offsets)
+        for position, target in moves:
+            places[position] = target
+        with blamed(segment, segment.form, "fill_gap"):
+            steps = _steps(form, todo, live, data)
+            check(form, data, steps, todo, live, places)
     _rewrite(site, source, todo, steps, live, moves)
-    places = list(live.offsets)
-    for position, target in moves:
-        places[position] = target
     site.segments.hints.rewrite(segment, live.ids, places, live.sizes)
     with site.ledger.lock:
         site.ledger.touch(segment)
@@ -91,7 +97,7 @@ def _rewrite(
                     files.pwrite(fd, chunk, offset)
                 if writes:
                     files.sync(fd)
-            _swap(site, segment, live, moves)
+            _swap(site, source, live, moves)
             with ledger.lock:
                 segments.epoch += 1
                 segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
@@ -124,16 +130,17 @@ def _steps(form: SegmentFormat, todo: Plan, live: Live, data: Buffer) -> list[li
     return steps
 
 
-def _swap(site: Site, segment: Segment, live: Live, moves: Sequence[tuple[int, int]]) -> None:
-    """Compare and swap: what has died meanwhile stays dead. The row says that the file is longer than it will be."""
-    number, ids, offsets, sizes = segment.number, live.ids, live.offsets, live.sizes
+def _swap(site: Site, source: Source, live: Live, moves: Sequence[tuple[int, int]]) -> None:
+    """What has died meanwhile stays dead. The row says that the file is longer than it will be. Raises Unsound."""
+    segment, ids, offsets, sizes = source.segment, live.ids, live.offsets, live.sizes
     for begin in range(0, len(moves), SWAPPED_AT_ONCE):
         some = moves[begin : begin + SWAPPED_AT_ONCE]
         moved = [ids[position] for position, _ in some]
-        old = [pack(number, offsets[position], sizes[position]) for position, _ in some]
-        new = [pack(number, target, sizes[position]) for position, target in some]
+        lengths = [sizes[position] for position, _ in some]
+        old = Live(moved, [offsets[position] for position, _ in some], lengths).locations(segment.number)
+        new = Live(moved, [target for _, target in some], lengths).locations(segment.number)
         with site.ledger.lock:
-            site.index.relocate(moved, old, new)
+            swap(site, segment, *still_alive(source, moved, old, new))
     with site.ledger.lock:
         site.ledger.touch(segment)
     site.commit()

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgstore.contract import RecordError
+from msgstore.contract import RecordError, suffixes
 from msgstore.engine import hint_file
 from msgstore.engine.hint_file import BadHint, Hint
 from msgstore.files import Files
@@ -39,7 +39,7 @@ RIPE = 2.0
 message a hint is a seventh of its segment."""
 MOST_UNRIPE = 8
 """Hints that are held in memory for so long: 24 bytes a record."""
-_PREFIX, _SUFFIX = "msgstore-", ".hint"
+_PREFIX, _SUFFIX = "msgstore-", suffixes.HINT
 _TICK_NS = 2_000_000_000
 """No file system that is in use counts time in larger steps (FAT does in these)."""
 _LARGEST_LOOK = 2**20
@@ -156,7 +156,7 @@ class Hints:
             found = {name: size for name, (size, _) in self._files.list(self._directory).items() if name.startswith(_PREFIX)}
             self._there = {name: size for name, size in found.items() if name.endswith(_SUFFIX)}
             stray = self._there.keys() - {hint_name(segment.path.name) for segment in segments}
-            stray |= {name for name in found if name.endswith(f"{_SUFFIX}.tmp")}
+            stray |= {name for name in found if name.endswith(f"{_SUFFIX}{suffixes.UNFINISHED}")}
             for name in stray if self.writes else ():
                 self._there.pop(name, None)
                 self._files.unlink(self._directory / name)

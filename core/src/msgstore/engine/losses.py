@@ -85,7 +85,7 @@ def find_copies(
     meter = Meter(segments, progress)
     for segment in segments:
         with segments.errors(segment), segments.files.view(segment.path) as data:
-            scan = segment.form.format.scan(data, start=0)
+            scan = segment.form.scan(data)
         found: dict[bytes, int] = {}
         for columns in (scan.records, scan.duplicates):
             for msg_id, offset, size, _ in columns.rows():

@@ -65,12 +65,15 @@ class Plan:
 
 
 def plan(form: SegmentFormat, live: Live) -> Plan:
-    """``live``: every live record of the segment."""
+    """``live``: every live record of the segment. Raises ValueError if ``gap_room`` says what cannot be."""
     begin = len(form.header)
     offsets, sizes = live.offsets, live.sizes
     starts = [begin, *map(int.__add__, offsets, sizes)]
     gaps = [(start, offset - start) for start, offset in zip(starts, offsets, strict=False) if offset > start]
     rooms = [form.gap_room(offset, size) for offset, size in gaps]
+    for room, (offset, size) in zip(rooms, gaps, strict=True):
+        if not 0 <= room <= size:
+            raise ValueError(f"the gap of {size} bytes at offset {offset} is said to have room for {room}")
     moved: dict[int, list[int]] = {}
     end = begin  # of what has moved: the file cannot be cut below, so what stands below need not move
     free = _FirstFit(rooms)

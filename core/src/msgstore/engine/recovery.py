@@ -372,9 +372,10 @@ def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
 def scan_segment(segments: Segments, segment: Segment, start: int, recovery: Recovery) -> SegmentScan:
     """Read a segment from ``start`` on; notes on it, and in ``recovery``, what state it is in."""
     with segments.errors(segment), segments.files.view(segment.path) as data:
-        scan = segment.form.format.scan(data, start=start)
+        scan = segment.form.scan(data, start=start)
         end = scan.end
-        behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
+        with segment.form.blamed("find_chain"):
+            behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
         segment.size = len(data)
     recovery.scanned.append(segment.path.name)
     if segment.size >= LIMIT:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import Buffer, RecordError, StoreError, StoreIOError
+from msgstore.contract import Buffer, RecordError, StoreIOError
 from msgstore.contract.events import Done
 from msgstore.contract.locations import MASK
 from msgstore.directory import UNNAMED
@@ -35,9 +35,11 @@ from msgstore.engine.collected import Collected
 from msgstore.engine.erasing import remove
 from msgstore.engine.hint_file import Hint
 from msgstore.engine.moves import Live
+from msgstore.engine.rehearsal import check_copy, check_encoded
 from msgstore.engine.segments import Segment
 from msgstore.engine.site import Site
-from msgstore.engine.sources import Source, Unsound
+from msgstore.engine.sources import Source, Unsound, blamed
+from msgstore.engine.swapping import still_alive, swap
 from msgstore.engine.trailers import trailer_of
 
 _AT_ONCE = 2**20
@@ -112,12 +114,18 @@ class _Copying:
 
     def add(self, source: Source, live: Live, data: Buffer) -> None:
         """Append copies of some records; they are not synced yet."""
-        bodies = [self._stored(source, data, *record) for record in zip(live.ids, live.offsets, live.sizes, strict=True)]
-        if self._form.verbatim and source.segment.form.name == self._form.name:
-            spans = zip(live.offsets, live.sizes, strict=True)
-            encoded, sizes = b"".join([data[offset : offset + size] for offset, size in spans]), list(live.sizes)
+        records = [data[offset : offset + size] for offset, size in zip(live.offsets, live.sizes, strict=True)]
+        bodies = self._stored(source, live, records)
+        unchanged = b"".join(records) if source.segment.form.name == self._form.name else None
+        if self._form.verbatim and unchanged is not None:
+            encoded, sizes = unchanged, list(live.sizes)
         else:
-            encoded, sizes = self._form.format.encode(live.ids, bodies)
+            with blamed(source.segment, self._form, "encode"):
+                encoded, sizes = self._form.format.encode(live.ids, bodies)
+                if encoded != unchanged:
+                    check_encoded(self._form.format, live.ids, bodies, encoded, sizes)
+                elif list(sizes) != list(live.sizes):
+                    raise ValueError("the sizes are not those of the records")
         if self._fd is None or self.copies[-1].size >= self._site.size_limit:
             self._begin()
         assert self._fd is not None
@@ -131,15 +139,26 @@ class _Copying:
         self._hints[-1][1].extend(sizes)
         copy.size += len(encoded)
 
-    def _stored(self, source: Source, data: Buffer, msg_id: bytes, offset: int, size: int) -> bytes:
-        try:
-            body = source.segment.form.format.decode(msg_id, data[offset : offset + size])
-        except RecordError as error:
-            raise Unsound(source.segment, f"the record at offset {offset} is damaged ({error})") from error
-        if len(body) > self._form.format.max_body:
+    def _stored(self, source: Source, live: Live, records: Sequence[bytes]) -> list[bytes]:
+        """The bodies of some records. Raises Unsound."""
+        decode = source.segment.form.format.decode
+        bodies: list[bytes] = []
+        damage: RecordError | None = None
+        with blamed(source.segment, source.segment.form, "decode"):
+            try:
+                bodies.extend(map(decode, live.ids, records))
+            except RecordError as error:
+                damage = error
+            if not set(map(type, bodies)) <= {bytes}:
+                raise TypeError("a body is no bytes")
+        if damage is not None:
+            offset = live.offsets[len(bodies)]
+            raise Unsound(source.segment, f"the record at offset {offset} is damaged ({damage})") from damage
+        if max(map(len, bodies)) > self._form.format.max_body:
+            offset = next(o for o, body in zip(live.offsets, bodies, strict=True) if len(body) > self._form.format.max_body)
             reason = f"the body at offset {offset} is too large for format {self._form.name!r}"
             raise Unsound(source.segment, reason, damaged=False)
-        return body
+        return bodies
 
     def _begin(self) -> None:
         self._end()
@@ -171,10 +190,19 @@ class _Copying:
     def finish(self, times: Sequence[int | None]) -> None:
         """All of them are complete. Their age is that of the youngest source."""
         self._end()
+        self._check()
         youngest = max((time for time in times if time is not None), default=0)
         for copy in self.copies:
             with self._site.segments.errors(copy):
                 _, copy.sealed_mtime_ns = self._files.set_mtime(copy.path, youngest)
+
+    def _check(self) -> None:
+        """Read the copies once more: the sources go on the strength of what stands in them. Raises Unsound."""
+        for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
+            source = next(batch.source for batch in self.batches if batch.copy is copy)
+            errors, view = self._site.segments.errors(copy), self._files.view(copy.path)
+            with errors, view as data, blamed(source.segment, self._form, "scan"):
+                check_copy(self._form.format, data, ids, copy.header_bytes, sizes)
 
     def hints(self) -> Iterator[tuple[Segment, Hint]]:
         for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
@@ -231,19 +259,11 @@ def _publish(site: Site, copying: _Copying) -> None:
 
 
 def _swap(site: Site, batch: _Batch) -> None:
-    """Under the lock. What is alive is what has not died since the mark."""
-    ids, old, new = batch.ids, batch.old, batch.new
-    if died := batch.source.died:
-        alive = [at for at, location in enumerate(old) if location not in died]
-        ids, old, new = [ids[at] for at in alive], [old[at] for at in alive], [new[at] for at in alive]
-    moved = site.index.relocate(ids, old, new)
+    """Under the lock. What is alive is what has not died since the mark. Raises Unsound."""
+    ids, old, new = still_alive(batch.source, batch.ids, batch.old, batch.new)
+    swap(site, batch.source.segment, ids, old, new)
     _account(site, batch.source.segment, -1, old)
     _account(site, batch.copy, 1, new)
-    if moved != len(ids):
-        raise StoreError(
-            f"{batch.source.segment.path}: the index is damaged: {len(ids) - moved} live records are not where it said. Close "
-            f"the store, move the index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
-        )
 
 
 def _account(site: Site, segment: Segment, sign: int, locations: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import attrs
 
-from msgstore.contract import SegmentStats, StoreError, StoreIOError
+from msgstore.contract import BrokenPlugin, SegmentStats, StoreError, StoreIOError
 from msgstore.directory import DOOMED, UNNAMED, SegmentFile
 from msgstore.engine.happenings import Happenings
 from msgstore.engine.hints import Hints
@@ -380,7 +380,8 @@ class Segments:
 
 
 class io_errors:  # noqa: N801 - used as a function; a generator would cost a flush several microseconds
-    """A context in which errors of the operating system, about a file or a whole directory, become StoreIOError."""
+    """A context in which errors of the operating system, about a file or a whole directory, become StoreIOError. What a format
+    cannot do with a file names the file."""
 
     __slots__ = ("_offset", "_path")
 
@@ -394,6 +395,8 @@ class io_errors:  # noqa: N801 - used as a function; a generator would cost a fl
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, OSError):
             raise io_error(self._path, self._offset, error) from error
+        if isinstance(error, BrokenPlugin):
+            raise BrokenPlugin(f"{self._path}: {error}") from error.__cause__
 
 
 def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:

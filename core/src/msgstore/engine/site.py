@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.locks import is_mine
+from msgstore.plugins.loader import Provider
 from msgstore.scan import OpenFormat
 
 _PATIENCE = 0.05
@@ -26,13 +27,18 @@ class Site:
     says ``now``, and a collection never waits for ``flushing`` but in turns.
     """
 
-    def __init__(self, ledger: Ledger, form: OpenFormat, size_limit: int) -> None:
+    def __init__(
+        self, ledger: Ledger, form: OpenFormat, size_limit: int, index_name: str, index_provider: Provider | None
+    ) -> None:
         self.ledger = ledger
         self.segments = ledger.segments
         self.index = ledger.index
         self.form = form
         """What copies are written in."""
         self.size_limit = size_limit
+        self.index_name = index_name
+        self.index_provider = index_provider
+        """The distribution that it comes from."""
         self.held = threading.RLock()
         """Inside ``collecting`` and ``ended``."""
         self.collects = False

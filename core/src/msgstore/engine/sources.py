@@ -14,10 +14,12 @@ from operator import eq
 
 import attrs
 
-from msgstore.contract import Buffer, Columns, Index, SegmentScan
+from msgstore.contract import BrokenPlugin, Buffer, Columns, Index, SegmentScan
 from msgstore.engine.moves import Live
 from msgstore.engine.segments import Segment
 from msgstore.engine.site import Site
+from msgstore.scan import OpenFormat
+from msgstore.scan.sound import scan_checked
 
 
 class Unsound(Exception):
@@ -28,6 +30,16 @@ class Unsound(Exception):
         self.segment = segment
         self.reason = reason
         self.damaged = damaged
+
+
+@contextlib.contextmanager
+def blamed(segment: Segment, form: OpenFormat, call: str) -> Iterator[None]:
+    """Around a call of a format in the collection of ``segment``: what it raises becomes Unsound, which names the plugin."""
+    try:
+        with form.blamed(call):
+            yield
+    except BrokenPlugin as error:
+        raise Unsound(segment, str(error), damaged=False) from error.__cause__
 
 
 @attrs.define
@@ -44,12 +56,15 @@ class Source:
         Without the lock; some may be dead when this returns, and then ``segment.died`` has them.
         """
         segment = self.segment
-        scan = segment.form.format.scan(data)
+        with blamed(segment, segment.form, "scan"):
+            scan = scan_checked(segment.form.format, data)
         self.trailer = scan.trailer
         reason = _damage(segment, scan)
         if reason:
             raise Unsound(segment, reason)
         live = live_records(site.index, segment.number, scan)
+        if len(live) and live.offsets[0] < segment.header_bytes:
+            raise Unsound(segment, f"a record begins at offset {live.offsets[0]}, inside of the header")
         if not 0 <= scan.trailer <= len(data) - (live.offsets[-1] + live.sizes[-1] if len(live) else segment.header_bytes):
             raise Unsound(segment, f"format {segment.form.name!r} says {scan.trailer} bytes of trailer, where live records are")
         with site.ledger.lock:

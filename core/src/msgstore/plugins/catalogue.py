@@ -94,7 +94,7 @@ class Catalogue:
     def format(self, name: str) -> SegmentFormatDescriptor:
         """DuplicatePlugin, too, if another format claims its files: nobody could tell whose a file is."""
         found = self._resolve(SegmentFormatDescriptor, "format", name)
-        for extension in (found.extension, *found.leftover_extensions):
+        for extension in _endings(found):
             self._undisputed(extension)
         return found
 
@@ -167,7 +167,7 @@ class Catalogue:
                 self._choose(kind, key[0], same)
             except PluginError as error:
                 yield str(error)
-        for extension in self.formats_by_extension():
+        for extension in dict.fromkeys(map(str.lower, self.formats_by_extension())):
             try:
                 self._undisputed(extension)
             except PluginError as error:
@@ -222,20 +222,23 @@ class Catalogue:
         return next(found for found in self.registrations if found.descriptor is descriptor)
 
     def _undisputed(self, extension: str) -> None:
-        """Raises DuplicatePlugin if formats of several names claim the files with it."""
+        """Raises DuplicatePlugin if formats of several names claim the files with it, in whatever letters: some file systems
+        do not tell capital letters from small ones."""
         claims = [
             found
             for found in self.registrations
             if isinstance(found.descriptor, SegmentFormatDescriptor)
-            and extension in (found.descriptor.extension, *found.descriptor.leftover_extensions)
+            and extension.lower() in map(str.lower, _endings(found.descriptor))
         ]
         if len({found.descriptor.name for found in claims}) < 2:
             return
         listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found in claims)
         strangers = [f for f in claims if _KNOWN_DISTRIBUTIONS.get((f.kind, f.descriptor.name)) != f.provider.distribution]
         out = (strangers or claims)[0].provider
+        spelt = dict.fromkeys(e for f in claims for e in _endings(f.descriptor) if e.lower() == extension.lower())
+        files = " and ".join(f"*{ending}" for ending in sorted(spelt))
         raise DuplicatePlugin(
-            f"files *{extension} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
+            f"files {files} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
             f'distributions, or leave their entry points out, as in disabled = ["{out.distribution}:{out.entry_point}"].'
         )
 
@@ -311,6 +314,10 @@ class Catalogue:
             if other.kind == kind and other is not but and _is_of(other.descriptor, of_format)
         ]
         return ", ".join(sorted(found)) or "none"
+
+
+def _endings(descriptor: SegmentFormatDescriptor) -> tuple[str, ...]:
+    return descriptor.extension, *descriptor.leftover_extensions
 
 
 def _is_of(descriptor: Descriptor, format_name: str | None) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,17 +13,21 @@ from msgstore.config import structure
 from msgstore.contract import (
     BoundRecord,
     BrokenPlugin,
+    Buffer,
     Capability,
     FormatContext,
     PluginError,
     RecordContext,
     SegmentFormat,
     SegmentFormatDescriptor,
+    SegmentScan,
     TrailingFormat,
 )
 from msgstore.directory import Settings, unread_segments
 from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.loader import Provider
 from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.sound import scan_checked
 
 
 @attrs.frozen
@@ -38,6 +42,8 @@ class OpenFormat:
     """Of these the ones whose records hold more than an id and a body."""
     framed: frozenset[int] = frozenset()
     """Type bytes of records whose bodies all have as much in front of them, and behind them; 0 of a format without types."""
+    provider: Provider | None = None
+    """The distribution that it comes from."""
 
     @property
     def name(self) -> str:
@@ -59,6 +65,30 @@ class OpenFormat:
     def trailing(self) -> TrailingFormat | None:
         """The format itself, if its segments end in a trailer."""
         return cast("TrailingFormat", self.format) if Capability.TRAILER in self.descriptor.capabilities else None
+
+    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+        """What the format says of ``data``, checked. Raises BrokenPlugin if it raises, or if that cannot be true."""
+        with self.blamed("scan"):
+            return scan_checked(self.format, data, start, check_body)
+
+    @contextmanager
+    def blamed(self, call: str) -> Iterator[None]:
+        """Around a call of the format: what it raises becomes BrokenPlugin, which names the plugin and its distribution."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BrokenPlugin(blame("segment format", self.name, self.provider, call, error)) from error
+
+
+def blame(noun: str, name: str, provider: Provider | None, call: str, error: BaseException) -> str:
+    """One sentence: which plugin failed, and in which of its methods. Then what to do."""
+    whose, install = (f" of {provider}", provider.distribution) if provider else ("", "the distribution that provides it")
+    return (
+        f"the {noun} {name!r}{whose} failed in {call}: {type(error).__name__}: {error}. Tell its authors, or try: "
+        f"pip install --upgrade {install}"
+    )
 
 
 class FormatSet:
@@ -119,6 +149,7 @@ class FormatSet:
                 names,
                 {record.byte: record for record in bound if record.fields},
                 self._framed(descriptor, names),
+                self.catalogue.provider(descriptor),
             )
         return self._made[name]
 

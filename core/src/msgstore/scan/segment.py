@@ -85,9 +85,12 @@ def scan_file(
     fields: bool = False,
 ) -> SegmentReport:
     """Scan ``path``; with ``fields`` also what its records hold beside their bodies. Raises OSError if it cannot be read, and
-    BrokenPlugin if a record type's fields are not what it says; nothing else in its bytes raises."""
+    BrokenPlugin if the format fails, or a record type's fields are not what it says; nothing else in its bytes raises."""
     with files.view(path) as data:
-        scan = form.format.scan(data, check_body=check_body)
+        try:
+            scan = form.scan(data, check_body=check_body)
+        except BrokenPlugin as error:
+            raise BrokenPlugin(f"{path}: {error}") from error.__cause__
         try:
             values = values_at(form, data, scan.records, scan.duplicates) if fields else {}
         except BrokenPlugin as error:

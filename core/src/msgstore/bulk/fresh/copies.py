@@ -12,7 +12,7 @@ def check_copies(files: Files, store: Store, form: OpenFormat, name: str) -> Non
     """Raises StoreError for the first id with two bodies; ``name`` is what the store will be called. Reads every segment."""
     for stats in store.segments():
         with files.view(store.path / stats.file) as data:
-            scan = form.format.scan(data)
+            scan = form.scan(data)
             for columns in (scan.records, scan.duplicates):
                 for msg_id, offset, size, _ in columns.rows():
                     entry = store.entry(msg_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from msgstore.contract import Buffer, Columns, Damage, RecordError, SegmentFormat, SegmentScan
+from msgstore.scan.sound import scan_checked
 
 SIZE_MISMATCH = "size_mismatch"
 """The reason of a span whose size field hid records that go on behind it."""
@@ -80,7 +81,7 @@ def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 
     """
     total = len(data)
     patience = _Patience(PATIENCE * total)
-    scan = form.scan(data, start=start)
+    scan = scan_checked(form, data, start)
     found: list[Chain] = []
     damage: list[Damage] = []
     header = min(len(form.header), total) if scan.end.offset and not start else 0
@@ -122,7 +123,7 @@ def read_inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int = 0,
     window = form.header + data[spot.offset + 1 : spot.offset + spot.size]
     start = form.find_chain(window, begin)
     if start is None:  # or the format's scan finds its own way
-        start = next(iter(form.scan(window, start=begin).records.offsets), None)
+        start = next(iter(scan_checked(form, window, begin).records.offsets), None)
     if start is None:
         return nothing
     inner = read_chains(form, window, start, depth + 1)
@@ -164,12 +165,12 @@ def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan, patience: _Pat
         inside = form.find_chain(data, last + 1)
         if inside is None:
             return None
-        found = form.scan(data, start=inside)
+        found = scan_checked(form, data, inside)
         patience.left -= min(found.end.offset, end) - last
         if inside > end or _is_false(form, data, end, inside, found, patience):
             return inside, found
     behind = form.find_chain(data, end + 1)
-    return None if behind is None else (behind, form.scan(data, start=behind))
+    return None if behind is None else (behind, scan_checked(form, data, behind))
 
 
 def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: SegmentScan, patience: _Patience) -> bool:
@@ -188,7 +189,7 @@ def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: Se
         begin = form.find_chain(data, at, SHORT) if patience.left > 0 else None
         if begin is None or begin >= end:
             return False
-        scan = form.scan(data, start=begin)
+        scan = scan_checked(form, data, begin)
         patience.left -= scan.end.offset - at
     return True
 

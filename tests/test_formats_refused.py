@@ -1,0 +1,361 @@
+"""Formats and indexes that fail while segments are collected: no message is lost, and the plugin is named."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import attrs
+import pytest
+
+import msgstore
+from msgstore.contract import Capability, Columns, GapFill, IndexDescriptor, SegmentFormatDescriptor
+from msgstore.plugins.loader import Provider, Registration
+from msgstore.testing import stores
+from msgstore_ets_index.index import EtsIndex
+from msgstore_format_v2.format import SegmentFormatV2
+from support import catalogue
+
+ACME = Provider("acme-odd", "1.2", "odd", "acme_odd.plugin")
+HOLES = frozenset({Capability.SELF_DESCRIBING})
+
+
+class Switched:
+    """``faults``: method to what is made of its result, by a function that gets the result and the arguments."""
+
+    faults: dict = {}
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        fault = Switched.faults.get(name)
+        if fault is None:
+            return found
+        return lambda *arguments, **options: fault(self, found, *arguments, **options)
+
+
+class OddFormat(Switched, SegmentFormatV2):
+    """Format v2, but for its faults."""
+
+
+class OddIndex(Switched, EtsIndex):
+    """The index ets, but for its faults."""
+
+
+def described(name, extension, capabilities, generation):
+    return SegmentFormatDescriptor(
+        name=name,
+        contract=(2, 1),
+        factory=f"{__name__}:OddFormat",
+        extension=extension,
+        generation=generation,
+        capabilities=capabilities,
+    )
+
+
+@functools.cache
+def odd_catalogue():
+    """What is installed, and the plugins of acme: ``odd`` is compacted in place, ``copied`` by a copy, ``odds`` is an index."""
+    found = [
+        Registration("format", described("odd", ".odd", HOLES, 3), ACME),
+        Registration("format", described("copied", ".copied", frozenset(), 3), ACME),
+        Registration("index", IndexDescriptor(name="odds", contract=(2, 0), factory=f"{__name__}:OddIndex"), ACME),
+    ]
+    return attrs.evolve(catalogue(), registrations=(*catalogue().registrations, *found))
+
+
+@pytest.fixture(autouse=True)
+def faults(monkeypatch):
+    found = {}
+    monkeypatch.setattr(Switched, "faults", found)
+    return found
+
+
+@pytest.fixture
+def opened(tmp_path, faults):
+    """``opened(format, index)`` opens the store of ``tmp_path``, again and again; at the end all are abandoned."""
+    found = []
+
+    def open_it(form, index="ets"):
+        keys = {"sync_interval": "1h", "file_size_limit": 20_000, "format": form, "index": index}
+        found.append(stores.open_with(tmp_path, odd_catalogue(), **keys))
+        return found[-1]
+
+    yield open_it
+    faults.clear()
+    for store in found:
+        store.abandon()
+
+
+def fill(store):
+    """One sealed segment of 60 messages, with small gaps and a large one in front of what is left, which is returned."""
+    bodies = {bytes([number]) * 16: bytes([number]) * (40 + number) for number in range(60)}
+    left = {msg_id: body for at, (msg_id, body) in enumerate(bodies.items()) if at in (0, 3, 6, 9) or at > 44}
+    with store.client() as client:
+        client.write_many(bodies.items())
+        store.roll()
+        client.write_many([(msg_id, bodies[msg_id]) for msg_id in list(left)[:3]])  # two references each
+        client.remove([msg_id for msg_id in bodies if msg_id not in left])
+    store.flush()
+    return left
+
+
+def contents(store):
+    with store.client() as client:
+        return client.read_many([entry.msg_id for entry in store.entries()])
+
+
+def counts(store):
+    return {entry.msg_id: entry.references for entry in store.entries()}
+
+
+def files_of(path):
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name[0].isdigit()}
+
+
+# -- what a scan says ---------------------------------------------------------------------------------------------------------
+
+
+def columns_of(rows):
+    columns = Columns()
+    for row in rows:
+        columns.add(*row)
+    return columns
+
+
+def scanning(spoil):
+    """A fault of ``scan``: what ``spoil`` makes of its records."""
+
+    def scan(_, call, data, **options):
+        found = call(data, **options)
+        if len(found.records) > 2:
+            spoil(found)
+        return found
+
+    return scan
+
+
+def unordered(scan):
+    scan.records = columns_of(sorted(scan.records.rows(), reverse=True))
+
+
+def overlapping(scan):
+    scan.records.sizes[1] += 1
+
+
+def out_of_bounds(scan):
+    scan.records.sizes[-1] += 10**6
+
+
+def short_ids(scan):
+    del scan.records.ids[-3:]
+
+
+def short_sizes(scan):
+    scan.records.sizes.pop()
+
+
+def no_integers(scan):
+    scan.records.offsets = [str(offset) for offset in scan.records.offsets]
+
+
+def too_early(scan):
+    scan.ended("clean", scan.records.offsets[1])
+
+
+def raising(*_, **__):
+    raise ZeroDivisionError("of acme")
+
+
+SCANS = [unordered, overlapping, out_of_bounds, short_ids, short_sizes, no_integers, too_early]
+
+
+# -- what else a format says --------------------------------------------------------------------------------------------------
+
+
+def changed(**members):
+    """A fault of ``fill_gap``: some of the three steps, as a function of (writes, records) makes them."""
+
+    def fill_gap(_, call, offset, size, records):
+        fill = call(offset, size, records)
+        if not records:
+            return fill
+        return attrs.evolve(fill, **{step: make(getattr(fill, step), records) for step, make in members.items()})
+
+    return fill_gap
+
+
+def nothing(*_, **__):
+    return None
+
+
+FILLS = {
+    "fill_gap gives None": ("fill_gap", nothing),
+    "fill_gap writes nothing": ("fill_gap", lambda *_: GapFill()),
+    "fill_gap raises": ("fill_gap", raising),
+    "fill_gap writes garbage": ("fill_gap", changed(inside=lambda writes, _: [(at, b"x" * len(b)) for at, b in writes])),
+    "fill_gap writes too little": ("fill_gap", changed(inside=lambda writes, _: [(at, b[:-9]) for at, b in writes])),
+    "fill_gap writes too much": ("fill_gap", changed(inside=lambda writes, _: [(at, b + b"x" * 200) for at, b in writes])),
+    "fill_gap writes elsewhere": ("fill_gap", changed(inside=lambda writes, _: [(at + 10**6, b) for at, b in writes])),
+    "fill_gap spoils a byte of a body": (
+        "fill_gap",
+        changed(inside=lambda writes, records: [(at, b[:20] + b"\0" + b[21:]) for at, b in writes]),
+    ),
+    "fill_gap turns records round": (
+        "fill_gap",
+        lambda _, call, offset, size, records: call(offset, size, records[::-1]),
+    ),
+    "gap_room gives more than there is": ("gap_room", lambda _, __, offset, size: size + 1),
+    "gap_room gives None": ("gap_room", nothing),
+    "gap_room raises": ("gap_room", raising),
+}
+ENCODES = {
+    "encode gives None": ("encode", nothing),
+    "encode raises": ("encode", raising),
+    "encode gives short sizes": ("encode", lambda _, call, ids, bodies: (call(ids, bodies)[0], call(ids, bodies)[1][:-1])),
+    "encode gives wrong sizes": (
+        "encode",
+        lambda _, call, ids, bodies: (call(ids, bodies)[0], [size - 1 for size in call(ids, bodies)[1]]),
+    ),
+    "encode writes garbage": ("encode", lambda _, call, ids, bodies: call(ids, [b"x" * len(body) for body in bodies])),
+    "encode leaves one out": ("encode", lambda _, call, ids, bodies: call(ids[1:], bodies[1:])),
+    "encode mixes ids": ("encode", lambda _, call, ids, bodies: call(ids[::-1], bodies)),
+}
+DECODES = {"decode raises": ("decode", raising), "decode gives None": ("decode", nothing)}
+SCANNED = {f"scan is {fault.__name__}": ("scan", scanning(fault)) for fault in SCANS}
+SCANNED |= {"scan raises": ("scan", raising), "scan gives None": ("scan", nothing)}
+
+
+def refused(store, path, left, faults, caplog, call, collect):
+    """The collection is refused, and as if it had never been. Then the plugin is mended."""
+    before = files_of(path), counts(store)
+    name, fault = call
+    faults[name] = fault
+    with caplog.at_level(logging.WARNING, "msgstore.collection"):
+        done = collect(store)
+    faults.clear()
+    assert [one.done for one in done] == ["none"], "the segment was collected"
+    assert "of acme-odd 1.2 (entry point" in done[0].skipped
+    assert f"failed in {name}" in done[0].skipped
+    assert f"{path / done[0].file}: the segment format 'o" in caplog.text or "copied" in caplog.text
+    assert (files_of(path), counts(store)) == before, "the segment was changed"
+    assert contents(store) == left, "messages are lost"
+    done = collect(store)
+    assert [one.skipped for one in done] == [None], "a plugin that was mended is not used"
+    assert contents(store) == left
+    store.close()
+
+
+@pytest.mark.parametrize("fault", [*SCANNED, *FILLS])
+def test_compaction_in_place_format_fails_changes_nothing(fault, opened, tmp_path, faults, caplog):
+    store = opened("odd")
+    left = fill(store)
+    refused(store, tmp_path, left, faults, caplog, (SCANNED | FILLS)[fault], lambda s: s.compact(everything=True))
+    assert contents(opened("odd")) == left
+
+
+@pytest.mark.parametrize("fault", [*SCANNED, *ENCODES, *DECODES])
+def test_compaction_by_copy_format_fails_changes_nothing(fault, opened, tmp_path, faults, caplog):
+    store = opened("copied")
+    left = fill(store)
+    call = (SCANNED | ENCODES | DECODES)[fault]
+    refused(store, tmp_path, left, faults, caplog, call, lambda s: s.compact(everything=True))
+
+
+@pytest.mark.parametrize("fault", [*SCANNED, *ENCODES])
+def test_migrate_target_format_fails_changes_nothing(fault, opened, tmp_path, faults, caplog):
+    """What the copy is read with, and what it is written with."""
+    store = opened("v1")
+    left = fill(store)
+    store.close()
+    refused(opened("odd"), tmp_path, left, faults, caplog, (SCANNED | ENCODES)[fault], lambda s: s.migrate())
+
+
+# -- indexes ------------------------------------------------------------------------------------------------------------------
+
+
+def misplaced(self, call, ids, old, new):
+    return call(ids, old, [location + (1 << 40) for location in new])
+
+
+def garbage(self, call, ids, old, new):
+    self._entries.update(dict.fromkeys(ids, "anywhere"))
+    return len(ids)
+
+
+def forgotten(self, call, ids, old, new):
+    for msg_id in ids:
+        del self._entries[msg_id]
+    return len(ids)
+
+
+def halfway(self, call, ids, old, new):
+    call(ids[:3], old[:3], new[:3])
+    raise ZeroDivisionError("of acme")
+
+
+def silent(self, call, ids, old, new):
+    call(ids, old, new)
+
+
+RELOCATES = {
+    "does nothing": nothing,
+    "says that it did, and did nothing": lambda self, call, ids, old, new: len(ids),
+    "gives None": silent,
+    "stores other places": misplaced,
+    "stores garbage": garbage,
+    "forgets entries": forgotten,
+    "fails halfway": halfway,
+}
+COLLECTIONS = {
+    "compaction in place": ("v2", "v2", lambda store: store.compact(everything=True)),
+    "compaction by copy": ("v1", "v1", lambda store: store.compact(everything=True)),
+    "migration": ("v1", "v2", lambda store: store.migrate()),
+}
+
+
+@pytest.mark.parametrize("collected", COLLECTIONS)
+@pytest.mark.parametrize("fault", RELOCATES)
+def test_collection_index_relocate_fails_loses_nothing(fault, collected, opened, tmp_path, faults, caplog):
+    """Neither in this store, nor for a start after a crash, nor the references of what has several."""
+    written, target, collect = COLLECTIONS[collected]
+    store = opened(written, "odds")
+    left = fill(store)
+    if target != written:
+        store.close()
+        store = opened(target, "odds")
+    before = counts(store)
+    faults["relocate"] = RELOCATES[fault]
+    [done] = collect(store)
+    faults.clear()
+    assert "the index 'odds' of acme-odd 1.2 (entry point" in (done.skipped or ""), "a collection went on with a broken index"
+    assert f"{tmp_path / done.file}: the index 'odds'" in caplog.text
+    assert contents(store) == left, "messages are lost"
+    assert counts(store) == before
+    assert any(s.file == done.file and not s.quarantined for s in store.segments()), "the segment is gone"
+    store.abandon()
+    store = opened(target)
+    assert not store.stats().recovery.damaged, "a start finds damage"
+    found = contents(store)
+    assert {msg_id: found[msg_id] for msg_id in left} == left, "a start finds less"
+    collect(store)
+    assert contents(store) == found
+
+
+# -- openings -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [fault for fault in SCANNED if fault != "scan is too_early"])
+def test_opening_scan_fails_names_plugin_and_file(fault, opened, tmp_path, faults):
+    """A store that is not opened loses nothing."""
+    store = opened("odd")
+    fill(store)
+    everything = contents(store).keys()
+    store.abandon()
+    before = files_of(tmp_path)
+    faults["scan"] = SCANNED[fault][1]
+    with pytest.raises(msgstore.PluginError) as caught:
+        opened("odd")
+    assert f"{tmp_path / '0.odd'}: the segment format 'odd' of acme-odd 1.2 (entry point" in str(caught.value)
+    assert files_of(tmp_path) == before
+    faults.clear()
+    assert everything <= contents(opened("odd")).keys()
