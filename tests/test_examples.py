@@ -17,6 +17,8 @@ import pytest
 
 from docs.reading import ROOT, Reader, blocks
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ["acme_audit_record", "acme_zstd_body"]
 DISTRIBUTIONS = ["./core[testing]", "./plugins/format_v2", "./plugins/ets_index", *(f"./examples/{name}" for name in EXAMPLES)]
 
@@ -60,7 +62,6 @@ def walked(request: pytest.FixtureRequest, wheels: Path, tmp_path_factory: pytes
     return user
 
 
-@pytest.mark.slow
 def test_the_readme_is_what_happens(walked: Reader):
     """All of it was run by the fixture; these are the distributions that it was run with."""
     user = walked

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 import clusters
 from msgstore_spark import session
 
-STARTS_SPARK = {"test_bench", "test_clusters", "test_killed", "test_session", "test_shipping"}
-"""Modules whose tests start a JVM of their own."""
+STARTS_SPARK = {"test_bench", "test_clusters", "test_java", "test_killed", "test_pages", "test_session", "test_shipping"}
+"""Modules whose tests start a JVM of their own, or look for one."""
 SESSIONS = {"spark", "standalone", "connect_server"}
 
 
