@@ -7,17 +7,13 @@ the copies are read again before the sources go. All functions raise ValueError 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from operator import eq
 
 from msgstore.contract import Buffer, SegmentFormat
 from msgstore.contract.formats import Write
 from msgstore.engine.moves import Live, Plan
 from msgstore.scan.sound import scan_checked
-
-_AT_ONCE = 5000
-"""Records that are compared at a time."""
 
 
 def check(
@@ -26,37 +22,49 @@ def check(
     """Raises unless ``data``, after all the writes of ``steps`` and cut where the plan says, is a segment with each record of
     ``live``, byte for byte, at its place. Takes as much memory as the segment will have bytes."""
     image = _image(form, data, steps, todo)
-    for begin in range(0, len(live), _AT_ONCE):
-        part, targets = live.part(begin, begin + _AT_ONCE), places[begin : begin + _AT_ONCE]
-        before = b"".join([data[offset : offset + size] for offset, size in zip(part.offsets, part.sizes, strict=True)])
-        after = b"".join([image[offset : offset + size] for offset, size in zip(targets, part.sizes, strict=True)])
-        if before != after:
-            raise ValueError("a live record would not be what it was")
+    if image != b"".join(_pieces(image, data, todo, live))[: todo.end]:
+        raise ValueError("a live record would not be what it was")
     scan = scan_checked(form, image)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the segment would be damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
-    there = dict(zip(scan.records.id_list(), scan.records.offsets, strict=True))
-    if not all(map(eq, map(there.get, live.ids), places)):
-        later = set(zip(scan.duplicates.id_list(), scan.duplicates.offsets, strict=True))
-        for msg_id, place in zip(live.ids, places, strict=True):
-            if there.get(msg_id) != place and (msg_id, place) not in later:
-                raise ValueError(f"a live record would not be found at offset {place}")
+    missing = set(places).difference(scan.records.offsets, scan.duplicates.offsets)
+    if missing:
+        raise ValueError(f"{len(missing)} live records would not be found, one of them at offset {min(missing)}")
 
 
 def _image(form: SegmentFormat, data: Buffer, steps: Sequence[Sequence[Write]], todo: Plan) -> bytes:
+    """The segment as it would be after these writes and the cut."""
     last = todo.gaps[-1] if todo.gaps else None
     end = max(todo.end, last.offset + last.size if last else 0)  # some of the last gap may be left over, and is cut
-    image = bytearray(end)
     with memoryview(data) as view:
-        image[:] = view[:end]
-    begin = len(form.header)
+        image = bytearray(view[:end])
     for writes in steps:
+        if writes and min(writes)[0] < len(form.header):
+            raise ValueError(f"something would be written at offset {min(writes)[0]}")
         for offset, chunk in writes:
-            if not begin <= offset <= end - len(chunk):
-                raise ValueError(f"{len(chunk)} bytes would be written at offset {offset}, outside of the gaps")
             image[offset : offset + len(chunk)] = chunk
+    if len(image) != end:
+        raise ValueError(f"something would be written behind offset {end}, where other records stand")
     with memoryview(image) as view:
         return bytes(view[: todo.end])
+
+
+def _pieces(image: bytes, data: Buffer, todo: Plan, live: Live) -> Iterator[bytes]:
+    """What the segment should be: what stands between the gaps, what has moved, and as it is what is left over of each gap."""
+    at, offsets, sizes = 0, live.offsets, live.sizes
+    for gap in todo.gaps:
+        yield data[at : gap.offset]
+        at = gap.offset
+        for position in gap.moved:
+            offset, size = offsets[position], sizes[position]
+            yield data[offset : offset + size]
+            at += size
+        end = gap.offset + gap.size
+        if at < end:
+            yield image[at:end]
+        at = end
+    if at < todo.end:
+        yield data[at : todo.end]
 
 
 def check_encoded(
@@ -80,7 +88,8 @@ def check_copy(form: SegmentFormat, data: Buffer, ids: bytes | bytearray, begin:
     scan = scan_checked(form, data)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the copy is damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
-    places = list(accumulate(sizes, initial=begin))[:-1]
-    found = scan.records
-    if found.ids != ids or list(found.sizes) != list(sizes) or list(found.offsets) != places:
+    found, places = scan.records, array("Q", accumulate(sizes, initial=begin))
+    places.pop()
+    columns = (found.sizes, sizes), (found.offsets, places)
+    if found.ids != ids or any(array("Q", one).tobytes() != other.tobytes() for one, other in columns):
         raise ValueError("the records of the copy are not those that were written")
