@@ -7,64 +7,36 @@ the copies are read again before the sources go. All functions raise ValueError 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
-from msgstore.contract import Buffer, SegmentFormat
-from msgstore.contract.formats import Write
-from msgstore.engine.moves import Live, Plan
+from msgstore.contract import Buffer, GapFill, SegmentFormat
+from msgstore.engine.moves import Gap
 from msgstore.scan.sound import scan_checked
 
 
-def check(
-    form: SegmentFormat, data: Buffer, steps: Sequence[Sequence[Write]], todo: Plan, live: Live, places: Sequence[int]
-) -> None:
-    """Raises unless ``data``, after all the writes of ``steps`` and cut where the plan says, is a segment with each record of
-    ``live``, byte for byte, at its place. Takes as much memory as the segment will have bytes."""
-    image = _image(form, data, steps, todo)
-    if image != b"".join(_pieces(image, data, todo, live))[: todo.end]:
-        raise ValueError("a live record would not be what it was")
+def filled(gap: Gap, before: bytes, fill: GapFill, records: Sequence[bytes]) -> bytearray:
+    """What stands in a gap after all writes of ``fill``: first the records, byte for byte. Raises for a write outside of it."""
+    image = bytearray(before)
+    for writes in (fill.prepare, fill.inside, fill.seal):
+        for offset, chunk in writes:
+            at, end = offset - gap.offset, offset - gap.offset + len(chunk)
+            if at < 0 or end > gap.size:
+                raise ValueError(f"{len(chunk)} bytes would be written at offset {offset}, outside of the gap at {gap.offset}")
+            image[at:end] = chunk
+    if not image.startswith(b"".join(records)):
+        raise ValueError(f"the gap at offset {gap.offset} would not hold the records that move into it")
+    return image
+
+
+def check(form: SegmentFormat, image: bytes, places: Sequence[int]) -> None:
+    """Raises unless ``image``, what a segment will be, has a record at each place."""
     scan = scan_checked(form, image)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the segment would be damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
     missing = set(places).difference(scan.records.offsets, scan.duplicates.offsets)
     if missing:
         raise ValueError(f"{len(missing)} live records would not be found, one of them at offset {min(missing)}")
-
-
-def _image(form: SegmentFormat, data: Buffer, steps: Sequence[Sequence[Write]], todo: Plan) -> bytes:
-    """The segment as it would be after these writes and the cut."""
-    last = todo.gaps[-1] if todo.gaps else None
-    end = max(todo.end, last.offset + last.size if last else 0)  # some of the last gap may be left over, and is cut
-    with memoryview(data) as view:
-        image = bytearray(view[:end])
-    for writes in steps:
-        if writes and min(writes)[0] < len(form.header):
-            raise ValueError(f"something would be written at offset {min(writes)[0]}")
-        for offset, chunk in writes:
-            image[offset : offset + len(chunk)] = chunk
-    if len(image) != end:
-        raise ValueError(f"something would be written behind offset {end}, where other records stand")
-    with memoryview(image) as view:
-        return bytes(view[: todo.end])
-
-
-def _pieces(image: bytes, data: Buffer, todo: Plan, live: Live) -> Iterator[bytes]:
-    """What the segment should be: what stands between the gaps, what has moved, and as it is what is left over of each gap."""
-    at, offsets, sizes = 0, live.offsets, live.sizes
-    for gap in todo.gaps:
-        yield data[at : gap.offset]
-        at = gap.offset
-        for position in gap.moved:
-            offset, size = offsets[position], sizes[position]
-            yield data[offset : offset + size]
-            at += size
-        end = gap.offset + gap.size
-        if at < end:
-            yield image[at:end]
-        at = end
-    if at < todo.end:
-        yield data[at : todo.end]
 
 
 def check_encoded(
