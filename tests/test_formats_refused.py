@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -21,9 +22,9 @@ HOLES = frozenset({Capability.SELF_DESCRIBING})
 
 
 class Switched:
-    """``faults``: method to what is made of its result, by a function that gets the result and the arguments."""
+    """``faults``: method to the function that is called in its place, with the object, the method and the arguments."""
 
-    faults: dict = {}
+    faults: ClassVar[dict] = {}
 
     def __getattribute__(self, name):
         found = super().__getattribute__(name)

@@ -32,7 +32,7 @@ from msgstore.contract import Buffer, SegmentFormat
 from msgstore.contract.formats import Write
 from msgstore.engine.collected import Collected
 from msgstore.engine.moves import Live, Plan, plan
-from msgstore.engine.rehearsal import check
+from msgstore.engine.rehearsal import check, filled
 from msgstore.engine.site import Site
 from msgstore.engine.sources import Source, blamed
 from msgstore.engine.swapping import still_alive, swap
@@ -58,8 +58,7 @@ def compact(site: Site, source: Source) -> Collected:
         for position, target in moves:
             places[position] = target
         with blamed(segment, segment.form, "fill_gap"):
-            steps = _steps(form, todo, live, data)
-            check(form, data, steps, todo, live, places)
+            steps = _steps(form, todo, live, data, places)
     _rewrite(site, source, todo, steps, live, moves)
     site.segments.hints.rewrite(segment, live.ids, places, live.sizes)
     with site.ledger.lock:
@@ -119,14 +118,22 @@ def _rewrite(
             _, segment.sealed_mtime_ns = files.set_mtime(segment.path, time)
 
 
-def _steps(form: SegmentFormat, todo: Plan, live: Live, data: Buffer) -> list[list[Write]]:
-    """The writes of all gaps, step by step."""
+def _steps(form: SegmentFormat, todo: Plan, live: Live, data: Buffer, places: Sequence[int]) -> list[list[Write]]:
+    """The writes of all gaps, step by step, rehearsed in memory: that takes as much as the segment will have bytes."""
     steps: list[list[Write]] = [[], [], []]
     offsets, sizes = live.offsets, live.sizes
+    image: list[bytes | bytearray] = []
+    done = 0
     for gap in todo.gaps:
-        fill = form.fill_gap(gap.offset, gap.size, [data[offsets[at] : offsets[at] + sizes[at]] for at in gap.moved])
+        records = [data[offsets[at] : offsets[at] + sizes[at]] for at in gap.moved]
+        fill = form.fill_gap(gap.offset, gap.size, records)
+        image.append(data[done : gap.offset])
+        done = gap.offset + gap.size
+        image.append(filled(gap, data[gap.offset : done], fill, records))
         for writes, step in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
             writes += step
+    image.append(data[done : todo.end])
+    check(form, b"".join(image)[: todo.end], places)
     return steps
 
 

@@ -71,20 +71,24 @@ def plan(form: SegmentFormat, live: Live) -> Plan:
     starts = [begin, *map(int.__add__, offsets, sizes)]
     gaps = [(start, offset - start) for start, offset in zip(starts, offsets, strict=False) if offset > start]
     rooms = [form.gap_room(offset, size) for offset, size in gaps]
-    for room, (offset, size) in zip(rooms, gaps, strict=True):
-        if not 0 <= room <= size:
-            raise ValueError(f"the gap of {size} bytes at offset {offset} is said to have room for {room}")
+    wrong = next((at for at, room in enumerate(rooms) if not 0 <= room <= gaps[at][1]), None)
+    if wrong is not None:
+        raise ValueError(f"a gap of {gaps[wrong][1]} bytes at offset {gaps[wrong][0]} has room for {rooms[wrong]}")
     moved: dict[int, list[int]] = {}
     end = begin  # of what has moved: the file cannot be cut below, so what stands below need not move
     free = _FirstFit(rooms)
     gap, room, last = -1, 0, 0
+    left: list[tuple[int, int]] = []  # gaps that ``free`` does not know to have less room: those passed since the size changed
     staying = len(live)
     while staying and offsets[staying - 1] >= end:
         size = sizes[staying - 1]
         if size != last or size > room:  # or the same gap is still the first with room
             if gap >= 0:
-                free.set(gap, room)
-            gap = free.first(size)
+                left.append((gap, room))
+            gap = free.next(gap, size) if size == last else -1  # in front of the last gap for this size there is none
+            if gap < 0:
+                free.set_all(left)
+                gap = free.first(size)
             if gap < 0:
                 break
             room, last = free.room(gap), size
@@ -98,6 +102,10 @@ def plan(form: SegmentFormat, live: Live) -> Plan:
         end = max(end, starts[staying])
     nothing: tuple[int, ...] = ()
     return Plan([Gap(*gaps[at], moved.get(at, nothing)) for at in range(len(gaps)) if gaps[at][0] < end], end)
+
+
+_NEAR = 4
+"""Gaps that are looked at one by one: records of one size fill one gap after the other."""
 
 
 class _FirstFit:
@@ -124,10 +132,24 @@ class _FirstFit:
                 at += 1
         return at - leaves
 
+    def next(self, gap: int, size: int) -> int:
+        """The first gap behind ``gap`` with room for so many bytes, if it is one of the next few; else -1."""
+        begin = self._leaves + gap + 1
+        for at, room in enumerate(self._tree[begin : begin + _NEAR], gap + 1):
+            if room >= size:
+                return at
+        return -1
+
     def room(self, gap: int) -> int:
         return self._tree[self._leaves + gap]
 
-    def set(self, gap: int, room: int) -> None:
+    def set_all(self, rooms: list[tuple[int, int]]) -> None:
+        """Set the room of each gap, and empty the list."""
+        for gap, room in rooms:
+            self._set(gap, room)
+        rooms.clear()
+
+    def _set(self, gap: int, room: int) -> None:
         tree, at = self._tree, self._leaves + gap
         tree[at] = room
         while at > 1:

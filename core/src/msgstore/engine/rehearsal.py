@@ -9,54 +9,34 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import eq
 
-from msgstore.contract import Buffer, SegmentFormat
-from msgstore.contract.formats import Write
-from msgstore.engine.moves import Live, Plan
+from msgstore.contract import Buffer, GapFill, SegmentFormat
+from msgstore.engine.moves import Gap
 from msgstore.scan.sound import scan_checked
 
-_AT_ONCE = 5000
-"""Records that are compared at a time."""
+
+def filled(gap: Gap, before: bytes, fill: GapFill, records: Sequence[bytes]) -> bytearray:
+    """What stands in a gap after all writes of ``fill``: first the records, byte for byte. Raises for a write outside of it."""
+    image = bytearray(before)
+    for writes in (fill.prepare, fill.inside, fill.seal):
+        for offset, chunk in writes:
+            at, end = offset - gap.offset, offset - gap.offset + len(chunk)
+            if at < 0 or end > gap.size:
+                raise ValueError(f"{len(chunk)} bytes would be written at offset {offset}, outside of the gap at {gap.offset}")
+            image[at:end] = chunk
+    if not image.startswith(b"".join(records)):
+        raise ValueError(f"the gap at offset {gap.offset} would not hold the records that move into it")
+    return image
 
 
-def check(
-    form: SegmentFormat, data: Buffer, steps: Sequence[Sequence[Write]], todo: Plan, live: Live, places: Sequence[int]
-) -> None:
-    """Raises unless ``data``, after all the writes of ``steps`` and cut where the plan says, is a segment with each record of
-    ``live``, byte for byte, at its place. Takes as much memory as the segment will have bytes."""
-    image = _image(form, data, steps, todo)
-    for begin in range(0, len(live), _AT_ONCE):
-        part, targets = live.part(begin, begin + _AT_ONCE), places[begin : begin + _AT_ONCE]
-        before = b"".join([data[offset : offset + size] for offset, size in zip(part.offsets, part.sizes, strict=True)])
-        after = b"".join([image[offset : offset + size] for offset, size in zip(targets, part.sizes, strict=True)])
-        if before != after:
-            raise ValueError("a live record would not be what it was")
+def check(form: SegmentFormat, image: bytes, places: Sequence[int]) -> None:
+    """Raises unless ``image``, what a segment will be, has a record at each place."""
     scan = scan_checked(form, image)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the segment would be damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
-    there = dict(zip(scan.records.id_list(), scan.records.offsets, strict=True))
-    if not all(map(eq, map(there.get, live.ids), places)):
-        later = set(zip(scan.duplicates.id_list(), scan.duplicates.offsets, strict=True))
-        for msg_id, place in zip(live.ids, places, strict=True):
-            if there.get(msg_id) != place and (msg_id, place) not in later:
-                raise ValueError(f"a live record would not be found at offset {place}")
-
-
-def _image(form: SegmentFormat, data: Buffer, steps: Sequence[Sequence[Write]], todo: Plan) -> bytes:
-    last = todo.gaps[-1] if todo.gaps else None
-    end = max(todo.end, last.offset + last.size if last else 0)  # some of the last gap may be left over, and is cut
-    image = bytearray(end)
-    with memoryview(data) as view:
-        image[:] = view[:end]
-    begin = len(form.header)
-    for writes in steps:
-        for offset, chunk in writes:
-            if not begin <= offset <= end - len(chunk):
-                raise ValueError(f"{len(chunk)} bytes would be written at offset {offset}, outside of the gaps")
-            image[offset : offset + len(chunk)] = chunk
-    with memoryview(image) as view:
-        return bytes(view[: todo.end])
+    missing = set(places).difference(scan.records.offsets, scan.duplicates.offsets)
+    if missing:
+        raise ValueError(f"{len(missing)} live records would not be found, one of them at offset {min(missing)}")
 
 
 def check_encoded(
@@ -80,7 +60,8 @@ def check_copy(form: SegmentFormat, data: Buffer, ids: bytes | bytearray, begin:
     scan = scan_checked(form, data)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the copy is damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
-    places = list(accumulate(sizes, initial=begin))[:-1]
-    found = scan.records
-    if found.ids != ids or list(found.sizes) != list(sizes) or list(found.offsets) != places:
+    found, places = scan.records, array("Q", accumulate(sizes, initial=begin))
+    places.pop()
+    columns = (found.sizes, sizes), (found.offsets, places)
+    if found.ids != ids or any(array("Q", one).tobytes() != other.tobytes() for one, other in columns):
         raise ValueError("the records of the copy are not those that were written")

@@ -224,12 +224,7 @@ class Catalogue:
     def _undisputed(self, extension: str) -> None:
         """Raises DuplicatePlugin if formats of several names claim the files with it, in whatever letters: some file systems
         do not tell capital letters from small ones."""
-        claims = [
-            found
-            for found in self.registrations
-            if isinstance(found.descriptor, SegmentFormatDescriptor)
-            and extension.lower() in map(str.lower, _endings(found.descriptor))
-        ]
+        claims = [found for found in self.registrations if extension.lower() in map(str.lower, _endings(found.descriptor))]
         if len({found.descriptor.name for found in claims}) < 2:
             return
         listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found in claims)
@@ -316,7 +311,10 @@ class Catalogue:
         return ", ".join(sorted(found)) or "none"
 
 
-def _endings(descriptor: SegmentFormatDescriptor) -> tuple[str, ...]:
+def _endings(descriptor: Descriptor) -> tuple[str, ...]:
+    """Of the files of a segment format; of nothing else."""
+    if not isinstance(descriptor, SegmentFormatDescriptor):
+        return ()
     return descriptor.extension, *descriptor.leftover_extensions
 
 
