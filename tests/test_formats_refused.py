@@ -77,7 +77,7 @@ def opened(tmp_path, faults):
     found = []
 
     def open_it(form, index="ets"):
-        keys = {"sync_interval": "1h", "file_size_limit": 20_000, "format": form, "index": index}
+        keys = {"sync_interval": "1h", "gc_interval": 0, "file_size_limit": 20_000, "format": form, "index": index}
         found.append(stores.open_with(tmp_path, odd_catalogue(), **keys))
         return found[-1]
 
