@@ -52,6 +52,8 @@ class Intake:
         """In the order of writing. Never another object: readers and writers are bound to it."""
         self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
         """The entries with several references, also while they are not in ``pending`` for an instant."""
+        self.before_removals: list[Callable[[], None]] = []
+        """Empty, or one function that refuses a removal before anything of it is popped."""
         self._dropped: deque[int] = deque(maxlen=1000)
         """Clients of which ``drop_client`` was told lately: a remover may still have an entry of theirs in its hand."""
 
@@ -101,11 +103,13 @@ class Intake:
     ) -> Callable[[Iterable[bytes]], None]:
         """``remove(ids)`` of one client: what has one reference, its own, and that here, goes at once. The other ids are handed
         over, each with what was popped."""
-        pop = self.pending.pop
+        pop, before = self.pending.pop, self.before_removals
 
         def remove(ids: Iterable[bytes]) -> None:
             if isinstance(ids, bytes):
                 raise ValueError("remove takes several ids: write remove([msg_id])")  # noqa: TRY004 - as for every wrong id
+            if before:
+                before[0]()
             rest = None
             msg_id: object = None
             try:

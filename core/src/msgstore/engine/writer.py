@@ -207,8 +207,6 @@ class Writer:
         try:
             for msg_id, _ in popped:
                 check_id(msg_id)
-            if self._uncommitted > self.config.max_unconfirmed:  # a commit is failing
-                self._flush_first("Nothing that is on disk was removed: repeat the removal.")
             with self.ledger.lock:
                 client.check_open()
                 self._check_writable()  # with the lock: who closes the store has had it since
@@ -335,6 +333,11 @@ class Writer:
         except StoreIOError as error:
             raise _with_outcome(error, outcome, applied=False) from error.__cause__
 
+    def _flush_before_removal(self) -> None:
+        """Refuse a removal while a commit is failing."""
+        if self._uncommitted > self.config.max_unconfirmed:
+            self._flush_first("Nothing was removed: repeat the removal.")
+
     def _count(self) -> int:
         """Bytes in the intake. They are counted if much was removed since they were, as the average message betrays."""
         if self._since_count >= WINDOW // 2 and self._held > 1.5 * self._average * len(self.intake.pending):
@@ -378,6 +381,7 @@ class Writer:
         elif self.ledger.persistent:
             self._uncommitted += weight
             if self._uncommitted > self.config.max_unconfirmed:
+                self.intake.before_removals[:] = [self._flush_before_removal]
                 self._flush_now()
             elif self._uncommitted > self.config.max_unconfirmed // 4:
                 self.wakeup.hurry()
@@ -472,6 +476,7 @@ class Writer:
             uncommitted = self._uncommitted
             self.ledger.commit()
             self._uncommitted -= uncommitted  # what came meanwhile stays counted, and all of it while a commit is failing
+            self.intake.before_removals.clear()
             self.ledger.delete_empty()
 
     def _write_some(self, ids: Sequence[bytes], weight: int) -> Written:
