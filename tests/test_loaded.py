@@ -26,9 +26,7 @@ def test_loaded_plugins_are_those_of_the_cells(request, cells):
     loaded = {provider.distribution for provider in catalogue().providers}
     if request.config.getoption("--cells"):
         names = {name for cell in cells for name in (cell.index, cell.format, cell.record)}
-        expected = {"msgstore"} | {DISTRIBUTIONS[name] for name in names & DISTRIBUTIONS.keys()}
-        if "v1" in names:  # such cells open what brokers left
-            expected.add("msgstore-erlang-body")
+        expected = {"msgstore", "msgstore-erlang-body"} | {DISTRIBUTIONS[name] for name in names & DISTRIBUTIONS.keys()}
     else:
         loaded -= {"msgstore-spark"}  # not part of tests/requirements.txt
         expected = {"msgstore", *DISTRIBUTIONS.values(), *OTHERS}

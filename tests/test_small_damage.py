@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.cli.main import main
+from msgstore.engine.recovery import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
 from support import open_with
@@ -54,7 +55,7 @@ def path(made, kind, tmp_path):
     return copy_of(made[kind], tmp_path / "store")
 
 
-def reopened(path: Path, kind: str, **keys: object) -> tuple[dict[bytes, int], object]:
+def reopened(path: Path, kind: str, **keys: object) -> tuple[dict[bytes, int], Recovery]:
     with open_with(path, index=kind, file_size_limit=350, **keys) as store:
         return {entry.msg_id: entry.references for entry in store.entries()}, store.stats().recovery
 

@@ -20,9 +20,9 @@ SESSIONS = {"spark", "standalone", "connect_server"}
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts Spark."""
-    for item in items:
-        is_ours = item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function)
-        if is_ours and (item.path.stem in STARTS_SPARK or SESSIONS & set(item.fixturenames)):
+    ours = [item for item in items if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent]
+    for item in ours:
+        if item.path.stem in STARTS_SPARK or SESSIONS & set(item.fixturenames):
             item.add_marker("spark")
 
 

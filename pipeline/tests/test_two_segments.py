@@ -22,7 +22,7 @@ STORE = DATA / "msg-store" / "v2_dirty_torn" / "store"
 def scanned() -> dict[str, int]:
     """Segment to its number of records, as the scan of core counts them."""
     form = FormatSet(CATALOGUE).by_name("v2")
-    return {path.name: len(scan_file(Files(), path, form).scan.records.ids) for path in sorted(STORE.glob("*.sqs"))}
+    return {path.name: len(scan_file(Files(), path, form).scan.records) for path in sorted(STORE.glob("*.sqs"))}
 
 
 def test_spark_reads_every_record_of_two_segments(spark: SparkSession, scanned: dict[str, int]) -> None:

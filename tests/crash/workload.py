@@ -324,7 +324,7 @@ def prepare(run: Run) -> None:
     run.path.mkdir()
     if run.cell.content == "v1-mixed":
         _real_v1(run)
-        write_settings(UnsyncedFiles(), run.path, Settings(index=run.cell.index), sync=False)
+        write_settings(UnsyncedFiles(), run.path, Settings(index=run.cell.index))
 
 
 REAL_BYTES = 9000
