@@ -14,7 +14,11 @@ os.environ["COLUMNS"] = "200"
 
 # Where others want the processor, an example may wait for it. The parent: that of tests/mutants, where it is loaded.
 hypothesis.settings.register_profile(
-    "untimed", parent=hypothesis.settings.default, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "untimed",
+    parent=hypothesis.settings.default,
+    deadline=None,
+    max_examples=int(os.environ.get("MSGSTORE_TESTS_EXAMPLES", "25")),  # tox.ini asks for more before a merge
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("untimed")
 

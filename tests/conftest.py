@@ -1,7 +1,7 @@
 """Cells of the matrix: which index, format and record type a test runs with.
 
-``--cells ets-v2`` restricts a run to one cell, as tox does in an environment where nothing else is installed. Without it every
-combination runs, and every distribution of ``tests/requirements.txt`` must be installed.
+``--cells ets-v2`` restricts a run to one cell, as tox does in an environment where nothing else is installed. Without it a
+spread of them runs, or all with ``--every-cell``, and every distribution of ``tests/requirements.txt`` must be installed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import pytest
 from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, Sample, catalogue
 
 EVERY_CELL = CELLS | ACME_CELLS | FOREIGN_CELLS
+SPREAD = ["ets-v1", "lmdb-v2", "ets-v2-checksum"]
+"""Every index, format and record type once: the fast suite. The environments of the cells have each combination."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The numbers are those of the fast suite; tox.ini has larger ones for ``.ci/run`` and ``deep``."""
     add = parser.addoption
     add("--cells", help=f"comma-separated, of {', '.join(EVERY_CELL)}: nothing else is installed; without it everything is")
+    add("--every-cell", action="store_true", help="where everything is installed: all six combinations, not a spread of three")
     add("--every", type=int, default=24, help="sweeps over crash points, failures and flips try one in EVERY")
     add("--seed", type=int, default=None, help="which of these; a random number without it, printed at the start")
     add("--examples", type=int, default=6, help="random histories of the model test, for each cell")
@@ -58,7 +61,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def chosen(config: pytest.Config) -> list[Cell]:
-    return [EVERY_CELL[name] for name in (config.getoption("--cells") or ",".join(CELLS)).split(",")]
+    names = config.getoption("--cells")
+    if names is None:
+        return list(CELLS.values()) if config.getoption("--every-cell") else [CELLS[name] for name in SPREAD]
+    return [EVERY_CELL[name] for name in names.split(",")]
 
 
 FUZZED = pytest.StashKey[list[str]]()

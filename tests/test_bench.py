@@ -71,6 +71,7 @@ def test_what_is_missed_has_a_profile_and_nothing_else_has(tmp_path):
     assert text.index("Required") < text.index("600 calls; the slowest")
 
 
+@pytest.mark.slow
 def test_only_what_is_asked_for_is_printed(tmp_path):
     text = bench(tmp_path, "--only", "deletion,compaction,latency", "--sizes", "1024", "--stores", "msgstore,LMDB")
     for title in ("Microseconds a call of write", "Compaction of a segment", "Deletion of empty segments"):
@@ -80,6 +81,7 @@ def test_only_what_is_asked_for_is_printed(tmp_path):
     assert text.count("MISSED") + text.count("│ met ") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["at least", "at most"])
 @pytest.mark.parametrize("measured", [1.19, 1.2, 1.21])
 def test_what_is_missed_is_printed_as_missed(limit, measured):

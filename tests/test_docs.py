@@ -124,6 +124,7 @@ def test_the_reference_is_what_the_code_says():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @needs_all_plugins
 def test_a_page_that_is_stale_is_told(tmp_path):
     """The same program, on a copy in which a default was changed by hand."""

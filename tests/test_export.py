@@ -49,6 +49,7 @@ def scanned(*sources: Path) -> list[dict]:
     return sorted(rows, key=lambda row: (row["store"], row["file"], row["offset"]))
 
 
+@pytest.mark.slow
 def test_every_directory_of_ours(tmp_path, monkeypatch):
     monkeypatch.setattr("msgstore.bulk.tasks.pack.__defaults__", (2**18,))
     report = export([DATA], tmp_path / "to", processes=2)

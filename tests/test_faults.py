@@ -364,6 +364,7 @@ def test_a_stored_body_reads_the_same_before_and_after_the_flush(tmp_path, index
             store.flush()
 
 
+@pytest.mark.slow
 def test_who_looks_does_not_lock_out_who_writes(tmp_path, index):
     small_store(tmp_path, {"index": index, "format": "v2"})
     stop, errors = threading.Event(), []

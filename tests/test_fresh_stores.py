@@ -81,6 +81,7 @@ def beside(path: Path) -> list[str]:
 ALL = {**CELLS, **ACME_CELLS, **FOREIGN_CELLS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n not in FOREIGN_CELLS else pytest.param(n, marks=needs_foreign) for n in ALL])
 @pytest.mark.parametrize("end", ["open", "full", "large"])
 def test_bytes_are_those_of_the_store(name: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def killed(request, tmp_path) -> Combining:
     return combining
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["v1", "v2"])
 def test_every_message_is_there_and_the_leftover_is_a_segment(killed, index, form, caplog):
     counts = killed.real.refcounts

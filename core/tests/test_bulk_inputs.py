@@ -272,6 +272,7 @@ def forbidden(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return paths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["list", "search"])
 @pytest.mark.parametrize("pattern", ["", "*", "*/*.rdq", "**/*", "?/0.*"])
 def test_a_directory_that_cannot_be_looked_into_is_damage_and_the_others_are_read(

@@ -74,6 +74,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 VERBS = [["--help"], ["--version"], ["scan", "--help"], ["plugins", "--json"], ["scan", str(DATA / "v2_clean" / "store")]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
 def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:

@@ -155,6 +155,7 @@ def test_a_flipped_size_hides_no_other_record(tmp_path: Path, byte: int) -> None
     assert (spot.offset, spot.size) == spans[50]
 
 
+@pytest.mark.slow
 def test_random_flips_lose_only_what_they_hit(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
