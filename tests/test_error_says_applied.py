@@ -215,9 +215,11 @@ def test_repeated_removal_takes_no_second_reference(tmp_path, index, monkeypatch
     def failing(ids):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as broken, pytest.raises(msgstore.StoreIOError) as caught:
-        broken.setattr(store._ledger.index, "release", failing)
+    release = store._ledger.index.release
+    monkeypatch.setattr(store._ledger.index, "release", failing)
+    with pytest.raises(msgstore.StoreIOError) as caught:
         client.remove(IDS[:2])
+    monkeypatch.setattr(store._ledger.index, "release", release)
     client.remove(getattr(caught.value, "ids", IDS[:2]))
     assert (store.references(IDS[0]), store.references(IDS[1])) == (1, 0), "a message lost more references than were removed"
     store.close()
