@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import lmdb
 import pytest
 
 import msgstore
 from msgstore.plugins.catalogue import load_catalogue
-from support import RealDirectory, hashes, open_with
+from msgstore_lmdb_index import rescue
+from support import DATA, RealDirectory, hashes, open_with
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -44,3 +49,64 @@ def test_without_the_old_indexs_plugin_the_counts_are_not_dropped_in_silence(tmp
         open_with(tmp_path, index="ets")
     with open_with(tmp_path, index="ets", refcounts=[(bytes(16), 2)]) as store:
         assert store.references(bytes(16)) == 2
+
+
+def damage_lmdb(path: Path) -> None:
+    """Cut off the end of LMDB's file, but for the pages of its entries. The index notices that when it opens."""
+    data = path / "msgstore-lmdb" / "data.mdb"
+    counts = rescue.read_counts(data.parent)
+    assert counts, "the store of the test has no message with several references"
+    with lmdb.open(str(data.parent), readonly=True, lock=False) as env:
+        size = env.stat()["psize"] * env.info()["last_pgno"]
+    whole = data.read_bytes()[:size]
+    data.write_bytes(whole)
+    assert rescue.read_counts(data.parent) == counts, "the last page has entries"
+
+
+def test_leaving_a_damaged_index_keeps_counts(tmp_path):
+    """What can be read of its counts goes along, as when it is opened as itself."""
+    ids = [bytes([n]) * 16 for n in range(10)]
+    with open_with(tmp_path, index="lmdb") as store, store.client() as client:
+        for _ in range(3):
+            client.write_many((i, i) for i in ids)
+            store.flush()
+    damage_lmdb(tmp_path)
+    with open_with(tmp_path, index="ets") as store:
+        assert {e.msg_id: e.references for e in store.entries()} == dict.fromkeys(ids, 3), "counts that can be read are lost"
+
+
+def test_damaged_index_yields_to_brokers_counts(tmp_path):
+    """The broker has stopped cleanly after our index was saved: its counts are exact, and ours are old."""
+    real = RealDirectory.load("v1_clean")
+    path = real.copy(tmp_path)
+    with open_with(path, index="lmdb", adopt=True) as store:
+        counts = {e.msg_id: e.references for e in store.entries()}
+    with open_with(path, index="lmdb") as store, store.client() as client:
+        for _ in range(3):
+            client.write_many((i, b"") for i in counts)
+            store.flush()
+    damage_lmdb(path)
+    for name in ("msg_store_index.ets", "file_summary.ets", "clean.dot"):
+        shutil.copy(DATA / "msg-store" / real.name / "store" / name, path)
+    with open_with(path, index="lmdb") as store:
+        assert store.stats().recovery.counts == "msg_store_index.ets"
+        assert {e.msg_id: e.references for e in store.entries()} == counts, "old counts took the place of the broker's"
+
+
+def test_damaged_index_of_before_gives_no_counts(tmp_path):
+    """The counts of an index that the directory has left are older than one reference for each."""
+    ids = [bytes([n]) * 16 for n in range(10)]
+    with open_with(tmp_path, index="lmdb") as store, store.client() as client:
+        for _ in range(3):
+            client.write_many((i, i) for i in ids)
+            store.flush()
+    with open_with(tmp_path, index="ets") as store, store.client() as client:
+        client.remove(ids)
+        client.remove(ids)
+    damage_lmdb(tmp_path)
+    store = open_with(tmp_path, index="ets")
+    store.client().write(bytes(16), b"")
+    store.flush()
+    store.abandon()
+    with open_with(tmp_path, index="lmdb") as store:
+        assert {store.references(i) for i in ids} == {1}, "an index that was left years ago has given its counts"

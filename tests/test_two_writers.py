@@ -141,3 +141,26 @@ def test_segment_deleted_within_a_flush_confirms_nothing(index, tmp_path):
             store.flush()
     store.abandon()
     assert confirmed == [FIRST]
+
+
+def test_flush_looks_at_files_once(index, tmp_path):
+    """A look costs a tenth of a small flush."""
+
+    class Looking(UnsyncedFiles):
+        looks = 0
+
+        def identity(self, file):
+            self.looks += 1
+            return super().identity(file)
+
+    files = Looking()
+    with open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0) as store:
+        client = store.client()
+        client.write(FIRST, b"first")
+        store.flush()
+        before = files.looks
+        client.write(SECOND, b"second")
+        store.flush()
+        client.remove([FIRST])
+        store.flush()
+        assert files.looks - before == 2, "a flush looks at its files more than once"

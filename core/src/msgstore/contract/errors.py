@@ -65,11 +65,13 @@ class NotAdopted(StoreError):
 class StoreIOError(StoreError):
     """The operating system refused a file operation; the OSError is the cause. What was not confirmed stays pending."""
 
-    def __init__(self, message: str, *, applied: bool = False, taken: int | None = None) -> None:
+    def __init__(self, message: str, *, applied: bool = False, taken: int | None = None, ids: Sequence[bytes] = ()) -> None:
         super().__init__(message)
         self.applied = applied
-        """True if ``write`` or ``remove`` took effect all the same: repeating the call would do it twice. After False nothing
-        happened."""
+        """True if ``write`` or ``remove`` took effect all the same: repeating the call would do it twice. After False ``write``
+        did nothing, and ``remove`` nothing to ``ids``."""
+        self.ids = tuple(ids)
+        """What ``remove`` took no reference from, of the ids that it was given: repeat the removal with these only."""
         self.taken = int(applied) if taken is None else taken
         """Messages that ``write``, or ``write_many`` from its first one on, took: go on behind these."""
 

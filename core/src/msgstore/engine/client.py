@@ -40,8 +40,8 @@ class Client:
     """``remove(ids)``: take one reference from each; a message without references is gone.
 
     Raises MessageNotFound naming the absent ids; the present ones are removed all the same. ValueError for what is no id; then
-    some of the others may have been removed. StoreIOError: if ``error.applied``, all were removed, as is usual with
-    ``sync_interval = 0``; otherwise nothing that is on disk lost a reference.
+    some of the others may have been removed. StoreIOError: ``error.ids`` are those that lost no reference, repeat the removal
+    with these; with ``sync_interval = 0`` usually all were removed, and ``error.applied`` says so.
     """
 
     def __init__(self, store: Store, number: int, name: str | None, on_confirm: OnConfirm | None) -> None:

@@ -52,8 +52,8 @@ class Intake:
         """In the order of writing. Never another object: readers and writers are bound to it."""
         self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
         """The entries with several references, also while they are not in ``pending`` for an instant."""
-        self.before_removals: list[Callable[[], None]] = []
-        """Empty, or one function that refuses a removal before anything of it is popped."""
+        self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
+        """Empty, or one function that refuses a removal of these ids before any of them is popped."""
         self._dropped: deque[int] = deque(maxlen=1000)
         """Clients of which ``drop_client`` was told lately: a remover may still have an entry of theirs in its hand."""
 
@@ -109,7 +109,7 @@ class Intake:
             if isinstance(ids, bytes):
                 raise ValueError("remove takes several ids: write remove([msg_id])")  # noqa: TRY004 - as for every wrong id
             if before:
-                before[0]()
+                before[0](ids)
             rest = None
             msg_id: object = None
             try:

@@ -162,6 +162,7 @@ class Ledger:
     def begin_change(self) -> None:
         """Called before anything changes on disk: from the first change on the stop counts as dirty. Raises StoreIOError."""
         if self.marker is not None:
+            self.segments.check_directory()
             self.marker.hide(self)
             self.hidden, self.marker = self.marker, None
 

@@ -182,6 +182,7 @@ class Segments:
 
         If that fails no file of the number is left; if not even it can be deleted, it stays as an empty segment.
         """
+        self.check_directory()  # or the file would be one of another store's
         self.seal_current()
         number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
@@ -306,12 +307,20 @@ class Segments:
                 "more: put it back and flush again, or call abandon(), open the store again, and repeat what was not confirmed."
             )
 
+    def check_files(self) -> None:
+        """Check the directory and the current segment with one look: the path of the segment leads through the directory."""
+        segment = self.current
+        if segment is None or self._identity(segment.path) != self._written:
+            self.check_directory()
+            self.check_current()
+
     def _identity(self, path: Path) -> tuple[int, int] | None:
-        with io_errors(path):
-            try:
-                return self.files.identity(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        try:
+            return self.files.identity(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise io_error(path, None, error) from error
 
     def sync_written(self) -> None:
         """Where syncs come ``sync_later``: everything that was appended is on disk when it returns, names included."""

@@ -110,11 +110,9 @@ def open_parts(
         with of_index(config.index.name, config, catalogue, "load its entries in"):
             state = index.load() or {}
         begin = time.perf_counter()
-        rescued = rescued_counts(index, state) if counts is None else {}
         recovery = _recover(
             config, catalogue, segments, index, state, remembered, leftovers, counts, progress, read_only=read_only
         )
-        restore_counts(segments, index, rescued, recovery)
         segments.happenings.recovered(recovery, time.perf_counter() - begin)
         ledger = Ledger(segments, index, shared, persistent=persistent)
         writer = Writer(config, backends, ledger, read_only=read_only)
@@ -275,6 +273,7 @@ def _recover(
     read_only: bool,
 ) -> Recovery:
     refusal = plan = None
+    rescued: Mapping[bytes, int] = {}  # of the index of the last opening, and of no broker's that came behind it
     if not segments.by_number:
         recovery = without_segments(state, index)
         index.clear()
@@ -283,13 +282,14 @@ def _recover(
         plan = judge(state, segments, leftovers)
     elif remembered is None or remembered.index == config.index.name:
         recovery = Recovery("trust")
+        rescued = rescued_counts(index, state)
         plan = judge(state, segments, leftovers)
         refusal = _follow(
             plan, segments, index, index, recovery, progress, counted=counts is not None, keeps_copy=not read_only
         )
     else:
         recovery = Recovery("taken over")
-        refusal = _take_over(
+        refusal, rescued = _take_over(
             config, catalogue, segments, index, remembered.index, leftovers, recovery, progress, counted=counts is not None
         )
     if refusal is not None:
@@ -301,6 +301,8 @@ def _recover(
             rebuild_distrusted(segments, index, plan, counts, recovery, progress, broker, keeps_copy=not read_only)
         else:
             rebuild(segments, index, counts, recovery, progress, broker)
+        if counts is None:
+            restore_counts(segments, index, rescued, recovery)
     tell_lost(segments, recovery)
     return recovery
 
@@ -316,13 +318,14 @@ def _take_over(
     progress: Progress | None,
     *,
     counted: bool,
-) -> str | None:
-    """Move from the index of the last opening to the configured one, with every reference count. Returns why it cannot be."""
+) -> tuple[str | None, Mapping[bytes, int]]:
+    """Move from the index of the last opening to the configured one, with every reference count. Returns why it cannot be, and
+    the counts that were read from its damaged files."""
     try:
         other = make_remembered_index(name, config, catalogue, segments.files)
     except PluginError as error:
         if counted:
-            return str(error)
+            return str(error), {}
         raise StoreMismatch(
             f"{config.path}: was last opened with the index {name!r}, which has the reference counts. To rebuild without it "
             f"pass them yourself (refcounts=, --refcounts); to use it: {error}"
@@ -331,7 +334,8 @@ def _take_over(
         with of_index(name, config, catalogue, "load its entries in"):
             state = other.load() or {}
         plan = judge(state, segments, leftovers)
-        return _follow(plan, segments, other, index, recovery, progress, counted=counted, keeps_copy=False)
+        refusal = _follow(plan, segments, other, index, recovery, progress, counted=counted, keeps_copy=False)
+        return refusal, rescued_counts(other, state)
     finally:
         other.close(None)
 

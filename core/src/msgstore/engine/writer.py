@@ -40,7 +40,7 @@ from msgstore.engine.intake import OVERHEAD, Entry, Gate, Intake
 from msgstore.engine.ledger import Ledger
 from msgstore.engine.locks import left_without
 from msgstore.engine.refusals import Refusals
-from msgstore.engine.segments import io_error, io_errors
+from msgstore.engine.segments import io_error
 from msgstore.engine.turns import Turns
 
 if TYPE_CHECKING:
@@ -211,10 +211,16 @@ class Writer:
                 client.check_open()
                 self._check_writable()  # with the lock: who closes the store has had it since
                 count, missing = self._release(popped, client.number)
-        except (ValueError, StoreClosed, StoreReadOnly, StoreIOError) as error:
-            if not (isinstance(error, StoreIOError) and error.applied):
-                self._hand_back(popped)
+        except (ValueError, StoreClosed, StoreReadOnly):
+            self._hand_back(popped)
             raise
+        except StoreIOError as error:
+            if error.applied:
+                raise
+            self._hand_back(popped)
+            ids = [msg_id for msg_id, _ in popped]
+            outcome = f"{len(ids)} ids lost no reference: repeat the removal with error.ids, {ids[0].hex()} first."
+            raise _with_outcome(error, outcome, applied=False, ids=ids) from error.__cause__
         except BaseException as error:
             self.check_whole(error)
             raise
@@ -239,9 +245,13 @@ class Writer:
                     on_disk.append(msg_id)
                 else:
                     held.append((msg_id, entry))
-        with io_errors(self.config.path):
+        try:
             released = self.index.release(on_disk)
+        except OSError as error:
+            raise io_error(self.config.path, None, error) from error
         self.ledger.bury(released.freed)
+        if not held:
+            return len(on_disk), released.missing
         late = [msg_id for msg_id, entry in held if not intake.take_one(msg_id, number, entry)]
         if not late:
             return len(on_disk), released.missing
@@ -250,7 +260,7 @@ class Writer:
             more = self.index.release(late)
         except OSError as error:
             outcome = f"All was removed but one reference each of {len(late)} messages, {late[0].hex()} first."
-            raise _with_outcome(io_error(self.config.path, None, error), outcome, applied=True) from error
+            raise _with_outcome(io_error(self.config.path, None, error), outcome, applied=True, ids=late) from error
         self.ledger.bury(more.freed)
         return len(on_disk) + len(late), released.missing + more.missing
 
@@ -333,10 +343,14 @@ class Writer:
         except StoreIOError as error:
             raise _with_outcome(error, outcome, applied=False) from error.__cause__
 
-    def _flush_before_removal(self) -> None:
+    def _flush_before_removal(self, ids: Iterable[bytes]) -> None:
         """Refuse a removal while a commit is failing."""
         if self._uncommitted > self.config.max_unconfirmed:
-            self._flush_first("Nothing was removed: repeat the removal.")
+            try:
+                self._flush_now()
+            except StoreIOError as error:
+                outcome = "Nothing was removed: repeat the removal."
+                raise _with_outcome(error, outcome, applied=False, ids=list(ids)) from error.__cause__
 
     def _count(self) -> int:
         """Bytes in the intake. They are counted if much was removed since they were, as the average message betrays."""
@@ -361,7 +375,7 @@ class Writer:
             if self._refusal is not None or self._held <= self._window or self._count() <= self._window:
                 self._shrunk.set()
                 break
-            self._check_files()
+            self.ledger.segments.check_files()
             ids = self.intake.oldest(STEP * (len(self.intake.pending) + 1) // self._held + 1)
             self._bound(self._write_some(ids, STEP).weight)
 
@@ -426,13 +440,8 @@ class Writer:
             self._set_gates()
         return confirmed
 
-    def _check_files(self) -> None:
-        """Raises StoreIOError if the directory or the current segment was removed or replaced: what was written is not safe."""
-        self.ledger.segments.check_directory()
-        self.ledger.segments.check_current()
-
     def _write_out(self, *, last: bool) -> list[tuple[Client, int]]:
-        self._check_files()
+        segments = self.ledger.segments
         with self.ledger.lock:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
@@ -447,9 +456,9 @@ class Writer:
             ids = again
         with self.ledger.lock:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
+        segments.check_files()  # what was written into files that were removed or replaced is not safe
         overdue = self._uncommitted > self.config.max_unconfirmed
-        self.settle(sync=last or overdue or not self.ledger.segments.sync_later)
-        self._check_files()
+        self.settle(sync=last or overdue or not segments.sync_later)
         with self.ledger.lock:
             self._unconfirmed -= unconfirmed
         return confirmed
@@ -515,9 +524,9 @@ class _Whole(AbstractContextManager[None]):
             self._writer.check_whole(error)
 
 
-def _with_outcome(error: StoreIOError, outcome: str, *, applied: bool) -> StoreIOError:
+def _with_outcome(error: StoreIOError, outcome: str, *, applied: bool, ids: Sequence[bytes] = ()) -> StoreIOError:
     """The same error, which also says what became of the call."""
-    return StoreIOError(f"{error} {outcome}", applied=applied)
+    return StoreIOError(f"{error} {outcome}", applied=applied, ids=ids)
 
 
 def check_id(msg_id: object) -> None:
