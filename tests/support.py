@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -16,8 +18,10 @@ import attrs
 import pytest
 
 import msgstore
+from msgstore.contract import Buffer
 from msgstore.files import Files
 from msgstore.testing import stores
+from msgstore.testing.faults import UnsyncedFiles
 
 DATA = Path(__file__).parent / "data"
 DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn"]
@@ -74,6 +78,17 @@ FOREIGN_CELLS = {
 }
 """With the backends of tests/foreign, which speak to core through the contract only."""
 needs_foreign = pytest.mark.skipif(find_spec("foreign_backends") is None, reason="pip install -e ./tests/foreign")
+
+
+class FullDisk(UnsyncedFiles):
+    """A disk that has no room while ``full``."""
+
+    full = False
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().pwrite(fd, data, offset)
 
 
 def open_with(path: Path, files: Files | None = None, **keys: Any) -> msgstore.Store:

@@ -10,7 +10,7 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import FailingFiles
-from support import open_with
+from support import FullDisk, open_with
 
 IDS = [bytes([n]) * 16 for n in range(40)]
 FAULTS = [(last, sync) for last in (1, 6) for sync in ("1h", 0)]
@@ -119,15 +119,6 @@ def test_calls_under_any_fault_say_what_they_did(index, last, sync, tmp_path):
             break
         fail += step
     assert fail > 30, "the work does too little with the disk"
-
-
-class FullDisk(FailingFiles):
-    full = False
-
-    def pwrite(self, fd, data, offset):
-        if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().pwrite(fd, data, offset)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import msgstore
 from msgstore.contract import StoredBody
 from msgstore.files import Files
 from msgstore.testing.faults import FailingFiles, UnsyncedFiles
-from support import RealDirectory, open_with
+from support import FullDisk, RealDirectory, open_with
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 
@@ -193,15 +193,6 @@ def test_migration_that_finds_no_room_keeps_every_count(tmp_path, index):
     with open_with(tmp_path, index=index, format="v2", on_legacy="migrate") as store:
         assert references(store) == (1, 2, 0)
         assert not list(tmp_path.glob("*.rdq"))
-
-
-class FullDisk(UnsyncedFiles):
-    full = False
-
-    def pwrite(self, fd, data, offset):
-        if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().pwrite(fd, data, offset)
 
 
 def test_a_full_disk_fills_no_memory(cell, tmp_path):

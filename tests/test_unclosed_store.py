@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
-import os
 import subprocess
 import sys
 import weakref
@@ -13,8 +11,7 @@ import weakref
 import pytest
 
 import msgstore
-from msgstore.testing.faults import UnsyncedFiles
-from support import open_with
+from support import FullDisk, open_with
 
 PROGRAM = """
 import os, sys, msgstore
@@ -43,15 +40,6 @@ def test_exit_without_close_warns_of_unconfirmed_writes(tmp_path):
     assert "the child ends" in done.stderr
     assert done.stderr.count("never closed") == done.stderr.count(text) == 2, done.stderr
     assert f"ResourceWarning: {text}" in done.stderr
-
-
-class FullDisk(UnsyncedFiles):
-    full = False
-
-    def pwrite(self, fd, data, offset):
-        if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().pwrite(fd, data, offset)
 
 
 def test_collected_store_warns_of_unconfirmed_writes(tmp_path, caplog):
