@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 import hypothesis
 
@@ -21,6 +20,3 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("untimed")
-
-# The pipeline is not part of tests/requirements.txt: where PySpark is missing, nothing of it can be imported.
-collect_ignore = [] if find_spec("pyspark") else ["pipeline/tests"]

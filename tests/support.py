@@ -18,7 +18,6 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.contract import Buffer
 from msgstore.files import Files
 from msgstore.testing import stores
 from msgstore.testing.faults import UnsyncedFiles
@@ -85,7 +84,7 @@ class FullDisk(UnsyncedFiles):
 
     full = False
 
-    def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().pwrite(fd, data, offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -36,7 +37,17 @@ def main(directory: str) -> None:
     run("msgstore", "plugins", "--check")
     run("msgstore", "demo")
     chosen = [argument for name in ours for argument in ("--msgstore-dist", name)]
-    run(sys.executable, "-m", "pytest", "--pyargs", "msgstore.testing.suite", *chosen)
+    alone = [
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(wheels),
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+    ]  # without the options of this repository
+    run(sys.executable, "-m", "pytest", *alone, "--pyargs", "msgstore.testing.suite", *chosen)
 
 
 if __name__ == "__main__":
