@@ -14,7 +14,7 @@ import pytest
 
 from docs.reading import ROOT
 
-pytestmark = pytest.mark.skipif(not find_spec("mkdocs"), reason="mkdocs is in requirements-dev.txt")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("mkdocs"), reason="mkdocs is in requirements-dev.txt")]
 
 
 def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
