@@ -24,6 +24,8 @@ log = logging.getLogger("msgstore.store")
 
 _THIRD_PARTY = 128
 """Type bytes from here on are not assigned to anybody: the directory alone binds them."""
+_PART = 2**20
+"""Bytes of a damaged ``msgstore.json`` that are copied at once."""
 
 
 def known_settings(files: Files, config: StoreConfig, catalogue: Catalogue) -> Settings | None:
@@ -59,7 +61,8 @@ def keep_damaged(files: Files, directory: Path) -> None:
     there = files.list(directory)
     name = next(name for n in itertools.count(1) if (name := f"{SETTINGS}.damaged-{n}") not in there)
     with files.view(directory / SETTINGS) as data:
-        files.write_file(directory / name, [data[:]], sync=True)
+        parts = (data[at : at + _PART] for at in range(0, len(data), _PART))  # it may be of any size
+        files.write_file(directory / name, parts, sync=True)
 
 
 def _index(directory: Path, config: StoreConfig, catalogue: Catalogue) -> str:

@@ -96,7 +96,7 @@ def open_parts(
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, remembered, read_only=read_only)
         segments.place = lock.place if lock is not None else None
-        if damaged and not read_only:
+        if damaged and not (read_only and config.body.named):
             config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
             backends = resolve(config, catalogue, remembered)
         if segments.by_number:
