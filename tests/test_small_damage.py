@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -326,3 +327,25 @@ def test_settings_of_any_size_are_kept_in_parts(path, kind):
         assert len(list(store.entries())) == len(COUNTS)
     assert max(sizes) <= 2**20
     assert sum(sizes) >= size
+
+
+def test_settings_rebuilt_outlive_a_failed_index_change(made, tmp_path):
+    """The files that the attempt has left are younger than those of the index that has the counts."""
+
+    class Failing(Files):
+        def list(self, directory):
+            if (directory / "msgstore-lmdb").exists():
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().list(directory)
+
+        def read_file(self, path):
+            if path.name == "msgstore-ets.snapshot":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read_file(path)
+
+    path = copy_of(made["ets"], tmp_path / "store")
+    tear(path, "empty")
+    with pytest.raises(msgstore.StoreError):
+        open_with(path, Failing(), index="lmdb", file_size_limit=350)
+    assert (path / "msgstore-lmdb").exists(), "the test fails too early"
+    assert reopened(path, "lmdb")[0] == COUNTS
