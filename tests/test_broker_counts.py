@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import msgstore
 from msgstore.cli.main import main
 from msgstore.engine import ets_file
+from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
 from support import DATA, RealDirectory, hashes, open_with
 
@@ -453,3 +456,23 @@ def test_verify_without_counts_speaks_of_records(path):
 def test_migrate_to_a_copy_takes_saved_counts(real, path, tmp_path):
     assert "297 messages copied" in run("migrate", path, tmp_path / "copy", "--to", "v2")
     assert counts_of(tmp_path / "copy") == (real.refcounts, "index")
+
+
+@pytest.mark.parametrize("name", [COUNTS, SUMMARY])
+def test_unreadable_counts_stop_an_adoption(name, tmp_path):
+    """It would put them away for ever, and the next attempt may read them."""
+
+    class Failing(Files):
+        def open_read(self, path):
+            if path.name == name:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return super().open_read(path)
+
+    real = RealDirectory.load("v1_clean")
+    path = real.copy(tmp_path)
+    with pytest.raises(msgstore.StoreError, match=f"{name}: cannot be read"):
+        open_with(path, Failing(), adopt=True)
+    with open_with(path, Failing(), mode="r") as store:
+        assert len(list(store.entries())) >= len(real.live)
+    with open_with(path, adopt=True) as store:
+        assert {e.msg_id: e.references for e in store.entries()} == real.refcounts, "counts that can be read again are lost"

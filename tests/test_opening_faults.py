@@ -128,6 +128,20 @@ def test_killed_before_first_change_keeps_counts(stores, tmp_path, kind):
         assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS)
 
 
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+def test_removal_of_absent_messages_changes_nothing(stores, tmp_path, kind):
+    path = copy_of(stores[kind], tmp_path / "store")
+    before = listing(path)
+    with open_with(path, index=kind, sync_interval="1h") as store:
+        with pytest.raises(msgstore.MessageNotFound):
+            store.client().remove(IDS[6:])
+        store.flush()
+        assert listing(path).keys() == before.keys(), "a removal of nothing counts as a change"
+        store.abandon()
+    with open_with(path, index=kind) as store:
+        assert counts(store) == COUNTS, "a process that was killed after a removal of nothing lost its counts"
+
+
 @pytest.mark.parametrize("fault", ["EIO", "interrupt"])
 @pytest.mark.parametrize("new", ["ets", "lmdb"])
 def test_index_change_fault_keeps_counts(stores, tmp_path, fault, new):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from msgstore.cli.main import main
 from msgstore.engine.recovery import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
-from support import open_with
+from support import catalogue, open_with
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS, 1) if n % 4}
@@ -283,3 +284,69 @@ def test_settings_are_synced_before_first_segment(tmp_path):
         store.client().write(IDS[0], b"body")
     assert ("msgstore.json", True) in done
     assert done.index(("msgstore.json", True)) < done.index(("0.sqs", None))
+
+
+@pytest.mark.skipif("zstd" not in catalogue().names("body"), reason="pip install -e ./examples/acme_zstd_body")
+def test_settings_unknown_body_codec_is_refused(tmp_path):
+    """Read as they are stored, the bodies would be wrong, and the next ones be stored by another codec."""
+    with open_with(tmp_path, body="zstd") as store:
+        store.client().write(IDS[0], b"body")
+    tear(tmp_path, "empty")
+    for mode in ("r", "rw"):
+        with pytest.raises(msgstore.StoreMismatch, match='Name it: body = "zstd"'):
+            open_with(tmp_path, mode=mode)
+    assert CliRunner().invoke(main, ["get", str(tmp_path), IDS[0].hex()]).exit_code == 2
+    with open_with(tmp_path, body="zstd") as store:
+        assert store.client().read(IDS[0]) == b"body"
+    with open_with(tmp_path) as store:
+        assert store.client().read(IDS[0]) == b"body"
+
+
+def test_settings_codec_of_a_broker_is_found_for_reading(tmp_path):
+    if "erlang" not in catalogue().names("body"):
+        pytest.skip("pip install -e ./plugins/erlang_body")
+    with open_with(tmp_path, body="erlang") as store:
+        store.client().write(IDS[0], b"body")
+    tear(tmp_path, "empty")
+    with open_with(tmp_path, mode="r") as store:
+        assert store.client().read(IDS[0]) == b"body", "a damaged msgstore.json changed what is read"
+
+
+def test_settings_of_any_size_are_kept_in_parts(path, kind):
+    """A file of many gigabytes, sparse or not, does not fit into memory."""
+    sizes = []
+
+    class Watching(Files):
+        def pwrite(self, fd, data, offset):
+            sizes.append(len(data))
+            if len(sizes) < 3:
+                super().pwrite(fd, data, offset)
+
+    size = 65 * 2**20
+    os.truncate(path / "msgstore.json", size)
+    with open_with(path, Watching(), index=kind) as store:
+        assert len(list(store.entries())) == len(COUNTS)
+    assert max(sizes) <= 2**20
+    assert sum(sizes) >= size
+
+
+def test_settings_rebuilt_outlive_a_failed_index_change(made, tmp_path):
+    """The files that the attempt has left are younger than those of the index that has the counts."""
+
+    class Failing(Files):
+        def list(self, directory):
+            if (directory / "msgstore-lmdb").exists():
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().list(directory)
+
+        def read_file(self, path):
+            if path.name == "msgstore-ets.snapshot":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read_file(path)
+
+    path = copy_of(made["ets"], tmp_path / "store")
+    tear(path, "empty")
+    with pytest.raises(msgstore.StoreError):
+        open_with(path, Failing(), index="lmdb", file_size_limit=350)
+    assert (path / "msgstore-lmdb").exists(), "the test fails too early"
+    assert reopened(path, "lmdb")[0] == COUNTS

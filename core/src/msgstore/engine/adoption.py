@@ -64,6 +64,8 @@ class _Sample:
     """Bodies that ``codec`` accepts."""
     known: Counter[str] = attrs.field(factory=Counter)
     """Bodies by the codec of a broker that they look like; if it is installed, those that it accepts."""
+    others: Counter[str] = attrs.field(factory=Counter)
+    """Bodies by each other installed codec that accepts them, but not the same bytes backwards."""
     _installed: dict[str, BodyCodec | None] = attrs.field(factory=dict)
 
     def add(self, stored: bytes) -> bool:
@@ -75,6 +77,10 @@ class _Sample:
             if name is not None:
                 codec = self._codec(name)
                 self.known[name] += codec is None or _accepts(codec, stored)
+            for other in self.catalogue.names("body"):
+                codec = self._codec(other)
+                if codec is not None:
+                    self.others[other] += _accepts(codec, stored) and not _accepts(codec, stored[::-1])
         return True
 
     def _codec(self, name: str) -> BodyCodec | None:
@@ -109,6 +115,12 @@ def codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec
         return config.body if config.body.named else Backend(found)
     if config.body.named and sample.seen and not sample.is_most(sample.valid):
         raise _contradiction(config, "are none of its", "Name the codec that they were stored by")
+    other = next((name for name, count in sample.others.items() if sample.is_most(count)), None)
+    if other is not None and not config.body.named:
+        raise StoreMismatch(
+            f"{config.path}: bodies look as the codec {other!r} stores them, and no sound msgstore.json says so. "
+            f'Name it: body = "{other}", or body = "{config.body.name}" if they are to be read as they are.'
+        )
     return config.body
 
 

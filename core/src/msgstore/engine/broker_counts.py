@@ -17,6 +17,7 @@ from typing import Literal
 
 import attrs
 
+from msgstore.contract import StoreError
 from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
 from msgstore.engine import ets_file
 from msgstore.engine.ets_file import Data, Table, Take
@@ -86,8 +87,11 @@ class BrokerCounts:
         return (msg_id for msg_id, location in pairs if self.locations.get(msg_id) == location)
 
 
-def read_broker_counts(segments: Segments, leftovers: Leftovers) -> BrokerCounts | None:
-    """Read the counts that a broker saved. Return None, and log why, if there are none that can be used."""
+def read_broker_counts(segments: Segments, leftovers: Leftovers, *, read_only: bool) -> BrokerCounts | None:
+    """Read the counts that a broker saved. Return None, and log why, if there are none that can be used.
+
+    Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes puts them away for ever.
+    """
     path = leftovers.saved(SAVED_COUNTS)
     what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."
     if path is None:
@@ -107,6 +111,11 @@ def read_broker_counts(segments: Segments, leftovers: Leftovers) -> BrokerCounts
             counts.object(table.problem)
         _compare_summary(segments, leftovers, counts)
     except OSError as error:
+        if not read_only:
+            raise StoreError(
+                f"{error.filename or path}: cannot be read: {error.strerror or error}. It has the reference counts. Mend the "
+                f"cause and open the store again; if it is lost, move it away, or pass the counts (refcounts=, --refcounts)."
+            ) from error
         _store_log.warning(what, error.filename or path, error.strerror or error)
         return None
     return counts

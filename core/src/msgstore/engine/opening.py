@@ -99,9 +99,11 @@ def open_configured(
 def remembered_config(directory: Path) -> StoreConfig:
     """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` cannot be
     used; one that is damaged is rebuilt."""
+    is_damaged = False
     try:
         remembered = read_settings(Files(), directory)
     except DamagedSettings as error:
+        is_damaged = True
         plain = store_config({"path": directory}, str(directory), Path())
         remembered = rebuild_settings(Files(), plain, load_catalogue(), error)
     settings = remembered or Settings()
@@ -111,7 +113,7 @@ def remembered_config(directory: Path) -> StoreConfig:
         "format": settings.format,
         "record": settings.record,
     }
-    if remembered is not None:
+    if remembered is not None and not is_damaged:  # or it is unknown: the opening looks at the records
         keys["body"] = settings.body
     return store_config(keys, str(directory), Path())
 

@@ -118,7 +118,8 @@ def rebuild_distrusted(
             number, offset, _ = unpack(location)
             row = rows[number]
             recovery.revived += row is not None and offset < row.size and msg_id not in known
-    _tell(segments, recovery)
+    if plan is not None and plan.rows:  # or no counts of ours were lost
+        _tell(segments, recovery)
 
 
 def save_counts(segments: Segments, index: Index) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgstore.config import StoreConfig
 from msgstore.contract import RecordTypeDescriptor, StoreError
-from msgstore.directory import MAX_SETTINGS, SETTINGS, DamagedSettings, Settings, list_segments, read_settings
+from msgstore.directory import SETTINGS, DamagedSettings, Settings, list_segments, read_settings
 from msgstore.engine.backends import resolve
 from msgstore.files import Files, look
 from msgstore.plugins.catalogue import Catalogue
@@ -24,6 +24,8 @@ log = logging.getLogger("msgstore.store")
 
 _THIRD_PARTY = 128
 """Type bytes from here on are not assigned to anybody: the directory alone binds them."""
+_PART = 2**20
+"""Bytes of a damaged ``msgstore.json`` that are copied at once."""
 
 
 def known_settings(files: Files, config: StoreConfig, catalogue: Catalogue) -> Settings | None:
@@ -55,11 +57,12 @@ def rebuild_settings(files: Files, config: StoreConfig, catalogue: Catalogue, er
 
 
 def keep_damaged(files: Files, directory: Path) -> None:
-    """Copy a damaged ``msgstore.json``, or the first MiB of one that is larger, before it is written anew."""
+    """Copy a damaged ``msgstore.json`` before it is written anew."""
     there = files.list(directory)
     name = next(name for n in itertools.count(1) if (name := f"{SETTINGS}.damaged-{n}") not in there)
     with files.view(directory / SETTINGS) as data:
-        files.write_file(directory / name, [data[:MAX_SETTINGS]], sync=True)
+        parts = (data[at : at + _PART] for at in range(0, len(data), _PART))  # it may be of any size
+        files.write_file(directory / name, parts, sync=True)
 
 
 def _index(directory: Path, config: StoreConfig, catalogue: Catalogue) -> str:

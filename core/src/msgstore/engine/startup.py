@@ -96,9 +96,15 @@ def open_parts(
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, remembered, read_only=read_only)
         segments.place = lock.place if lock is not None else None
-        if damaged and not read_only:
+        if damaged and remembered is not None and not (read_only and config.body.named):
             config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
+            remembered = attrs.evolve(remembered, body=config.body.name)
             backends = resolve(config, catalogue, remembered)
+        if (
+            damaged and remembered is not None and not read_only
+        ):  # first, or an attempt that fails leaves younger files of another index
+            keep_damaged(files, directory)
+            write_settings(files, directory, remembered)
         if segments.by_number:
             _tell_of_codec(config, remembered)
         segments.happenings = Happenings(directory, catalogue.observers)
@@ -129,9 +135,7 @@ def open_parts(
                 with of_index(config.index.name, config, catalogue, "take the first changes in"):
                     ledger.commit(marker.state)
             settings = _settings(backends, segments)
-            if damaged:
-                keep_damaged(files, directory)
-            if damaged or remembered != settings:
+            if remembered != settings:
                 write_settings(files, directory, settings)
             if ledger.marker is None:
                 marker.finish(ledger)
@@ -294,7 +298,7 @@ def _recover(
         )
     if refusal is not None:
         log.info("%s: the index is made anew from the segments: %s", config.path, refusal)
-        broker = read_broker_counts(segments, leftovers) if leftovers.foreign and counts is None else None
+        broker = read_broker_counts(segments, leftovers, read_only=read_only) if leftovers.foreign and counts is None else None
         recovery = Recovery("rebuild", lost=recovery.lost)
         if plan is not None and plan.rows:
             recovery.distrust = refusal

@@ -249,7 +249,8 @@ class Writer:
             released = self.index.release(on_disk)
         except OSError as error:
             raise io_error(self.config.path, None, error) from error
-        self.ledger.bury(released.freed)
+        if not released.missing or len(released.missing) < len(on_disk):  # or nothing has changed
+            self.ledger.bury(released.freed)
         if not held:
             return len(on_disk), released.missing
         late = [msg_id for msg_id, entry in held if not intake.take_one(msg_id, number, entry)]
