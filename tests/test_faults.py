@@ -114,6 +114,31 @@ def test_an_append_that_can_be_neither_finished_nor_undone(cell, tmp_path):
         assert client.read(LATER) == b"x" * 100
 
 
+def test_append_failed_halfway_leaves_no_bytes(cell, tmp_path):
+    class TornAppend(UnsyncedFiles):
+        fail = False
+
+        def pwrite(self, fd, data, offset):
+            if self.fail:
+                super().pwrite(fd, memoryview(data)[:10], offset)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().pwrite(fd, data, offset)
+
+    files = TornAppend()
+    with open_with(tmp_path, files, **cell.keys, sync_interval="1h") as store:
+        client = store.client()
+        client.write(KEPT, b"1")
+        store.flush()
+        segment = store.segments()[-1]
+        client.write(LATER, b"2" * 100)
+        files.fail = True
+        with pytest.raises(msgstore.StoreIOError):
+            store.flush()
+        files.fail = False
+        size = (tmp_path / segment.file).stat().st_size
+        assert size == segment.size, f"the segment ends in {size - segment.size} bytes of a message that was not written"
+
+
 def test_a_number_is_never_used_twice(tmp_path, cell):
     """Killed between an append and the index's commit, after the newest segment had been deleted."""
     counts = [(KEPT, 1), (SHARED, 2), (LATER, 1)] if cell.index == "ets" else []
