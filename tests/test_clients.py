@@ -512,7 +512,7 @@ def test_a_flush_that_began_later_serves_those_who_waited(opened, monkeypatch):
 
 def test_with_fsync_every_the_flusher_syncs(opened):
     files = Held()
-    store = opened(files, durability={"fsync_every": "10ms"}, sync_interval="10ms")
+    store = opened(files, durability={"fsync_every": "10ms"}, sync_interval="10ms", gc_interval=0)
     confirmed = threading.Event()
     files.inside.clear()
     store.client(on_confirm=lambda ids: confirmed.set()).write(A, b"1")

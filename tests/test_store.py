@@ -226,8 +226,8 @@ def test_segments_roll_at_the_limit_and_large_messages_stand_alone(opened):
 def test_segments_keep_their_limit_over_many_flushes(opened):
     store = opened(file_size_limit=1000)
     client = store.client()
-    for begin in range(0, 40, 8):
-        for n in range(begin, begin + 8):
+    for begin in range(0, 40, 5):
+        for n in range(begin, begin + 5):
             client.write(bytes([n]) * 16, b"x" * 100)
         store.flush()
     assert all(s.size < 1000 + 160 for s in store.segments()), "a segment has more than one record above its limit"

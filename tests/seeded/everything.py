@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from seeded import writing
+from seeded import backends, collecting, opening, writing
 
-FAULTS = [*writing.FAULTS]
+FAULTS = [*writing.FAULTS, *collecting.FAULTS, *opening.FAULTS, *backends.FAULTS]

@@ -70,7 +70,9 @@ def _span(source: str, fault: Fault) -> tuple[int, int]:
     """Where the text of the function begins and ends."""
     node: ast.AST = ast.parse(source)
     for name in fault.function.split("."):
-        inner = [child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child.name == name and child is not node]
+        inner = [
+            child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child.name == name and child is not node
+        ]
         if not inner:
             raise NotApplicable(f"{fault.name}: there is no {fault.function} in {fault.module}")
         node = inner[0]

@@ -1,0 +1,7 @@
+"""Faults of openings and stops: recovery, adoption, locks, files, readers."""
+
+from __future__ import annotations
+
+from seeded.fault import Fault
+
+FAULTS = []
