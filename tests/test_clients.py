@@ -158,6 +158,40 @@ def test_refused_removal_keeps_pending_messages(opened):
     assert store.references(A) == 1
 
 
+def test_three_references_before_a_flush_are_three(opened):
+    store = opened()
+    client = store.client()
+    for _ in range(3):
+        client.write(A, b"1")
+    assert store.references(A) == 3
+    store.flush()
+    assert store.references(A) == 3
+
+
+def test_removal_takes_the_clients_own_reference(opened):
+    """What the other client has is forgotten with it, and nothing is left."""
+    store = opened()
+    one, two = store.client(), store.client()
+    one.write(A, b"1")
+    two.write(A, b"1")
+    two.remove([A])
+    assert store.references(A) == 1
+    one.delete_and_close()
+    assert store.references(A) == 0, "the reference that was removed was the other client's"
+
+
+def test_reference_written_beside_a_remover_is_flushed(opened):
+    """The remover has the entry of two references in its hand when a third one is written."""
+    store = opened()
+    client = store.client()
+    client.write(A, b"1")
+    client.write(A, b"1")
+    store._writer.intake.pending.pop(A)
+    client.write(A, b"1")
+    store.flush()
+    assert store.references(A) == 3
+
+
 def test_id_removed_too_often_at_once_is_named(opened):
     store = opened()
     client = store.client()

@@ -7,6 +7,7 @@ import functools
 import random
 from collections import Counter
 
+import attrs
 import pytest
 
 from seeded.everything import FAULTS
@@ -61,8 +62,6 @@ def test_most_faults_are_caught_by_the_fast_suite():
 
 
 def test_fragment_that_is_gone_is_told():
-    import attrs
-
     with pytest.raises(NotApplicable, match="stands 0 times"):
         attrs.evolve(FAULTS[0], fragment="no such text").applied()
 

@@ -70,12 +70,11 @@ def _span(source: str, fault: Fault) -> tuple[int, int]:
     """Where the text of the function begins and ends."""
     node: ast.AST = ast.parse(source)
     for name in fault.function.split("."):
-        inner = [
-            child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child.name == name and child is not node
-        ]
-        if not inner:
+        inner = [child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child is not node]
+        found = [child for child in inner if child.name == name]
+        if not found:
             raise NotApplicable(f"{fault.name}: there is no {fault.function} in {fault.module}")
-        node = inner[0]
+        node = found[0]
     assert isinstance(node, _DEFINITIONS)
     assert node.end_lineno is not None
     lines = source.splitlines(keepends=True)
