@@ -148,6 +148,74 @@ def test_a_wrong_id_in_a_removal_costs_no_message(opened):
     assert store._writer.intake.shared == {}
 
 
+def test_refused_removal_keeps_pending_messages(opened):
+    store = opened()
+    one, two = store.client(), store.client()
+    one.write(A, b"1")
+    with pytest.raises(ValueError, match="16 bytes"):
+        two.remove([A, b"short"])
+    assert one.read(A) == b"1"
+    assert store.references(A) == 1
+
+
+def test_three_references_before_a_flush_are_three(opened):
+    store = opened()
+    client = store.client()
+    for _ in range(3):
+        client.write(A, b"1")
+    assert store.references(A) == 3
+    store.flush()
+    assert store.references(A) == 3
+
+
+def test_removal_takes_the_clients_own_reference(opened):
+    """What the other client has is forgotten with it, and nothing is left."""
+    store = opened()
+    one, two = store.client(), store.client()
+    one.write(A, b"1")
+    two.write(A, b"1")
+    two.remove([A])
+    assert store.references(A) == 1
+    one.delete_and_close()
+    assert store.references(A) == 0, "the reference that was removed was the other client's"
+
+
+def test_reference_written_beside_a_remover_is_flushed(opened):
+    """The remover has the entry of two references in its hand when a third one is written."""
+    store = opened()
+    client = store.client()
+    client.write(A, b"1")
+    client.write(A, b"1")
+    store._writer.intake.pending.pop(A)
+    client.write(A, b"1")
+    store.flush()
+    assert store.references(A) == 3
+
+
+def test_id_removed_too_often_at_once_is_named(opened):
+    store = opened()
+    client = store.client()
+    client.write(A, b"1")
+    client.write(A, b"1")
+    with pytest.raises(msgstore.MessageNotFound, match=A.hex()):
+        client.remove([A, A, A])
+    assert store.references(A) == 0
+
+
+def test_removal_of_all_references_at_once_frees_the_segment(opened):
+    """One reference is on disk, two are not."""
+    store = opened()
+    client = store.client()
+    client.write(A, b"1")
+    store.roll()
+    client.write(A, b"1")
+    client.write(A, b"1")
+    client.remove([A, A, A])
+    store.flush()
+    assert store.stats().live_bytes == 0
+    assert store.segments() == []
+
+
 class Meeting(Files):
     """Calls ``meet`` once inside a write to disk: whatever is written then meets a flush under way."""
 
@@ -159,6 +227,32 @@ class Meeting(Files):
         if meet:
             meet()
         super().pwrite(fd, data, offset)
+
+
+def test_message_written_during_a_flush_is_confirmed_later(opened):
+    files = Meeting()
+    store = opened(files)
+    confirmed = []
+    client = store.client(on_confirm=confirmed.extend)
+    client.write(A, b"1")
+    files.meet = lambda: client.write(B, b"2")
+    store.flush()
+    assert confirmed == [A], "a flush confirmed a message that was written after it had begun"
+    store.flush()
+    assert confirmed == [A, B]
+
+
+def test_flush_of_several_portions_writes_them_all(opened, monkeypatch):
+    monkeypatch.setattr(writer_module, "PORTION", 1000)
+    store = opened()
+    confirmed = []
+    client = store.client(on_confirm=confirmed.extend)
+    ids = [bytes([number]) * 16 for number in range(1, 8)]
+    for msg_id in ids:
+        client.write(msg_id, b"x" * 900)
+    store.flush()
+    assert confirmed == ids
+    assert store.stats().pending == 0, "messages are confirmed, and only in memory"
 
 
 def test_what_is_removed_while_it_is_being_written_is_dead(opened):
@@ -452,7 +546,7 @@ def test_a_flush_that_began_later_serves_those_who_waited(opened, monkeypatch):
 
 def test_with_fsync_every_the_flusher_syncs(opened):
     files = Held()
-    store = opened(files, durability={"fsync_every": "10ms"}, sync_interval="10ms")
+    store = opened(files, durability={"fsync_every": "10ms"}, sync_interval="10ms", gc_interval=0)
     confirmed = threading.Event()
     files.inside.clear()
     store.client(on_confirm=lambda ids: confirmed.set()).write(A, b"1")

@@ -114,6 +114,31 @@ def test_an_append_that_can_be_neither_finished_nor_undone(cell, tmp_path):
         assert client.read(LATER) == b"x" * 100
 
 
+def test_append_failed_halfway_leaves_no_bytes(cell, tmp_path):
+    class TornAppend(UnsyncedFiles):
+        fail = False
+
+        def pwrite(self, fd, data, offset):
+            if self.fail:
+                super().pwrite(fd, memoryview(data)[:10], offset)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().pwrite(fd, data, offset)
+
+    files = TornAppend()
+    with open_with(tmp_path, files, **cell.keys, sync_interval="1h") as store:
+        client = store.client()
+        client.write(KEPT, b"1")
+        store.flush()
+        segment = store.segments()[-1]
+        client.write(LATER, b"2" * 100)
+        files.fail = True
+        with pytest.raises(msgstore.StoreIOError):
+            store.flush()
+        files.fail = False
+        size = (tmp_path / segment.file).stat().st_size
+        assert size == segment.size, f"the segment ends in {size - segment.size} bytes of a message that was not written"
+
+
 def test_a_number_is_never_used_twice(tmp_path, cell):
     """Killed between an append and the index's commit, after the newest segment had been deleted."""
     counts = [(KEPT, 1), (SHARED, 2), (LATER, 1)] if cell.index == "ets" else []
@@ -165,7 +190,8 @@ def test_damage_in_one_segment_does_not_cost_the_counts_of_the_others(tmp_path, 
             assert client.read(KEPT) == KEPT * 5
 
 
-def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_path, index):
+@pytest.mark.parametrize("counted", [True, False], ids=["counted", "not counted"])
+def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_path, index, counted):
     real = RealDirectory.load("v2_clean")
     path = real.copy(tmp_path)
     segment = path / "2.sqs"
@@ -173,7 +199,8 @@ def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_pa
     data = bytearray(segment.read_bytes())
     data[records[-5]["offset"] + 1] ^= 1  # the size of the fifth from the end: now it runs past the end of the file
     segment.write_bytes(data + b"\x03\0\0\1")  # and behind it all the write that the crash cut off
-    with open_with(path, adopt=True, index=index, format="v2", refcounts=real.refcounts.items()) as store:
+    refcounts = real.refcounts.items() if counted else None
+    with open_with(path, adopt=True, index=index, format="v2", refcounts=refcounts) as store:
         store.roll()
         store.compact(everything=True)
         store.flush()

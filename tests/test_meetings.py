@@ -693,6 +693,40 @@ def test_what_is_synced_later_is_deleted_for_good_before_the_index_forgets_it(op
     assert operations[-1] == "sync_directory"
 
 
+def test_deleted_segment_is_synced_before_the_index_forgets_it(opened, monkeypatch):
+    files = Order()
+    store = opened(files, durability={"fsync_every": "1h"})
+    client = store.client()
+    client.write(A, b"a")
+    store.roll()
+    client.write(B, b"b")
+    store.roll()
+    index = store._ledger.index
+    commit = index.commit
+    monkeypatch.setattr(index, "commit", lambda: (files.add("commit"), commit()))
+    client.remove([A])
+    files.operations.clear()
+    store.roll()
+    names = [name for name, _, _ in files.operations if name in ("unlink", "sync_directory", "commit")]
+    assert names[names.index("unlink") + 1] == "sync_directory", "a power loss would bring the segment back as a stranger"
+
+
+@pytest.mark.parametrize("durability", ["fsync", {"fsync_every": "1h"}], ids=["at once", "later"])
+def test_new_segments_name_is_synced_before_its_messages_are(opened, durability):
+    files = Order()
+    store = opened(files, durability=durability)
+    client = store.client()
+    client.write(A, b"a")
+    store.flush()
+    files.operations.clear()
+    store.roll()
+    client.write(B, b"b")
+    store.flush()
+    store._writer.settle()
+    names = [name for name, _, _ in files.operations if name in ("create", "sync_directory", "commit")]
+    assert "sync_directory" in names[names.index("create") :], "a power loss would take the segment with all that is in it"
+
+
 def test_what_is_synced_later_is_bounded_all_the_same(opened, cell):
     store = opened(durability={"fsync_every": "1h"}, max_unconfirmed="1MiB")
     client = store.client()

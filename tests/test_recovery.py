@@ -369,3 +369,21 @@ def test_distrusted_counts_say_why(cell, tmp_path, caplog):
         stream.write(b"more")
     open_with(tmp_path, **cell.keys).close()
     assert f"the saved counts do not fit the directory: {file.name} has grown since it was sealed" in caplog.text
+
+
+def test_records_behind_the_last_commit_keep_older_counts(tmp_path):
+    """An index that was committed knows A twice; behind that A was removed and written anew, and B was written."""
+    a, b = bytes([1]) * 16, bytes([2]) * 16
+    store = open_with(tmp_path, index="lmdb", sync_interval="1h", gc_interval=0)
+    client = store.client()
+    client.write_many([(a, b"a"), (a, b"a")])
+    store.roll()
+    store._ledger.commit = lambda: None  # the process is killed before the next one
+    client.remove([a, a])
+    client.write_many([(a, b"a"), (b, b"b")])
+    store.flush()
+    store.abandon()
+    with open_with(tmp_path, index="lmdb", gc_interval=0) as again:
+        assert again.stats().recovery.how == "tail"
+        assert {entry.msg_id: entry.references for entry in again.entries()} == {a: 2, b: 1}
+        assert sum(segment.live_count for segment in again.segments()) == 2, "what was found is not counted as live"

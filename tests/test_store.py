@@ -223,6 +223,16 @@ def test_segments_roll_at_the_limit_and_large_messages_stand_alone(opened):
     assert large.number not in [s.number for s in store.segments()]
 
 
+def test_segments_keep_their_limit_over_many_flushes(opened):
+    store = opened(file_size_limit=1000)
+    client = store.client()
+    for begin in range(0, 40, 5):
+        for n in range(begin, begin + 5):
+            client.write(bytes([n]) * 16, b"x" * 100)
+        store.flush()
+    assert all(s.size < 1000 + 160 for s in store.segments()), "a segment has more than one record above its limit"
+
+
 def test_a_second_writer_is_refused_with_the_holders_pid(opened, tmp_path, cell):
     opened()
     with pytest.raises(msgstore.StoreLocked, match="this process") as caught:

@@ -164,3 +164,27 @@ def test_flush_looks_at_files_once(index, tmp_path):
         client.remove([FIRST])
         store.flush()
         assert files.looks - before == 2, "a flush looks at its files more than once"
+
+
+def test_segment_deleted_behind_its_last_write_confirms_nothing(index, tmp_path):
+    """The flush has looked at it before, and begins no other one."""
+
+    class Deleting(UnsyncedFiles):
+        path: Path | None = None
+
+        def pwrite(self, fd, data, offset):
+            super().pwrite(fd, data, offset)
+            if self.path is not None and offset:
+                self.path.unlink(missing_ok=True)
+
+    files, confirmed = Deleting(), []
+    store = open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0)
+    client = store.client(on_confirm=confirmed.extend)
+    client.write(FIRST, b"first")
+    store.flush()
+    files.path = segment_of(store)
+    client.write(SECOND, b"second")
+    with pytest.raises(msgstore.StoreIOError, match=f"{files.path}: was moved, deleted or replaced"):
+        store.flush()
+    assert confirmed == [FIRST], "a message in a deleted segment was confirmed"
+    store.abandon()
