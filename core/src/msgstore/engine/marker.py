@@ -39,7 +39,7 @@ class CleanMarker:
         with io_errors(directory):
             if self.saved is not None and self.saved == self.leftovers.pending:
                 files.unlink(directory / CLEAN)
-            else:
+            elif self.leftovers.clean is not None:
                 with suppress(FileNotFoundError):  # renamed already, by an attempt that failed later
                     files.replace(directory / CLEAN, directory / PENDING_CLEAN)
             if sync:
