@@ -7,7 +7,7 @@ import pytest
 from crash.points import run_shared
 from crash.recording import record
 from crash.states import Disk
-from crash.watching import CHANGES, COMPOSED, JOBS, LOOKS
+from crash.watching import CHANGES, COMPOSED, JOBS, LOCKS, LOOKS
 from crash.workload import CRASH_CELLS
 from msgstore.directory import LOCK
 from msgstore.files import Files
@@ -52,4 +52,4 @@ def test_the_model_of_the_directory_is_the_directory(crash_cell, durability, tmp
 def test_the_harness_knows_every_file_operation():
     """One that is new has to be added to the watching layer, or nobody would stop inside it."""
     operations = {name for name in dir(Files) if not name.startswith("_")}
-    assert operations == {*CHANGES, *LOOKS, *COMPOSED, *JOBS}
+    assert operations == {*CHANGES, *LOOKS, *COMPOSED, *LOCKS, *JOBS}
