@@ -125,7 +125,8 @@ def show(report: SalvageReport) -> None:
     console.print()
     show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
     if any(spot.reason == SETTINGS_DAMAGED for spot in report.damage):
-        output.note("bindings of record types are lost; give those of third parties with --source-record NAME=BYTE")
+        what = "bindings of record types and the name of the body codec are lost; give those of third parties with"
+        output.note(f"{what} --source-record NAME=BYTE and --body NAME")
     if report.ignored:
         console.print(
             f"left out, not segments: {_first(report.ignored if several else [Path(name).name for name in report.ignored])}",

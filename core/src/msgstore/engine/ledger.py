@@ -204,6 +204,7 @@ class Ledger:
         """Unlink segments without live records, after the commit that says so: one unlink each, nothing is read."""
         if self.marker is not None or not (self._empty or self._deleted):
             return
+        self.segments.check_directory()  # or a segment of another store would be deleted
         found, gone = deque(self._take_empty()), list[Segment]()
         try:
             while found:

@@ -86,25 +86,24 @@ def open_parts(
         config = _look(config, catalogue, files, read_only=read_only)
         lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
+        rebuilt: Settings | None = None
         try:
-            remembered, damaged = read_settings(files, directory), False
+            remembered = read_settings(files, directory)
         except DamagedSettings as error:
-            remembered, damaged = rebuild_settings(files, config, catalogue, error), True
+            remembered = rebuilt = rebuild_settings(files, config, catalogue, error)
         backends = resolve(config, catalogue, remembered)
         if not read_only:
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, remembered, read_only=read_only)
         segments.place = lock.place if lock is not None else None
-        if damaged and remembered is not None and not (read_only and config.body.named):
+        if rebuilt is not None and not (read_only and config.body.named):
             config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
-            remembered = attrs.evolve(remembered, body=config.body.name)
+            remembered = rebuilt = attrs.evolve(rebuilt, body=config.body.name)
             backends = resolve(config, catalogue, remembered)
-        if (
-            damaged and remembered is not None and not read_only
-        ):  # first, or an attempt that fails leaves younger files of another index
+        if rebuilt is not None and not read_only:  # first, or an attempt that fails leaves younger files of another index
             keep_damaged(files, directory)
-            write_settings(files, directory, remembered)
+            write_settings(files, directory, rebuilt)
         if segments.by_number:
             _tell_of_codec(config, remembered)
         segments.happenings = Happenings(directory, catalogue.observers)

@@ -102,6 +102,8 @@ class Writer:
         """Bytes of a message, OVERHEAD included, in what was written last."""
         self._uncommitted = 0
         """Bytes, OVERHEAD included, that went to the segments and whose entries a persistent index has not on disk yet."""
+        self._many = config.max_unconfirmed // 4
+        """Of these bytes, from which on the flusher is woken."""
         self._turns = Turns(ledger.flushing)
         self._big = min(config.large_message, self._encoder.threshold)
         self._refusal: MsgStoreError | None = None
@@ -226,8 +228,10 @@ class Writer:
             raise
         if count:
             self.wakeup.changed()
-            if self._at_once or self.ledger.persistent:
-                self._after(lambda: self._bound(count * OVERHEAD), "The messages were removed: do not repeat the removal.")
+            if self.ledger.persistent:
+                self._uncommitted += count * OVERHEAD
+            if self._at_once or self._uncommitted > self._many:
+                self._after(lambda: self._bound(0), "The messages were removed: do not repeat the removal.")
         if missing:
             raise MessageNotFound(missing, str(self.config.path))
 
@@ -398,7 +402,7 @@ class Writer:
             if self._uncommitted > self.config.max_unconfirmed:
                 self.intake.before_removals[:] = [self._flush_before_removal]
                 self._flush_now()
-            elif self._uncommitted > self.config.max_unconfirmed // 4:
+            elif self._uncommitted > self._many:
                 self.wakeup.hurry()
 
     def _flush_now(self) -> None:
@@ -447,6 +451,7 @@ class Writer:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
             unconfirmed = self._unconfirmed
+        is_looking = last or bool(ids or confirmed or segments.hints.finished)
         while ids:
             at = 0
             again: list[bytes] = []
@@ -457,11 +462,13 @@ class Writer:
             ids = again
         with self.ledger.lock:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
-        segments.check_files()  # what was written into files that were removed or replaced is not safe
+        if is_looking:  # what was written into files that were removed or replaced is not safe
+            segments.check_files()
         overdue = self._uncommitted > self.config.max_unconfirmed
         self.settle(sync=last or overdue or not segments.sync_later)
-        with self.ledger.lock:
-            self._unconfirmed -= unconfirmed
+        if unconfirmed:
+            with self.ledger.lock:
+                self._unconfirmed -= unconfirmed
         return confirmed
 
     @property
