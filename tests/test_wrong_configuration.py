@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -28,6 +27,7 @@ import msgstore
 from msgstore import directory
 from msgstore.cli.main import main
 from msgstore.files import Files
+from msgstore.plugins import catalogue as catalogue_module
 from msgstore.plugins import loader
 from msgstore.scan import FormatSet
 from support import DATA
@@ -105,11 +105,10 @@ class Machine:
         self._hidden.add(distribution)
 
     def _hide(self) -> None:
-        def rest(**selection: Any) -> metadata.EntryPoints:
-            found: Any = metadata.entry_points(**selection)
-            return metadata.EntryPoints(e for e in found if e.dist is None or e.dist.metadata["Name"] not in self._hidden)
+        def rest() -> list[tuple[loader.Provider, metadata.EntryPoint]]:
+            return [found for found in loader.find_entry_points() if found[0].distribution not in self._hidden]
 
-        self._monkeypatch.setattr(loader, "metadata", SimpleNamespace(entry_points=rest))
+        self._monkeypatch.setattr(catalogue_module, "find_entry_points", rest)
 
     def write_store(self, **keys: Any) -> None:
         with msgstore.open_store(self.store, **keys) as store, store.client() as client:

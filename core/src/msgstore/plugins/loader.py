@@ -5,10 +5,13 @@ Nothing here decides that a failure matters: a store that does not select a brok
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 
 import attrs
 import pluggy
@@ -98,7 +101,23 @@ class Loaded:
 
 
 def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
-    """Every entry point of the group, ordered by distribution and name, each distribution once."""
+    """Return the entry points of the group, ordered by distribution and name, each distribution once.
+
+    Reading the metadata of an environment takes some 10 ms. They are read again only after an installation, which changes
+    the time of a directory of ``sys.path``.
+    """
+    return list(_read_entry_points(tuple((path, _mtime(path)) for path in sys.path)))
+
+
+def _mtime(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def _read_entry_points(_key: object) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
     found: dict[tuple[str, str, str], tuple[Provider, metadata.EntryPoint]] = {}
     for entry_point in metadata.entry_points(group=hookspecs.GROUP):
         distribution = entry_point.dist
@@ -106,7 +125,7 @@ def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
         version = distribution.version if distribution else "?"
         provider = Provider(name, version, entry_point.name, entry_point.value)
         found.setdefault((name, entry_point.name, entry_point.value), (provider, entry_point))
-    return [found[key] for key in sorted(found)]
+    return tuple(found[key] for key in sorted(found))
 
 
 def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
