@@ -164,7 +164,7 @@ class PlainFormat:
                 return scan.ended("torn", 0)
             scan.header = "bad_magic"
             return scan.ended("corrupt", 0, "bad_magic")
-        offset = start or len(self.header)
+        offset = max(start, min(len(self.header), total))
         while offset < total:
             size = _size(data, offset, total)
             if size is None:
@@ -188,11 +188,16 @@ class PlainFormat:
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
         total = len(data)
+        unread = 4 * total
+        """Bytes of records that may still be compared with their checksums. Heads that each claim half of the file must not
+        cost quadratic time; after these bytes the sizes decide, and ``scan`` reports a record that is damaged."""
         for begin in range(max(start, len(self.header)), total):
             at, found = begin, 0
             while at < total and found < length and (size := _size(data, at, total)) is not None:
-                if data[at] == _RECORD and _fault(data, at, size):
-                    break
+                if data[at] == _RECORD and size <= unread:
+                    unread -= size
+                    if _fault(data, at, size):
+                        break
                 found += data[at] == _RECORD
                 at += size
             if found and (at == total or found == length):
