@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import hypothesis
 
@@ -10,6 +12,12 @@ pytest_plugins = ["pytester"]
 
 # Tables are as wide as the terminal: names of temporary directories, which they show, would wrap at 80 columns.
 os.environ["COLUMNS"] = "200"
+
+# Temporary directories are in memory where there is room: some tests create thousands of files. No test needs a real disk,
+# because power losses are simulated.
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Where others want the processor, an example may wait for it. The parent: that of tests/mutants, where it is loaded.
 hypothesis.settings.register_profile(

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import msgstore
+from msgstore.engine import collector
 from msgstore.files import Files
 from support import open_with
 
@@ -229,7 +230,8 @@ def test_whatever_happens_to_a_look_the_collector_goes_on(opened, monkeypatch):
     assert store._collector._thread.is_alive()
 
 
-def test_nobody_waits_for_a_collector_that_has_ended(opened):
+def test_nobody_waits_for_a_collector_that_has_ended(opened, monkeypatch):
+    monkeypatch.setattr(collector, "_PATIENCE", 0.01)
     store = opened()
     store._collector.stop(wait=True)
     store._collector._idle.clear()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import msgstore
+from msgstore.engine import lock
 from msgstore.engine.lock import check_no_writer
 from msgstore.testing.faults import UnsyncedFiles
 from support import open_with
@@ -29,7 +30,8 @@ def writing(index, tmp_path):
     store.abandon()
 
 
-def test_removed_lock_file_lets_no_second_writer_in(writing, index):
+def test_removed_lock_file_lets_no_second_writer_in(writing, index, monkeypatch):
+    monkeypatch.setattr(lock, "_ATTEMPTS", 2)
     store, client, confirmed = writing
     (store.path / LOCK).unlink()
     with pytest.raises(msgstore.StoreLocked):

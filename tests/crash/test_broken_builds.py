@@ -144,7 +144,7 @@ def failures(build: AbstractContextManager[None], cell: CrashCell, durability: s
         (confirm_before_write, LMDB, "os", "confirmed messages are missing"),
         (confirm_before_write, ETS, "os", "confirmed messages are missing"),
         (no_sync, ETS, "fsync", "confirmed messages are missing"),
-        (no_sync_of_names, ETS, "fsync", "Broken"),
+        (no_sync_of_names, ETS, "fsync", "NotAdopted"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
