@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,8 +34,12 @@ class Figure:
         return statistics.median(self.rounds)
 
     def over(self, other: Figure) -> float:
-        """The median of the quotients, round by round: what the machine does to a whole round is in both."""
-        return statistics.median(above / below for above, below in zip(self.rounds, other.rounds, strict=True))
+        """Median of the quotients, round by round, because the state of the machine in a round changes both figures.
+
+        Infinite where ``other`` is 0: processor time is counted in hundredths of a second, and a small input takes none.
+        """
+        rounds = zip(self.rounds, other.rounds, strict=True)
+        return statistics.median(above / below if below else math.inf for above, below in rounds)
 
 
 class Figures:
