@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import linecache
 import logging
 import random
@@ -51,12 +52,14 @@ class Interrupter:
         self.passed: dict[tuple[str, int], list[int]] = {}
 
     def __enter__(self) -> Interrupter:
+        gc.disable()  # finalizers of earlier stores would pass lines, too
         self._usual = sys.gettrace()
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._usual)
+        gc.enable()
 
     def _call(self, frame, event, arg):
         return self._line if frame.f_code.co_filename.startswith(ENGINE) else None
