@@ -16,8 +16,8 @@ import pytest
 import msgstore
 from msgstore.contract import Combine, Compact, Drop
 from msgstore.files import Files
-from msgstore.testing.faults import Crash
-from support import opening
+from msgstore.testing.faults import Crash, RecordingFiles
+from support import open_with, opening
 
 LIMIT = 20_000
 HOUR = {"sync_interval": "1h", "gc_interval": 0, "file_size_limit": LIMIT}
@@ -127,6 +127,22 @@ def test_after_a_kill_the_combined_segment_is_there(cell, opened):
     assert (store.stats().recovery.how == "rebuild") == (cell.index == "ets")
 
 
+def test_copies_are_synced_before_sources_are_deleted(opened):
+    """First the bytes of the copy, then its name, then the deletion of the segments that it replaces."""
+    files = RecordingFiles()
+    store = opened(files)
+    expected, numbers = halves(store)
+    sources = [store.path / segment.file for segment in store.segments()]
+    files.operations.clear()
+    told(store, Combine(tuple(numbers)))
+    happened = [(name, Path(path).name) for name, path, _ in files.operations]
+    (copy,) = [name for kind, name in happened if kind == "replace" and Path(name).suffix == sources[0].suffix]
+    renamed, deleted = happened.index(("replace", copy)), happened.index(("unlink", sources[0].name))
+    assert ("sync", f"{copy}.tmp") in happened[:renamed]
+    assert ("sync_directory", store.path.name) in happened[renamed:deleted]
+    check(store, expected)
+
+
 def test_what_does_not_fit_into_one_is_not_combined(opened, caplog):
     store = opened()
     expected = fill(store, range(100, 160)) | fill(store, range(200, 260))
@@ -200,6 +216,30 @@ def test_compaction_leaves_a_segment_as_old_as_it_was(opened):
     for segment, sealed_at in zip(store.segments(), before, strict=True):
         assert segment.sealed_at == pytest.approx(sealed_at, abs=1e-5)
         assert (store.path / segment.file).stat().st_mtime == pytest.approx(sealed_at, abs=1e-5)
+
+
+def test_compaction_in_place_syncs_every_step(tmp_path, monkeypatch):
+    """Each step is on disk before the next one begins, and so is the index: before the first write and before the cut."""
+    files = RecordingFiles()
+    with open_with(tmp_path, files, index="lmdb", **HOUR) as store:
+        _, (number, _) = halves(store)
+        index = store._ledger.index
+        commit = index.commit
+        monkeypatch.setattr(index, "commit", lambda: (files.operations.append(("commit", "", 0)), commit()))
+
+        class Planned(Says):
+            def plan(self, segments, now):
+                files.operations.clear()
+                return super().plan(segments, now)
+
+        store._collection._policy = Planned(Compact(number))
+        store.compact()
+        kinds = ("pwrite", "sync", "truncate")
+        happened = [
+            name for name, path, _ in files.operations if name == "commit" or (path == f"{number}.sqs" and name in kinds)
+        ]
+    steps = [name for name, before in zip(happened, ["", *happened], strict=False) if (name, before) != ("pwrite", "pwrite")]
+    assert steps[:10] == ["commit", *["pwrite", "sync"] * 3, "commit", "truncate", "sync"]
 
 
 def test_v2_is_compacted_in_place_and_v1_is_copied(cell, opened):
@@ -555,6 +595,21 @@ def test_damage_is_quarantined_and_stops_nobody_else(cell, opened, kind, caplog)
     assert told(store, Compact(first)) == []  # from now on it is left alone
     store.close()
     assert opened().stats().quarantined == 1
+
+
+def test_quarantined_segment_without_live_messages_is_kept(cell, opened):
+    """A salvage may still find records in it that nobody else finds."""
+    store = opened()
+    _, (first, second) = halves(store)
+    victim = next(entry for entry in store.entries() if entry.number == first)
+    damaged, other = (store.path / f"{number}{'.rdq' if cell.format == 'v1' else '.sqs'}" for number in (first, second))
+    flip(damaged, victim.offset + (victim.size - 1 if cell.format == "v1" else 1))
+    told(store, Compact(first))
+    with store.client() as client:
+        client.remove([entry.msg_id for entry in store.entries()])
+    store.compact()
+    assert damaged.exists()
+    assert not other.exists()
 
 
 @pytest.mark.parametrize("cells_of", ["checksum"])

@@ -406,6 +406,17 @@ def test_a_destination_that_is_taken_meanwhile(tmp_path: Path) -> None:
 # -- crashes, errors, and other jobs ------------------------------------------------------------------------------------------
 
 
+def test_every_file_is_synced_before_store_appears(tmp_path: Path) -> None:
+    files = RecordingFiles()
+    target = target_of(tmp_path / "store", V2)
+    make(target, some(700), some(700, first=1000), files=files)
+    happened = [(name, path) for name, path, _ in files.operations]
+    appeared = happened.index(("replace", target.path))
+    begun = max(at for at, (name, _) in enumerate(happened[:appeared]) if name in ("pwrite", "truncate", "unlink"))
+    synced = {path for name, path in happened[begun:appeared] if name == "sync"}
+    assert synced >= {path.name for path in target.destination.iterdir()} - {"msgstore.lock"}
+
+
 @pytest.mark.crash
 def test_a_crash_at_every_change(tmp_path: Path) -> None:
     """Before and inside each change on disk: nothing under the final name, or all of it; and the next job clears up."""

@@ -18,7 +18,7 @@ from msgstore.engine import rewriting, turns
 from msgstore.engine.writer import WINDOW
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles
-from support import opening
+from support import open_with, opening
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
 HOUR = {"sync_interval": "1h", "gc_interval": 0}
@@ -225,6 +225,39 @@ class KilledAtUnlink(Files):
         super().unlink(path)
         if self.armed and path.suffix in (".sqs", ".rdq"):
             raise Crash
+
+
+class KilledBeforeUnlink(Files):
+    """The process ends before it deletes a segment."""
+
+    armed = False
+
+    def unlink(self, path):
+        if self.armed and path.suffix in (".sqs", ".rdq"):
+            raise Crash
+        super().unlink(path)
+
+
+def test_empty_segment_of_a_killed_store_is_deleted(tmp_path):
+    """The commit that emptied the segment is on disk, and the deletion is not."""
+    keys = {"index": "lmdb", "sync_interval": "1h", "gc_interval": 0}
+    files = KilledBeforeUnlink()
+    store = open_with(tmp_path, files, **keys)
+    client = store.client()
+    client.write(A, b"a")
+    store.roll()
+    client.write(B, b"b")
+    store.flush()
+    client.remove([A])
+    files.armed = True
+    with pytest.raises(Crash):
+        store.flush()
+    store.abandon()
+    (left,) = tmp_path.glob("0.*")
+    with open_with(tmp_path, **keys) as again:
+        again.client().write(C, b"c")
+        again.flush()
+        assert not left.exists()
 
 
 def test_a_segment_that_becomes_empty_behind_a_commit_is_deleted_behind_the_next(opened, cell, monkeypatch):

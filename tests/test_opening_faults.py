@@ -11,7 +11,7 @@ import pytest
 
 import msgstore
 from msgstore.files import Files
-from msgstore.testing.faults import copy_of, listing
+from msgstore.testing.faults import Crash, copy_of, listing
 from support import open_with
 
 IDS = [bytes([n]) * 16 for n in range(1, 9)]
@@ -126,6 +126,26 @@ def test_killed_before_first_change_keeps_counts(stores, tmp_path, kind):
     open_with(path, index=kind, sync_interval="1h").abandon()
     with open_with(path, index=kind) as store:
         assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS)
+
+
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+def test_killed_before_first_commit_scans_the_tail(stores, tmp_path, monkeypatch, kind):
+    """The marker is hidden, the record is on disk, and the index still says that the store is closed."""
+
+    def stop():
+        raise Crash
+
+    path = copy_of(stores[kind], tmp_path / "store")
+    new = bytes([77]) * 16
+    store = open_with(path, index=kind, sync_interval="1h")
+    store.client().write(new, b"new")
+    with monkeypatch.context() as patch:
+        patch.setattr(store._ledger.index, "commit", stop)
+        with pytest.raises(Crash):
+            store.flush()
+    store.abandon()
+    with open_with(path, index=kind) as store:
+        assert (store.stats().recovery.how, counts(store)) == ("tail", COUNTS | {new: 1})
 
 
 @pytest.mark.parametrize("kind", ["ets", "lmdb"])

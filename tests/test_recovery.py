@@ -387,3 +387,17 @@ def test_records_behind_the_last_commit_keep_older_counts(tmp_path):
         assert again.stats().recovery.how == "tail"
         assert {entry.msg_id: entry.references for entry in again.entries()} == {a: 2, b: 1}
         assert sum(segment.live_count for segment in again.segments()) == 2, "what was found is not counted as live"
+
+
+def test_segment_with_torn_end_takes_no_records(cell, tmp_path):
+    """Recovery leaves the torn bytes where they are; a record after them would be lost to every scan."""
+    fan_out(tmp_path, cell.keys)
+    newest = max(tmp_path.glob("[0-9]*.*"), key=lambda path: int(path.stem))
+    with newest.open("ab") as stream:
+        stream.write(b"\x03\x00")
+    size = newest.stat().st_size
+    with open_with(tmp_path, **cell.keys) as store:
+        store.client().write(bytes([11]) * 16, b"new")
+        store.flush()
+        assert newest.stat().st_size == size
+        assert store.client().read(bytes([11]) * 16) == b"new"

@@ -233,6 +233,22 @@ def test_segments_keep_their_limit_over_many_flushes(opened):
     assert all(s.size < 1000 + 160 for s in store.segments()), "a segment has more than one record above its limit"
 
 
+def test_segment_emptied_before_sealing_is_deleted(opened):
+    store = opened(gc_interval=0)
+    client = store.client()
+    client.write(ID, b"body")
+    store.flush()
+    (emptied,) = store.segments()
+    client.remove([ID])
+    store.flush()
+    assert [s.number for s in store.segments()] == [emptied.number], "the current segment is kept"
+    store.roll()
+    client.write(OTHER, b"body")
+    store.flush()
+    assert emptied.number not in [s.number for s in store.segments()]
+    assert not (store.path / emptied.file).exists()
+
+
 def test_a_second_writer_is_refused_with_the_holders_pid(opened, tmp_path, cell):
     opened()
     with pytest.raises(msgstore.StoreLocked, match="this process") as caught:

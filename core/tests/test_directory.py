@@ -83,12 +83,14 @@ def test_settings_of_the_wrong_kind(tmp_path, changes, reason):
     ids=lambda text: text[:10],
 )
 def test_settings_that_are_none(tmp_path, text):
-    (tmp_path / SETTINGS).write_text(text, encoding="latin-1")
+    place = tmp_path / "store"
+    place.mkdir()
+    (place / SETTINGS).write_text(text, encoding="latin-1")
     with pytest.raises(StoreError, match="cannot be used"):
-        read_settings(Files(), tmp_path)
-    shutil.copy(DATA / "v2_clean" / "store" / "0.sqs", tmp_path)
+        read_settings(Files(), place)
+    shutil.copy(DATA / "v2_clean" / "store" / "0.sqs", place)
     for verb, code in (("info", 0), ("scan", 1), ("salvage", 1)):  # info rebuilds what it remembers
-        result = CliRunner().invoke(main, [verb, str(tmp_path), *([str(tmp_path) + ".out"] if verb == "salvage" else [])])
+        result = CliRunner().invoke(main, [verb, str(place), *([str(tmp_path / "rescued")] if verb == "salvage" else [])])
         assert isinstance(result.exception, SystemExit | None)
         assert result.exit_code == code
         assert verb == "salvage" or SETTINGS in result.stderr

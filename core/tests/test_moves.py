@@ -73,5 +73,11 @@ def test_equal_records_fill_every_gap():
     assert plan(Gaps(), live).end == 64 + 1000 * 85
 
 
+def test_gap_takes_several_records_in_a_row():
+    live = laid_out([(60, 21), (0, 21), (0, 21)])
+    todo = plan(Gaps(), live)
+    assert (dict(todo.moves(live.sizes)), todo.end) == ({2: 64, 1: 85}, 145)
+
+
 def test_nothing_live_leaves_the_header():
     assert plan(Gaps(), Live([], [], [])).end == 64

@@ -21,7 +21,7 @@ FAULTS = [
         fragment=("            ledger.touch(segment)\n        site.commit()"),
         replacement="            ledger.touch(segment)",
         symptom="A crash in a compaction loses messages whose removal was not on disk yet.",
-        caught_by="tests/test_compaction_crash.py::test_stopped_anywhere_nothing_live_is_lost",
+        caught_by="tests/test_collection.py::test_compaction_in_place_syncs_every_step",
     ),
     Fault(
         name="moved-records-appear-before-they-are-written",
@@ -39,7 +39,7 @@ FAULTS = [
         fragment=("if writes:\n                    files.sync(fd)"),
         replacement="pass",
         symptom="A power loss in a compaction damages messages that were confirmed long ago.",
-        caught_by="tests/test_compaction_crash.py::test_stopped_anywhere_nothing_live_is_lost",
+        caught_by="tests/test_collection.py::test_compaction_in_place_syncs_every_step",
     ),
     Fault(
         name="compaction-cuts-a-byte-too-much",
@@ -57,7 +57,7 @@ FAULTS = [
         fragment=("site.ledger.touch(segment)\n    site.commit()"),
         replacement="site.ledger.touch(segment)",
         symptom="With a persistent index a crash behind a compaction loses every message that was moved.",
-        caught_by="tests/test_compaction_crash.py::test_stopped_anywhere_nothing_live_is_lost",
+        caught_by="tests/test_collection.py::test_compaction_in_place_syncs_every_step",
     ),
     Fault(
         name="records-move-onto-each-other",
@@ -66,7 +66,7 @@ FAULTS = [
         fragment="at += sizes[position]",
         replacement="pass",
         symptom="After a compaction messages have the places of others, and cannot be read.",
-        caught_by="core/tests/test_moves.py::test_a_plan_moves_records_down_into_gaps_without_overlap",
+        caught_by="core/tests/test_moves.py::test_gap_takes_several_records_in_a_row",
     ),
     Fault(
         name="cut-takes-the-last-record-that-stays",
@@ -75,7 +75,7 @@ FAULTS = [
         fragment="end = max(end, starts[staying])",
         replacement="end = max(end, offsets[staying - 1])",
         symptom="A compaction cuts off the last message that stayed where it was.",
-        caught_by="core/tests/test_moves.py::test_a_plan_moves_records_down_into_gaps_without_overlap",
+        caught_by="core/tests/test_moves.py::test_gap_takes_several_records_in_a_row",
     ),
     Fault(
         name="erased-store-compacts-in-place",

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from seeded import backends, collecting, opening, writing
+from seeded import appending, backends, bulk, collecting, opening, reading, reclaiming, writing
 
-FAULTS = [*writing.FAULTS, *collecting.FAULTS, *opening.FAULTS, *backends.FAULTS]
+FAULTS = [
+    *writing.FAULTS,
+    *appending.FAULTS,
+    *reading.FAULTS,
+    *collecting.FAULTS,
+    *reclaiming.FAULTS,
+    *opening.FAULTS,
+    *backends.FAULTS,
+    *bulk.FAULTS,
+]

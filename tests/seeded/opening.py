@@ -1,5 +1,159 @@
-"""Faults of openings and stops: recovery, adoption, locks, files, readers."""
+"""Faults of openings and stops: recovery, adoption, clean markers, hint files, the files of a directory."""
 
 from __future__ import annotations
 
-FAULTS = []
+from seeded.fault import Fault
+
+FAULTS = [
+    Fault(
+        name="damaged-row-is-trusted",
+        module="msgstore.engine.checkpoint",
+        function="rows",
+        fragment='checksum not in (b"", _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(key))))',
+        replacement="len(checksum) not in (0, _CHECKSUM.size)",
+        symptom=(
+            "A flipped bit in the index's row of a segment is not noticed, and the segment is deleted with live messages in it."
+        ),
+        caught_by="tests/test_hostile_directory.py::test_damaged_rows_are_noticed",
+    ),
+    Fault(
+        name="hidden-marker-is-not-recognised",
+        module="msgstore.engine.recovery",
+        function="judge",
+        fragment="saved in (leftovers.clean, leftovers.pending)",
+        replacement="saved == leftovers.clean",
+        symptom=(
+            "A store that was killed between its first change and its first commit says that another program has changed it."
+        ),
+        caught_by="tests/test_opening_faults.py::test_killed_before_first_commit_scans_the_tail",
+    ),
+    Fault(
+        name="tail-scan-resets-counts",
+        module="msgstore.engine.recovery",
+        function="scan_tail",
+        fragment=" if index.get(i) is None]",
+        replacement="]",
+        symptom=("After a crash a message with several references has one, because a second record of it was found."),
+        caught_by="tests/test_recovery.py::test_records_behind_the_last_commit_keep_older_counts",
+    ),
+    Fault(
+        name="flipped-size-passes-for-a-torn-write",
+        module="msgstore.engine.recovery",
+        function="scan_segment",
+        fragment=" or behind is not None",
+        replacement="",
+        symptom="One flipped bit in a size lets a compaction cut off every message after it.",
+        caught_by="tests/test_faults.py::test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction",
+    ),
+    Fault(
+        name="lost-messages-stay-in-the-index",
+        module="msgstore.engine.losses",
+        function="mend",
+        fragment="index.release(list(gone))",
+        replacement="pass",
+        symptom="A message whose segment is missing is still said to be there, and reading it raises an error.",
+        caught_by="tests/test_recovery.py::test_a_lost_segment_is_told_and_the_other_counts_stay",
+    ),
+    Fault(
+        name="moved-records-lose-their-counts",
+        module="msgstore.engine.reconcile",
+        function="reconcile",
+        fragment="copies.values(), [gone[msg_id] for msg_id in copies])",
+        replacement="copies.values())",
+        symptom="Messages that another program has moved have one reference each, and go with the first removal.",
+        caught_by="tests/test_small_damage.py::test_moved_records_keep_their_counts",
+    ),
+    Fault(
+        name="first-record-after-the-row-is-dead",
+        module="msgstore.engine.reconcile",
+        function="_unknown",
+        fragment="is_new = offset >= size or",
+        replacement="is_new = offset > size or",
+        symptom=("The first message that was appended after the last clean stop is lost when the index is reconciled."),
+        caught_by="tests/test_small_damage.py::test_grown_segment_enters_only_what_is_new",
+    ),
+    Fault(
+        name="grown-segment-passes-the-brokers-summary",
+        module="msgstore.engine.broker_counts",
+        function="_compare_summary",
+        fragment="if size != segment.size:",
+        replacement="if size > segment.size:",
+        symptom="Saved counts that are older than the segments are believed, and newer messages are dropped.",
+        caught_by="tests/test_broker_counts.py::test_stale_counts_lose_no_newer_message",
+    ),
+    Fault(
+        name="failed-opening-keeps-the-lock",
+        module="msgstore.engine.startup",
+        function="open_parts",
+        fragment="stack.callback(lock.release)",
+        replacement="pass",
+        symptom="After an opening that failed the same process cannot open the store again.",
+        caught_by="tests/test_recovery.py::test_a_rebuild_that_is_killed_begins_again",
+    ),
+    Fault(
+        name="empty-segment-survives-a-crash",
+        module="msgstore.engine.startup",
+        function="_note_empty",
+        fragment="ledger.note_empty(segment)",
+        replacement="pass",
+        symptom="A segment that was empty when the process was killed keeps its space until somebody collects.",
+        caught_by="tests/test_meetings.py::test_empty_segment_of_a_killed_store_is_deleted",
+    ),
+    Fault(
+        name="store-appends-after-a-torn-record",
+        module="msgstore.engine.startup",
+        function="goes_on_in",
+        fragment="newest.appendable and ",
+        replacement="",
+        symptom=("After a crash the store appends after a torn record, and nothing that it writes there is found by a scan."),
+        caught_by="tests/test_recovery.py::test_segment_with_torn_end_takes_no_records",
+    ),
+    Fault(
+        name="first-change-deletes-the-marker",
+        module="msgstore.engine.marker",
+        function="CleanMarker.hide",
+        fragment="files.replace(directory / CLEAN, directory / PENDING_CLEAN)",
+        replacement="files.unlink(directory / CLEAN)",
+        symptom=(
+            "After a kill before the first commit the saved counts are distrusted: a start reads whole segments, "
+            "and warns of another program."
+        ),
+        caught_by="tests/test_opening_faults.py::test_killed_before_first_commit_scans_the_tail",
+    ),
+    Fault(
+        name="broker-counts-are-deleted",
+        module="msgstore.engine.shutdown",
+        function="Leftovers.remove",
+        fragment="self.files.replace(self.directory / name, self.directory / (KEPT + name))",
+        replacement="self.files.unlink(self.directory / name)",
+        symptom="An opening that is killed half-way has destroyed the only counts of a broker's directory.",
+        caught_by="tests/test_broker_counts.py::test_first_opening_killed_anywhere_keeps_counts",
+    ),
+    Fault(
+        name="settings-are-not-synced",
+        module="msgstore.directory",
+        function="write_settings",
+        fragment="sync=True)",
+        replacement="sync=False)",
+        symptom="After a power loss a new store has segments and no msgstore.json, and is taken for a broker's.",
+        caught_by="tests/test_adoption.py::test_settings_reach_disk_before_first_segment",
+    ),
+    Fault(
+        name="end-of-a-hinted-segment-is-not-checked",
+        module="msgstore.engine.hints",
+        function="Hints.load",
+        fragment="self._look(segment, hint)",
+        replacement="pass",
+        symptom="After a power loss that took the end of a segment its messages are listed, and cannot be read.",
+        caught_by="tests/test_hints.py::test_a_hint_of_a_segment_whose_end_was_lost_is_not_believed",
+    ),
+    Fault(
+        name="hint-ignores-the-time-of-its-segment",
+        module="msgstore.engine.hint_file",
+        function="read",
+        fragment="if (of_size, of_time) != (segment_size, mtime_ns):",
+        replacement="if of_size != segment_size:",
+        symptom="A segment that another program changed without changing its size is not read again.",
+        caught_by="tests/test_hints.py::test_a_change_in_the_same_instant_to_the_same_size_is_noticed",
+    ),
+]

@@ -1,0 +1,71 @@
+"""Faults of reading: in one process, next to a writer in another process, and of the events that report it."""
+
+from __future__ import annotations
+
+from seeded.fault import Fault
+
+FAULTS = [
+    Fault(
+        name="directory-is-not-locked",
+        module="msgstore.engine.lock",
+        function="WriterLock.__init__",
+        fragment="self._directory.lock()",
+        replacement="pass",
+        symptom=("When somebody deletes msgstore.lock, a second writer opens the store and both write the same segments."),
+        caught_by="tests/test_two_writers.py::test_removed_lock_file_lets_no_second_writer_in",
+    ),
+    Fault(
+        name="lock-follows-a-link",
+        module="msgstore.engine.lock_file",
+        function="open_lock",
+        fragment='getattr(os, "O_NOFOLLOW", 0)',
+        replacement="0",
+        symptom="Opening a store empties the file that a link named msgstore.lock leads to.",
+        caught_by="tests/test_hostile_directory.py::test_taking_the_lock_follows_no_link",
+    ),
+    Fault(
+        name="moved-record-is-read-where-it-was",
+        module="msgstore.engine.live_reader",
+        function="LiveReader._find",
+        fragment="if location != then:",
+        replacement="if location is None:",
+        symptom="A reader in another process gets other bytes for a message that is moved while it is read.",
+        caught_by="tests/test_other_processes.py::test_a_message_that_moves_all_the_time_is_given_up",
+    ),
+    Fault(
+        name="half-rebuilt-index-is-read",
+        module="msgstore.engine.following",
+        function="Following._look",
+        fragment="if state.get(LAYOUT_KEY) != LAYOUT:",
+        replacement="if state.get(LAYOUT_KEY, LAYOUT) != LAYOUT:",
+        symptom="A reader takes an index for whole whose rebuild was killed, and misses messages.",
+        caught_by="tests/test_other_processes.py::test_a_rebuild_that_was_killed_is_not_taken_for_an_index",
+    ),
+    Fault(
+        name="short-read-is-a-shorter-body",
+        module="msgstore.engine.reader",
+        function="_whole",
+        fragment="if len(record) != size:",
+        replacement="if len(record) > size:",
+        symptom="A message in a segment that was cut is read as a shorter body instead of an error.",
+        caught_by="tests/test_store.py::test_a_segment_that_was_cut_is_an_error_not_a_shorter_body",
+    ),
+    Fault(
+        name="shared-cache-grows-without-limit",
+        module="msgstore.engine.shared_bodies",
+        function="SharedBodies.put",
+        fragment="self._bytes += len(body)",
+        replacement="pass",
+        symptom="The cache of shared bodies takes all memory.",
+        caught_by="tests/test_clients.py::test_the_cache_of_shared_bodies_is_bounded",
+    ),
+    Fault(
+        name="same-damage-is-announced-again",
+        module="msgstore.engine.happenings",
+        function="Happenings.damage",
+        fragment="if spot in self._spots or len(self._spots) >= MAX_SPOTS:",
+        replacement="if len(self._spots) >= MAX_SPOTS:",
+        symptom="Each read of a damaged message counts as new damage and raises another alarm.",
+        caught_by="core/tests/test_events.py::test_damage_is_announced_once_a_spot",
+    ),
+]
