@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--every-cell", action="store_true", help="where everything is installed: all six combinations, not a spread of three")
     add("--every", type=int, default=24, help="sweeps over crash points, failures and flips try one in EVERY")
     add("--seed", type=int, default=None, help="which of these; a random number without it, printed at the start")
-    add("--examples", type=int, default=6, help="random histories of the model test, for each cell")
+    add("--examples", type=int, default=4, help="random histories of the model test, for each cell")
     add("--fuzz", type=int, default=10_000, help="mutated inputs of test_fuzz.py, over all parsers")
     add("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
     add("--kills", type=int, default=10, help="kill -9 for each cell of the crash harness")

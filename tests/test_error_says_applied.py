@@ -111,7 +111,7 @@ def run(path, index, fail, last, sync):
 
 @pytest.mark.parametrize(("last", "sync"), FAULTS)
 def test_calls_under_any_fault_say_what_they_did(index, last, sync, tmp_path):
-    fail, step = 0, 4 if sync else 29  # each of them would take half a minute
+    fail, step = 0, 9 if sync else 61  # each of them would take half a minute
     while True:
         failed, wrong = run(tmp_path / str(fail), index, fail, last, sync)
         assert not wrong, f"after {failed or 'no fault'}, operation {fail}"

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import msgstore
@@ -149,7 +149,6 @@ def test_a_segment_that_cannot_be_read_is_damage_as_a_whole(tmp_path):
 IDS = st.integers(0, 9).map(lambda n: bytes([n]) * 16)
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(IDS, st.integers(-3, 3)), max_size=60),
     st.integers(1, 400),

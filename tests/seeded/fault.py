@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import attrs
@@ -51,7 +52,7 @@ class Fault:
         if found != 1:
             raise NotApplicable(f"{self.name}: the fragment stands {found} times in {self.module}.{self.function}")
         edited = source[:begin] + body.replace(self.fragment, self.replacement) + source[end:]
-        if ast.dump(ast.parse(edited)) == ast.dump(ast.parse(source)):
+        if ast.dump(ast.parse(edited)) == _dump(source):
             raise NotApplicable(f"{self.name}: the replacement says what the fragment says")
         compile(edited, str(self.file), "exec")
         return edited
@@ -66,9 +67,19 @@ def package_directory(module: str) -> Path:
     return found[0]
 
 
+@functools.lru_cache
+def _parse(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.lru_cache
+def _dump(source: str) -> str:
+    return ast.dump(_parse(source))
+
+
 def _span(source: str, fault: Fault) -> tuple[int, int]:
     """Where the text of the function begins and ends."""
-    node: ast.AST = ast.parse(source)
+    node: ast.AST = _parse(source)
     for name in fault.function.split("."):
         inner = [child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child is not node]
         found = [child for child in inner if child.name == name]

@@ -37,7 +37,7 @@ def test_the_bytes() -> None:
     assert RECORD.body_span(100, 29) == (125, 129)
 
 
-@settings(database=None, max_examples=60)
+@settings(database=None)
 @given(pairs)
 def test_decode_and_check_accept_what_encode_wrote(batch: list[tuple[bytes, bytes]]) -> None:
     data, sizes = RECORD.encode([i for i, _ in batch], [b for _, b in batch])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import msgstore
@@ -181,7 +181,6 @@ def test_numbers_of_every_width() -> None:
 VALID = b"\x83" + term(("mc", "mc_amqpl", AMQPL, {"rk": [b"k"], "x": b"fan"}))
 
 
-@settings(max_examples=500)
 @given(st.data())
 @example(None)
 def test_damaged_messages(data: Any) -> None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msgstore_erlang_body.term import is_term
@@ -120,7 +120,6 @@ def compressed(term: bytes, level: int = 6) -> bytes:
     return b"\x83P" + u32(len(term)) + zlib.compress(term, level)
 
 
-@settings(max_examples=100)
 @given(terms, st.binary(max_size=5))
 def test_a_term_is_accepted_whole_and_no_shorter(term: bytes, trailing: bytes) -> None:
     assert is_term(b"\x83" + term + trailing)
@@ -138,7 +137,6 @@ def test_compressed(term: bytes, trailing: bytes) -> None:
     assert not is_term(compressed(b"\x83" + term))
 
 
-@settings(max_examples=300)
 @given(
     st.one_of(
         st.binary(), st.binary().map(lambda data: b"\x83" + data), st.binary().map(lambda data: b"\x83P\0\0\0\x09" + data)
@@ -151,7 +149,6 @@ def test_nothing_makes_it_raise(data: bytes) -> None:
     assert is_term(data) in (True, False)
 
 
-@settings(max_examples=300)
 @given(terms, st.data())
 def test_changed_terms_never_make_it_raise(term: bytes, data: st.DataObject) -> None:
     changed = bytearray(b"\x83" + term)

@@ -78,7 +78,7 @@ class Model(EntriesAgainstDictionary):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=150, stateful_step_count=30)
+TestModel.settings = settings(stateful_step_count=30)
 
 
 def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msgstore.contract import IndexContext, NoOptions
@@ -86,7 +86,6 @@ def test_every_truncation_and_every_changed_byte_is_refused() -> None:
     assert is_refused(data + b"\0")
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_hostile_headers_with_a_right_checksum_are_refused(data: st.DataObject) -> None:
     whole = bytearray(image())

@@ -21,7 +21,7 @@ Spans = list[tuple[int, int]]
 """Offsets and sizes."""
 
 ids = st.binary(min_size=16, max_size=16)
-quick = settings(database=None, max_examples=200)
+quick = settings(database=None)
 
 
 def record(msg_id: bytes, body: bytes) -> bytes:

@@ -30,7 +30,7 @@ HEADER = b"RSQS\x02" + bytes(59)
 
 ids = st.binary(min_size=16, max_size=16)
 bodies = st.binary(max_size=60)
-quick = settings(database=None, max_examples=150)
+quick = settings(database=None)
 
 
 class Fragile(MessageRecord):

@@ -39,7 +39,7 @@ def crashes(data: bytes, fill: GapFill) -> Iterator[bytes]:
         yield bytes(state)
 
 
-@settings(database=None, max_examples=150)
+@settings(database=None)
 @given(
     before=st.binary(max_size=600),
     dead=st.lists(st.binary(max_size=700), min_size=1, max_size=5),

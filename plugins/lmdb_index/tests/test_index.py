@@ -157,7 +157,7 @@ class Model(EntriesAgainstDictionary):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=120, stateful_step_count=30)
+TestModel.settings = settings(stateful_step_count=30)
 
 
 def listing(directory: Path) -> list[tuple[str, int, int]]:

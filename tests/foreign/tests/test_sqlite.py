@@ -179,7 +179,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=40, stateful_step_count=25)
+TestModel.settings = settings(stateful_step_count=25)
 
 
 def test_clear_drops_everything_and_a_commit_makes_that_durable(tmp_path):
