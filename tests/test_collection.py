@@ -336,8 +336,10 @@ def test_what_is_removed_while_it_is_copied_stays_removed(cell, opened, kind, na
     assert contents(store).items() >= expected.items()
 
 
-def test_killed_when_the_copies_have_their_names_what_was_removed_meanwhile_stays_removed(cell, opened):
-    """Their rows say that nothing in them is alive; without these a start would take all of them in for new."""
+@pytest.mark.parametrize("removed_at", ["sync", "replace"])
+def test_kill_after_copies_are_named_keeps_removals(cell, opened, removed_at):
+    """Committed rows say that nothing in the copies is live; without these a start would take all of their records for new.
+    The flush of a removal before the copies are registered does not commit their rows; a later one does."""
 
     class Killed(Meanwhile):
         stopped = False
@@ -347,7 +349,7 @@ def test_killed_when_the_copies_have_their_names_what_was_removed_meanwhile_stay
                 raise Crash
             super().sync_directory(path)
 
-    files = Killed("replace", ".tmp")
+    files = Killed(removed_at, ".tmp")
     store = opened(files)
     expected, numbers = halves(store)
     gone = [list(expected)[at] for at in (0, 5, 39)]

@@ -24,6 +24,15 @@ FAULTS = [
         caught_by="tests/test_collection.py::test_what_is_removed_while_it_is_copied_stays_removed",
     ),
     Fault(
+        name="copies-are-named-before-their-rows-are-committed",
+        module="msgstore.engine.rewriting",
+        function="_publish",
+        fragment="    site.commit()\n",
+        replacement="",
+        symptom="After a kill inside a copy compaction, messages that were removed while it ran are back.",
+        caught_by="tests/test_collection.py::test_kill_after_copies_are_named_keeps_removals",
+    ),
+    Fault(
         name="deletions-are-not-synced",
         module="msgstore.engine.ledger",
         function="Ledger.delete_empty",
