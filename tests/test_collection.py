@@ -336,6 +336,14 @@ def test_what_is_removed_while_it_is_copied_stays_removed(cell, opened, kind, na
     assert contents(store).items() >= expected.items()
 
 
+def test_bytes_freed_by_copy_are_counted_once(opened):
+    store = opened()
+    _, numbers = halves(store)
+    sizes = sum(segment.size for segment in store.segments())
+    told(store, Combine(tuple(numbers)))
+    assert store.stats().counters.collected_bytes == sizes, "the sizes of the two sources"
+
+
 @pytest.mark.parametrize("removed_at", ["sync", "replace"])
 def test_kill_after_copies_are_named_keeps_removals(cell, opened, removed_at):
     """Committed rows say that nothing in the copies is live; without these a start would take all of their records for new.
