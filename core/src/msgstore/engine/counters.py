@@ -27,7 +27,7 @@ class Counters:
     collections: int = 0
     """Segments that the collector has rewritten."""
     collected_bytes: int = 0
-    """Bytes that compaction in place cut off, and the sizes of deleted segments. New copies of live records are not subtracted."""
+    """Bytes that compaction in place cut off, and the sizes of deleted segments. Copies of live records are not subtracted."""
     corruptions: int = 0
     """Spots at which damage was found."""
     dropped_messages: int = 0
