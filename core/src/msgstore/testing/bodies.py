@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msgstore.contract import BodyCodec, Capability, MessageTooLarge, RecordError, StoredBody
-from msgstore.testing.beside import at_once, long_body
+from msgstore.testing.beside import BetweenLines, at_once, long_body
 from msgstore.testing.data import tried
 from msgstore.testing.guard import KitTests
 from msgstore.testing.limits import is_linear, peak_of, within
@@ -211,8 +211,17 @@ class BodyCodecTests(KitTests):
 
     def test_any_thread_may_call(self, subject: Subject) -> None:
         """A failure means that calls on several threads meet in something that the codec keeps, such as one decompressor for
-        all. Which thread meets which is chance: one failure proves it, and the next run may pass."""
+        all. Between every two lines of Python of a call, another call runs on a second thread. What meets inside a line is
+        chance: one failure proves it, and the next run may pass."""
         codec = _made(subject)
+        bodies = b"one" * 9, b"another" * 9
+        one, another = encoded(codec, bodies)
+
+        def call_with(stored: bytes, body: bytes) -> None:
+            check_body(codec.decode(stored), body, "during another thread's call, decode")
+            assert codec.is_valid(stored) is True, "during another thread's call, is_valid refuses what encode gave"
+
+        BetweenLines(partial(call_with, another, bodies[1])).run(partial(call_with, one, bodies[0]))
 
         def run(number: int) -> None:
             mine = [long_body(number), b"%d" % number * 9, b""]
