@@ -34,13 +34,14 @@ class CrashCell:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Keywords of ``open_store``: small segments, and no thread that flushes."""
+        """Keywords of ``open_store``: small segments, and no thread that flushes or collects: a commit between two steps would
+        be a flush boundary that the workload does not know."""
         index: Any = {"use": "lmdb", "map_size": "1MiB"} if self.index == "lmdb" else self.index
         record = "checksum" if self.content == "v2-checksum" else "message"
         format_, header = ("ledger", 4096) if self.content == "ledger" else ("v2", 64)
         return {
             "index": index, "format": format_, "record": record,
-            "file_size_limit": 2136 + header, "large_message": 900, "sync_interval": "1h",
+            "file_size_limit": 2136 + header, "large_message": 900, "sync_interval": "1h", "gc_interval": 0,
         }  # fmt: skip
 
     @property
