@@ -137,16 +137,19 @@ def test_deleted_current_segment_is_never_confirmed(writing, change):
     assert confirmed == [FIRST]
 
 
+class Deleting(UnsyncedFiles):
+    """Deletes ``path`` after each write of records."""
+
+    path: Path | None = None
+
+    def pwrite(self, fd, data, offset):
+        super().pwrite(fd, data, offset)
+        if self.path is not None and offset:
+            self.path.unlink(missing_ok=True)
+
+
 def test_segment_deleted_within_a_flush_confirms_nothing(index, tmp_path):
     """After its records were written, and when the flush goes on in another one."""
-
-    class Deleting(UnsyncedFiles):
-        path: Path | None = None
-
-        def pwrite(self, fd, data, offset):
-            super().pwrite(fd, data, offset)
-            if self.path is not None and offset:
-                self.path.unlink(missing_ok=True)
 
     files, confirmed = Deleting(), []
     store = open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0, file_size_limit=1000)
@@ -188,14 +191,6 @@ def test_flush_looks_at_files_once(index, tmp_path):
 
 def test_segment_deleted_behind_its_last_write_confirms_nothing(index, tmp_path):
     """The flush has looked at it before, and begins no other one."""
-
-    class Deleting(UnsyncedFiles):
-        path: Path | None = None
-
-        def pwrite(self, fd, data, offset):
-            super().pwrite(fd, data, offset)
-            if self.path is not None and offset:
-                self.path.unlink(missing_ok=True)
 
     files, confirmed = Deleting(), []
     store = open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0)

@@ -27,11 +27,13 @@ _SEED = {"MSGSTORE_TESTS_SEED": "0", "PYTHONHASHSEED": "0"}
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::\w+(?:::\w+)*)", re.MULTILINE)
 """A line of pytest's summary: file and function, without parameters."""
 
+Result = Literal["caught", "survived", "not run"]
+
 
 @attrs.frozen
 class Outcome:
     fault: Fault
-    result: Literal["caught", "survived", "not run"]
+    result: Result
     """``not run``: pytest itself failed, or never ended. Such a fault proves nothing."""
     text: str
     """What pytest printed."""
@@ -62,8 +64,8 @@ def run(fault: Fault, arguments: Sequence[str] = ()) -> Outcome:
     if done is None:
         return Outcome(fault, "not run", f"no end after {TIMEOUT_SECONDS} s")
     text = done.stdout + done.stderr
-    results = {_CAUGHT: "caught", _SURVIVED: "survived"}
-    return Outcome(fault, results.get(done.returncode, "not run"), text)  # type: ignore[arg-type]
+    results: dict[int, Result] = {_CAUGHT: "caught", _SURVIVED: "survived"}
+    return Outcome(fault, results.get(done.returncode, "not run"), text)
 
 
 def failing_without_faults(faults: Sequence[Fault]) -> str:
