@@ -19,7 +19,8 @@ LOOKS = (
 COMPOSED = ("write_file", "view")
 """Made of the others; each part is told of by itself."""
 LOCKS = ("overwrite",)
-"""Of the lock file, whose text serves readers and messages: no start believes it. tests/test_opening_faults.py fails them."""
+"""Operations on the lock file. No opening trusts its text, so they are no crash points. tests/test_opening_faults.py makes
+them fail."""
 JOBS = ("create_directory", "copy_permissions", "remove_tree", "entries")
 """Of jobs that read any directory and write a new store: tests/test_fresh_stores.py stops those that write. An engine that
 calls one is refused: to open a store, what cannot be looked at in its directory is an error."""

@@ -1,4 +1,4 @@
-"""Faults between the buffer and the disk: intake, batches, segments, refused bodies."""
+"""Faults between the write buffer and the disk: buffer, batches, segments, bodies that the codec rejects."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class BrokerCounts:
 def read_broker_counts(segments: Segments, leftovers: Leftovers, *, read_only: bool) -> BrokerCounts | None:
     """Read the counts that a broker saved. Return None, and log why, if there are none that can be used.
 
-    Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes puts them away for ever.
+    Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes removes them permanently.
     """
     path = leftovers.saved(SAVED_COUNTS)
     what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."

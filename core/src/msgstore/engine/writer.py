@@ -102,8 +102,8 @@ class Writer:
         """Bytes of a message, OVERHEAD included, in what was written last."""
         self._uncommitted = 0
         """Bytes, OVERHEAD included, that went to the segments and whose entries a persistent index has not on disk yet."""
-        self._many = config.max_unconfirmed // 4
-        """Of these bytes, from which on the flusher is woken."""
+        self._wake_flusher_above = config.max_unconfirmed // 4
+        """Uncommitted bytes above which the background flusher is woken."""
         self._turns = Turns(ledger.flushing)
         self._big = min(config.large_message, self._encoder.threshold)
         self._refusal: MsgStoreError | None = None
@@ -230,7 +230,7 @@ class Writer:
             self.wakeup.changed()
             if self.ledger.persistent:
                 self._uncommitted += count * OVERHEAD
-            if self._at_once or self._uncommitted > self._many:
+            if self._at_once or self._uncommitted > self._wake_flusher_above:
                 self._after(lambda: self._bound(0), "The messages were removed: do not repeat the removal.")
         if missing:
             raise MessageNotFound(missing, str(self.config.path))
@@ -402,7 +402,7 @@ class Writer:
             if self._uncommitted > self.config.max_unconfirmed:
                 self.intake.before_removals[:] = [self._flush_before_removal]
                 self._flush_now()
-            elif self._uncommitted > self._many:
+            elif self._uncommitted > self._wake_flusher_above:
                 self.wakeup.hurry()
 
     def _flush_now(self) -> None:
@@ -451,7 +451,7 @@ class Writer:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
             unconfirmed = self._unconfirmed
-        is_looking = last or bool(ids or confirmed or segments.hints.finished)
+        has_work = last or bool(ids or confirmed or segments.hints.finished)
         while ids:
             at = 0
             again: list[bytes] = []
@@ -462,7 +462,7 @@ class Writer:
             ids = again
         with self.ledger.lock:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
-        if is_looking:  # what was written into files that were removed or replaced is not safe
+        if has_work:  # records in a file that was removed or replaced are not safe
             segments.check_files()
         overdue = self._uncommitted > self.config.max_unconfirmed
         self.settle(sync=last or overdue or not segments.sync_later)

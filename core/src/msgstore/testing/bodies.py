@@ -210,9 +210,11 @@ class BodyCodecTests(KitTests):
             assert confirmed == [before, behind], "what write has refused holds others up"
 
     def test_any_thread_may_call(self, subject: Subject) -> None:
-        """A failure means that calls on several threads meet in something that the codec keeps, such as one decompressor for
-        all. Between every two lines of Python of a call, another call runs on a second thread. What meets inside a line is
-        chance: one failure proves it, and the next run may pass."""
+        """A failure means that calls on several threads share state of the codec, such as one decompressor.
+
+        First, a second thread makes a call between every two Python lines of another call. Then many threads call at once; a
+        conflict inside one line depends on chance, so that one failure proves it although the next run may pass.
+        """
         codec = _made(subject)
         bodies = b"one" * 9, b"another" * 9
         one, another = encoded(codec, bodies)

@@ -188,9 +188,9 @@ class PlainFormat:
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
         total = len(data)
+        # Bytes of records whose checksums may still be compared: heads that each claim half of the file must not cost
+        # quadratic time. After these bytes only the sizes decide, and ``scan`` reports a damaged record.
         unread = 4 * total
-        """Bytes of records that may still be compared with their checksums. Heads that each claim half of the file must not
-        cost quadratic time; after these bytes the sizes decide, and ``scan`` reports a record that is damaged."""
         for begin in range(max(start, len(self.header)), total):
             at, found = begin, 0
             while at < total and found < length and (size := _size(data, at, total)) is not None:
