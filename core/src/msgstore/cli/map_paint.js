@@ -35,6 +35,7 @@ function make(tag, attributes = {}, ...children) {
 // -- colours and patterns: kinds are apart without colour too ----------------------------------------------------------------
 
 const PATTERNS = {
+  header: (pen) => { pen.fillRect(0, 1, 8, 1.5); pen.fillRect(0, 5, 8, 1.5); },
   record: (pen) => { pen.fillRect(1, 1, 2, 2); pen.fillRect(5, 5, 2, 2); },
   dead: (pen) => { for (const at of [-8, 0, 8]) { pen.moveTo(at - 1, 9); pen.lineTo(at + 9, -1); } pen.stroke(); },
   hole: (pen) => { pen.fillRect(3, 3, 2, 2); },
