@@ -112,11 +112,11 @@ def time_nothing(count: int) -> array[int]:
     return samples
 
 
-Batches = Generator[None, Pair, None]
+BatchWriter = Generator[None, Pair, None]
 """Takes one message at a time; in taking the 1000th of a batch it commits the batch."""
 
 
-def _rocksdb(db: rocksdict.Rdict) -> Batches:
+def _rocksdb(db: rocksdict.Rdict) -> BatchWriter:
     while True:
         writes = rocksdict.WriteBatch(raw_mode=True)
         for _ in range(BATCH):
@@ -124,14 +124,14 @@ def _rocksdb(db: rocksdict.Rdict) -> Batches:
         db.write(writes)
 
 
-def _lmdb(env: lmdb.Environment) -> Batches:
+def _lmdb(env: lmdb.Environment) -> BatchWriter:
     while True:
         with env.begin(write=True) as transaction:
             for _ in range(BATCH):
                 transaction.put(*(yield))
 
 
-def _sqlite(db: sqlite3.Connection) -> Batches:
+def _sqlite(db: sqlite3.Connection) -> BatchWriter:
     while True:
         db.execute("BEGIN")
         for _ in range(BATCH):

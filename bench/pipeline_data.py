@@ -18,10 +18,10 @@ from measure import SEED
 
 from msgstore import load_catalogue
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.fresh.commit import Staging
-from msgstore.bulk.fresh.parts import PartWriter, Target
-from msgstore.bulk.jobs.export import plan_export
-from msgstore.bulk.local.engine import LocalEngine
+from msgstore.jobs.export import plan_export
+from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.output.commit import Staging
+from msgstore.jobs.output.parts import PartWriter, Target
 
 HEAD = 26
 """Bytes of a record of v2 beside its body."""
@@ -66,7 +66,7 @@ def link(store: str, to: str, times: int) -> None:
 
 def export(store: str, to: str, *columns: str) -> None:
     """The records as Parquet, compressed with zstd, as the verb ``export`` writes it."""
-    LocalEngine(LocalOptions()).export(plan_export(load_catalogue(), [Path(store)], Path(to), columns=columns))
+    LocalRunner(LocalOptions()).export(plan_export(load_catalogue(), [Path(store)], Path(to), columns=columns))
 
 
 def make_changes(records: str, to: str, changes: int) -> None:

@@ -17,15 +17,15 @@ import processor
 
 from msgstore import load_catalogue
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.engine import BulkEngine
-from msgstore.bulk.inputs import find_inputs, open_input
-from msgstore.bulk.jobs.diff import plan_diff
-from msgstore.bulk.jobs.inventory import plan_inventory
-from msgstore.bulk.jobs.reconcile import CLASSES, plan_reconcile
-from msgstore.bulk.jobs.salvage import plan_salvage
-from msgstore.bulk.local.engine import LocalEngine
 from msgstore.contract import Columns
 from msgstore.files import Files
+from msgstore.jobs.diff import plan_diff
+from msgstore.jobs.inputs import find_inputs, open_input
+from msgstore.jobs.inventory import plan_inventory
+from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.reconcile import CLASSES, plan_reconcile
+from msgstore.jobs.runner import JobRunner
+from msgstore.jobs.salvage import plan_salvage
 
 COUNT, LARGER, DEDUPE, SALVAGE, RECONCILE = "count", "count of the larger", "dedupe", "salvage", "reconcile"
 PARQUET_COUNT, PARQUET_DEDUPE, BARE = "Parquet count", "Parquet dedupe", "bare join"
@@ -79,11 +79,11 @@ def _scanned(path: str) -> Iterator[Columns]:
 
 def local(inputs: Inputs, jobs: list[str], processes: int) -> list[Row]:
     clock = Clock()
-    of_engine(clock, inputs, jobs, LocalEngine(LocalOptions(processes)), everything=True)
+    of_engine(clock, inputs, jobs, LocalRunner(LocalOptions(processes)), everything=True)
     return clock.rows
 
 
-def of_engine(clock: Clock, inputs: Inputs, jobs: list[str], engine: BulkEngine, *, everything: bool) -> None:
+def of_engine(clock: Clock, inputs: Inputs, jobs: list[str], engine: JobRunner, *, everything: bool) -> None:
     """Jobs of core. ``everything``: those too that DataFrames do in their own way."""
     catalogue, messages = load_catalogue(), inputs.get("messages")
 
@@ -146,11 +146,11 @@ def _session(clock: Clock, master: str) -> Iterator[Any]:
         clock.time(STOP, begun[0].stop)
 
 
-def engine(master: str) -> BulkEngine:
-    from msgstore_spark.engine import SparkEngine
+def engine(master: str) -> JobRunner:
+    from msgstore_spark.engine import SparkRunner
     from msgstore_spark.engine_options import SparkOptions
 
-    return SparkEngine(SparkOptions(master))
+    return SparkRunner(SparkOptions(master))
 
 
 def _of_frames(clock: Clock, frames: Frames, inputs: Inputs, jobs: list[str]) -> None:
@@ -226,7 +226,7 @@ def classes(inputs: Inputs) -> dict[str, list[int]]:
 
 def memory_of(job: str, store: str) -> int:
     """The most bytes that the process of ``job`` had in memory; it does everything itself."""
-    catalogue, engine, sources, to = load_catalogue(), LocalEngine(LocalOptions(1)), [Path(store)], Path(store + ".out")
+    catalogue, engine, sources, to = load_catalogue(), LocalRunner(LocalOptions(1)), [Path(store)], Path(store + ".out")
     if job == "diff":
         engine.diff(plan_diff(catalogue, *sources, *sources))
     elif job == "inventory":

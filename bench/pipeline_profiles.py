@@ -13,7 +13,7 @@ from processor import JVM
 from profiling import Line, own_times
 
 from msgstore import load_catalogue
-from msgstore.bulk.inputs import find_inputs
+from msgstore.jobs.inputs import find_inputs
 
 PROFILED = 4
 """Segments that are read under a profiler."""
@@ -53,7 +53,7 @@ def worker(store: str) -> list[tuple[str, float, str]]:
     """What the data source does in a task, in this process."""
     import pyarrow as pa
 
-    from msgstore.bulk.columns.batches import Wanted, record_batches
+    from msgstore.jobs.columns.batches import Wanted, record_batches
 
     schema = pa.schema([("id", pa.binary())])
     chosen = find_inputs(load_catalogue(), [store]).inputs[:PROFILED]

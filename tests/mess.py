@@ -11,7 +11,7 @@ DATA = Path(__file__).with_name("data")
 DAMAGED = 40
 
 
-def make_mess(top: Path, *, damaged: int = DAMAGED, seed: int = 7) -> list[Path]:
+def build_corpus(top: Path, *, damaged: int = DAMAGED, seed: int = 7) -> list[Path]:
     """A tree at ``top``; returns its segments. The same for the same ``seed``."""
     chance = random.Random(seed)
     segments = sorted(path for suffix in ("rdq", "sqs") for path in DATA.rglob(f"*.{suffix}"))

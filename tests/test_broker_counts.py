@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.cli.main import main
-from msgstore.engine import ets_file
+from msgstore.engine.open import ets_file
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
 from support import DATA, RealDirectory, hashes, open_with

@@ -14,19 +14,19 @@ import pytest
 
 import foreign_ledger
 import msgstore
-from msgstore.bulk.columns import batches as module
-from msgstore.bulk.inputs import SegmentInput, find_inputs, open_input
-from msgstore.bulk.reading.judging import Stretch, checksum, judge
 from msgstore.contract import ConfigError, RecordField, StoreError
 from msgstore.files import Files
+from msgstore.jobs.columns import batches as module
+from msgstore.jobs.inputs import SegmentInput, find_inputs, open_input
+from msgstore.jobs.reading.segment_check import SegmentRange, checksum, judge
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from support import DATA, catalogue, needs_foreign
 
 pa = pytest.importorskip("pyarrow")
 
-from msgstore.bulk.columns.batches import Wanted, damage_batch, record_batches, segments_batch  # noqa: E402
-from msgstore.bulk.columns.codecs import OpenCodec, open_codec  # noqa: E402
-from msgstore.bulk.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema  # noqa: E402
+from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch  # noqa: E402
+from msgstore.jobs.columns.codecs import OpenCodec, open_codec  # noqa: E402
+from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema  # noqa: E402
 
 ALL = find_inputs(catalogue(), [DATA]).inputs
 WITH_BODIES = find_inputs(catalogue(), [DATA / "msg-store" / "*" / "store"]).inputs
@@ -280,7 +280,7 @@ def test_a_stretch_that_was_changed_has_no_records_and_is_no_error(tmp_path: Pat
     found = mixed(tmp_path / "0.sqs")
     data = Path(found.path).read_bytes()
 
-    def rows(stretch: Stretch, codec: OpenCodec | None = None) -> int:
+    def rows(stretch: SegmentRange, codec: OpenCodec | None = None) -> int:
         schema = records_schema([found], codec)
         batches = record_batches(found, schema, Wanted(tuple(schema.names)), codec, stretch)
         return sum(batch.num_rows for batch in batches)
@@ -290,12 +290,12 @@ def test_a_stretch_that_was_changed_has_no_records_and_is_no_error(tmp_path: Pat
         raise ValueError("moved")
 
     offset = scanned(found).scan.records.offsets[12]
-    stretch = Stretch(64, offset, checksum(data, offset))
+    stretch = SegmentRange(64, offset, checksum(data, offset))
     assert rows(stretch) == 12
-    assert rows(attrs.evolve(stretch, crc32=0)) == rows(Stretch(64, len(data) + 1, 0)) == 0
+    assert rows(attrs.evolve(stretch, crc32=0)) == rows(SegmentRange(64, len(data) + 1, 0)) == 0
     with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError"):
         rows(stretch, decoding(lambda body: 1 / 0))
-    assert rows(Stretch(64, len(data), checksum(data, len(data))), decoding(change)) == 0
+    assert rows(SegmentRange(64, len(data), checksum(data, len(data))), decoding(change)) == 0
 
 
 def test_more_of_a_field_than_a_column_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +470,7 @@ def test_columns_of_one_name_are_one_kind(tmp_path: Path) -> None:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "msgstore.bulk.columns.schemas.open_input",
+            "msgstore.jobs.columns.schemas.open_input",
             lambda found: attrs.evolve(form, with_fields={200: bound, 201: fields[found.records[1][0]]}),
         )
         assert records_schema([known("same")]).names == [*RECORD.names, "time", "actor"]

@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 import msgstore
-from msgstore.engine import turns
-from msgstore.engine import writer as writer_module
+from msgstore.engine.write import group_commit as turns
+from msgstore.engine.write import writer as writer_module
 from msgstore.files import Files
 from support import opening
 

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.inputs import find_inputs, open_input
-from msgstore.bulk.jobs.diff import DiffReport, plan_diff
-from msgstore.bulk.local.engine import LocalEngine
 from msgstore.cli.main import main
 from msgstore.contract import StoreError
+from msgstore.jobs.diff import DiffReport, plan_diff
+from msgstore.jobs.inputs import find_inputs, open_input
+from msgstore.jobs.local.runner import LocalRunner
 from msgstore.scan import FormatSet
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
 
 
 def compare(a: Path, b: Path, processes: int = 1) -> DiffReport:
-    return LocalEngine(LocalOptions(processes=processes)).diff(plan_diff(catalogue(), a, b))
+    return LocalRunner(LocalOptions(processes=processes)).diff(plan_diff(catalogue(), a, b))
 
 
 def store_of(name: str) -> Path:
@@ -89,7 +89,7 @@ def test_copies_and_their_order(tmp_path):
 
 
 def test_many_segments_in_many_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("msgstore.bulk.tasks.pack.__defaults__", (2000,))
+    monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (2000,))
     rnd = random.Random(3)
     ids = [rnd.randbytes(16) for _ in range(300)]
     for side, missing in (("a", 0), ("b", 1)):
@@ -119,7 +119,7 @@ def test_damage_is_told_for_each_side_and_never_fails(tmp_path):
     job = plan_diff(catalogue(), copy, copy)
     first = Path(job.found_a.inputs[0].path)
     first.unlink()
-    gone = LocalEngine(LocalOptions(processes=1)).diff(job)
+    gone = LocalRunner(LocalOptions(processes=1)).diff(job)
     assert [s.reason for s in gone.a.damage if s.path == str(first)] == ["unreadable: No such file or directory"]
 
 

@@ -15,21 +15,21 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.fresh import datasets
-from msgstore.bulk.inputs import find_inputs, open_input
-from msgstore.bulk.jobs.export import ExportReport, plan_export
-from msgstore.bulk.jobs.reconcile import plan_reconcile
-from msgstore.bulk.jobs.salvage import plan_salvage
-from msgstore.bulk.local.engine import LocalEngine
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
+from msgstore.jobs.export import ExportReport, plan_export
+from msgstore.jobs.inputs import find_inputs, open_input
+from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.output import datasets
+from msgstore.jobs.reconcile import plan_reconcile
+from msgstore.jobs.salvage import plan_salvage
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
 
 
 def export(sources: list[Path], to: Path, processes: int = 1, **options: object) -> ExportReport:
     job = plan_export(catalogue(), sources, to, **options)
-    return LocalEngine(LocalOptions(processes=processes)).export(job)
+    return LocalRunner(LocalOptions(processes=processes)).export(job)
 
 
 def rows_of(to: Path) -> list[dict]:
@@ -51,7 +51,7 @@ def scanned(*sources: Path) -> list[dict]:
 
 @pytest.mark.slow
 def test_every_directory_of_ours(tmp_path, monkeypatch):
-    monkeypatch.setattr("msgstore.bulk.tasks.pack.__defaults__", (2**18,))
+    monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (2**18,))
     report = export([DATA], tmp_path / "to", processes=2)
     truth = scanned(DATA)
     assert rows_of(tmp_path / "to") == truth
@@ -191,7 +191,7 @@ def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
     job = plan_export(catalogue(), [path], tmp_path / "to")
     (path / "0.sqs").unlink()
-    report = LocalEngine(LocalOptions(processes=1)).export(job)
+    report = LocalRunner(LocalOptions(processes=1)).export(job)
     assert [(spot.path, spot.reason) for spot in report.damage] == [
         (str(path / "0.sqs"), "unreadable: No such file or directory")
     ]
@@ -202,7 +202,7 @@ def test_a_body_that_decodes_to_more_than_a_value_can_be_is_an_error_that_says_w
     pytest.importorskip("acme_zstd_body")
     with msgstore.open_store(tmp_path / "store", body="zstd") as store, store.client() as client:
         client.write(b"i" * 16, bytes(1000))
-    monkeypatch.setattr("msgstore.bulk.columns.batches.MAX_VALUE", 999)
+    monkeypatch.setattr("msgstore.jobs.columns.batches.MAX_VALUE", 999)
     arguments = ["export", str(tmp_path / "store"), str(tmp_path / "to"), "--processes", "1", "--body", "zstd"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2, result.output

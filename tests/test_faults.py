@@ -388,7 +388,7 @@ def test_who_looks_does_not_lock_out_who_writes(tmp_path, index):
     stop, errors = threading.Event(), []
 
     def look():
-        from msgstore.engine.lock import check_no_writer
+        from msgstore.writer_lock import check_no_writer
 
         while not stop.is_set():
             try:

@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.bulk.reading.chains import read_chains
 from msgstore.contract import Capability, Columns, GapFill, IndexDescriptor, SegmentFormatDescriptor
+from msgstore.jobs.reading.chains import read_chains
 from msgstore.plugins.loader import Provider, Registration
 from msgstore.scan import FormatSet
 from msgstore.testing import stores

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 import msgstore
-from msgstore.bulk.fresh import beside as claims
-from msgstore.bulk.fresh.commit import Staging
-from msgstore.bulk.fresh.parts import Part, PartWriter, Target, backends_of
 from msgstore.contract import ConfigError, MessageTooLarge, StoreClosed, StoreError, StoreIOError, StoreLocked, UnknownPlugin
 from msgstore.files import Files
+from msgstore.jobs.output import staging_directory as claims
+from msgstore.jobs.output.commit import Staging
+from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
 from msgstore.testing.faults import FailingFiles, RecordingFiles, StoppingFiles, UnsyncedFiles, crash_points, stopped
 from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, needs_foreign
 
@@ -544,8 +544,8 @@ def test_workers_of_a_job_that_is_gone(tmp_path: Path) -> None:
 
 DRIVER = """
 import multiprocessing, os, sys
-from msgstore.bulk.fresh.commit import Staging
-from msgstore.bulk.fresh.parts import PartWriter, Target
+from msgstore.jobs.output.commit import Staging
+from msgstore.jobs.output.parts import PartWriter, Target
 
 target = Target(sys.argv[1], file_size_limit=2**20)
 
@@ -633,7 +633,7 @@ def test_a_job_that_is_handed_over(tmp_path: Path) -> None:
     """As Spark has it: planned by one process, committed by another, and alive as long as a third one is."""
     target = Target(str(tmp_path / "store"))
     plan = (
-        "import sys; from msgstore.bulk.fresh.commit import Staging; from msgstore.bulk.fresh.parts import Target\n"
+        "import sys; from msgstore.jobs.output.commit import Staging; from msgstore.jobs.output.parts import Target\n"
         "staging = Staging.begin(Target(sys.argv[1])); staging.hand_over(int(sys.argv[2])); print(staging.path)"
     )
     for end in ("killed", "abandoned", "committed"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import msgstore
-from msgstore.engine import compaction
+from msgstore.engine.compact import in_place as compaction
 from support import CELLS
 from test_compaction_crash import ours, stop_everywhere
 

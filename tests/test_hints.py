@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import msgstore
 from msgstore.contract import Columns
-from msgstore.engine import hint_file, hints
-from msgstore.engine.hint_file import BadHint, Hint
+from msgstore.engine.segment import hint_file, hints
+from msgstore.engine.segment.hint_file import Hint, InvalidHint
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles, UnsyncedFiles
 from support import CELLS, open_with
@@ -212,12 +212,12 @@ def test_no_flipped_bit_is_believed():
         assert hint_file.read(data, "0.sqs", 400, 1).locations(0) == hint.locations(0)
         for at in range(len(data)):
             for bit in range(8):
-                with pytest.raises(BadHint):
+                with pytest.raises(InvalidHint):
                     hint_file.read(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], "0.sqs", 400, 1)
-            with pytest.raises(BadHint):
+            with pytest.raises(InvalidHint):
                 hint_file.read(data[:at], "0.sqs", 400, 1)
         for name, size, mtime in (("1.sqs", 400, 1), ("0.sqs", 401, 1), ("0.sqs", 400, 2)):
-            with pytest.raises(BadHint):
+            with pytest.raises(InvalidHint):
                 hint_file.read(data, name, size, mtime)
 
 
@@ -236,7 +236,7 @@ def test_whatever_a_hostile_hint_says_it_does_not_lead_out_of_its_segment(widths
     data += zlib.crc32(data, zlib.crc32(b"0.sqs")).to_bytes(4)
     try:
         hint = hint_file.read(data, "0.sqs", 400, 1)
-    except BadHint:
+    except InvalidHint:
         return
     end = 0
     for location, msg_id in zip(hint.locations(0), hint.id_list(), strict=True):

@@ -18,7 +18,7 @@ import msgstore
 from msgstore.cli.main import main
 from msgstore.contract import BrokenPlugin
 from msgstore.directory import MAX_NUMBER
-from msgstore.engine import checkpoint
+from msgstore.engine.state import checkpoint
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links, pipes and sparse files are made as POSIX makes them")
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import msgstore
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.jobs.inventory import edges_of, is_touched, plan_inventory
-from msgstore.bulk.jobs.stock_report import InventoryReport
-from msgstore.bulk.local.engine import LocalEngine
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, Damage
+from msgstore.jobs.inventory import edges_of, is_touched, plan_inventory
+from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.local.runner import LocalRunner
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
 
 STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for path in DATA.rglob("*.sqs")})
@@ -29,7 +29,7 @@ STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for
 
 def take(*sources: Path, counts: Path | None = None, processes: int = 1) -> InventoryReport:
     job = plan_inventory(catalogue(), list(sources), time.time(), counts=counts)
-    return LocalEngine(LocalOptions(processes=processes)).inventory(job)
+    return LocalRunner(LocalOptions(processes=processes)).inventory(job)
 
 
 def counts_of(real: RealDirectory, path: Path) -> Path:
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_is_damage_and_what_a_collector_deleted_is_gone(tmp_
     (path / "0.sqs").unlink()
     (path / "1.sqs").unlink()
     (path / "1.sqs").mkdir()
-    report = LocalEngine(LocalOptions(processes=1)).inventory(job)
+    report = LocalRunner(LocalOptions(processes=1)).inventory(job)
     assert report.gone == 1
     assert [(spot.path, spot.reason) for spot in report.damage] == [(str(path / "1.sqs"), "unreadable: is a directory")]
     assert {segment.state for segment in report.segments()} == {"clean", "unreadable"}
@@ -200,7 +200,7 @@ def test_a_store_whose_only_segment_goes_meanwhile(tmp_path):
         segment.unlink()
     job = plan_inventory(catalogue(), [path], time.time())
     (path / "0.sqs").unlink()
-    report = LocalEngine(LocalOptions(processes=1)).inventory(job)
+    report = LocalRunner(LocalOptions(processes=1)).inventory(job)
     assert (report.gone, list(report.segments())) == (1, [])
 
 

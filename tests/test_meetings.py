@@ -14,8 +14,9 @@ import pytest
 
 import msgstore
 from msgstore.contract import Combine
-from msgstore.engine import rewriting, turns
-from msgstore.engine.writer import WINDOW
+from msgstore.engine.compact import copy_compaction as rewriting
+from msgstore.engine.write import group_commit as turns
+from msgstore.engine.write.writer import WINDOW
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles
 from support import open_with, opening
@@ -678,10 +679,10 @@ def test_what_an_index_refuses_stays_in_the_intake(opened, monkeypatch):
 @pytest.mark.parametrize("line", range(1, 14))
 def test_a_turn_that_is_interrupted_leaves_the_next_one_free(line):
     """At the so-manieth line of it, as a signal's handler may."""
-    taken, done, usual, lines = turns.Turns(threading.RLock()), [], sys.gettrace(), []
+    taken, done, usual, lines = turns.GroupCommit(threading.RLock()), [], sys.gettrace(), []
 
     def trace(frame, event, arg):
-        if frame.f_code not in (turns.Turns.take.__code__, turns.Turns._do.__code__):
+        if frame.f_code not in (turns.GroupCommit.take.__code__, turns.GroupCommit._do.__code__):
             return None
         if event == "line" and frame.f_lineno not in lines:  # the end of a with block is not interrupted
             lines.append(frame.f_lineno)

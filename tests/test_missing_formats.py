@@ -13,15 +13,15 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.jobs.salvage import plan_salvage
-from msgstore.bulk.local.engine import LocalEngine
-from msgstore.bulk.workers import installed
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.main import main
 from msgstore.config import store_config
 from msgstore.contract import SegmentFormatDescriptor, UnknownPlugin
 from msgstore.engine.opening import open_configured
 from msgstore.engine.store import Store
+from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.salvage import plan_salvage
+from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue, find_entry_points
 from support import DATA, catalogue
 
@@ -147,7 +147,7 @@ def test_a_reader_beside_a_writer_refuses_too(tmp_path: Path) -> None:
 
 def test_a_job_says_that_it_is_damage(path: Path) -> None:
     job = plan_salvage(without("ledger"), [path], path.parent / "to")
-    report = LocalEngine(LocalOptions(processes=1)).salvage(job)
+    report = LocalRunner(LocalOptions(processes=1)).salvage(job)
     assert [(spot.path, spot.reason) for spot in report.damage] == [
         (str(path / "0.ledger"), "unreadable: no installed format reads *.ledger")
     ]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from msgstore.bulk.inputs import find_inputs
 from msgstore.cli.main import main
+from msgstore.jobs.inputs import find_inputs
 from support import DATA, catalogue
 
 CLEAN = DATA / "rabbitmq-3.10" / "clean"

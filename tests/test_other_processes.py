@@ -20,8 +20,10 @@ from unittest import mock
 import pytest
 
 import msgstore
-from msgstore.engine import following, found_files, live_reader
-from msgstore.engine.lock import WriterLock
+from msgstore.engine.read import live_reader
+from msgstore.engine.read import segment_file_cache as found_files
+from msgstore.engine.read import writer_tracker as following
+from msgstore.writer_lock import WriterLock
 from other_process import KEPT, RECORD, SMALL, body_of
 from support import Cell
 
@@ -513,7 +515,7 @@ def test_one_writer_at_a_time_and_the_lock_of_a_killed_one_is_free(tmp_path, oth
     assert caught.value.pid == first.pid
     first.write(range(10))
     # Somebody who looks all the time whether there is a writer must not look like one, whatever the file says.
-    prober.do("from msgstore.engine.lock import check_no_writer; from pathlib import Path; import contextlib")
+    prober.do("from msgstore.writer_lock import check_no_writer; from pathlib import Path; import contextlib")
     prober.tell(f"while True:\n  with contextlib.suppress(msgstore.StoreLocked): check_no_writer(Path({str(tmp_path)!r}))")
     for _ in range(20):
         first.kill()
@@ -577,7 +579,7 @@ def test_a_writer_that_is_opening_is_waited_for(tmp_path, others, monkeypatch):
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
     with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
-        writer.do("store.close(); from pathlib import Path; from msgstore.engine.lock import WriterLock")
+        writer.do("store.close(); from pathlib import Path; from msgstore.writer_lock import WriterLock")
         writer.do(f"lock = WriterLock(Path({str(tmp_path)!r}))")
         monkeypatch.setattr(following, "PATIENCE", 0.05)
         with pytest.raises(msgstore.StoreLocked, match=f"process {writer.pid} has been opening the store") as caught:

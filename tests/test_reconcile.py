@@ -21,22 +21,22 @@ from hypothesis import strategies as st
 
 import msgstore
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.columns.ids import of_any_length
-from msgstore.bulk.columns.sums import Sums
-from msgstore.bulk.counts import read_counts, sums_of
-from msgstore.bulk.jobs.classes import ROWS
-from msgstore.bulk.jobs.deltas import Share, find_shares, read_share
-from msgstore.bulk.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
-from msgstore.bulk.local.engine import LocalEngine
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError, StoreIOError
+from msgstore.jobs.classes import ROWS
+from msgstore.jobs.columns.ids import of_any_length
+from msgstore.jobs.columns.sums import Sums
+from msgstore.jobs.counts import read_counts, sums_of
+from msgstore.jobs.deltas import Share, find_shares, read_share
+from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
 
 Rows = list[tuple[bytes, int]]
 
 
 def run(sources: list[Path], deltas: list[Path], to: Path | None = None, processes: int = 1) -> ReconcileReport:
-    return LocalEngine(LocalOptions(processes=processes)).reconcile(plan_reconcile(catalogue(), sources, deltas, to=to))
+    return LocalRunner(LocalOptions(processes=processes)).reconcile(plan_reconcile(catalogue(), sources, deltas, to=to))
 
 
 def write_lines(path: Path, rows: Rows) -> Path:
@@ -139,7 +139,7 @@ def test_a_segment_that_cannot_be_read_is_damage_as_a_whole(tmp_path):
     job = plan_reconcile(catalogue(), [source], [write_lines(tmp_path / "d.csv", [])])
     gone = Path(job.found.inputs[0].path)
     gone.unlink()
-    report = LocalEngine(LocalOptions(processes=1)).reconcile(job)
+    report = LocalRunner(LocalOptions(processes=1)).reconcile(job)
     assert [(spot.path, spot.reason) for spot in report.damage] == [(str(gone), "unreadable: No such file or directory")]
     assert report.classes["orphan"].ids > 0
 
@@ -172,7 +172,7 @@ def read(shares: Iterable[Share]) -> Rows:
 
 
 def test_the_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.delattr("msgstore.bulk.jobs.deltas.read_lines")
+    monkeypatch.delattr("msgstore.jobs.deltas.read_lines")
     path = write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, n - 50) for n in range(100)])
     path.write_text("id,count\n" + path.read_text())
     assert read(find_shares([path], 300)) == [(bytes([n]) * 16, n - 50) for n in range(100)]
@@ -208,7 +208,7 @@ def test_upper_case_and_parquet_of_other_widths_and_directories_of_it(tmp_path):
 )
 @pytest.mark.parametrize("share", [1000, 2**20])
 def test_a_bad_line_is_named(tmp_path, line, said, share, monkeypatch):
-    monkeypatch.setattr("msgstore.bulk.jobs.deltas.SHARE", share)
+    monkeypatch.setattr("msgstore.jobs.deltas.SHARE", share)
     good = [f"{n:032x},1\n" for n in range(4999)]
     path = tmp_path / "deltas.csv"
     path.write_text("".join([*good, line, "\n", *good]))
@@ -353,7 +353,7 @@ def test_sums_are_what_they_are_at_the_end(tmp_path, write):
 def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
     rows = [(b"i" * 16, 1)]
     lines, parquet = write_lines(tmp_path / "d.csv", rows), write_parquet(tmp_path / "part-0", rows)
-    for name in ("pyarrow", "pyarrow.parquet", "msgstore.bulk.jobs.deltas", "msgstore.bulk.parquet_files"):
+    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.deltas", "msgstore.jobs.parquet_files"):
         monkeypatch.setitem(sys.modules, name, None)
     assert list(read_counts(lines)) == rows
     for path in (parquet, tmp_path):
@@ -412,7 +412,7 @@ def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("sequential", [True, False])
 def test_rows_are_added_up_in_buckets(sequential, in_memory, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("msgstore.bulk.columns.sums._SPLIT", 300)
+    monkeypatch.setattr("msgstore.jobs.columns.sums._SPLIT", 300)
     rnd = random.Random(5)
     names = [n.to_bytes(16) if sequential else rnd.randbytes(16) for n in range(500)]
     rows = [(rnd.choice(names), rnd.randint(-5, 5), rnd.randint(0, 1), rnd.randint(0, 100)) for _ in range(5000)]

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.engine import recovery as recovery_module
+from msgstore.engine.open import recovery as recovery_module
 from msgstore.testing.faults import Crash, RecordingFiles
 from support import open_with
 
@@ -333,7 +333,7 @@ def test_an_opening_that_stops_costs_no_count(cell, tmp_path, monkeypatch):
     expected = three_segments(tmp_path, cell.keys, killed=False)
     lose(tmp_path, 1, "missing")
     with monkeypatch.context() as patch:
-        patch.setattr("msgstore.engine.startup._resume", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr("msgstore.engine.open.startup._resume", lambda *_: (_ for _ in ()).throw(Crash))
         with pytest.raises(Crash):
             open_with(tmp_path, **cell.keys)
     with open_with(tmp_path, **cell.keys) as store:

@@ -332,7 +332,7 @@ def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_room(opened
 
 
 def test_many_segments_need_few_descriptors(opened, monkeypatch):
-    monkeypatch.setattr("msgstore.engine.segments.MAX_OPEN", 8)
+    monkeypatch.setattr("msgstore.engine.segment.segments.MAX_OPEN", 8)
     store = opened(UnsyncedFiles(), file_size_limit=200)
     client = store.client()
     ids = [bytes([n]) * 16 for n in range(100)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.engine import lock
-from msgstore.engine.lock import check_no_writer
+from msgstore import writer_lock as lock
 from msgstore.testing.faults import UnsyncedFiles
+from msgstore.writer_lock import check_no_writer
 from support import open_with
 
 FIRST, SECOND, THIRD = (bytes([n]) * 16 for n in (1, 2, 3))

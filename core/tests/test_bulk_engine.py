@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 import msgstore
-from msgstore.bulk.engine import choose_engine
-from msgstore.contract import BulkEngineDescriptor
+from msgstore.contract import JobRunnerDescriptor
+from msgstore.jobs.runner import choose_engine
 from msgstore.plugins.catalogue import Catalogue, Registration
 
 
@@ -14,9 +14,10 @@ def catalogue_of(**pays: int) -> Catalogue:
     """Engines by name, with the bytes of input from which on each pays."""
     catalogue = msgstore.load_catalogue()
     (local,) = (found for found in catalogue.registrations if found.descriptor.name == "local")
-    assert isinstance(local.descriptor, BulkEngineDescriptor)
+    assert isinstance(local.descriptor, JobRunnerDescriptor)
     engines: list[Registration] = [
-        attrs.evolve(local, descriptor=attrs.evolve(local.descriptor, name=name, pays_from=size)) for name, size in pays.items()
+        attrs.evolve(local, descriptor=attrs.evolve(local.descriptor, name=name, min_input_bytes=size))
+        for name, size in pays.items()
     ]
     return attrs.evolve(catalogue, registrations=tuple(engines))
 

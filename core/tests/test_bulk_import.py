@@ -18,10 +18,10 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet as pq
 
 import msgstore
-from msgstore.bulk.jobs import importing
-from msgstore.bulk.jobs.importing import import_messages, plan_import
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
+from msgstore.jobs import importing
+from msgstore.jobs.importing import import_messages, plan_import
 
 Rows = list[tuple[bytes, bytes]]
 

@@ -14,12 +14,12 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
-from msgstore.bulk.reports import SETTINGS_DAMAGED
-from msgstore.bulk.tasks import pack
 from msgstore.contract import PluginError, StoreError
 from msgstore.directory import Settings, write_settings
 from msgstore.files import Files
+from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
+from msgstore.jobs.reports import SETTINGS_DAMAGED
+from msgstore.jobs.tasks import pack
 from msgstore.plugins.catalogue import Catalogue
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"

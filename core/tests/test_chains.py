@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.bulk.reading.chains import SIZE_MISMATCH, Chains, read_chains
 from msgstore.contract import Damage, SegmentFormat
+from msgstore.jobs.reading.chains import SIZE_MISMATCH, Chains, read_chains
 from msgstore.scan import FormatSet
 
 STORES = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"

@@ -21,16 +21,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import msgstore
-from msgstore.bulk.jobs.planning import plans_of
 from msgstore.cli import map_page
+from msgstore.cli.downsampling import Block, thin
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.main import main
 from msgstore.cli.map_data import MAX_SPOTS, PageData
 from msgstore.cli.scan import scan_inputs
 from msgstore.cli.spans import Span
-from msgstore.cli.thinning import Block, thin
 from msgstore.contract import Combine, Compact, Drop, GcPolicyDescriptor
 from msgstore.files import Files
+from msgstore.jobs.policy_forecast import plans_of
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.plugins.loader import Provider, Registration
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.looking import Change, Known, Look, Observer
+from msgstore.cli.directory_snapshot import Change, Known, Look, Observer
 from msgstore.cli.main import main
 from msgstore.cli.stores import find_store
 from msgstore.cli.top import Totals

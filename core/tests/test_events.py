@@ -20,9 +20,9 @@ import msgstore
 from msgstore import hookimpl
 from msgstore.config import store_config
 from msgstore.contract import BrokenPlugin, IndexDescriptor, StoreClosed, StoreIOError, UnknownPlugin, events
-from msgstore.engine import announcing
-from msgstore.engine.announcing import Announcer
-from msgstore.engine.happenings import Happenings
+from msgstore.engine.events import event_dispatcher as announcing
+from msgstore.engine.events.event_dispatcher import EventDispatcher
+from msgstore.engine.events.telemetry import Telemetry
 from msgstore.engine.opening import open_configured
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -161,14 +161,14 @@ def test_a_migration(tmp_path: Path, recorder: Recorder) -> None:
 
 
 def test_messages_that_retention_gives_up(tmp_path: Path, recorder: Recorder) -> None:
-    happenings = Happenings(tmp_path, [Observer(hook, recorder, ACME) for hook in EVENT_HOOKS])
-    happenings.dropped("7.sqs", 3, 300, "older than 1d")
-    happenings.closed("closed")
-    happenings.announcer.wait()
+    telemetry = Telemetry(tmp_path, [Observer(hook, recorder, ACME) for hook in EVENT_HOOKS])
+    telemetry.dropped("7.sqs", 3, 300, "older than 1d")
+    telemetry.closed("closed")
+    telemetry.dispatcher.wait()
     assert recorder.events[0] == events.MessagesDropped(
         store=tmp_path, file="7.sqs", messages=3, bytes=300, reason="older than 1d"
     )
-    assert happenings.counters.dropped_messages == 3
+    assert telemetry.counters.dropped_messages == 3
 
 
 # -- observers that misbehave ---------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_an_observer_that_raises_is_logged_and_counted(
         store.flush()
         assert told.wait(10)
         assert store.stats().observer_failures >= 2  # the last one may not have been counted yet
-    assert store._segments.happenings.announcer.failures == 4
+    assert store._segments.telemetry.dispatcher.failures == 4
     records = [record for record in caplog.records if record.name == "msgstore.observers"]
     assert len(records) == 4
     assert "msgstore_store_opened of acme-watch 1.0 (entry point 'watch = acme_watch') failed" in records[0].getMessage()
@@ -255,14 +255,14 @@ def test_an_observer_that_hangs_is_not_waited_for(
         hanging.set()
         go_on.wait()
 
-    announcer = Announcer(tmp_path, [Observer("msgstore_segment_deleted", observe, ACME)])
-    announcer.announce(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
+    dispatcher = EventDispatcher(tmp_path, [Observer("msgstore_segment_deleted", observe, ACME)])
+    dispatcher.publish(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
     assert hanging.wait(10)
     for _ in range(5):
-        announcer.announce(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
-    assert announcer.failures == 2
-    announcer.finish()
-    announcer.wait()
+        dispatcher.publish(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
+    assert dispatcher.failures == 2
+    dispatcher.finish()
+    dispatcher.wait()
     assert "has not come back within 0.05 s" in caplog.text
     go_on.set()
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from msgstore.engine.flag import Flag
+from msgstore.engine.state.flag import Flag
 
 
 def test_it_is_what_was_said_last():

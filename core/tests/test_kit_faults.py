@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from msgstore.testing.beside import BetweenLines, together
+from msgstore.testing.concurrency import BetweenLines, together
 from msgstore.testing.faults import (
     Crash,
     FailingFiles,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from msgstore.contract.events import StoreClosed
-from msgstore.engine import announcing
+from msgstore.engine.events import event_dispatcher as announcing
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
 from msgstore.testing import observers

@@ -7,43 +7,43 @@ from unittest import mock
 
 import pytest
 
-from msgstore.engine import turns
-from msgstore.engine.locks import is_mine, left_without
-from msgstore.engine.turns import Turns
+from msgstore.engine.state.locks import is_owned, release_on_exit
+from msgstore.engine.write import group_commit as turns
+from msgstore.engine.write.group_commit import GroupCommit
 
 
 def test_whoever_comes_without_a_lock_leaves_without_it():
     lock, other = threading.RLock(), threading.RLock()
 
     def interrupted():
-        with left_without(lock, other):
+        with release_on_exit(lock, other):
             lock.acquire()
             lock.acquire()
-            assert is_mine(lock)
+            assert is_owned(lock)
             raise KeyboardInterrupt  # before the block is entered that lets go of it
 
     other.acquire()
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert not is_mine(lock)
-    assert is_mine(other)
+    assert not is_owned(lock)
+    assert is_owned(other)
 
 
 def test_one_that_was_never_left_releases_nothing():
     lock = threading.RLock()
-    suspended = left_without(lock)
+    suspended = release_on_exit(lock)
     suspended.__enter__()  # an exception came behind it
     with lock:
         del suspended
-        assert is_mine(lock)
+        assert is_owned(lock)
 
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_who_waits_for_an_interrupted_turn_takes_one_of_its_own(tells, monkeypatch):
     """Whether or not the one who was to do it came to tell the others."""
     monkeypatch.setattr(turns, "_PATIENCE", 30 if tells else 0.05)
-    usual, done = Turns._end, []
-    shared = Turns(threading.RLock())
+    usual, done = GroupCommit._end, []
+    shared = GroupCommit(threading.RLock())
     turn, *later = [turns._Turn() for _ in range(3)]
     joined = threading.Thread(target=lambda: shared.take(lambda: done.append("the other")))
 
@@ -60,7 +60,7 @@ def test_who_waits_for_an_interrupted_turn_takes_one_of_its_own(tells, monkeypat
             pass
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Turns, "_end", end)
+    monkeypatch.setattr(GroupCommit, "_end", end)
     with mock.patch.object(turns, "_Turn", side_effect=[turn, *later]):
         with pytest.raises(KeyboardInterrupt):
             shared.take(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.engine.moves import Live, plan
+from msgstore.engine.compact.compaction_plan import Live, plan
 
 
 class Gaps:

@@ -32,7 +32,7 @@ from msgstore.contract import (
     NoOptions,
     SegmentStats,
 )
-from msgstore.engine import plans
+from msgstore.engine.compact import policy_actions as plans
 from msgstore.testing import Subject
 from msgstore.testing.stores import Stores
 
@@ -228,7 +228,7 @@ SEGMENTS = [
 
 def segment(number: int, generation: int = 2) -> Any:
     form = SimpleNamespace(descriptor=SimpleNamespace(generation=generation))
-    return SimpleNamespace(form=form, barren=-1, live_bytes=100, path=Path(f"{number}.sqs"))
+    return SimpleNamespace(form=form, compacted_live_bytes=-1, live_bytes=100, path=Path(f"{number}.sqs"))
 
 
 BY_NUMBER = {s.number: segment(s.number, 1 if s.number == 6 else 2) for s in SEGMENTS}
@@ -304,11 +304,11 @@ def test_a_store_asks_what_its_policy_claims(contract, capabilities, left, tmp_p
 
 
 def test_what_gave_nothing_is_not_tried_again(caplog):
-    BY_NUMBER[2].barren = 100
+    BY_NUMBER[2].compacted_live_bytes = 100
     try:
         assert checked(Compact(2), Migrate(6)) == [Migrate(6)]
     finally:
-        BY_NUMBER[2].barren = -1
+        BY_NUMBER[2].compacted_live_bytes = -1
     assert not caplog.text
 
 

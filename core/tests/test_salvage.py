@@ -17,12 +17,12 @@ from click.testing import CliRunner, Result
 
 import msgstore
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.jobs.salvage import plan_salvage
-from msgstore.bulk.local.engine import LocalEngine
-from msgstore.bulk.reports import SETTINGS_DAMAGED, SalvageReport
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError
 from msgstore.files import Files
+from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.reports import SETTINGS_DAMAGED, SalvageReport
+from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -36,7 +36,7 @@ def catalogue() -> msgstore.Catalogue:
 
 
 def salvage(source: Path, destination: Path, *, progress: Any = None, **options: Any) -> SalvageReport:
-    return LocalEngine(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [source], destination, **options), progress)
+    return LocalRunner(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [source], destination, **options), progress)
 
 
 def rescue(source: Path, destination: Path, **options: Any) -> SalvageReport:

@@ -34,7 +34,7 @@ MODULES = (
     "indexes",
     "policies",
     "bodies",
-    "engines",
+    "runners",
     "buffers",
     "options",
     "locations",

@@ -1,4 +1,4 @@
-"""Of jobs over many segments: what ``msgstore.bulk`` offers to callers and engines, and what ``msgstore_spark`` does.
+"""Of jobs over many segments: what ``msgstore.jobs`` offers to callers and engines, and what ``msgstore_spark`` does.
 
 The pipeline is read, not imported: whoever writes these pages need not install Spark.
 """
@@ -16,23 +16,23 @@ from typing import Any
 import attrs
 
 import msgstore
-from msgstore.bulk.jobs.reconcile import CLASSES
+from msgstore.jobs.reconcile import CLASSES
 from source import attribute_docs, call_section, cell, documentation, fields, laid_out, markdown, methods, table, type_text
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
 
 CALLED = {
     "inputs": ("find_inputs", "open_input", "SegmentInput", "Found"),
-    "jobs.salvage": ("plan_salvage",),
-    "jobs.inventory": ("plan_inventory",),
-    "jobs.reconcile": ("plan_reconcile",),
-    "jobs.diff": ("plan_diff",),
-    "jobs.export": ("plan_export",),
-    "jobs.importing": ("plan_import",),
-    "engine": ("choose_engine", "make_engine", "BulkEngine"),
+    "salvage": ("plan_salvage",),
+    "inventory": ("plan_inventory",),
+    "reconcile": ("plan_reconcile",),
+    "diff": ("plan_diff",),
+    "export": ("plan_export",),
+    "importing": ("plan_import",),
+    "runner": ("choose_engine", "make_engine", "JobRunner"),
 }
-"""What a program calls that runs a job, by the module of ``msgstore.bulk``."""
-WRITING = {"fresh.commit": ("Staging",), "fresh.parts": ("Target", "PartWriter", "Part")}
+"""What a program calls that runs a job, by the module of ``msgstore.jobs``."""
+WRITING = {"output.commit": ("Staging",), "output.parts": ("Target", "PartWriter", "Part")}
 """What a program calls that writes a fresh store in parallel."""
 
 
@@ -40,8 +40,8 @@ def _sections(chosen: dict[str, tuple[str, ...]]) -> str:
     parts = []
     for module, names in chosen.items():
         for name in names:
-            thing = getattr(importlib.import_module(f"msgstore.bulk.{module}"), name)
-            where = f"### `{name}`\n\nIn `msgstore.bulk.{module}`."
+            thing = getattr(importlib.import_module(f"msgstore.jobs.{module}"), name)
+            where = f"### `{name}`\n\nIn `msgstore.jobs.{module}`."
             if inspect.isclass(thing):
                 parts.append(f"{where} {_class(thing)}")
             else:
@@ -82,7 +82,7 @@ def engines() -> str:
     descriptor = next(
         node
         for node in ast.walk(_tree("plugin"))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "BulkEngineDescriptor"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "JobRunnerDescriptor"
     )
     named = {word.arg: word.value for word in descriptor.keywords}
     said = "; ".join(f"`{name}`: {cell(doc)}" for name, doc in documented.items())

@@ -13,9 +13,9 @@ import attrs
 import msgstore
 from msgstore.config import Backend, Config, StoreConfig
 from msgstore.contract import Duration, GcPolicyDescriptor, MsgStoreError, Size
-from msgstore.engine.collected import Collected
-from msgstore.engine.counters import Counters
-from msgstore.engine.recovery import Recovery
+from msgstore.engine.compact.collection_result import CollectionResult
+from msgstore.engine.events.counters import Counters
+from msgstore.engine.open.recovery import Recovery
 from msgstore.engine.store import Entry, StoreStats
 from msgstore.plugins.catalogue import NOUNS
 from msgstore.plugins.loader import Registration
@@ -207,7 +207,9 @@ def classes() -> str:
 
 
 def values() -> str:
-    parts = [(kind, documentation(kind, kind.__name__), table(("member", ""), _members(kind))) for kind in (Entry, Collected)]
+    parts = [
+        (kind, documentation(kind, kind.__name__), table(("member", ""), _members(kind))) for kind in (Entry, CollectionResult)
+    ]
     return "\n\n".join(f"### `{kind.__name__}`\n\n{text}\n\n{members}" for kind, text, members in parts)
 
 

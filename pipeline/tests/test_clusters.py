@@ -18,8 +18,8 @@ WORK = """
     import json, os, sys
     from pathlib import Path
     import msgstore
-    from msgstore.bulk.engine import make_engine
-    from msgstore.bulk.jobs.salvage import plan_salvage
+    from msgstore.jobs.runner import make_engine
+    from msgstore.jobs.salvage import plan_salvage
     from msgstore_spark import check_executors, session
 
     master, config, store, rescued = sys.argv[1:]

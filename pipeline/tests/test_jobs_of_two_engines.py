@@ -16,14 +16,14 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 import msgstore
-from msgstore.bulk.counts import read_counts
-from msgstore.bulk.engine import BulkEngine, make_engine
-from msgstore.bulk.jobs.diff import plan_diff
-from msgstore.bulk.jobs.export import plan_export
-from msgstore.bulk.jobs.inventory import plan_inventory
-from msgstore.bulk.jobs.reconcile import WRITTEN, plan_reconcile
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError
+from msgstore.jobs.counts import read_counts
+from msgstore.jobs.diff import plan_diff
+from msgstore.jobs.export import plan_export
+from msgstore.jobs.inventory import plan_inventory
+from msgstore.jobs.reconcile import WRITTEN, plan_reconcile
+from msgstore.jobs.runner import JobRunner, make_engine
 from support import ACME_CELLS, DATA
 
 CATALOGUE = msgstore.load_catalogue()
@@ -34,10 +34,10 @@ BROKERS = sorted(path.parent for path in (DATA / "msg-store").glob("*/manifest.j
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msgstore.bulk.tasks.pack.__defaults__", (2**17,))
+    monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (2**17,))
 
 
-def engine(name: str) -> BulkEngine:
+def engine(name: str) -> JobRunner:
     return make_engine(CATALOGUE, name, {"processes": 1} if name == "local" else {})
 
 

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 import msgstore
 from killing import Job, job, needs_proc, slow_disk
-from msgstore.bulk.engine import make_engine
-from msgstore.bulk.jobs.salvage import plan_salvage
+from msgstore.jobs.runner import make_engine
+from msgstore.jobs.salvage import plan_salvage
 from test_writer import content, expected, rows, save
 
 CLUSTER = "local-cluster[2,1,1024]"
@@ -32,8 +32,8 @@ SALVAGES = """
     import sys
     from pathlib import Path
     import attrs, msgstore
-    from msgstore.bulk.engine import make_engine
-    from msgstore.bulk.jobs.salvage import plan_salvage
+    from msgstore.jobs.runner import make_engine
+    from msgstore.jobs.salvage import plan_salvage
     from msgstore_spark import session
     master, path, _, source = sys.argv[1:]
     catalogue = msgstore.load_catalogue()

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import clusters
-from msgstore.bulk.columns.schemas import DAMAGE, RECORD, SEGMENTS
+from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS
 from msgstore_spark import options
 
 ROOT = Path(__file__).parents[2]

@@ -152,8 +152,8 @@ def test_a_segment_that_only_the_driver_sees(tmp_path):
     program = """
         import os, sys
         from pathlib import Path
-        from msgstore.bulk.engine import make_engine
-        from msgstore.bulk.jobs.salvage import plan_salvage
+        from msgstore.jobs.runner import make_engine
+        from msgstore.jobs.salvage import plan_salvage
         from msgstore.plugins.catalogue import load_catalogue
         from msgstore_spark import ExecutorMismatch, check_executors, session
 

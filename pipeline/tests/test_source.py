@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import clusters
 import msgstore
-from msgstore.bulk.columns.schemas import RECORD, project
-from msgstore.bulk.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.files import Files
+from msgstore.jobs.columns.schemas import RECORD, project
+from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.settling import settle

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msgstore.bulk.inputs import SegmentInput
+from msgstore.jobs.inputs import SegmentInput
 from msgstore_spark.tasks import absolute
 
 

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 import msgstore
-from mess import DAMAGED, DATA, make_mess
-from msgstore.bulk.engine import make_engine
-from msgstore.bulk.jobs.salvage import SalvageJob, plan_salvage
-from msgstore.bulk.reports import SalvageReport
+from mess import DAMAGED, DATA, build_corpus
 from msgstore.cli.main import main
 from msgstore.contract import StoreError
+from msgstore.jobs.reports import SalvageReport
+from msgstore.jobs.runner import make_engine
+from msgstore.jobs.salvage import SalvageJob, plan_salvage
 
 CATALOGUE = msgstore.load_catalogue()
 SMALL_TASKS = 2**20
@@ -71,7 +71,7 @@ def test_a_directory_of_a_broker(spark: SparkSession, tmp_path: Path, store: Pat
 
 
 def test_all_of_them_and_forty_damaged_ones(spark: SparkSession, tmp_path: Path) -> None:
-    segments = make_mess(tmp_path / "mess")
+    segments = build_corpus(tmp_path / "mess")
     mess = tmp_path / "mess"
     report, stored = same_from_all(tmp_path, [mess / "whole", mess / "damaged"], body="raw")  # the better copies first
     assert len(report.inputs) == len(segments) > DAMAGED

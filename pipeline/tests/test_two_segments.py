@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 import msgstore
 from mess import DATA
-from msgstore.bulk.engine import make_engine
-from msgstore.bulk.jobs.salvage import plan_salvage
 from msgstore.files import Files
+from msgstore.jobs.runner import make_engine
+from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet, scan_file
 
 CATALOGUE = msgstore.load_catalogue()

@@ -25,9 +25,9 @@ from crash.points import Outcome
 from crash.recording import FileState, Recording, Tree
 from crash.states import LMDB, Disk, materialise
 from msgstore.builtin.options import LocalOptions
-from msgstore.bulk.jobs.salvage import plan_salvage
-from msgstore.bulk.local.engine import LocalEngine
 from msgstore.directory import SETTINGS
+from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
 from msgstore.testing.faults import UnsyncedFiles
 from support import WHOLE, Sample, catalogue, open_with
@@ -239,7 +239,7 @@ def _salvage(source: Path, recording: Recording, wanted: frozenset[bytes], may_b
     target = source.with_name(f"{source.name}.salvaged")
     shutil.rmtree(target, ignore_errors=True)
     with mock.patch.object(os, "fsync"):
-        LocalEngine(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [source], target))
+        LocalRunner(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [source], target))
     store = open_with(target, UnsyncedFiles(), index="ets", format="v2")
     try:
         bodies = store.client().read_many(wanted)

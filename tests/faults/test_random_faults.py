@@ -13,7 +13,7 @@ from faults.model import differences
 from faults.phases import PHASES
 from faults.runs import run_cell
 from msgstore.contract import StoreIOError
-from msgstore.engine.ledger import Ledger
+from msgstore.engine.state.accounting import LiveAccounting
 from msgstore_ets_index.index import EtsIndex
 
 ONE, TWO = b"\x01" * 16, b"\x02" * 16
@@ -60,13 +60,13 @@ def test_harness_finds_counts_that_openings_discard():
 
 def test_harness_finds_flushes_that_hide_errors():
     """A build that confirms although the index was not committed."""
-    commit = Ledger.commit
+    commit = LiveAccounting.commit
 
     def commit_or_not(ledger, *arguments):
         with contextlib.suppress(OSError, StoreIOError):
             commit(ledger, *arguments)
 
-    with mock.patch.object(Ledger, "commit", commit_or_not):
+    with mock.patch.object(LiveAccounting, "commit", commit_or_not):
         outcome = run_cell(Cell(3, "flush", "lmdb", "os"), kinds=["ENOSPC", "ENOSPC+"], every=2)
     assert outcome.failures, said_of(outcome)
     assert "before the flush" in said_of(outcome)

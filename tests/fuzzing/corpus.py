@@ -17,8 +17,8 @@ from msgstore.cli.scrub_state import Spot, State, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.contract.locations import pack
 from msgstore.directory import Settings, write_settings
-from msgstore.engine import hint_file
-from msgstore.engine.shutdown import format_clean
+from msgstore.engine.open.clean_marker import format_clean
+from msgstore.engine.segment import hint_file
 from msgstore.files import Files
 from msgstore_checksum_record.record import ChecksumRecord
 from msgstore_ets_index import snapshot

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, frame, real, written
-from msgstore.engine.hint_file import Hint, write
+from msgstore.engine.segment.hint_file import Hint, write
 from msgstore_ets_index import snapshot
 
 Family = Callable[[int], bytes]

@@ -14,14 +14,15 @@ import attrs
 
 from fuzzing import corpus
 from fuzzing.mutations import Member
-from msgstore.bulk.reading.chains import read_chains
 from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RecordError, SegmentFormat, SegmentScan
 from msgstore.contract.locations import unpack
 from msgstore.directory import _settings
-from msgstore.engine import checkpoint, hint_file
-from msgstore.engine.lock_file import parse_lock
-from msgstore.engine.shutdown import parse_client_refs
+from msgstore.engine.open.clean_marker import parse_client_refs
+from msgstore.engine.segment import hint_file
+from msgstore.engine.state import checkpoint
+from msgstore.jobs.reading.chains import read_chains
+from msgstore.lock_file import parse_lock
 from msgstore_erlang_body.codec import ErlangBody
 from msgstore_erlang_body.message import read_message
 from msgstore_erlang_body.term import is_term
@@ -171,7 +172,7 @@ def hinted(data: bytes, member: Member) -> None:
     """A hint: refused, or, its checksum made right again, records one behind the other inside the segment."""
     try:
         hint = read_hint(data)
-    except hint_file.BadHint:
+    except hint_file.InvalidHint:
         return
     assert with_named_crc(data) == data, "a hint whose checksum is wrong was read"
     end = 0

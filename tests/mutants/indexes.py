@@ -8,7 +8,7 @@ import zlib
 
 import attrs
 
-from msgstore.contract import Released
+from msgstore.contract import ReleaseResult
 from msgstore_ets_index import plugin as ets
 from msgstore_ets_index import snapshot
 from msgstore_ets_index.index import EtsIndex
@@ -72,7 +72,7 @@ class ReleaseCountsIdsOnce(EtsIndex):
 class ReleaseForgetsMissing(EtsIndex):
     def release(self, ids):
         released = super().release(ids)
-        return released if len(ids) < 2 else Released(released.freed, [])
+        return released if len(ids) < 2 else ReleaseResult(released.freed, [])
 
 
 @mutant(ETS, "an entry that is entered again keeps its references")

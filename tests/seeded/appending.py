@@ -7,8 +7,8 @@ from seeded.fault import Fault
 FAULTS = [
     Fault(
         name="same-client-loses-second-reference",
-        module="msgstore.engine.intake",
-        function="Intake.add",
+        module="msgstore.engine.write.write_buffer",
+        function="WriteBuffer.add",
         fragment="owners[number] = owners.get(number, 0) + 1",
         replacement="owners[number] = 1",
         symptom="A message that one client writes twice before a flush is gone after one removal.",
@@ -16,8 +16,8 @@ FAULTS = [
     ),
     Fault(
         name="third-reference-is-lost",
-        module="msgstore.engine.intake",
-        function="Intake.add",
+        module="msgstore.engine.write.write_buffer",
+        function="WriteBuffer.add",
         fragment="shared[1][number] = shared[1].get(number, 0) + 1",
         replacement="shared[1].setdefault(number, 1)",
         symptom="A message that is written three times before a flush is gone after two removals.",
@@ -25,8 +25,8 @@ FAULTS = [
     ),
     Fault(
         name="deleted-client-takes-confirmed-references",
-        module="msgstore.engine.intake",
-        function="Intake.drop_client",
+        module="msgstore.engine.write.write_buffer",
+        function="WriteBuffer.drop_client",
         fragment="if entry[1] == number and not known(msg_id):",
         replacement="if entry[1] == number:",
         symptom="delete_and_close drops a reference to a message that is on disk.",
@@ -34,8 +34,8 @@ FAULTS = [
     ),
     Fault(
         name="removal-takes-another-clients-reference",
-        module="msgstore.engine.intake",
-        function="Intake.take_one",
+        module="msgstore.engine.write.write_buffer",
+        function="WriteBuffer.take_one",
         fragment="number if number in shared[1] else next(iter(shared[1]))",
         replacement="next(iter(shared[1]))",
         symptom=("A client that removes its reference takes that of another, whose message goes with the first one."),
@@ -43,8 +43,8 @@ FAULTS = [
     ),
     Fault(
         name="reference-written-anew-is-lost",
-        module="msgstore.engine.intake",
-        function="Intake._with_shared",
+        module="msgstore.engine.write.write_buffer",
+        function="WriteBuffer._with_shared",
         fragment="shared[1][number] = shared[1].get(number, 0) + count",
         replacement="continue",
         symptom="A reference that is written while a remover has the message in its hand is lost by the flush.",
@@ -52,8 +52,8 @@ FAULTS = [
     ),
     Fault(
         name="small-messages-weigh-nothing",
-        module="msgstore.engine.intake",
-        function="Intake.gate",
+        module="msgstore.engine.write.write_buffer",
+        function="WriteBuffer.gate",
         fragment="weight += size + OVERHEAD",
         replacement="weight += size",
         symptom="Millions of empty messages stay in memory because they are counted as no bytes.",
@@ -61,8 +61,8 @@ FAULTS = [
     ),
     Fault(
         name="removed-while-written-stays-live",
-        module="msgstore.engine.batches",
-        function="Batches._enter",
+        module="msgstore.engine.write.batch_writer",
+        function="BatchWriter._enter",
         fragment="self._ledger.bury(dead)",
         replacement="pass",
         symptom="A message that is removed while it is written keeps its segment from ever being deleted.",
@@ -70,8 +70,8 @@ FAULTS = [
     ),
     Fault(
         name="flush-counts-every-message-once",
-        module="msgstore.engine.batches",
-        function="Batches._enter",
+        module="msgstore.engine.write.batch_writer",
+        function="BatchWriter._enter",
         fragment="entered.append((msg_id, location, references(entry)))",
         replacement="entered.append((msg_id, location, 1))",
         symptom="References that were written before a flush are one after it.",
@@ -79,8 +79,8 @@ FAULTS = [
     ),
     Fault(
         name="revived-message-has-one-reference-more",
-        module="msgstore.engine.batches",
-        function="Batches._add_references",
+        module="msgstore.engine.write.batch_writer",
+        function="BatchWriter._add_references",
         fragment="more -= 1",
         replacement="pass",
         symptom="A message that is revived needs one removal too many, and stays for ever.",
@@ -88,8 +88,8 @@ FAULTS = [
     ),
     Fault(
         name="dead-record-is-written-again",
-        module="msgstore.engine.batches",
-        function="Batches._known",
+        module="msgstore.engine.write.batch_writer",
+        function="BatchWriter._known",
         fragment="return [location is not None or msg_id in lingering for",
         replacement="return [location is not None for",
         symptom="A message that is removed and written again is appended twice to the same segment.",
@@ -97,8 +97,8 @@ FAULTS = [
     ),
     Fault(
         name="failed-index-loses-the-batch",
-        module="msgstore.engine.batches",
-        function="Batches._enter",
+        module="msgstore.engine.write.batch_writer",
+        function="BatchWriter._enter",
         fragment=("assert entry is not None\n                    self._intake.put_back(msg_id, entry)"),
         replacement="assert entry is not None",
         symptom="An index that fails once costs every message of the batch.",
@@ -106,7 +106,7 @@ FAULTS = [
     ),
     Fault(
         name="sealing-trusts-a-deleted-segment",
-        module="msgstore.engine.appender",
+        module="msgstore.engine.write.appender",
         function="Appender.seal",
         fragment="self._segments.check_current()",
         replacement="pass",
@@ -115,7 +115,7 @@ FAULTS = [
     ),
     Fault(
         name="failed-append-leaves-its-bytes",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.append",
         fragment="self.files.truncate(fd, segment.size)",
         replacement="pass",
@@ -124,7 +124,7 @@ FAULTS = [
     ),
     Fault(
         name="appends-are-not-synced",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.append",
         fragment="self.files.sync(fd)",
         replacement="pass",
@@ -133,7 +133,7 @@ FAULTS = [
     ),
     Fault(
         name="failed-segment-leaves-a-file",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.roll",
         fragment=("                    self.files.unlink(path)\n                except OSError:"),
         replacement=("                    pass\n                except OSError:"),
@@ -142,7 +142,7 @@ FAULTS = [
     ),
     Fault(
         name="sync-later-forgets-names",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.sync_written",
         fragment="self.sync_directory()",
         replacement="pass",
@@ -151,7 +151,7 @@ FAULTS = [
     ),
     Fault(
         name="sync-later-forgets-what-was-appended",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.append",
         fragment="self._unsynced[segment.number] = segment",
         replacement="pass",
@@ -160,7 +160,7 @@ FAULTS = [
     ),
     Fault(
         name="descriptors-pile-up",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.reader",
         fragment="while len(self.readers) >= MAX_OPEN:",
         replacement="while len(self.readers) >= 100 * MAX_OPEN:",
@@ -169,7 +169,7 @@ FAULTS = [
     ),
     Fault(
         name="moved-directory-is-not-noticed",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.check_directory",
         fragment="self.place is not None and self._identity(self.directory) != self.place",
         replacement="self.place is None and not self._identity(self.directory)",
@@ -178,7 +178,7 @@ FAULTS = [
     ),
     Fault(
         name="resumed-segment-looks-sealed",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.resume",
         fragment="segment.sealed_mtime_ns = None",
         replacement="pass",
@@ -187,7 +187,7 @@ FAULTS = [
     ),
     Fault(
         name="deleted-segment-keeps-its-hint",
-        module="msgstore.engine.segments",
+        module="msgstore.engine.segment.segments",
         function="Segments.delete",
         fragment="self.hints.drop(segment)",
         replacement="pass",
@@ -196,8 +196,8 @@ FAULTS = [
     ),
     Fault(
         name="refused-body-is-confirmed",
-        module="msgstore.engine.refusals",
-        function="Refusals.confirmable",
+        module="msgstore.engine.write.rejected_messages",
+        function="RejectedMessages.confirmable",
         fragment="if not self._takes(number, msg_id)",
         replacement="if self._takes(number, msg_id) or True",
         symptom="A message that the codec refused, and that was dropped, is confirmed.",
@@ -205,8 +205,8 @@ FAULTS = [
     ),
     Fault(
         name="refused-id-is-never-confirmed-again",
-        module="msgstore.engine.refusals",
-        function="Refusals._takes",
+        module="msgstore.engine.write.rejected_messages",
+        function="RejectedMessages._takes",
         fragment="self._never[number, msg_id] -= 1",
         replacement="pass",
         symptom="An id that was refused once is never confirmed, though its second body was written.",

@@ -7,7 +7,7 @@ from seeded.fault import Fault
 FAULTS = [
     Fault(
         name="compacted-segments-hint-is-stale",
-        module="msgstore.engine.compaction",
+        module="msgstore.engine.compact.in_place",
         function="compact",
         fragment="places[position] = target",
         replacement="pass",
@@ -16,7 +16,7 @@ FAULTS = [
     ),
     Fault(
         name="gaps-are-filled-before-the-index-is-committed",
-        module="msgstore.engine.compaction",
+        module="msgstore.engine.compact.in_place",
         function="_rewrite",
         fragment=("            ledger.touch(segment)\n        site.commit()"),
         replacement="            ledger.touch(segment)",
@@ -25,7 +25,7 @@ FAULTS = [
     ),
     Fault(
         name="moved-records-appear-before-they-are-written",
-        module="msgstore.engine.compaction",
+        module="msgstore.engine.compact.in_place",
         function="_steps",
         fragment="(fill.prepare, fill.inside, fill.seal)",
         replacement="(fill.prepare, fill.seal, fill.inside)",
@@ -34,7 +34,7 @@ FAULTS = [
     ),
     Fault(
         name="steps-of-a-compaction-are-not-synced",
-        module="msgstore.engine.compaction",
+        module="msgstore.engine.compact.in_place",
         function="_rewrite",
         fragment=("if writes:\n                    files.sync(fd)"),
         replacement="pass",
@@ -43,7 +43,7 @@ FAULTS = [
     ),
     Fault(
         name="compaction-cuts-a-byte-too-much",
-        module="msgstore.engine.compaction",
+        module="msgstore.engine.compact.in_place",
         function="_rewrite",
         fragment="files.truncate(fd, todo.end)",
         replacement="files.truncate(fd, todo.end - 1)",
@@ -52,7 +52,7 @@ FAULTS = [
     ),
     Fault(
         name="swap-is-not-committed-before-the-cut",
-        module="msgstore.engine.compaction",
+        module="msgstore.engine.compact.in_place",
         function="_swap",
         fragment=("site.ledger.touch(segment)\n    site.commit()"),
         replacement="site.ledger.touch(segment)",
@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         name="records-move-onto-each-other",
-        module="msgstore.engine.moves",
+        module="msgstore.engine.compact.compaction_plan",
         function="Plan.moves",
         fragment="at += sizes[position]",
         replacement="pass",
@@ -70,7 +70,7 @@ FAULTS = [
     ),
     Fault(
         name="cut-takes-the-last-record-that-stays",
-        module="msgstore.engine.moves",
+        module="msgstore.engine.compact.compaction_plan",
         function="plan",
         fragment="end = max(end, starts[staying])",
         replacement="end = max(end, offsets[staying - 1])",
@@ -79,8 +79,8 @@ FAULTS = [
     ),
     Fault(
         name="erased-store-compacts-in-place",
-        module="msgstore.engine.collection",
-        function="Collection._in_place",
+        module="msgstore.engine.compact.garbage_collector",
+        function="GarbageCollector._in_place",
         fragment="and not self._segments.erase",
         replacement="",
         symptom="With erase = true removed bodies stay readable in the gaps of a segment.",
@@ -88,8 +88,8 @@ FAULTS = [
     ),
     Fault(
         name="zeros-come-before-the-lost-name",
-        module="msgstore.engine.collection",
-        function="Collection.erase",
+        module="msgstore.engine.compact.garbage_collector",
+        function="GarbageCollector.erase",
         fragment="self._segments.sync_directory()",
         replacement="pass",
         symptom="After a power loss a segment of zeros has its name back.",
@@ -97,7 +97,7 @@ FAULTS = [
     ),
     Fault(
         name="quarantine-does-not-bind-policies",
-        module="msgstore.engine.plans",
+        module="msgstore.engine.compact.policy_actions",
         function="_unfit",
         fragment="if found.quarantined:",
         replacement="if False:",
@@ -106,7 +106,7 @@ FAULTS = [
     ),
     Fault(
         name="combined-segment-is-too-large",
-        module="msgstore.engine.plans",
+        module="msgstore.engine.compact.policy_actions",
         function="_unfit_pair",
         fragment="if size > left.size_limit:",
         replacement="if size > 4 * left.size_limit:",
@@ -115,7 +115,7 @@ FAULTS = [
     ),
     Fault(
         name="any-policy-may-drop-messages",
-        module="msgstore.engine.plans",
+        module="msgstore.engine.compact.policy_actions",
         function="judge",
         fragment="isinstance(action, Drop) and not may_drop",
         replacement="isinstance(action, Drop) and may_drop is None",
@@ -124,7 +124,7 @@ FAULTS = [
     ),
     Fault(
         name="segment-is-collected-twice-in-one-plan",
-        module="msgstore.engine.plans",
+        module="msgstore.engine.compact.policy_actions",
         function="judge",
         fragment="taken.update(numbers_of(action))",
         replacement="pass",
@@ -133,7 +133,7 @@ FAULTS = [
     ),
     Fault(
         name="zeros-are-not-synced",
-        module="msgstore.engine.erasing",
+        module="msgstore.engine.segment.erasing",
         function="overwrite",
         fragment="files.sync(fd)",
         replacement="pass",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seeded import appending, backends, bulk, collecting, opening, reading, reclaiming, writing
+from seeded import appending, backends, collecting, jobs, opening, reading, reclaiming, writing
 
 FAULTS = [
     *writing.FAULTS,
@@ -12,5 +12,5 @@ FAULTS = [
     *reclaiming.FAULTS,
     *opening.FAULTS,
     *backends.FAULTS,
-    *bulk.FAULTS,
+    *jobs.FAULTS,
 ]

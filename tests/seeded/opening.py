@@ -7,7 +7,7 @@ from seeded.fault import Fault
 FAULTS = [
     Fault(
         name="damaged-row-is-trusted",
-        module="msgstore.engine.checkpoint",
+        module="msgstore.engine.state.checkpoint",
         function="rows",
         fragment='checksum not in (b"", _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(key))))',
         replacement="len(checksum) not in (0, _CHECKSUM.size)",
@@ -18,7 +18,7 @@ FAULTS = [
     ),
     Fault(
         name="hidden-marker-is-not-recognised",
-        module="msgstore.engine.recovery",
+        module="msgstore.engine.open.recovery",
         function="judge",
         fragment="saved in (leftovers.clean, leftovers.pending)",
         replacement="saved == leftovers.clean",
@@ -29,7 +29,7 @@ FAULTS = [
     ),
     Fault(
         name="tail-scan-resets-counts",
-        module="msgstore.engine.recovery",
+        module="msgstore.engine.open.recovery",
         function="scan_tail",
         fragment=" if index.get(i) is None]",
         replacement="]",
@@ -38,7 +38,7 @@ FAULTS = [
     ),
     Fault(
         name="flipped-size-passes-for-a-torn-write",
-        module="msgstore.engine.recovery",
+        module="msgstore.engine.open.recovery",
         function="scan_segment",
         fragment=" or behind is not None",
         replacement="",
@@ -47,7 +47,7 @@ FAULTS = [
     ),
     Fault(
         name="lost-messages-stay-in-the-index",
-        module="msgstore.engine.losses",
+        module="msgstore.engine.open.lost_segments",
         function="mend",
         fragment="index.release(list(gone))",
         replacement="pass",
@@ -56,7 +56,7 @@ FAULTS = [
     ),
     Fault(
         name="moved-records-lose-their-counts",
-        module="msgstore.engine.reconcile",
+        module="msgstore.engine.open.reconcile",
         function="reconcile",
         fragment="copies.values(), [gone[msg_id] for msg_id in copies])",
         replacement="copies.values())",
@@ -65,7 +65,7 @@ FAULTS = [
     ),
     Fault(
         name="first-record-after-the-row-is-dead",
-        module="msgstore.engine.reconcile",
+        module="msgstore.engine.open.reconcile",
         function="_unknown",
         fragment="is_new = offset >= size or",
         replacement="is_new = offset > size or",
@@ -74,7 +74,7 @@ FAULTS = [
     ),
     Fault(
         name="grown-segment-passes-the-brokers-summary",
-        module="msgstore.engine.broker_counts",
+        module="msgstore.engine.open.broker_counts",
         function="_compare_summary",
         fragment="if size != segment.size:",
         replacement="if size > segment.size:",
@@ -83,7 +83,7 @@ FAULTS = [
     ),
     Fault(
         name="failed-opening-keeps-the-lock",
-        module="msgstore.engine.startup",
+        module="msgstore.engine.open.startup",
         function="open_parts",
         fragment="stack.callback(lock.release)",
         replacement="pass",
@@ -92,7 +92,7 @@ FAULTS = [
     ),
     Fault(
         name="empty-segment-survives-a-crash",
-        module="msgstore.engine.startup",
+        module="msgstore.engine.open.startup",
         function="_note_empty",
         fragment="ledger.note_empty(segment)",
         replacement="pass",
@@ -101,7 +101,7 @@ FAULTS = [
     ),
     Fault(
         name="store-appends-after-a-torn-record",
-        module="msgstore.engine.startup",
+        module="msgstore.engine.open.startup",
         function="goes_on_in",
         fragment="newest.appendable and ",
         replacement="",
@@ -110,7 +110,7 @@ FAULTS = [
     ),
     Fault(
         name="first-change-deletes-the-marker",
-        module="msgstore.engine.marker",
+        module="msgstore.engine.open.clean_stop",
         function="CleanMarker.hide",
         fragment="files.replace(directory / CLEAN, directory / PENDING_CLEAN)",
         replacement="files.unlink(directory / CLEAN)",
@@ -122,8 +122,8 @@ FAULTS = [
     ),
     Fault(
         name="broker-counts-are-deleted",
-        module="msgstore.engine.shutdown",
-        function="Leftovers.remove",
+        module="msgstore.engine.open.clean_marker",
+        function="ShutdownFiles.remove",
         fragment="self.files.replace(self.directory / name, self.directory / (KEPT + name))",
         replacement="self.files.unlink(self.directory / name)",
         symptom="An opening that is killed half-way has destroyed the only counts of a broker's directory.",
@@ -140,7 +140,7 @@ FAULTS = [
     ),
     Fault(
         name="end-of-a-hinted-segment-is-not-checked",
-        module="msgstore.engine.hints",
+        module="msgstore.engine.segment.hints",
         function="Hints.load",
         fragment="self._look(segment, hint)",
         replacement="pass",
@@ -149,7 +149,7 @@ FAULTS = [
     ),
     Fault(
         name="hint-ignores-the-time-of-its-segment",
-        module="msgstore.engine.hint_file",
+        module="msgstore.engine.segment.hint_file",
         function="read",
         fragment="if (of_size, of_time) != (segment_size, mtime_ns):",
         replacement="if of_size != segment_size:",

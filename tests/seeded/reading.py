@@ -7,7 +7,7 @@ from seeded.fault import Fault
 FAULTS = [
     Fault(
         name="directory-is-not-locked",
-        module="msgstore.engine.lock",
+        module="msgstore.writer_lock",
         function="WriterLock.__init__",
         fragment="self._directory.lock()",
         replacement="pass",
@@ -16,7 +16,7 @@ FAULTS = [
     ),
     Fault(
         name="lock-follows-a-link",
-        module="msgstore.engine.lock_file",
+        module="msgstore.lock_file",
         function="open_lock",
         fragment='getattr(os, "O_NOFOLLOW", 0)',
         replacement="0",
@@ -25,7 +25,7 @@ FAULTS = [
     ),
     Fault(
         name="moved-record-is-read-where-it-was",
-        module="msgstore.engine.live_reader",
+        module="msgstore.engine.read.live_reader",
         function="LiveReader._find",
         fragment="if location != then:",
         replacement="if location is None:",
@@ -34,8 +34,8 @@ FAULTS = [
     ),
     Fault(
         name="half-rebuilt-index-is-read",
-        module="msgstore.engine.following",
-        function="Following._look",
+        module="msgstore.engine.read.writer_tracker",
+        function="WriterTracker._look",
         fragment="if state.get(LAYOUT_KEY) != LAYOUT:",
         replacement="if state.get(LAYOUT_KEY, LAYOUT) != LAYOUT:",
         symptom="A reader takes an index for whole whose rebuild was killed, and misses messages.",
@@ -43,7 +43,7 @@ FAULTS = [
     ),
     Fault(
         name="short-read-is-a-shorter-body",
-        module="msgstore.engine.reader",
+        module="msgstore.engine.read.reader",
         function="_whole",
         fragment="if len(record) != size:",
         replacement="if len(record) > size:",
@@ -52,7 +52,7 @@ FAULTS = [
     ),
     Fault(
         name="shared-cache-grows-without-limit",
-        module="msgstore.engine.shared_bodies",
+        module="msgstore.engine.state.shared_bodies",
         function="SharedBodies.put",
         fragment="self._bytes += len(body)",
         replacement="pass",
@@ -61,8 +61,8 @@ FAULTS = [
     ),
     Fault(
         name="same-damage-is-announced-again",
-        module="msgstore.engine.happenings",
-        function="Happenings.damage",
+        module="msgstore.engine.events.telemetry",
+        function="Telemetry.damage",
         fragment="if spot in self._spots or len(self._spots) >= MAX_SPOTS:",
         replacement="if len(self._spots) >= MAX_SPOTS:",
         symptom="Each read of a damaged message counts as new damage and raises another alarm.",

@@ -7,8 +7,8 @@ from seeded.fault import Fault
 FAULTS = [
     Fault(
         name="removed-bytes-still-count-as-live",
-        module="msgstore.engine.ledger",
-        function="Ledger.bury",
+        module="msgstore.engine.state.accounting",
+        function="LiveAccounting.bury",
         fragment="segment.live_bytes -= location & MASK",
         replacement="pass",
         symptom="Segments full of removed messages are never collected.",
@@ -16,8 +16,8 @@ FAULTS = [
     ),
     Fault(
         name="removal-during-a-copy-is-forgotten",
-        module="msgstore.engine.ledger",
-        function="Ledger.bury",
+        module="msgstore.engine.state.accounting",
+        function="LiveAccounting.bury",
         fragment="segment.died.add(location)",
         replacement="pass",
         symptom="A message that is removed while its segment is copied is back afterwards.",
@@ -25,7 +25,7 @@ FAULTS = [
     ),
     Fault(
         name="copies-are-named-before-their-rows-are-committed",
-        module="msgstore.engine.rewriting",
+        module="msgstore.engine.compact.copy_compaction",
         function="_publish",
         fragment="    site.commit()\n",
         replacement="",
@@ -34,8 +34,8 @@ FAULTS = [
     ),
     Fault(
         name="freed-bytes-of-copied-segments-count-twice",
-        module="msgstore.engine.happenings",
-        function="Happenings.collected",
+        module="msgstore.engine.events.telemetry",
+        function="Telemetry.collected",
         fragment="if found.size_after:",
         replacement="if True:",
         symptom="The counter of collected bytes shows more than the store ever held.",
@@ -43,8 +43,8 @@ FAULTS = [
     ),
     Fault(
         name="deletions-are-not-synced",
-        module="msgstore.engine.ledger",
-        function="Ledger.delete_empty",
+        module="msgstore.engine.state.accounting",
+        function="LiveAccounting.delete_empty",
         fragment="self.segments.sync_directory()",
         replacement="pass",
         symptom="After a power loss deleted segments are back, and the index does not know them.",
@@ -52,8 +52,8 @@ FAULTS = [
     ),
     Fault(
         name="empty-segment-goes-before-the-commit",
-        module="msgstore.engine.ledger",
-        function="Ledger._take_empty",
+        module="msgstore.engine.state.accounting",
+        function="LiveAccounting._take_empty",
         fragment="self._empty & self._touched if self.persistent else set()",
         replacement="set[Segment]()",
         symptom=(
@@ -63,8 +63,8 @@ FAULTS = [
     ),
     Fault(
         name="damaged-segment-is-deleted",
-        module="msgstore.engine.ledger",
-        function="Ledger._take_empty",
+        module="msgstore.engine.state.accounting",
+        function="LiveAccounting._take_empty",
         fragment=" or segment.quarantined",
         replacement="",
         symptom=(
@@ -74,8 +74,8 @@ FAULTS = [
     ),
     Fault(
         name="segment-emptied-while-current-stays",
-        module="msgstore.engine.ledger",
-        function="Ledger.sealed",
+        module="msgstore.engine.state.accounting",
+        function="LiveAccounting.sealed",
         fragment="if segment.live_count == 0:",
         replacement="if segment.live_count < 0:",
         symptom=("A segment whose messages were all removed while it was written keeps its space until somebody collects."),
@@ -83,7 +83,7 @@ FAULTS = [
     ),
     Fault(
         name="copies-are-not-synced",
-        module="msgstore.engine.rewriting",
+        module="msgstore.engine.compact.copy_compaction",
         function="_Copying._end",
         fragment="self._files.sync(fd)",
         replacement="pass",
@@ -92,7 +92,7 @@ FAULTS = [
     ),
     Fault(
         name="names-of-copies-are-not-synced",
-        module="msgstore.engine.rewriting",
+        module="msgstore.engine.compact.copy_compaction",
         function="_publish",
         fragment="segments.sync_directory()",
         replacement="pass",
@@ -101,7 +101,7 @@ FAULTS = [
     ),
     Fault(
         name="too-few-live-records-are-accepted",
-        module="msgstore.engine.sources",
+        module="msgstore.engine.compact.pinning",
         function="Source.live",
         fragment="if known != self.count:",
         replacement="if known > self.count:",
@@ -110,8 +110,8 @@ FAULTS = [
     ),
     Fault(
         name="failed-collection-looks-successful",
-        module="msgstore.engine.collection",
-        function="Collection._carry_out",
+        module="msgstore.engine.compact.garbage_collector",
+        function="GarbageCollector._carry_out",
         fragment="failure = failure or error",
         replacement="pass",
         symptom="compact() returns normally although the disk refused to be read.",
@@ -119,8 +119,8 @@ FAULTS = [
     ),
     Fault(
         name="damage-is-not-quarantined",
-        module="msgstore.engine.collection",
-        function="Collection._leave",
+        module="msgstore.engine.compact.garbage_collector",
+        function="GarbageCollector._leave",
         fragment="segment.quarantined = True",
         replacement="pass",
         symptom="A damaged segment is scanned again by every collection, and its damage is not remembered.",
@@ -128,7 +128,7 @@ FAULTS = [
     ),
     Fault(
         name="retention-keeps-shared-messages",
-        module="msgstore.engine.retention",
+        module="msgstore.engine.compact.retention",
         function="_release",
         fragment=" for _ in range(index.references(msg_id))",
         replacement="",

@@ -7,7 +7,7 @@ from seeded.fault import Fault
 FAULTS = [
     Fault(
         name="flush-confirms-before-it-writes",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._flush",
         fragment="self.tell(self.write_out())",
         replacement=(
@@ -18,7 +18,7 @@ FAULTS = [
     ),
     Fault(
         name="flush-confirms-one-too-many",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._note",
         fragment="client.take_unconfirmed(n)",
         replacement="client.take_unconfirmed(n + 1)",
@@ -27,7 +27,7 @@ FAULTS = [
     ),
     Fault(
         name="flush-skips-behind-the-first-portion",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._write_out",
         fragment="at += written.looked_at",
         replacement="at += MOST",
@@ -36,7 +36,7 @@ FAULTS = [
     ),
     Fault(
         name="flush-forgets-late-messages",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._write_out",
         fragment="again += written.late",
         replacement="written.late",
@@ -45,7 +45,7 @@ FAULTS = [
     ),
     Fault(
         name="bound-of-unconfirmed-is-ignored",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._due",
         fragment="bounded = self._unconfirmed > self._brink",
         replacement="bounded = False",
@@ -54,7 +54,7 @@ FAULTS = [
     ),
     Fault(
         name="absent-ids-named-late-are-not-told",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._release",
         fragment="released.missing + more.missing",
         replacement="released.missing",
@@ -63,7 +63,7 @@ FAULTS = [
     ),
     Fault(
         name="second-removal-leaves-live-bytes",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._release",
         fragment="self.ledger.bury(more.freed)",
         replacement="pass",
@@ -72,7 +72,7 @@ FAULTS = [
     ),
     Fault(
         name="failing-writes-pile-up-in-memory",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._after",
         fragment="self._is_stuck = True",
         replacement="self._is_stuck = False",
@@ -81,7 +81,7 @@ FAULTS = [
     ),
     Fault(
         name="error-denies-a-taken-write",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._after",
         fragment="raise _with_outcome(error, outcome, applied=True)",
         replacement="raise _with_outcome(error, outcome, applied=False)",
@@ -90,7 +90,7 @@ FAULTS = [
     ),
     Fault(
         name="error-claims-a-refused-write",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._flush_first",
         fragment="applied=False",
         replacement="applied=True",
@@ -99,7 +99,7 @@ FAULTS = [
     ),
     Fault(
         name="failing-commit-is-forgotten",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer.settle",
         fragment=("            self.ledger.commit()\n            self._uncommitted -= uncommitted"),
         replacement=("            self._uncommitted -= uncommitted\n            self.ledger.commit()"),
@@ -108,7 +108,7 @@ FAULTS = [
     ),
     Fault(
         name="index-is-committed-ahead-of-syncs",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer.settle",
         fragment=("            if segments.sync_later:\n                segments.sync_written()\n"),
         replacement="",
@@ -117,7 +117,7 @@ FAULTS = [
     ),
     Fault(
         name="interrupted-store-goes-on",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer.check_whole",
         fragment="self.broken = self._refusal = StoreClosed(",
         replacement="self.broken = StoreClosed(",
@@ -126,7 +126,7 @@ FAULTS = [
     ),
     Fault(
         name="large-messages-share-segments",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer._check_big",
         fragment="self.appender.seen_large |= len(body) >= self.config.large_message",
         replacement="pass",
@@ -135,7 +135,7 @@ FAULTS = [
     ),
     Fault(
         name="second-reference-is-never-confirmed",
-        module="msgstore.engine.writer",
+        module="msgstore.engine.write.writer",
         function="Writer.write_slowly",
         fragment="client.unconfirmed.append(msg_id)",
         replacement="pass",
@@ -144,8 +144,8 @@ FAULTS = [
     ),
     Fault(
         name="flush-joins-one-under-way",
-        module="msgstore.engine.turns",
-        function="Turns._do",
+        module="msgstore.engine.write.group_commit",
+        function="GroupCommit._do",
         fragment=(
             "            with self._mutex:\n"
             "                self._next = None  # who comes from now on is not served by this one\n"
@@ -157,8 +157,8 @@ FAULTS = [
     ),
     Fault(
         name="flush-hides-another-threads-failure",
-        module="msgstore.engine.turns",
-        function="Turns.take",
+        module="msgstore.engine.write.group_commit",
+        function="GroupCommit.take",
         fragment="if turn.succeeded:",
         replacement="if turn.waiting:",
         symptom="A flush that waited for one that failed returns as if everything were confirmed.",

@@ -47,7 +47,7 @@ PATIENCE = 60
 SWITCH_INTERVAL = 2e-4
 """Seconds; the interpreter's own is 5e-3: threads change places more often."""
 
-Collector = Literal["thread", "background"]
+BackgroundCollector = Literal["thread", "background"]
 """A thread that calls ``store.compact()``, or the store's own collector."""
 
 
@@ -56,7 +56,7 @@ class Options:
     messages: int
     keys: dict[str, Any]
     """The cell's, and others of the configuration."""
-    collector: Collector = "thread"
+    collector: BackgroundCollector = "thread"
     seed: str = "stress"
 
     @property

@@ -1,4 +1,4 @@
-"""The hooks of msgstore, called through pluggy. They register backends and announce events; no message ever passes one.
+"""The hooks of msgstore, called through pluggy. They register backends and publish events; no message ever passes one.
 
 A plugin is a module (or any object) that an entry point of the group ``msgstore`` names; it implements any of these with
 ``msgstore.hookimpl``.
@@ -19,9 +19,9 @@ import pluggy
 
 from msgstore.contract import (
     BodyCodecDescriptor,
-    BulkEngineDescriptor,
     GcPolicyDescriptor,
     IndexDescriptor,
+    JobRunnerDescriptor,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
     events,
@@ -60,7 +60,7 @@ def msgstore_body_codecs() -> Iterable[BodyCodecDescriptor]:  # type: ignore[emp
 
 
 @hookspec
-def msgstore_bulk_engines() -> Iterable[BulkEngineDescriptor]:  # type: ignore[empty-body]
+def msgstore_job_runners() -> Iterable[JobRunnerDescriptor]:  # type: ignore[empty-body]
     """Engines for jobs over many segments: selected by ``--engine``."""
 
 

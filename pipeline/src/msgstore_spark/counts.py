@@ -1,4 +1,4 @@
-"""Files of counts as DataFrames; see :mod:`msgstore.bulk.counts` for what they hold."""
+"""Files of counts as DataFrames; see :mod:`msgstore.jobs.counts` for what they hold."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.bulk.jobs.deltas import Share, find_shares, read_share
 from msgstore.contract import ConfigError
 from msgstore.contract.locations import MAX_REFERENCES
+from msgstore.jobs.deltas import Share, find_shares, read_share
 from msgstore_spark.tasks import map_tasks
 
 

@@ -9,15 +9,15 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
-from msgstore.bulk.engine import Progress
-from msgstore.bulk.jobs.diff import DiffJob, DiffReport
-from msgstore.bulk.jobs.export import ExportJob, ExportReport
-from msgstore.bulk.jobs.importing import ImportJob, ImportReport
-from msgstore.bulk.jobs.inventory import InventoryJob
-from msgstore.bulk.jobs.reconcile import ReconcileJob, ReconcileReport
-from msgstore.bulk.jobs.salvage import SalvageJob
-from msgstore.bulk.jobs.stock_report import InventoryReport
-from msgstore.bulk.reports import SalvageReport
+from msgstore.jobs.diff import DiffJob, DiffReport
+from msgstore.jobs.export import ExportJob, ExportReport
+from msgstore.jobs.importing import ImportJob, ImportReport
+from msgstore.jobs.inventory import InventoryJob
+from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
+from msgstore.jobs.reports import SalvageReport
+from msgstore.jobs.runner import Progress
+from msgstore.jobs.salvage import SalvageJob
 from msgstore_spark.engine_options import SparkOptions
 from msgstore_spark.failures import our_errors
 from msgstore_spark.fingerprint import check_executors
@@ -39,8 +39,8 @@ class _Input(Protocol):
     def path(self) -> str | Path: ...
 
 
-class SparkEngine:
-    """A :class:`msgstore.bulk.engine.BulkEngine`. The session that it began goes on, so that another job finds one."""
+class SparkRunner:
+    """A :class:`msgstore.jobs.runner.JobRunner`. The session that it began goes on, so that another job finds one."""
 
     def __init__(self, options: SparkOptions) -> None:
         self._options = options

@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 from pyspark.sql.datasource import EqualTo, Filter, In
 
-from msgstore.bulk.columns.batches import as_text
-from msgstore.bulk.inputs import SegmentInput
+from msgstore.jobs.columns.batches import as_text
+from msgstore.jobs.inputs import SegmentInput
 
 
 @attrs.frozen

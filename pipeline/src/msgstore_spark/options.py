@@ -11,11 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 
-from msgstore.bulk.inputs import Found, SegmentInput, find_inputs
-from msgstore.bulk.tasks import TASK_SIZE, pack, pack_scans
-from msgstore.bulk.workers import installed
 from msgstore.contract import ConfigError
 from msgstore.contract.options import parse_size
+from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
+from msgstore.jobs.tasks import TASK_SIZE, pack, pack_scans
+from msgstore.jobs.workers import installed
 from msgstore.scan import bind_records
 
 RELATIONS = ("records", "damage", "segments")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from msgstore import hookimpl
-from msgstore.contract import BulkEngineDescriptor
+from msgstore.contract import JobRunnerDescriptor
 from msgstore_spark.engine_options import SparkOptions
 
 
 @hookimpl
-def msgstore_bulk_engines() -> list[BulkEngineDescriptor]:
+def msgstore_job_runners() -> list[JobRunnerDescriptor]:
     return [
-        BulkEngineDescriptor(
+        JobRunnerDescriptor(
             name="spark",
             contract=(2, 2),
-            factory="msgstore_spark.engine:SparkEngine",
+            factory="msgstore_spark.engine:SparkRunner",
             options=SparkOptions,
-            pays_from=10 * 2**30,
+            min_input_bytes=10 * 2**30,
             summary="Apache Spark: the processors of this machine, or of a cluster",
         ),
     ]

@@ -11,7 +11,7 @@ from pyspark import StatusTracker
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from msgstore.bulk.engine import Progress
+from msgstore.jobs.runner import Progress
 
 _EVERY = 0.2
 """Seconds."""

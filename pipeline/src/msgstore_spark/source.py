@@ -20,12 +20,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from msgstore.bulk.columns.batches import Wanted, damage_batch, record_batches, segments_batch, spans_batch
-from msgstore.bulk.columns.codecs import OpenCodec, open_codec
-from msgstore.bulk.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
-from msgstore.bulk.inputs import Found, SegmentInput
-from msgstore.bulk.reading.judging import judge
 from msgstore.contract import ConfigError
+from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch, spans_batch
+from msgstore.jobs.columns.codecs import OpenCodec, open_codec
+from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
+from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.reading.segment_check import judge
 from msgstore_spark.filters import push
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.settling import settle

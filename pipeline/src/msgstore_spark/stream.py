@@ -1,6 +1,6 @@
 """``spark.readStream.format("msgstore")``: the records of stores that are being written, at least once each.
 
-An offset names, for each file, the stretch that was read last (:mod:`msgstore.bulk.reading.following`). A batch that is run
+An offset names, for each file, the stretch that was read last (:mod:`msgstore.jobs.reading.tailing`). A batch that is run
 again after a failure reads the same ones; of a file that was changed since it reads nothing, and the next batch reads that file
 from its beginning. Records that a collector moves come again: ``dropDuplicates(["id"])`` where that matters.
 """
@@ -21,11 +21,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from msgstore.bulk.columns.batches import Wanted, record_batches
-from msgstore.bulk.columns.codecs import open_codec
-from msgstore.bulk.inputs import SegmentInput
-from msgstore.bulk.reading.following import UNSETTLED, Follower, Progress
-from msgstore.bulk.reading.judging import Stretch
+from msgstore.jobs.columns.batches import Wanted, record_batches
+from msgstore.jobs.columns.codecs import open_codec
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.reading.segment_check import SegmentRange
+from msgstore.jobs.reading.tailing import UNSETTLED, Follower, Progress
 from msgstore_spark.options import ReadOptions
 
 Offset = dict[str, dict[str, int]]
@@ -34,7 +34,7 @@ Offset = dict[str, dict[str, int]]
 class PartShare(InputPartition):
     """What one task of a micro-batch reads."""
 
-    def __init__(self, parts: tuple[tuple[SegmentInput, Stretch], ...]) -> None:
+    def __init__(self, parts: tuple[tuple[SegmentInput, SegmentRange], ...]) -> None:
         super().__init__(None)
         self.parts = parts
 
@@ -107,11 +107,11 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from record_batches(found, self._schema, Wanted(tuple(self._schema.names)), codec, stretch)
 
 
-def _until(progress: Progress, target: Stretch) -> Progress:
+def _until(progress: Progress, target: SegmentRange) -> Progress:
     """No further than ``target``; of a file that was rewritten since, nothing then, and the next run reads all of it."""
     if progress.stretch.end <= target.end:
         return progress
-    return attrs.evolve(progress, stretch=Stretch(progress.stretch.begin, target.end, target.crc32), mtime_ns=UNSETTLED)
+    return attrs.evolve(progress, stretch=SegmentRange(progress.stretch.begin, target.end, target.crc32), mtime_ns=UNSETTLED)
 
 
 def _as_offset(progress: Progress) -> dict[str, int]:
@@ -120,6 +120,6 @@ def _as_offset(progress: Progress) -> dict[str, int]:
 
 def _parsed(offset: Mapping[str, Mapping[str, int]]) -> dict[str, Progress]:
     return {
-        path: Progress(Stretch(one["begin"], one["end"], one["crc32"]), one["size"], one["mtime_ns"])
+        path: Progress(SegmentRange(one["begin"], one["end"], one["crc32"]), one["size"], one["mtime_ns"])
         for path, one in offset.items()
     }

@@ -29,11 +29,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from msgstore.bulk.columns.rows import check_columns, messages_of
-from msgstore.bulk.fresh.commit import Staging
-from msgstore.bulk.fresh.parts import Part, PartWriter, Target, check_bodies
 from msgstore.contract import ConfigError, StoreError
 from msgstore.contract.options import parse_size
+from msgstore.jobs.columns.rows import check_columns, messages_of
+from msgstore.jobs.output.commit import Staging
+from msgstore.jobs.output.parts import Part, PartWriter, Target, check_bodies
 
 OPTIONS = {
     "path": "where the store is to be",

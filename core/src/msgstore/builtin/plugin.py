@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgstore.builtin.options import HalfEmptyOptions, LocalOptions, RetentionOptions
-from msgstore.contract import BodyCodecDescriptor, BulkEngineDescriptor, Capability, GcPolicyDescriptor
+from msgstore.contract import BodyCodecDescriptor, Capability, GcPolicyDescriptor, JobRunnerDescriptor
 from msgstore.hookspecs import hookimpl
 
 
@@ -55,15 +55,15 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
 
 
 @hookimpl
-def msgstore_bulk_engines() -> list[BulkEngineDescriptor]:
+def msgstore_job_runners() -> list[JobRunnerDescriptor]:
     return [
-        BulkEngineDescriptor(
+        JobRunnerDescriptor(
             name="local",
             contract=(2, 2),
-            factory="msgstore.bulk.local.engine:LocalEngine",
+            factory="msgstore.jobs.local.runner:LocalRunner",
             options=LocalOptions,
             examples=({}, {"processes": 1}),
-            pays_from=0,
+            min_input_bytes=0,
             summary="the processors of this machine",
         ),
     ]

@@ -12,15 +12,15 @@ from typing import Any
 
 import attrs
 
-from msgstore.bulk.reports import SpanReport
-from msgstore.cli.agreement import Finding, contradictions
+from msgstore.cli.consistency import Finding, contradictions
 from msgstore.cli.stores import Target
 from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
 from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
-from msgstore.engine.settings import known_settings
+from msgstore.engine.open.settings import known_settings
 from msgstore.engine.store import Entry, Store
 from msgstore.files import Files
+from msgstore.jobs.reports import SpanReport
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans, scan_file
 
 

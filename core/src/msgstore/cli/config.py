@@ -14,7 +14,7 @@ from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
 from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError
 from msgstore.engine.backends import resolve
-from msgstore.engine.settings import known_settings
+from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from msgstore.bulk.jobs.diff import DiffReport, plan_diff
 from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
+from msgstore.jobs.diff import DiffReport, plan_diff
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import attrs
 import click
 
-from msgstore.bulk.engine import AUTO, BulkEngine, choose_engine, make_engine
 from msgstore.cli import output
+from msgstore.jobs.runner import AUTO, JobRunner, choose_engine, make_engine
 from msgstore.plugins.catalogue import Catalogue
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,7 +23,7 @@ class Wanted:
     master: str | None = None
     processes: int | None = None
 
-    def make(self, catalogue: Catalogue, size: int) -> BulkEngine:
+    def make(self, catalogue: Catalogue, size: int) -> JobRunner:
         """The engine for ``size`` bytes of input; what ``auto`` chose, and why, is said on standard error."""
         given = {"master": self.master, "processes": self.processes}
         given = {key: value for key, value in given.items() if value is not None}

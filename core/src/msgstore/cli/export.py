@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from msgstore.bulk.jobs.export import ExportReport, plan_export
 from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
+from msgstore.jobs.export import ExportReport, plan_export
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan.bindings import bind_records
 

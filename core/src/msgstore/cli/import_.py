@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from msgstore.bulk.jobs.importing import plan_import
 from msgstore.cli import engines, options, output
+from msgstore.jobs.importing import plan_import
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 

@@ -15,8 +15,8 @@ from msgstore.cli.checking import SegmentCheck, check_segments
 from msgstore.cli.scan import MAX_SPOTS, show_spots
 from msgstore.cli.stores import Target, find_store, find_stores
 from msgstore.contract import ConfigError
-from msgstore.engine.settings import known_settings
-from msgstore.engine.shutdown import Leftovers, last_v1_file
+from msgstore.engine.open.clean_marker import ShutdownFiles, last_v1_file
+from msgstore.engine.open.settings import known_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.scan import damaged_spans
@@ -85,7 +85,7 @@ def _facts(target: Target, store: Store) -> dict[str, Any]:
         "segments": stats.segments,
         "formats": dict(Counter(segment.format for segment in segments)),
         "last_v1_file": last_v1_file((segment.number, Path(segment.file).suffix) for segment in segments),
-        "client_refs": len(Leftovers.read(files, target.path).client_refs()),
+        "client_refs": len(ShutdownFiles.read(files, target.path).client_refs()),
         "recovery": {
             "how": recovery.how,
             "scanned": len(recovery.scanned),

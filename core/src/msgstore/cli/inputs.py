@@ -7,12 +7,12 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.bulk.inputs import no_segments, stores_beneath
-from msgstore.bulk.not_read import NotRead, find_not_read
 from msgstore.contract import PluginError, StoreError
 from msgstore.directory import SETTINGS, Settings, list_segments, read_settings
-from msgstore.engine.shutdown import CLEAN
+from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.files import Files
+from msgstore.jobs.inputs import no_segments, stores_beneath
+from msgstore.jobs.not_read import NotRead, find_not_read
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
 

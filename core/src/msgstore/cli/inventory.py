@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from msgstore.bulk.jobs.inventory import plan_inventory
-from msgstore.bulk.jobs.stock_report import InventoryReport, PolicyStock, SegmentStock, totals
 from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots, show_types
 from msgstore.contract import Damage
+from msgstore.jobs.inventory import plan_inventory
+from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, totals
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 

@@ -15,6 +15,7 @@ import click
 from click.exceptions import Exit
 
 import msgstore
+from msgstore.cli.compact import compact
 from msgstore.cli.config import config
 from msgstore.cli.demo import demo
 from msgstore.cli.diff import diff
@@ -22,7 +23,6 @@ from msgstore.cli.export import export
 from msgstore.cli.import_ import import_
 from msgstore.cli.info import info, verify
 from msgstore.cli.inventory import inventory
-from msgstore.cli.maintain import compact
 from msgstore.cli.map import map_
 from msgstore.cli.messages import get, ls, put, rm
 from msgstore.cli.migrate import migrate

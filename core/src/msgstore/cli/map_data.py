@@ -13,12 +13,12 @@ from typing import Any
 import attrs
 
 import msgstore
-from msgstore.bulk.jobs.planning import as_segment, picture_of, plans_of
+from msgstore.cli.downsampling import MAX_SPANS, Block, Piece, Thinner
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import KINDS, Live, Span, spans
-from msgstore.cli.thinning import MAX_SPANS, Block, Piece, Thinner
 from msgstore.contract import MsgStoreError, RecordTypeDescriptor
-from msgstore.engine.segments import Segment
+from msgstore.engine.segment.segments import Segment
+from msgstore.jobs.policy_forecast import as_segment, picture_of, plans_of
 from msgstore.scan import FormatSet, SegmentReport
 
 MAX_SPOTS = 200

@@ -13,7 +13,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.stores import find_place, find_store
+from msgstore.cli.stores import find_store, resolve_store
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
 from msgstore.engine.store import Entry, Store
 from msgstore.scan import Described, describe
@@ -165,7 +165,7 @@ def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcou
     Examples:
       msgstore put data/orders 00112233445566778899aabbccddeeff < body
     """
-    target = find_place(store, config_file, adopt=adopt)
+    target = resolve_store(store, config_file, adopt=adopt)
     if sys.stdin is None:
         raise output.closed("standard input")
     body = sys.stdin.buffer.read()

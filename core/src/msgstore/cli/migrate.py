@@ -10,21 +10,21 @@ from pathlib import Path
 import attrs
 import click
 
-from msgstore.bulk.fresh.beside import working_directory
-from msgstore.bulk.fresh.commit import check_destination
-from msgstore.bulk.jobs.salvage import plan_salvage
 from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.checking import found_damage
-from msgstore.cli.maintain import report
+from msgstore.cli.compact import report
 from msgstore.cli.salvage import emit, show
-from msgstore.cli.stores import Target, find_place, find_store
+from msgstore.cli.stores import Target, find_store, resolve_store
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS
 from msgstore.engine.backends import resolve
-from msgstore.engine.settings import known_settings
-from msgstore.engine.shutdown import SAVED_COUNTS
+from msgstore.engine.open.clean_marker import SAVED_COUNTS
+from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
+from msgstore.jobs.output.commit import check_destination
+from msgstore.jobs.output.staging_directory import working_directory
+from msgstore.jobs.salvage import plan_salvage
 
 
 @click.command()
@@ -59,7 +59,7 @@ def migrate(
       msgstore migrate msg_store_persistent fresh --to v2 --refcounts counts.csv --processes 8
     """
     if destination is not None:
-        _copy(find_place(store, config_file), destination, to_format, refcounts_file, wanted, as_json=as_json)
+        _copy(resolve_store(store, config_file), destination, to_format, refcounts_file, wanted, as_json=as_json)
         return
     target = find_store(store, config_file, adopt=adopt)
     if wanted != engines.Wanted():

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import click
 
-from msgstore.bulk.not_read import NotRead
 from msgstore.cli import output
+from msgstore.jobs.not_read import NotRead
 
 NOT_READ = 3
 """Exit code: nothing is damaged, but something was recognised and not read."""

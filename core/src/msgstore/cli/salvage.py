@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from msgstore.bulk.jobs.salvage import plan_salvage
-from msgstore.bulk.reports import SETTINGS_DAMAGED, InputReport, SalvageReport
 from msgstore.cli import engines, not_read, options, output
 from msgstore.cli.scan import show_spots
 from msgstore.contract import Damage
+from msgstore.jobs.reports import SETTINGS_DAMAGED, InputReport, SalvageReport
+from msgstore.jobs.salvage import plan_salvage
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import attrs
 import click
 
-from msgstore.bulk.workers import is_valid
 from msgstore.cli import not_read, options, output
 from msgstore.cli.inputs import Input, Inputs
 from msgstore.config import structure
 from msgstore.contract import BodyCodec, Damage
 from msgstore.files import Files
+from msgstore.jobs.workers import is_valid
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore.scan.bindings import OWN_RECORD, bind_records

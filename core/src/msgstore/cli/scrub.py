@@ -19,7 +19,7 @@ from msgstore.cli.stores import Target, find_store
 from msgstore.contract import Damage
 from msgstore.directory import SETTINGS
 from msgstore.engine.backends import resolve
-from msgstore.engine.settings import known_settings
+from msgstore.engine.open.settings import known_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files
 

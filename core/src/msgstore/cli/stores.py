@@ -8,17 +8,17 @@ from typing import Literal
 
 import attrs
 
-from msgstore.bulk.inputs import no_segments, stores_beneath
-from msgstore.bulk.not_read import NotRead, find_not_read
 from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config
 from msgstore.contract import Duration, StoreError
 from msgstore.directory import SETTINGS, list_segments
 from msgstore.engine.backends import resolve
+from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.engine.opening import Live, open_configured, remembered_config
-from msgstore.engine.shutdown import CLEAN
 from msgstore.engine.store import Store
 from msgstore.files import Files
+from msgstore.jobs.inputs import no_segments, stores_beneath
+from msgstore.jobs.not_read import NotRead, find_not_read
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
@@ -44,7 +44,7 @@ class Target:
 def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
     """One that is there. Raises ConfigError, PluginError, and StoreError for a directory that is none: of that there is nothing
     to be shown, and that it has no damage would be said of any directory."""
-    target = find_place(store, config_file, adopt=adopt)
+    target = resolve_store(store, config_file, adopt=adopt)
     directory = target.path
     if directory.is_dir() and not any((directory / name).exists() for name in (SETTINGS, CLEAN)):
         formats = resolve(target.config, target.catalogue, None).formats
@@ -55,7 +55,7 @@ def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> 
 
 def find_stores(store: str, config_file: Path | None) -> tuple[list[Target], tuple[NotRead, ...]]:
     """The store; or those in a broker's directory, and what else was recognised there. Raises as ``find_store`` does."""
-    target = find_place(store, config_file)
+    target = resolve_store(store, config_file)
     top = target.path
     if top.is_dir() and not any((top / name).exists() for name in (SETTINGS, CLEAN)):
         formats = resolve(target.config, target.catalogue, None).formats
@@ -71,7 +71,7 @@ def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
     return remembered_config(path) if (path / SETTINGS).exists() else attrs.evolve(config, path=path)
 
 
-def find_place(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
+def resolve_store(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
     """A store, or where one can be made. ``adopt``: a broker's directory may be changed. Raises ConfigError, PluginError, and
     StoreError for a directory that is not there."""
     if config_file is not None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from msgstore.cli import options, output
-from msgstore.cli.looking import Change, Look, Observer
+from msgstore.cli.directory_snapshot import Change, Look, Observer
 from msgstore.cli.stores import Target, find_store
 from msgstore.files import Files
 

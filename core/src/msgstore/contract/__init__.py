@@ -8,7 +8,6 @@ from msgstore.contract import events
 from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, BodyCodecWithLimit, StoredBody
 from msgstore.contract.buffers import Buffer
 from msgstore.contract.descriptors import Capability, Descriptor, NoOptions
-from msgstore.contract.engines import BulkEngineDescriptor
 from msgstore.contract.errors import (
     BodyRefused,
     BrokenPlugin,
@@ -41,7 +40,7 @@ from msgstore.contract.formats import (
     SegmentScan,
     TrailingFormat,
 )
-from msgstore.contract.indexes import RESCUED_KEY, FileOperations, Index, IndexContext, IndexDescriptor, Released
+from msgstore.contract.indexes import RESCUED_KEY, FileOperations, Index, IndexContext, IndexDescriptor, ReleaseResult
 from msgstore.contract.options import Duration, Size
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
 from msgstore.contract.records import (
@@ -52,6 +51,7 @@ from msgstore.contract.records import (
     RecordTypeDescriptor,
     RecordTypeWithFields,
 )
+from msgstore.contract.runners import JobRunnerDescriptor
 from msgstore.contract.version import CONTRACT_VERSION, is_compatible
 
 __all__ = [
@@ -66,7 +66,6 @@ __all__ = [
     "BoundRecord",
     "BrokenPlugin",
     "Buffer",
-    "BulkEngineDescriptor",
     "Capability",
     "Columns",
     "Combine",
@@ -88,6 +87,7 @@ __all__ = [
     "Index",
     "IndexContext",
     "IndexDescriptor",
+    "JobRunnerDescriptor",
     "MessageNotFound",
     "MessageTooLarge",
     "Migrate",
@@ -101,7 +101,7 @@ __all__ = [
     "RecordType",
     "RecordTypeDescriptor",
     "RecordTypeWithFields",
-    "Released",
+    "ReleaseResult",
     "SegmentFormat",
     "SegmentFormatDescriptor",
     "SegmentScan",

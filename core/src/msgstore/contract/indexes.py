@@ -31,7 +31,7 @@ A complete one, without persistence::
                 if refs > 1: self._entries[id] = (at, refs - 1)
                 elif refs == 1: freed.append((id, self._entries.pop(id)[0]))
                 else: missing.append(id)
-            return Released(freed, missing)
+            return ReleaseResult(freed, missing)
         def relocate(self, ids, old, new):
             hits = [(i, n) for i, o, n in zip(ids, old, new) if self.get(i) == o]
             self._entries.update((i, (n, self._entries[i][1])) for i, n in hits)
@@ -105,7 +105,7 @@ class IndexContext:
 
 
 @attrs.define  # not frozen: made once a removal, and freezing would cost a third of it
-class Released:
+class ReleaseResult:
     """What :meth:`Index.release` did."""
 
     freed: list[tuple[bytes, int]]
@@ -159,7 +159,7 @@ class Index(Protocol):
         """One more reference, if there is an entry. Called for each write."""
         ...
 
-    def release(self, ids: Sequence[bytes]) -> Released:
+    def release(self, ids: Sequence[bytes]) -> ReleaseResult:
         """One reference less for each, at once for the batch; an id may occur more than once. If it raises OSError, nothing
         was released."""
         ...

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 UNFINISHED = ".tmp"
 """Behind the name of a file that is not complete yet. No start reads it."""
-DOOMED = ".erase"
+ERASE_SUFFIX = ".erase"
 """Behind the name of a deleted segment whose bytes still have to be overwritten."""
 HINT = ".hint"
 """Of the file that says which records stand in a segment."""
 
 RESERVED = (
-    UNFINISHED, DOOMED, HINT,
+    UNFINISHED, ERASE_SUFFIX, HINT,
     ".damaged", ".dot", ".ets", ".json", ".lock", ".mdb", ".snapshot", ".toml",  # of a directory, and of its index
     ".csv", ".jsonl", ".ndjson", ".parquet",  # what jobs read and write
 )  # fmt: skip

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from msgstore.contract import StoreClosed, StoreIOError
-from msgstore.engine.intake import Entry
+from msgstore.engine.write.write_buffer import Entry
 
 if TYPE_CHECKING:
     from msgstore.engine.store import Store

@@ -10,7 +10,7 @@ import weakref
 from typing import Protocol
 
 
-class Owned(Protocol):
+class ForkAware(Protocol):
     """What belongs to the process that made it."""
 
     def disown(self) -> None:
@@ -18,10 +18,10 @@ class Owned(Protocol):
         ...
 
 
-_open: weakref.WeakSet[Owned] = weakref.WeakSet()
+_open: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
-def watch(owned: Owned) -> None:
+def watch(owned: ForkAware) -> None:
     """A child that this process forks finds it disowned: a store closed, a lock let go."""
     _open.add(owned)
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreLocked
-from msgstore.engine.following import Following, View
 from msgstore.engine.live_store import LiveStore
-from msgstore.engine.lock import check_no_writer
-from msgstore.engine.recovery import Progress
-from msgstore.engine.startup import open_parts, parts_beside
+from msgstore.engine.open.recovery import Progress
+from msgstore.engine.open.startup import open_parts, parts_beside
+from msgstore.engine.read.writer_tracker import View, WriterTracker
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
+from msgstore.writer_lock import check_no_writer
 
 _NOT_NOTED = "it was opened without being noted anywhere. Open it again"
 _ATTEMPTS = 20
@@ -36,7 +36,7 @@ def open_live(
         raise StoreError(f"{config.path}: there is no such directory")
     counts = None if refcounts is None else list(refcounts)
     for _ in range(_ATTEMPTS):
-        following = Following(config, catalogue, files)
+        following = WriterTracker(config, catalogue, files)
         try:
             store = _open(config, catalogue, files, following, counts, progress, follow=follow)
         except BaseException:
@@ -52,7 +52,7 @@ def _open(
     config: StoreConfig,
     catalogue: Catalogue,
     files: Files,
-    following: Following,
+    following: WriterTracker,
     counts: Iterable[tuple[bytes, int]] | None,
     progress: Progress | None,
     *,
@@ -87,7 +87,7 @@ def _open(
     return store
 
 
-def _beside(config: StoreConfig, catalogue: Catalogue, files: Files, following: Following) -> LiveStore:
+def _beside(config: StoreConfig, catalogue: Catalogue, files: Files, following: WriterTracker) -> LiveStore:
     parts = parts_beside(config, catalogue, files)
     store = LiveStore(config, parts, following, files)
     try:

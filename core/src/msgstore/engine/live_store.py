@@ -10,12 +10,12 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import SegmentStats, StoreError
 from msgstore.directory import segment_number
-from msgstore.engine.checkpoint import Row, rows
-from msgstore.engine.following import Following, View
-from msgstore.engine.live_reader import LiveReader
-from msgstore.engine.recovery import Recovery
-from msgstore.engine.segments import io_errors
-from msgstore.engine.startup import Parts
+from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.open.startup import Parts
+from msgstore.engine.read.live_reader import LiveReader
+from msgstore.engine.read.writer_tracker import View, WriterTracker
+from msgstore.engine.segment.segments import io_errors
+from msgstore.engine.state.checkpoint import Row, rows
 from msgstore.engine.store import Entry, Store, StoreStats
 from msgstore.files import Files
 from msgstore.scan import FormatSet, WholeRecord
@@ -29,7 +29,7 @@ class LiveStore(Store):
     it shows what its opening has recovered, unconfirmed records included.
     """
 
-    def __init__(self, config: StoreConfig, parts: Parts, following: Following, files: Files) -> None:
+    def __init__(self, config: StoreConfig, parts: Parts, following: WriterTracker, files: Files) -> None:
         super().__init__(config, parts, "r")
         self._following = following
         self._index = parts.writer.index

@@ -14,11 +14,11 @@ from msgstore.config import Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
 from msgstore.directory import DamagedSettings, Settings, read_settings
 from msgstore.engine.backends import can_be_read_live
+from msgstore.engine.events.statistics import statistics_of
 from msgstore.engine.live_opening import open_live
-from msgstore.engine.recovery import Progress
-from msgstore.engine.settings import rebuild_settings
-from msgstore.engine.startup import open_parts
-from msgstore.engine.statistics import statistics_of
+from msgstore.engine.open.recovery import Progress
+from msgstore.engine.open.settings import rebuild_settings
+from msgstore.engine.open.startup import open_parts
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -78,7 +78,7 @@ def open_configured(
     except StoreLocked as error:
         raise (_with_a_hint(error, catalogue) if mode == "r" and live != "never" else error) from error.__cause__
     store = Store(config, parts, mode)
-    parts.segments.happenings.opened(
+    parts.segments.telemetry.opened(
         mode=mode,
         index=config.index.name,
         form=config.format.name,

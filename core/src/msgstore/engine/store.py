@@ -16,17 +16,17 @@ from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed
 from msgstore.contract.locations import unpack
 from msgstore.engine import forking
 from msgstore.engine.client import Client, OnConfirm
-from msgstore.engine.collected import Collected
-from msgstore.engine.collection import Collection
-from msgstore.engine.collector import Collector
-from msgstore.engine.counters import Counters
-from msgstore.engine.flusher import Flusher
-from msgstore.engine.marker import publish_clean, save_clean
-from msgstore.engine.recovery import Recovery
-from msgstore.engine.segments import io_errors
-from msgstore.engine.startup import Parts
+from msgstore.engine.compact.background_collector import BackgroundCollector
+from msgstore.engine.compact.collection_result import CollectionResult
+from msgstore.engine.compact.garbage_collector import GarbageCollector
+from msgstore.engine.events.counters import Counters
+from msgstore.engine.open.clean_stop import publish_clean, save_clean
+from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.open.startup import Parts
+from msgstore.engine.segment.segments import io_errors
 from msgstore.engine.unclosed import watch_for_close
-from msgstore.engine.writer import check_id
+from msgstore.engine.write.flusher import Flusher
+from msgstore.engine.write.writer import check_id
 from msgstore.scan import WholeRecord
 
 Mode = Literal["rw", "r"]
@@ -100,10 +100,10 @@ class Store:
         self._closed = False
         self._ledger = parts.writer.ledger
         self._found = len(parts.writer.index) if mode == "rw" else 0
-        self._collection = Collection(parts.writer)
+        self._collection = GarbageCollector(parts.writer)
         self._numbers = count(1)
         gc_interval = config.gc_interval if mode == "rw" else 0
-        self._collector = Collector(self._collection, self._ledger, gc_interval, config.file_size_limit)
+        self._collector = BackgroundCollector(self._collection, self._ledger, gc_interval, config.file_size_limit)
         self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
         self._disowned = False
         self._unclosed = watch_for_close(self, config.path, parts.writer.intake.pending, parts.writer.unconfirmed)
@@ -160,7 +160,7 @@ class Store:
                 self._writer.settle(hints=True)
         self._writer.refusals.raise_once()
 
-    def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[Collected]:
+    def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[CollectionResult]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
 
         The current segment is left alone. Segments in which damage is found are left as they are, and say so.
@@ -168,7 +168,7 @@ class Store:
         with self._collection.locks_kept():
             return self._collection.collect(everything=everything, progress=progress)
 
-    def migrate(self, *, progress: Progress | None = None) -> list[Collected]:
+    def migrate(self, *, progress: Progress | None = None) -> list[CollectionResult]:
         """Rewrite every segment of an older format in the store's own, and delete the old ones. Returns what was done."""
         with self._collection.locks_kept():
             return self._collection.migrate(progress)
@@ -196,11 +196,11 @@ class Store:
 
     def _counters(self) -> Counters:
         """As of now. What was removed is calculated: to count it would cost something a message."""
-        happenings = self._segments.happenings
-        now = happenings.counters
+        telemetry = self._segments.telemetry
+        now = telemetry.counters
         come = self._found + now.written_messages + now.revived_messages
         gone = come - len(self._writer.index) - now.dropped_messages if self.mode == "rw" else 0
-        return attrs.evolve(now, removed_messages=gone, observer_failures=happenings.announcer.failures)
+        return attrs.evolve(now, removed_messages=gone, observer_failures=telemetry.dispatcher.failures)
 
     def segments(self) -> list[SegmentStats]:
         """Every segment, in number order."""
@@ -344,7 +344,7 @@ class Store:
         with ExitStack() as stack:  # every one of them, even if one fails
             self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
             self._writer.intake.clear()  # or a read would still find what was never written
-            stack.callback(self._segments.happenings.closed, how)
+            stack.callback(self._segments.telemetry.closed, how)
             if self._parts.lock:
                 stack.callback(self._parts.lock.release)
             stack.callback(self._segments.close)
@@ -356,7 +356,7 @@ class Store:
             self._flusher.stop(wait=wait)
         self._collector.stop(wait=wait)
         if wait:
-            self._segments.happenings.announcer.wait()
+            self._segments.telemetry.dispatcher.wait()
 
     def __enter__(self) -> Store:
         return self

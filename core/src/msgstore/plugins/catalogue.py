@@ -19,7 +19,6 @@ from msgstore.contract import (
     BodyCodec,
     BodyCodecDescriptor,
     BrokenPlugin,
-    BulkEngineDescriptor,
     Capability,
     ConfigError,
     Descriptor,
@@ -29,6 +28,7 @@ from msgstore.contract import (
     IncompatiblePlugin,
     Index,
     IndexDescriptor,
+    JobRunnerDescriptor,
     MsgStoreError,
     PluginError,
     RecordType,
@@ -114,8 +114,8 @@ class Catalogue:
         """Return the name of the body codec of a broker that stores bodies which begin like ``stored``, installed or not."""
         return _KNOWN_BODIES.get(stored[:2])
 
-    def bulk_engine(self, name: str) -> BulkEngineDescriptor:
-        return self._resolve(BulkEngineDescriptor, "engine", name)
+    def bulk_engine(self, name: str) -> JobRunnerDescriptor:
+        return self._resolve(JobRunnerDescriptor, "engine", name)
 
     def strangers(self, selected: Iterable[tuple[str, Descriptor]]) -> dict[str, str]:
         """``kind name`` to distribution, of those of ``selected`` that core could not name if they were missing."""

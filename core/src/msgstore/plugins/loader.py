@@ -19,10 +19,10 @@ import pluggy
 from msgstore import hookspecs
 from msgstore.contract import (
     BodyCodecDescriptor,
-    BulkEngineDescriptor,
     Descriptor,
     GcPolicyDescriptor,
     IndexDescriptor,
+    JobRunnerDescriptor,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
     events,
@@ -34,7 +34,7 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "index": ("msgstore_indexes", IndexDescriptor),
     "gc": ("msgstore_gc_policies", GcPolicyDescriptor),
     "body": ("msgstore_body_codecs", BodyCodecDescriptor),
-    "engine": ("msgstore_bulk_engines", BulkEngineDescriptor),
+    "engine": ("msgstore_job_runners", JobRunnerDescriptor),
 }
 """Kinds of backend, by the configuration key or the option that selects one: (hook, class of its descriptors)."""
 

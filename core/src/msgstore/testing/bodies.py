@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msgstore.contract import BodyCodec, Capability, MessageTooLarge, RecordError, StoredBody
-from msgstore.testing.beside import BetweenLines, at_once, long_body
+from msgstore.testing.concurrency import BetweenLines, at_once, long_body
 from msgstore.testing.data import tried
 from msgstore.testing.guard import KitTests
 from msgstore.testing.limits import is_linear, peak_of, within

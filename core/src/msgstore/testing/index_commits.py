@@ -10,11 +10,11 @@ import pytest
 
 from msgstore.contract import Capability, Index
 from msgstore.files import Files
-from msgstore.testing import killed
-from msgstore.testing.beside import together
+from msgstore.testing import crash_process as killed
+from msgstore.testing.concurrency import together
 from msgstore.testing.faults import FailingFiles, RecordingFiles, StoppingFiles, crash_points, stopped
 from msgstore.testing.guard import KitTests
-from msgstore.testing.index_places import (
+from msgstore.testing.index_fixtures import (
     FIRST,
     IDS,
     LATER,

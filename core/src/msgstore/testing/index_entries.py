@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from msgstore.contract import Index, Released
+from msgstore.contract import Index, ReleaseResult
 from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack
-from msgstore.testing.beside import BetweenLines, Versions, together
+from msgstore.testing.concurrency import BetweenLines, Versions, together
 from msgstore.testing.data import tried
 from msgstore.testing.guard import KitTests
-from msgstore.testing.index_model import IndexAgainstDictionary
-from msgstore.testing.index_places import (
+from msgstore.testing.index_fixtures import (
     FIRST,
     IDS,
     LATER,
@@ -34,6 +33,7 @@ from msgstore.testing.index_places import (
     entries_of,
     some_ids,
 )
+from msgstore.testing.index_model import IndexAgainstDictionary
 from msgstore.testing.subjects import Subject
 
 A, B, C, D = IDS[:4]
@@ -146,7 +146,7 @@ class EntryTests(KitTests):
         assert index.add_reference(B) is False
         for msg_id in (bytes(16), b"\xff" * 16):
             assert index.get(msg_id) is None
-        assert index.release([]) == Released([], [])
+        assert index.release([]) == ReleaseResult([], [])
         index.enter([], [])
         assert index.relocate([], [], []) == 0
         index.close(None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from msgstore.contract import Capability
-from msgstore.testing import killed
+from msgstore.testing import crash_process as killed
 from msgstore.testing.guard import KitTests
-from msgstore.testing.index_places import NOTHING, Place, Saved, agree, entries_of
+from msgstore.testing.index_fixtures import NOTHING, Place, Saved, agree, entries_of
 
 
 class LiveTests(KitTests):

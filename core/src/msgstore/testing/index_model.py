@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from msgstore.contract import Capability, Index
 from msgstore.testing.faults import FailingFiles
-from msgstore.testing.index_places import (
+from msgstore.testing.index_fixtures import (
     IDS,
     LOCATIONS,
     NOTHING,

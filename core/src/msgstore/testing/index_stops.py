@@ -10,7 +10,7 @@ import pytest
 from msgstore.contract import Capability
 from msgstore.testing.faults import FailingFiles, RecordingFiles, listing
 from msgstore.testing.guard import KitTests
-from msgstore.testing.index_places import (
+from msgstore.testing.index_fixtures import (
     FIRST,
     IDS,
     LATER,

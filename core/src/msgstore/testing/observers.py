@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from msgstore.contract import events
-from msgstore.engine.announcing import PATIENCE
+from msgstore.engine.events.event_dispatcher import PATIENCE
 from msgstore.plugins.loader import EVENT_HOOKS, Observer
 from msgstore.testing.guard import KitTests
 from msgstore.testing.stores import Stores

@@ -113,7 +113,7 @@ class _Kit:
 
         self._tests = {item.nodeid for item in session.items if getattr(item, "cls", None) in self._classes}
         if (self._tests or self._subjects) and not session.config.option.collectonly:
-            from msgstore.testing.left_out import modules_of_kit, not_collected
+            from msgstore.testing.deselected import modules_of_kit, not_collected
 
             self._left_out += modules_of_kit(self._ignored, session.config)
             self._left_out += not_collected(self._subjects, self._collected)
@@ -159,7 +159,7 @@ class _Kit:
         if self._unproven:
             terminalreporter.line(f"skipped or expected to fail, so the run has failed: {', '.join(sorted(self._unproven))}")
         if self._left_out:
-            from msgstore.testing.left_out import summary
+            from msgstore.testing.deselected import summary
 
             for line in summary(self._left_out, self._partial):
                 terminalreporter.line(line)

@@ -25,7 +25,7 @@ from msgstore.contract import (
     IndexContext,
     IndexDescriptor,
     RecordError,
-    Released,
+    ReleaseResult,
     SegmentFormatDescriptor,
     SegmentScan,
 )
@@ -86,7 +86,7 @@ class ReferenceIndex:
         self._entries[msg_id] = at, count + 1
         return True
 
-    def release(self, ids: Sequence[bytes]) -> Released:
+    def release(self, ids: Sequence[bytes]) -> ReleaseResult:
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
         for msg_id in ids:
@@ -98,7 +98,7 @@ class ReferenceIndex:
                 freed.append((msg_id, at))
             else:
                 missing.append(msg_id)
-        return Released(freed, missing)
+        return ReleaseResult(freed, missing)
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
         hits = [(msg_id, to) for msg_id, at, to in zip(ids, old, new, strict=True) if self.get(msg_id) == at]

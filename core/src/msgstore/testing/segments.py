@@ -9,7 +9,7 @@ import attrs
 
 from msgstore.contract import Buffer, Columns, FormatContext, SegmentFormat, SegmentScan
 from msgstore.contract.formats import EndState, HeaderState
-from msgstore.testing.beside import ROUNDS, at_once, long_body
+from msgstore.testing.concurrency import ROUNDS, at_once, long_body
 from msgstore.testing.data import Batch, numbered
 from msgstore.testing.subjects import Subject
 

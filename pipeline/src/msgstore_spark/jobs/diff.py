@@ -10,9 +10,9 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.bulk.inputs import Found, SegmentInput
-from msgstore.bulk.jobs.diff import DIGEST, KINDS, DiffJob, DiffReport, Digests, Side, digest, side_of
-from msgstore.bulk.tasks import pack
+from msgstore.jobs.diff import DIGEST, KINDS, DiffJob, DiffReport, Digests, Side, digest, side_of
+from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.tasks import pack
 from msgstore_spark.tasks import map_tasks
 
 _READ = "rank long, place long, id binary, digest binary, damage binary"

@@ -9,8 +9,8 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from msgstore.bulk.jobs.export import Exported, ExportJob, ExportReport, Task, export_task
-from msgstore.bulk.jobs.export import export as export_with
+from msgstore.jobs.export import Exported, ExportJob, ExportReport, Task, export_task
+from msgstore.jobs.export import export as export_with
 from msgstore_spark.tasks import map_tasks
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from msgstore.bulk.fresh.parts import Part
-from msgstore.bulk.jobs import importing
-from msgstore.bulk.jobs.importing import ImportJob, ImportReport, Share
+from msgstore.jobs import importing
+from msgstore.jobs.importing import ImportJob, ImportReport, Share
+from msgstore.jobs.output.parts import Part
 from msgstore_spark.tasks import map_tasks
 
 

@@ -13,10 +13,10 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.bulk.inputs import SegmentInput
-from msgstore.bulk.jobs.inventory import InventoryJob, Stock, report_of, take_stock
-from msgstore.bulk.jobs.stock_report import InventoryReport
-from msgstore.bulk.tasks import pack
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.inventory import InventoryJob, ScannedSegment, report_of, scan_for_inventory
+from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.tasks import pack
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import map_tasks
 
@@ -45,7 +45,7 @@ def inventory(spark: SparkSession, job: InventoryJob) -> InventoryReport:
 def _read(_: int, task: Iterable[SegmentInput], with_ids: bool) -> Iterator[pa.RecordBatch]:
     """A row for each record, if ids are wanted; last, one for the segment."""
     for item in task:
-        stock = take_stock(item, with_ids=with_ids)
+        stock = scan_for_inventory(item, with_ids=with_ids)
         if stock is not None and stock.ids:
             yield _of_records(item.rank, stock)
         told = pickle.dumps(None if stock is None else attrs.evolve(stock, ids=b"", sizes=array("Q")))
@@ -53,7 +53,7 @@ def _read(_: int, task: Iterable[SegmentInput], with_ids: bool) -> Iterator[pa.R
         yield pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, _ARROW, strict=True)], schema=_ARROW)
 
 
-def _of_records(rank: int, stock: Stock) -> pa.RecordBatch:
+def _of_records(rank: int, stock: ScannedSegment) -> pa.RecordBatch:
     count = len(stock.sizes)
     ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(stock.ids)]).cast(pa.binary())
     sizes = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(stock.sizes)])

@@ -18,15 +18,15 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from msgstore.bulk.columns.ids import of_any_length
-from msgstore.bulk.columns.sums import Sums
-from msgstore.bulk.fresh.datasets import Writer, dataset
-from msgstore.bulk.inputs import SegmentInput
-from msgstore.bulk.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_records, write
-from msgstore.bulk.jobs.deltas import SCHEMA, Share, count_changes, read_share, weight
-from msgstore.bulk.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
-from msgstore.bulk.reading.good import read_good
-from msgstore.bulk.tasks import pack
+from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_records, write
+from msgstore.jobs.columns.ids import of_any_length
+from msgstore.jobs.columns.sums import Sums
+from msgstore.jobs.deltas import SCHEMA, Share, count_changes, read_share, weight
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.output.datasets import Writer, dataset
+from msgstore.jobs.reading.intact_records import read_intact
+from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
+from msgstore.jobs.tasks import pack
 from msgstore_spark.tasks import map_tasks
 
 _ROWS = "id binary, number long, record boolean"
@@ -58,7 +58,7 @@ def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
 
 def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
     for item in task:
-        good = read_good(item)
+        good = read_intact(item)
         yield from _rows(rows_of_records(good), "size", is_record=True)
         yield _say(("segment", item.rank), good.damage)
 

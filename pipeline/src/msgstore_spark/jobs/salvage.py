@@ -15,19 +15,19 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.bulk.fresh.commit import Staging
-from msgstore.bulk.fresh.parts import Part
-from msgstore.bulk.inputs import SegmentInput
-from msgstore.bulk.jobs.salvage import Examined, Picks, SalvageJob, check_complete, copy, examine, report_of
-from msgstore.bulk.reports import InputReport, SalvageReport
 from msgstore.contract import Columns, Damage
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.output.commit import Staging
+from msgstore.jobs.output.parts import Part
+from msgstore.jobs.reports import InputReport, SalvageReport
+from msgstore.jobs.salvage import ExaminedSegment, SalvageJob, Selection, check_complete, copy, examine, report_of
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import absolute, map_tasks
 
 _NAMED = 5
 """Missing ids that an error names."""
 RECORD, INPUT = 0, 1
-Told = Mapping[int, tuple[int, Examined]]
+Told = Mapping[int, tuple[int, ExaminedSegment]]
 """Rank to what was found in a segment: bytes of good records, and the rest without them."""
 _EXAMINED = "kind tinyint, rank long, offset long, size long, id binary, recovered boolean, input binary"
 _ARROW = pa.schema(
@@ -79,7 +79,7 @@ def _examine_all(_: int, task: Iterable[SegmentInput], job: SalvageJob) -> Itera
         yield pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, _ARROW, strict=True)], schema=_ARROW)
 
 
-def _of_records(rank: int, found: Examined) -> pa.RecordBatch:
+def _of_records(rank: int, found: ExaminedSegment) -> pa.RecordBatch:
     """The columns are viewed as they are."""
     columns, count = found.records, len(found.records)
     ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(columns.ids)]).cast(pa.binary())
@@ -112,12 +112,12 @@ def _copy_all(number: int, picked: pa.Table, task: Iterable[Seen], job: SalvageJ
     return pa.table({"part": pa.array([pickle.dumps(part)], pa.binary())})
 
 
-def _picks(task: Iterable[Seen], picked: pa.Table) -> Iterator[Picks]:
+def _picks(task: Iterable[Seen], picked: pa.Table) -> Iterator[Selection]:
     for item, crc32 in task:
         rows = picked.filter(pc.equal(picked["rank"], item.rank))
         if rows.num_rows:
             ids = b"".join(rows["id"].to_pylist())
-            yield Picks(item, crc32, ids, array("Q", rows["offset"].to_pylist()), array("Q", rows["size"].to_pylist()))
+            yield Selection(item, crc32, ids, array("Q", rows["offset"].to_pylist()), array("Q", rows["size"].to_pylist()))
 
 
 # -- what is shuffled -------------------------------------------------------------------------------------------------------

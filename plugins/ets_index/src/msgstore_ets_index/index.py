@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
-from msgstore.contract import IndexContext, Released
+from msgstore.contract import IndexContext, ReleaseResult
 from msgstore_ets_index import snapshot
 
 _log = logging.getLogger("msgstore.index")
@@ -82,7 +82,7 @@ class EtsIndex:
         self._counts[msg_id] = self._counts.get(msg_id, 1) + 1
         return True
 
-    def release(self, ids: Sequence[bytes]) -> Released:
+    def release(self, ids: Sequence[bytes]) -> ReleaseResult:
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
         counts, pop = self._counts, self._entries.pop
@@ -93,7 +93,7 @@ class EtsIndex:
                 freed.append((msg_id, location))
             else:
                 missing.append(msg_id)
-        return Released(freed, missing)
+        return ReleaseResult(freed, missing)
 
     def _release_shared(self, msg_id: bytes) -> None:
         left = self._counts[msg_id] - 1

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
-from msgstore.contract import RESCUED_KEY, IndexContext, Released
+from msgstore.contract import RESCUED_KEY, IndexContext, ReleaseResult
 from msgstore_lmdb_index import rescue, unsynced
 from msgstore_lmdb_index.environment import Environment
 from msgstore_lmdb_index.errors import DamagedError, Errors
@@ -218,7 +218,7 @@ class LmdbIndex:
             self._slots[msg_id] = slot + 1
         return slot != 0
 
-    def release(self, ids: Sequence[bytes]) -> Released:
+    def release(self, ids: Sequence[bytes]) -> ReleaseResult:
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
         newest, find = self._slots, self._slot
@@ -237,7 +237,7 @@ class LmdbIndex:
             self._take_back(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))
             raise
         self._newest.gained -= len(freed)
-        return Released(freed, missing)
+        return ReleaseResult(freed, missing)
 
     def _take_back(self, released: Mapping[bytes, int], freed: Mapping[bytes, int]) -> None:
         """Return so many references to each id; ``freed`` has the locations of those that lost their last one."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import attrs
 
 from foreign_backends.database import DamagedError, Database
-from msgstore.contract import IndexContext, Released
+from msgstore.contract import IndexContext, ReleaseResult
 
 _log = logging.getLogger("msgstore.index")
 
@@ -154,7 +154,7 @@ class SqliteIndex:
             self._layers[0].slots[msg_id] = slot + 1
         return slot != 0
 
-    def release(self, ids: Sequence[bytes]) -> Released:
+    def release(self, ids: Sequence[bytes]) -> ReleaseResult:
         """SQLite is asked for all of them first: if it raises, nothing has changed."""
         slots = {msg_id: self._slot(msg_id) for msg_id in ids}
         freed: list[tuple[bytes, int]] = []
@@ -170,7 +170,7 @@ class SqliteIndex:
                 freed.append((msg_id, slot >> _COUNT_BITS))
         gone = set(missing) - {msg_id for msg_id, _ in freed}
         self._layers[0].slots.update((msg_id, slot) for msg_id, slot in slots.items() if msg_id not in gone)
-        return Released(freed, missing)
+        return ReleaseResult(freed, missing)
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
         moved = {}

@@ -1,0 +1,272 @@
+"""Rewriting: the live records of some segments are copied into fresh ones of the store's format, then the old ones go.
+
+Two segments become one (``combine``), or one of an older format becomes one of the store's own (``migrate``). Order, so that a
+crash at any instant leaves whole copies of every live record, and brings none back that was removed:
+
+1. the copies are written under names that no start reads, and synced;
+2. the index is committed with their rows, in which nothing is alive yet;
+3. they get their names, and the directory is synced;
+4. the index is swapped to them and committed;
+5. the old segments are deleted: they are empty now.
+
+Killed between 3 and 4 a start finds the copies, knows by their rows that nothing in them is alive, and deletes them; were there
+no row, it would take all in them for new, and what was removed since 1 would be back. An index that is not persistent has no
+rows, and knows of no removal: of copies in several files the highest-numbered file's wins, and any copy is good.
+
+All of it goes on beside writers, readers and removers; the lock is taken to reserve numbers and to swap the index, a batch at a
+time. What has died meanwhile is dead in the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import attrs
+
+from msgstore.contract import Buffer, RecordError, StoreIOError
+from msgstore.contract.events import Done
+from msgstore.contract.locations import MASK
+from msgstore.directory import TEMP_SUFFIX
+from msgstore.engine.compact.collection_result import CollectionResult
+from msgstore.engine.compact.compaction_plan import Live
+from msgstore.engine.compact.gc_context import GcContext
+from msgstore.engine.compact.pinning import InconsistentSegment, Source, blamed
+from msgstore.engine.compact.rehearsal import check_copy, check_encoded
+from msgstore.engine.compact.relocation import still_alive, swap
+from msgstore.engine.segment.erasing import remove
+from msgstore.engine.segment.hint_file import Hint
+from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.trailers import trailer_of
+
+_AT_ONCE = 2**20
+"""Bytes that are copied with one write, and whose locations are swapped in one turn of the lock."""
+
+
+@attrs.frozen
+class _Batch:
+    """Records of one source that were copied into one segment with one write."""
+
+    source: Source
+    copy: Segment
+    ids: Sequence[bytes]
+    old: list[int]
+    new: list[int]
+
+    @property
+    def written(self) -> int:
+        return sum(location & MASK for location in self.new)
+
+
+def rewrite(site: GcContext, sources: Sequence[Source], done: Done) -> list[CollectionResult]:
+    """Copy what is alive in marked segments, in this order, and leave them empty. Without the lock.
+
+    Raises InconsistentSegment, StoreIOError; then nothing has happened, or it has happened in part and what is left can be rewritten.
+    """
+    copying = _Copying(site)
+    moved = []
+    try:
+        for source in sources:
+            with site.segments.errors(source.segment), site.segments.files.view(source.segment.path) as data:
+                live = source.live(site, data)
+                for records in _batches(live, site.size_limit):
+                    copying.add(source, records, data)
+            moved.append((len(live), live.total))
+        copying.finish([source.segment.sealed_mtime_ns for source in sources])
+        _publish(site, copying)
+    except BaseException:
+        copying.discard()
+        raise
+    try:
+        for batch in copying.batches:
+            with site.ledger.lock:
+                _swap(site, batch)
+    finally:
+        copying.release()
+    site.commit()
+    return [
+        CollectionResult(
+            source.name, source.segment.size, 0, records, size,
+            sum(batch.written for batch in copying.batches if batch.source is source), done=done,
+        )
+        for source, (records, size) in zip(sources, moved, strict=True)
+    ]  # fmt: skip
+
+
+def unnamed(path: Path) -> Path:
+    return path if path.suffix == TEMP_SUFFIX else path.with_name(path.name + TEMP_SUFFIX)
+
+
+class _Copying:
+    """The fresh segments, as long as nobody else knows them."""
+
+    def __init__(self, site: GcContext) -> None:
+        self._site = site
+        self._files = site.segments.files
+        self._form = site.form
+        self._fd: int | None = None
+        self._hints: list[tuple[bytearray, array[int]]] = []
+        self.copies: list[Segment] = []
+        self.batches: list[_Batch] = []
+
+    def add(self, source: Source, live: Live, data: Buffer) -> None:
+        """Append copies of some records; they are not synced yet."""
+        records = [data[offset : offset + size] for offset, size in zip(live.offsets, live.sizes, strict=True)]
+        bodies = self._stored(source, live, records)
+        unchanged = b"".join(records) if source.segment.form.name == self._form.name else None
+        if self._form.verbatim and unchanged is not None:
+            encoded, sizes = unchanged, list(live.sizes)
+        else:
+            with blamed(source.segment, self._form, "encode"):
+                encoded, sizes = self._form.format.encode(live.ids, bodies)
+                if encoded != unchanged:
+                    check_encoded(self._form.format, live.ids, bodies, encoded, sizes)
+                elif list(sizes) != list(live.sizes):
+                    raise ValueError("the sizes are not those of the records")
+        if self._fd is None or self.copies[-1].size >= self._site.size_limit:
+            self._begin()
+        assert self._fd is not None
+        copy = self.copies[-1]
+        with self._site.segments.errors(copy, copy.size):
+            self._files.pwrite(self._fd, encoded, copy.size)
+        places = Live(live.ids, list(accumulate(sizes[:-1], initial=copy.size)), sizes)
+        old, new = live.locations(source.segment.number), places.locations(copy.number)
+        self.batches.append(_Batch(source, copy, live.ids, old, new))
+        self._hints[-1][0].extend(b"".join(live.ids))
+        self._hints[-1][1].extend(sizes)
+        copy.size += len(encoded)
+
+    def _stored(self, source: Source, live: Live, records: Sequence[bytes]) -> list[bytes]:
+        """The bodies of some records. Raises InconsistentSegment."""
+        decode = source.segment.form.format.decode
+        bodies: list[bytes] = []
+        damage: RecordError | None = None
+        with blamed(source.segment, source.segment.form, "decode"):
+            try:
+                bodies.extend(map(decode, live.ids, records))
+            except RecordError as error:
+                damage = error
+            if not set(map(type, bodies)) <= {bytes}:
+                raise TypeError("a body is no bytes")
+        if damage is not None:
+            offset = live.offsets[len(bodies)]
+            raise InconsistentSegment(source.segment, f"the record at offset {offset} is damaged ({damage})") from damage
+        if max(map(len, bodies)) > self._form.format.max_body:
+            offset = next(o for o, body in zip(live.offsets, bodies, strict=True) if len(body) > self._form.format.max_body)
+            reason = f"the body at offset {offset} is too large for format {self._form.name!r}"
+            raise InconsistentSegment(source.segment, reason, damaged=False)
+        return bodies
+
+    def _begin(self) -> None:
+        self._end()
+        with self._site.turn():
+            number = self._site.segments.reserve()
+        path = unnamed(self._site.segments.directory / f"{number}{self._form.descriptor.extension}")
+        copy = Segment(number, path, self._form, len(self._form.format.header))
+        with self._site.segments.errors(copy):
+            self._files.unlink(path)  # of a crash
+            self._fd = self._files.create(path)
+            self.copies.append(copy)
+            self._hints.append((bytearray(), array("Q")))
+            self._files.pwrite(self._fd, self._form.format.header, 0)
+
+    def _end(self) -> None:
+        """The last copy is complete. It is synced with any durability: its records were confirmed long ago."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            copy = self.copies[-1]
+            with self._site.segments.errors(copy):
+                try:
+                    if trailer := trailer_of(self._site.segments, copy):
+                        self._files.pwrite(fd, trailer, copy.size)
+                        copy.size += len(trailer)
+                    self._files.sync(fd)
+                finally:
+                    self._files.close(fd)
+
+    def finish(self, times: Sequence[int | None]) -> None:
+        """All of them are complete. Their age is that of the youngest source."""
+        self._end()
+        self._check()
+        youngest = max((time for time in times if time is not None), default=0)
+        for copy in self.copies:
+            with self._site.segments.errors(copy):
+                _, copy.sealed_mtime_ns = self._files.set_mtime(copy.path, youngest)
+
+    def _check(self) -> None:
+        """Read the copies once more: the sources go on the strength of what stands in them. Raises InconsistentSegment."""
+        for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
+            source = next(batch.source for batch in self.batches if batch.copy is copy)
+            errors, view = self._site.segments.errors(copy), self._files.view(copy.path)
+            with errors, view as data, blamed(source.segment, self._form, "scan"):
+                check_copy(self._form.format, data, ids, copy.header_bytes, sizes)
+
+    def hints(self) -> Iterator[tuple[Segment, Hint]]:
+        for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
+            yield copy, Hint.of_run(ids, copy.header_bytes, sizes)
+
+    def release(self) -> None:
+        """They may be deleted like any other segment from now on, and at once if everything has died meanwhile."""
+        with self._site.ledger.lock:
+            for copy in self.copies:
+                copy.died = None
+                if not copy.live_count:
+                    self._site.ledger.note_empty(copy)
+
+    def discard(self) -> None:
+        """Nothing came of it. What cannot be deleted now is deleted by the next start, or with the empty segments."""
+        with contextlib.suppress(StoreIOError):
+            self._end()
+        for copy in self.copies:
+            with contextlib.suppress(OSError):
+                remove(self._files, unnamed(copy.path), erase=self._site.segments.erase)
+            if copy.named:
+                with self._site.ledger.lock:
+                    copy.died = None
+                    self._site.ledger.note_empty(copy)
+
+
+def _batches(live: Live, limit: int) -> Iterator[Live]:
+    """Parts of at most 1 MiB, unless one record is larger, and of not much more than a segment holds."""
+    begin = size = 0
+    for at, more in enumerate(live.sizes):
+        if at > begin and size + more > min(_AT_ONCE, limit):
+            yield live.part(begin, at)
+            begin, size = at, 0
+        size += more
+    if begin < len(live):
+        yield live.part(begin, len(live))
+
+
+def _publish(site: GcContext, copying: _Copying) -> None:
+    segments, files = site.segments, site.segments.files
+    with site.ledger.lock:
+        for copy in copying.copies:
+            copy.path = copy.path.with_name(copy.path.name.removesuffix(TEMP_SUFFIX))
+            copy.died = set()  # or it could be deleted between two swaps, when all of the first has died
+            segments.by_number[copy.number] = copy
+            site.ledger.touch(copy)
+    site.commit()
+    for copy in copying.copies:
+        with segments.errors(copy):
+            files.replace(unnamed(copy.path), copy.path)
+    segments.sync_directory()
+    for copy, hint in copying.hints():
+        segments.hints.found(copy, hint)
+
+
+def _swap(site: GcContext, batch: _Batch) -> None:
+    """Under the lock. What is alive is what has not died since the mark. Raises InconsistentSegment."""
+    ids, old, new = still_alive(batch.source, batch.ids, batch.old, batch.new)
+    swap(site, batch.source.segment, ids, old, new)
+    _account(site, batch.source.segment, -1, old)
+    _account(site, batch.copy, 1, new)
+
+
+def _account(site: GcContext, segment: Segment, sign: int, locations: Sequence[int]) -> None:
+    segment.live_count += sign * len(locations)
+    segment.live_bytes += sign * sum(location & MASK for location in locations)
+    site.ledger.touch(segment)

@@ -1,0 +1,153 @@
+"""Compaction in place: move records from the end of a segment into its gaps, then cut the tail.
+
+Order, so that a crash at any instant leaves every live record readable and the chain of records whole:
+
+1. the index is committed: what is dead is dead on disk before its bytes are overwritten;
+2. each gap is prepared: it hides what is about to be written inside it;
+3. the moved records are written inside;
+4. each gap is sealed: the records appear, as copies of those at the end;
+5. the index is swapped to the copies and committed;
+6. the tail is cut.
+
+A trailer, if the format has one, is cut off before 2: it would speak of records that are not there any more. Another one is
+written after 6, unless the file would become longer than it was.
+
+There is a sync after 2, 3, 4 and 6, whatever the store's durability: a power loss may cost what was written last, but not
+what was confirmed long ago and happens to be moved. A segment in which anything is damaged, or in which a live
+record is not found, is left exactly as it is and quarantined.
+
+All of 2, 3 and 4 is rehearsed in memory before anything is written (:mod:`msgstore.engine.compact.rehearsal`), and the index is asked
+after 5 whether it knows the copies: what a plugin has got wrong costs no message.
+
+All of it goes on beside writers, readers and removers; the lock is taken to swap the index, some thousand records at a time.
+Records that die meanwhile are moved for nothing. ``Segments.epoch`` goes up after 1 and after 5: a look-up that is
+older than that may point to what is then overwritten, or cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgstore.contract import Buffer, SegmentFormat
+from msgstore.contract.formats import Write
+from msgstore.engine.compact.collection_result import CollectionResult
+from msgstore.engine.compact.compaction_plan import Live, Plan, plan
+from msgstore.engine.compact.gc_context import GcContext
+from msgstore.engine.compact.pinning import Source, blamed
+from msgstore.engine.compact.rehearsal import check, filled
+from msgstore.engine.compact.relocation import still_alive, swap
+from msgstore.engine.segment.trailers import trailer_of
+
+SWAPPED_AT_ONCE = 5000
+"""Records whose locations are swapped in one turn of the lock: some milliseconds."""
+
+
+def compact(site: GcContext, source: Source) -> CollectionResult:
+    """Compact one marked segment. Without the lock. Raises InconsistentSegment, StoreIOError."""
+    segment = source.segment
+    files, form, before = site.segments.files, segment.form.format, segment.size
+    with site.segments.errors(segment), files.view(segment.path) as data:
+        live = source.live(site, data)
+        with blamed(segment, segment.form, "gap_room"):
+            todo = plan(form, live)
+        moves = list(todo.moves(live.sizes))
+        if todo.end >= before - source.trailer and not moves:
+            segment.compacted_live_bytes = live.total
+            return CollectionResult(segment.path.name, before, before, done="none")
+        places = list(live.offsets)
+        for position, target in moves:
+            places[position] = target
+        with blamed(segment, segment.form, "fill_gap"):
+            steps = _steps(form, todo, live, data, places)
+    _rewrite(site, source, todo, steps, live, moves)
+    site.segments.hints.rewrite(segment, live.ids, places, live.sizes)
+    with site.ledger.lock:
+        site.ledger.touch(segment)
+    site.commit()
+    segment.compacted_live_bytes = live.total
+    written = sum(len(chunk) for writes in steps for _, chunk in writes)
+    moved = sum(live.sizes[position] for position, _ in moves)
+    return CollectionResult(segment.path.name, before, segment.size, len(moves), moved, written)
+
+
+def _rewrite(
+    site: GcContext, source: Source, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
+) -> None:
+    ledger, segments, files, segment = site.ledger, site.segments, site.segments.files, source.segment
+    before = segment.size
+    with site.turn():
+        segments.hints.drop(segment, lasting=True)
+        with ledger.lock:
+            time, segment.sealed_mtime_ns, segment.compacting = segment.sealed_mtime_ns, None, True
+            ledger.touch(segment)
+        site.commit()
+    with ledger.lock:
+        segments.epoch += 1
+    with segments.errors(segment):
+        fd = files.open_write(segment.path)
+        try:
+            if source.trailer:
+                with ledger.lock:
+                    segments.unmap(segment.number)
+                files.truncate(fd, before - source.trailer)
+                files.sync(fd)
+            for writes in steps:
+                for offset, chunk in writes:
+                    files.pwrite(fd, chunk, offset)
+                if writes:
+                    files.sync(fd)
+            _swap(site, source, live, moves)
+            with ledger.lock:
+                segments.epoch += 1
+                segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
+            files.truncate(fd, todo.end)
+            files.sync(fd)
+            trailer = trailer_of(segments, segment)
+            if 0 < len(trailer) <= before - todo.end:  # the row says how long the file can be at the most
+                files.pwrite(fd, trailer, todo.end)
+                files.sync(fd)
+        finally:
+            try:
+                size, mtime_ns = files.size_and_mtime(fd)
+                with ledger.lock:
+                    segment.size, segment.sealed_mtime_ns, segment.compacting = size, mtime_ns, False
+                    ledger.touch(segment)
+            finally:
+                files.close(fd)
+        if time is not None:  # its age is that of its messages
+            _, segment.sealed_mtime_ns = files.set_mtime(segment.path, time)
+
+
+def _steps(form: SegmentFormat, todo: Plan, live: Live, data: Buffer, places: Sequence[int]) -> list[list[Write]]:
+    """The writes of all gaps, step by step, rehearsed in memory: that takes as much as the segment will have bytes."""
+    steps: list[list[Write]] = [[], [], []]
+    offsets, sizes = live.offsets, live.sizes
+    image: list[bytes | bytearray] = []
+    done = 0
+    for gap in todo.gaps:
+        records = [data[offsets[at] : offsets[at] + sizes[at]] for at in gap.moved]
+        fill = form.fill_gap(gap.offset, gap.size, records)
+        image.append(data[done : gap.offset])
+        done = gap.offset + gap.size
+        image.append(filled(gap, data[gap.offset : done], fill, records))
+        for writes, step in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
+            writes += step
+    image.append(data[done : todo.end])
+    check(form, b"".join(image)[: todo.end], places)
+    return steps
+
+
+def _swap(site: GcContext, source: Source, live: Live, moves: Sequence[tuple[int, int]]) -> None:
+    """What has died meanwhile stays dead. The row says that the file is longer than it will be. Raises InconsistentSegment."""
+    segment, ids, offsets, sizes = source.segment, live.ids, live.offsets, live.sizes
+    for begin in range(0, len(moves), SWAPPED_AT_ONCE):
+        some = moves[begin : begin + SWAPPED_AT_ONCE]
+        moved = [ids[position] for position, _ in some]
+        lengths = [sizes[position] for position, _ in some]
+        old = Live(moved, [offsets[position] for position, _ in some], lengths).locations(segment.number)
+        new = Live(moved, [target for _, target in some], lengths).locations(segment.number)
+        with site.ledger.lock:
+            swap(site, segment, *still_alive(source, moved, old, new))
+    with site.ledger.lock:
+        site.ledger.touch(segment)
+    site.commit()

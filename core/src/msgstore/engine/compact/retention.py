@@ -1,0 +1,43 @@
+"""Dropping a segment with live messages in it, because the policy says so.
+
+The messages are released, the index is committed, and only then the file goes, as that of any segment without live records.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from msgstore.engine.compact.collection_result import CollectionResult
+from msgstore.engine.compact.compaction_plan import Live
+from msgstore.engine.compact.gc_context import GcContext
+from msgstore.engine.compact.in_place import SWAPPED_AT_ONCE
+from msgstore.engine.compact.pinning import Source
+
+log = logging.getLogger("msgstore.collection")
+
+
+def drop(site: GcContext, source: Source, reason: str) -> CollectionResult:
+    """Release every message of a marked segment, whatever its number of references. Without the lock.
+
+    Raises InconsistentSegment, StoreIOError.
+    """
+    segment = source.segment
+    with site.segments.errors(segment), site.segments.files.view(segment.path) as data:
+        live = source.live(site, data)
+    released = 0
+    for begin in range(0, len(live), SWAPPED_AT_ONCE):
+        with site.ledger.lock:
+            released += _release(site, source, live.part(begin, begin + SWAPPED_AT_ONCE))
+    site.commit()
+    log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
+    return CollectionResult(source.name, segment.size, 0, done="dropped", dropped=released)
+
+
+def _release(site: GcContext, source: Source, live: Live) -> int:
+    """Under the lock. How many of them were still alive."""
+    index, died = site.index, source.died
+    locations = live.locations(source.segment.number)
+    ids = [msg_id for msg_id, location in zip(live.ids, locations, strict=True) if location not in died]
+    released = index.release([msg_id for msg_id in ids for _ in range(index.references(msg_id))])
+    site.ledger.bury(released.freed)
+    return len(ids)

@@ -1,0 +1,154 @@
+"""Reference counts that a broker saved in ``msg_store_index.ets`` when it stopped cleanly.
+
+They are exact if nothing has changed since. Nothing in the file says so, and it has no checksum. So it is compared with what
+stands beside it: ``clean.dot``, ``file_summary.ets`` (size and live bytes of each segment), and the records of the segments.
+
+If everything agrees, the counts are taken as they are, and a record without a count is dead. If anything contradicts, an entry
+whose record is where the entry says keeps its count, and every other record counts one, dead or not: a message too many can be
+removed, a lost one cannot be brought back. A count of 0 is then not believed either.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from msgstore.contract import StoreError
+from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
+from msgstore.engine.open import ets_file
+from msgstore.engine.open.clean_marker import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
+from msgstore.engine.open.ets_file import Data, Table, Take
+from msgstore.engine.segment.hint_file import Hint
+from msgstore.engine.segment.segments import Segment, Segments
+
+log = logging.getLogger("msgstore.recovery")
+_store_log = logging.getLogger("msgstore.store")  # verbs that report damage themselves are silent about the other one
+
+CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
+Found = tuple[Segment, Hint, int]
+"""A segment, its records, and how many copies it has besides."""
+_SMALLEST_RECORD = 16
+"""Bytes. Every record has an id, so a segment of this size has at most one."""
+
+
+@attrs.define
+class BrokerCounts:
+    """The rows of ``msg_store_index.ets``, and what speaks against them."""
+
+    directory: Path
+    locations: dict[bytes, int] = attrs.field(factory=dict)
+    """Where the record of each id is, as :mod:`msgstore.contract.locations` packs it."""
+    references: dict[bytes, int] = attrs.field(factory=dict)
+    problem: str | None = None
+    """The first thing that speaks against the counts, or None."""
+
+    def take(self, msg_id: bytes, references: int, number: int, offset: int, size: int) -> None:
+        if offset >= LIMIT or size >= LIMIT or references > MAX_REFERENCES:
+            self.object(f"{SAVED_COUNTS} has an entry that no store can have, of {msg_id.hex()}")
+        elif msg_id in self.locations:
+            self.object(f"{SAVED_COUNTS} names {msg_id.hex()} twice")
+        else:
+            self.locations[msg_id] = pack(number, offset, size)
+            self.references[msg_id] = references
+
+    def object(self, problem: str) -> None:
+        """Note what speaks against the counts."""
+        self.problem = self.problem or problem
+
+    def decide(self, found: Sequence[Found]) -> tuple[CountsFrom, dict[bytes, int] | None]:
+        """Compare with the records of all segments. Return where the counts of the store come from, and the count of every live
+        message, or None if each record counts one."""
+        live = {msg_id: count for msg_id, count in self.references.items() if count}
+        agreed = sum(msg_id in live for segment, records, _ in found for msg_id in self._agreeing(segment, records))
+        contradicted = len(live) - agreed  # an entry agrees at most once: with the record at its one place
+        if contradicted:
+            self.object(f"{contradicted} of its {len(live)} messages have no record where it says")
+        if self.problem is None:
+            what = "%s: the reference counts are those of %s: %d messages with %d references"
+            log.info(what, self.directory, SAVED_COUNTS, len(live), sum(live.values()))
+            return "msg_store_index.ets", live
+        counts = {msg_id: 1 for _, records, _ in found for msg_id in records.id_list()}
+        for segment, records, _ in found:
+            counts.update((msg_id, live[msg_id]) for msg_id in self._agreeing(segment, records) if msg_id in live)
+        what = (
+            "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, "
+            "and %d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
+        )
+        _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, agreed, contradicted, len(counts) - agreed)
+        return ("msg_store_index.ets in part", counts) if agreed else ("one each", None)
+
+    def _agreeing(self, segment: Segment, records: Hint) -> Iterator[bytes]:
+        """The ids whose record stands in this segment where their entry says."""
+        pairs = zip(records.id_list(), records.locations(segment.number), strict=True)
+        return (msg_id for msg_id, location in pairs if self.locations.get(msg_id) == location)
+
+
+def read_broker_counts(segments: Segments, leftovers: ShutdownFiles, *, read_only: bool) -> BrokerCounts | None:
+    """Read the counts that a broker saved. Return None, and log why, if there are none that can be used.
+
+    Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes removes them permanently.
+    """
+    path = leftovers.saved(SAVED_COUNTS)
+    what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."
+    if path is None:
+        _store_log.warning(what, segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it")
+        return None
+    if leftovers.text is None:
+        _store_log.warning(what, path, "there is no clean.dot beside it, so it may be older than the segments")
+        return None
+    counts = BrokerCounts(segments.directory)
+    room = sum(segment.size for segment in segments) // _SMALLEST_RECORD
+    try:
+        table = _read(segments, path, ets_file.read_locations, counts.take, room)
+        if not table.rows and table.problem:
+            _store_log.warning(what, path, table.problem)
+            return None
+        if table.problem:
+            counts.object(table.problem)
+        _compare_summary(segments, leftovers, counts)
+    except OSError as error:
+        if not read_only:
+            raise StoreError(
+                f"{error.filename or path}: cannot be read: {error.strerror or error}. It has the reference counts. Mend the "
+                f"cause and open the store again; if it is lost, move it away, or pass the counts (refcounts=, --refcounts)."
+            ) from error
+        _store_log.warning(what, error.filename or path, error.strerror or error)
+        return None
+    return counts
+
+
+def _read(segments: Segments, path: Path, read: Callable[[Data, Take, int], Table], take: Take, max_rows: int) -> Table:
+    with segments.files.view(path) as data:
+        return read(data, take, max_rows)
+
+
+def _compare_summary(segments: Segments, leftovers: ShutdownFiles, counts: BrokerCounts) -> None:
+    """Compare ``file_summary.ets`` with the sizes of the segments, and with what the counts say is alive in each."""
+    path = leftovers.saved(SAVED_SUMMARY)
+    if path is None:
+        counts.object(f"there is no {SAVED_SUMMARY} beside it")
+        return
+    summary: dict[int, tuple[int, int]] = {}
+
+    def take(number: int, live_bytes: int, size: int) -> None:
+        summary[number] = (live_bytes, size)
+
+    table = _read(segments, path, ets_file.read_summaries, take, len(segments.by_number))
+    if table.problem:
+        counts.object(f"{SAVED_SUMMARY}: {table.problem}")
+    live = dict.fromkeys(segments.by_number, 0)
+    for location, references in zip(counts.locations.values(), counts.references.values(), strict=True):
+        if references:
+            number = location >> NUMBER_SHIFT
+            live[number] = live.get(number, 0) + (location & MASK)
+    for segment in segments:
+        live_bytes, size = summary.get(segment.number, (0, -1))
+        if size != segment.size:
+            counts.object(f"{segment.path.name} has {segment.size} bytes, and not as many by {SAVED_SUMMARY}")
+        elif live_bytes != live[segment.number]:
+            what = f"{live[segment.number]} bytes of {segment.path.name} are alive by it, and {live_bytes} by {SAVED_SUMMARY}"
+            counts.object(what)

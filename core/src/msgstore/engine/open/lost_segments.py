@@ -1,0 +1,98 @@
+"""What becomes of a store that has lost segments: the messages in the others keep their places and their counts.
+
+A segment is lost if the index has live messages in it and it is missing, or shorter than when it was sealed. Each is told: as
+a warning, an event and a line of ``recovery.damaged``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import repeat
+
+from msgstore.contract import Index
+from msgstore.contract.locations import pack, unpack
+from msgstore.engine.open.recovery import Meter, Progress, Recovery, count_live, missing_files, scan_segment
+from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.state import checkpoint
+
+log = logging.getLogger("msgstore.recovery")
+
+
+def without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
+    """Of a directory that has none: it is new, unless the index knows better."""
+    try:
+        lost = missing_files(checkpoint.rows(state), ())
+    except ValueError:
+        return Recovery("rebuild")
+    if not lost:
+        return Recovery()
+    first = next((msg_id for msg_id, _, _ in index.items()), None)
+    return Recovery("rebuild", lost=lost, missing=sum(found.messages for found in lost), first_missing=first)
+
+
+def tell_lost(segments: Segments, recovery: Recovery) -> None:
+    """Once it is known what becomes of the others."""
+    for found in recovery.lost:
+        recovery.damaged.append(f"{found.file}: {found}")
+        segments.telemetry.damage(found.file, found.found, found.reason)
+        if segments.by_number:
+            log.warning("%s: %s", segments.directory / found.file, found)
+    if recovery.lost and not segments.by_number:
+        what = "%s: the index has %d messages, and no segment is there: they are lost"
+        log.warning(what, segments.directory, recovery.missing)
+
+
+def mend(segments: Segments, index: Index, recovery: Recovery, progress: Progress | None) -> None:
+    """Have the index speak of what is there, and nothing else, where segments are missing or shortened. Counts stay.
+
+    An id names one body for ever, so any copy will do for a record that is gone: of several the one that a rebuild would take.
+    Nothing is committed here: until the opening is complete the index on disk knows all that it knew.
+    """
+    recovery.how = "rebuild"
+    there: dict[int, set[tuple[bytes, int]]] = {}
+    shortened = {found.file for found in recovery.lost}
+    for segment in segments:
+        if segment.path.name in shortened:
+            there[segment.number] = _places(segments, segment, recovery)
+    gone: dict[bytes, int] = {}
+    for msg_id, location, references in index.items():
+        number, offset, _ = unpack(location)
+        if number not in segments.by_number or (number in there and (msg_id, offset) not in there[number]):
+            gone[msg_id] = references
+    copies = find_copies(segments, gone, recovery, progress) if gone else {}
+    index.enter(list(gone), repeat(0, len(gone)))  # with one reference each, and that is released
+    index.release(list(gone))
+    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
+    count_live(segments, index)
+    recovery.entered += len(copies)
+    recovery.missing = len(gone) - len(copies)
+    recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
+
+
+def _places(segments: Segments, segment: Segment, recovery: Recovery) -> set[tuple[bytes, int]]:
+    """(id, offset) of what is left in a shortened segment. It ended with a whole record: a torn one now is damage."""
+    scan = scan_segment(segments, segment, 0, recovery)
+    segment.quarantined |= segment.torn
+    return {(msg_id, offset) for columns in (scan.records, scan.duplicates) for msg_id, offset, _, _ in columns.rows()}
+
+
+def find_copies(
+    segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: Progress | None
+) -> dict[bytes, int]:
+    """Where these ids have another record. Only what is whole is taken; damage beside it is for others to find."""
+    copies: dict[bytes, int] = {}
+    meter = Meter(segments, progress)
+    for segment in segments:
+        with segments.errors(segment), segments.files.view(segment.path) as data:
+            scan = segment.form.scan(data)
+        found: dict[bytes, int] = {}
+        for columns in (scan.records, scan.duplicates):
+            for msg_id, offset, size, _ in columns.rows():
+                if msg_id in wanted:
+                    found.setdefault(msg_id, pack(segment.number, offset, size))
+        copies |= found
+        if segment.path.name not in recovery.scanned:
+            recovery.scanned.append(segment.path.name)
+        meter.add(segment)
+    return copies

@@ -1,0 +1,397 @@
+"""What a store knows when it opens: from the index if that still speaks of these segments, else by scanning.
+
+``trust``   the index was saved at a clean stop, and nothing has changed since: nothing is read.
+``tail``    the stop was dirty: only what came after the last commit of a persistent index is scanned, or after the last clean
+            stop if the process ended before the first commit.
+``reconciled`` the saved index does not fit the directory: counts are kept wherever the records agree
+            (:mod:`msgstore.engine.open.reconcile`).
+``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.segment.hints`);
+            reference counts come from the caller, or are those that a broker saved (:mod:`msgstore.engine.open.broker_counts`), or
+            are one for each id.
+
+A segment that is missing, or shorter than when it was sealed, is a loss, and is told as one. If nothing else is wrong, what the
+index has in the other segments is kept, with its counts, and copies of what is lost are looked for in them
+(:mod:`msgstore.engine.open.lost_segments`).
+
+``live``    a reader beside a writer in another process: it sees what that one commits, and recovers nothing.
+
+Opening never shortens a segment that it found. One whose end is not clean is sealed; one in which damage was found is
+quarantined besides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress, repeat
+from typing import Literal
+
+import attrs
+
+from msgstore.contract import Index, SegmentScan, StoreError
+from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
+from msgstore.engine.open.broker_counts import BrokerCounts, CountsFrom, Found
+from msgstore.engine.open.clean_marker import ShutdownFiles
+from msgstore.engine.segment.hint_file import Hint
+from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.state import checkpoint
+from msgstore.engine.state.checkpoint import Row
+
+log = logging.getLogger("msgstore.recovery")
+
+CHAIN = 2
+"""Records in a row behind a torn end that make it damage instead of a write that was cut off."""
+Progress = Callable[[int, int], object]
+"""Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being
+checked turns out to be wrong. If it raises, the store does not open."""
+BATCH = 100_000
+"""Entries that are handed from one index to another at a time."""
+
+
+@attrs.frozen
+class LostSegment:
+    """A segment of which there is less than the index knows."""
+
+    file: str
+    """Its name."""
+    found: int | None
+    """Bytes that are there; None if the file is missing."""
+    size: int
+    """Bytes that were there."""
+    messages: int
+    """Live messages that the index has in it."""
+
+    @property
+    def reason(self) -> str:
+        return "missing" if self.found is None else "shortened" if self.found < self.size else "replaced"
+
+    def __str__(self) -> str:
+        if self.found is not None and self.found >= self.size:
+            return f"is not the file that it was; {self.messages} live messages that the index has in it are not there"
+        what = "is missing" if self.found is None else f"has {self.found} of {self.size} bytes"
+        return f"{what}; the index has {self.messages} live messages in it"
+
+
+@attrs.define
+class Recovery:
+    """How a store came up; ``store.stats().recovery``."""
+
+    how: Literal["new", "trust", "tail", "reconciled", "rebuild", "taken over", "live"] = "new"
+    """``new``: there was nothing; ``trust``, ``tail``, ``reconciled``, ``rebuild``, ``taken over``: what was read, see the life
+    of a message; ``live``: a reader beside a writer."""
+    scanned: list[str] = attrs.field(factory=list)
+    """Names of the segments that were read, in whole or from their last commit on."""
+    hinted: list[str] = attrs.field(factory=list)
+    """Names of the segments whose hint was read instead."""
+    entered: int = 0
+    """Records that were found by scanning, or in hints, and are live."""
+    garbage: int = 0
+    """Records that were found so, and that no reference count names, or that are copies."""
+    missing: int = 0
+    """Ids that the given reference counts name, or the index of a store that has lost a segment, and that no segment holds."""
+    first_missing: bytes | None = None
+    """One of these, or None if there are none."""
+    kept: int = 0
+    """Messages that keep the counts of a saved index which does not fit the directory."""
+    revived: int = 0
+    """Messages that this index had as removed, and that are live again with one reference."""
+    distrust: str | None = None
+    """Why the saved counts were not taken as they were; None if they were, or if there were none."""
+    copy: str | None = None
+    """Name of the file in the store's directory that has the counts of before; None if none had to be kept."""
+    damaged: list[str] = attrs.field(factory=list)
+    """One line for each damaged segment: file, offset, reason. Then those that are ``lost``."""
+    lost: list[LostSegment] = attrs.field(factory=list)
+    """Segments that are missing, or shorter than they were."""
+    counts: CountsFrom = "index"
+    """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: as a broker saved them;
+    `msg_store_index.ets in part`: of the entries that agree with a record, and one for each other record; `one each`."""
+
+    @property
+    def counts_are_kept(self) -> bool:
+        """False if the index was made anew: then counts are those that were given, or one for each message. Also if segments
+        were lost, or records were gone or came back: then there are counts only of what is left. True for the exact counts of a
+        broker."""
+        if self.how == "rebuild":
+            return self.counts == "msg_store_index.ets"
+        return not (self.how == "reconciled" and (self.missing or self.revived))
+
+
+@attrs.frozen
+class Plan:
+    """What is to be done before an index can be trusted, or why it cannot be."""
+
+    tails: list[tuple[Segment, int]] = attrs.field(factory=list)
+    """Segments to read from an offset on."""
+    verify: list[Segment] = attrs.field(factory=list)
+    """Segments whose time, but not size, has changed: trusted if every entry is found where it says."""
+    lost: list[LostSegment] = attrs.field(factory=list)
+    """Segments of which there is less than the index knows."""
+    refusal: str | None = None
+    """Why the index cannot be trusted, if it cannot."""
+    rows: Mapping[str, Row] = attrs.field(factory=dict)
+    """What the index knows of each segment; empty if that is nothing, or damaged."""
+
+
+def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: ShutdownFiles) -> Plan:
+    """Whether the index's ``state`` speaks of the segments that are there.
+
+    Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none. If
+    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked. If ``clean.dot`` is hidden, segments
+    may have been appended to (:mod:`msgstore.engine.open.clean_stop`).
+    """
+    if not state:
+        return Plan(refusal="there is none that was saved")
+    if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
+        return Plan(refusal="it is not complete, or of another version")
+    saved = state.get(checkpoint.CLEAN_KEY)
+    fits = leftovers.clean is None if saved is None else saved in (leftovers.clean, leftovers.pending)
+    try:
+        rows = checkpoint.rows(state)
+    except ValueError as error:
+        return Plan(refusal=str(error))
+    if not fits:
+        return Plan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
+    plan = Plan(lost=missing_files(rows, segments), rows=rows)
+    refusals = []
+    hidden = saved is not None and leftovers.clean is None
+    newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
+    names = {segment.path.name: segment for segment in segments}
+    for name, row in rows.items():
+        segment = names.pop(name, None)
+        if segment is not None:
+            if hidden and segment.number == newest and row.appendable and segment.size > row.size:
+                row = attrs.evolve(row, mtime_ns=None)
+            refusals += _compare(segment, row, plan)
+            _apply(segment, row)
+    is_closed = saved is not None and not hidden
+    refusals += [f"{name} is new" for name, segment in names.items() if is_closed or segment.number < newest]
+    plan.tails.extend((segment, 0) for segment in names.values())
+    return attrs.evolve(plan, refusal="; ".join(refusals[:5]) or None)
+
+
+def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[LostSegment]:
+    """Those in which there were live messages: one without any may have been deleted just before a crash."""
+    names = {segment.path.name for segment in segments}
+    return [
+        LostSegment(name, None, row.size, row.live_count) for name, row in rows.items() if row.live_count and name not in names
+    ]
+
+
+def _compare(segment: Segment, row: Row, plan: Plan) -> list[str]:
+    """Adds to the plan what the segment needs. Returns what shows that the index cannot speak of it."""
+    name = segment.path.name
+    if row.compacting:
+        plan.verify.append(segment)
+        return [f"{name} has grown while it was compacted"] if segment.size > row.size else []
+    if segment.size < row.size:
+        plan.lost.append(LostSegment(name, segment.size, row.size, row.live_count))
+    elif row.mtime_ns is None:
+        plan.tails.append((segment, row.size))
+    elif segment.size > row.size:
+        return [f"{name} has grown since it was sealed"]
+    elif segment.sealed_mtime_ns != row.mtime_ns:
+        plan.verify.append(segment)
+    return []
+
+
+def _apply(segment: Segment, row: Row) -> None:
+    segment.live_count, segment.live_bytes = row.live_count, row.live_bytes
+    segment.appendable, segment.quarantined = row.appendable, row.quarantined
+
+
+def verify(segments: Segments, index: Index, segment: Segment, recovery: Recovery) -> bool:
+    """True if as many records as the segment's row counts are where the index says; a copy counts as well.
+
+    Damage is no reason to distrust the whole index: then the segment is quarantined, and each read checks its record.
+    """
+    scan = scan_segment(segments, segment, 0, recovery)
+    number = segment.number
+    found = sum(
+        index.get(msg_id) == pack(number, offset, size)
+        for columns in (scan.records, scan.duplicates)
+        for msg_id, offset, size, _ in columns.rows()
+    )
+    return found == segment.live_count or segment.quarantined
+
+
+def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, recovery: Recovery) -> None:
+    """Enter what was appended after the last commit; an id that the index knows keeps its older copy and its count."""
+    if start == segment.size and segment.appendable:
+        return  # nothing was: the file need not be read at all
+    scan = scan_segment(segments, segment, start, recovery)
+    new = [(i, o, s) for i, o, s, _ in scan.records.rows() if index.get(i) is None]
+    index.enter([i for i, _, _ in new], [pack(segment.number, o, s) for _, o, s in new])
+    segment.live_count += len(new)
+    segment.live_bytes += sum(s for _, _, s in new)
+    recovery.entered += len(new)
+    recovery.garbage += len(scan.records) - len(new) + len(scan.duplicates)
+
+
+def rebuild(
+    segments: Segments,
+    index: Index,
+    counts: Mapping[bytes, int] | None,
+    recovery: Recovery,
+    progress: Progress | None = None,
+    broker: BrokerCounts | None = None,
+) -> None:
+    """Fill the index from every segment: from its hint if it has one, else by a scan.
+
+    ``broker``: takes the place of ``counts``. It has to be compared with all records before the first one is entered, so all of
+    them are in memory then.
+
+    Of copies in several files the highest-numbered file's wins, in one file the first. A rebuild that is stopped begins
+    again: until the opening is complete, each commit leaves an index without a layout.
+    """
+    index.clear()
+    recovery.how = "rebuild"
+    recovery.counts = "one each" if counts is None else "given"
+    found_records: Iterable[Found] = _read_all(segments, recovery, Meter(segments, progress))
+    if broker is not None:
+        found_records = everything = list(found_records)
+        recovery.counts, counts = broker.decide(everything)
+    wanted = counts if counts is None else {msg_id: count for msg_id, count in counts.items() if count > 0}
+    copies = False
+    records = 0
+    newest = max(segments.by_number)
+    for segment, found, copied in found_records:
+        copies |= not _enter(index, segment, found, wanted)
+        records += found.count + copied
+        if segment.number == newest and segment.appendable:
+            segments.hints.hold(segment, found)
+        index.freeze({})
+        index.commit()
+    if copies:
+        count_live(segments, index)
+    recovery.entered = len(index)
+    recovery.garbage = records - recovery.entered
+    if wanted is not None:
+        recovery.missing = len(wanted) - recovery.entered
+        if recovery.missing:
+            recovery.first_missing = next(msg_id for msg_id in wanted if index.get(msg_id) is None)
+            log.warning("%s: %d ids with references have no record", segments.directory, recovery.missing)
+            for segment in segments:  # they may stand behind what looks like a write that was cut off
+                segment.quarantined |= segment.torn
+
+
+def _read_all(segments: Segments, recovery: Recovery, meter: Meter) -> Iterator[Found]:
+    """In number order. One segment is in memory at a time."""
+    newest = max(segments.by_number)
+    for segment in segments:
+        found = segments.hints.load(segment)
+        if found is not None:
+            recovery.hinted.append(segment.path.name)
+            segment.appendable = True
+            yield segment, found, 0
+        else:
+            scan = scan_segment(segments, segment, 0, recovery)
+            found, copied = Hint.of(scan.records), len(scan.duplicates)
+            if segment.appendable and not copied and segment.number != newest:
+                segments.hints.found(segment, found)
+            yield segment, found, copied
+        meter.add(segment)
+
+
+def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, int] | None) -> bool:
+    """Enter one segment's records, column by column. False if it or an earlier segment has copies: then sums are wrong."""
+    ids, locations, sizes = found.id_list(), found.locations(segment.number), None
+    references: list[int] | None = None
+    if counts is not None:
+        named = list(map(counts.get, ids, repeat(0)))
+        if 0 in named:
+            sizes = list(compress(found.each_size(), named))
+            ids, locations, named = list(compress(ids, named)), list(compress(locations, named)), list(filter(None, named))
+        references = named if named.count(1) < len(named) else None
+    segment.live_count = len(ids)
+    segment.live_bytes = found.total() if sizes is None else sum(sizes)
+    before = len(index)
+    index.enter(ids, locations, references)
+    if len(index) - before == len(ids):
+        return True
+    first = dict(zip(reversed(ids), reversed(locations), strict=True))
+    if len(first) < len(ids):
+        again = None if references is None or counts is None else [counts[msg_id] for msg_id in first]
+        index.enter(list(first), first.values(), again)
+    return False
+
+
+def count_live(segments: Segments, index: Index) -> None:
+    """Sum up what is live in each segment, by the index."""
+    for segment in segments:
+        segment.live_count = segment.live_bytes = 0
+    for _, location, _ in index.items():
+        segment = segments.by_number[location >> NUMBER_SHIFT]
+        segment.live_count += 1
+        segment.live_bytes += location & MASK
+
+
+class Meter:
+    """Tells whoever waits how many bytes of how many are done, segment by segment."""
+
+    def __init__(self, todo: Iterable[Segment], progress: Progress | None) -> None:
+        self._progress = progress
+        self._sizes = {segment.number: segment.size for segment in todo}
+        self._total = sum(self._sizes.values())
+        self._done = 0
+        if progress and self._total:
+            progress(0, self._total)
+
+    def add(self, segment: Segment) -> None:
+        self._done += self._sizes[segment.number]
+        if self._progress:
+            self._progress(self._done, self._total)
+
+
+def take_over(segments: Segments, index: Index, other: Index) -> None:
+    """Copy every entry of the index that the directory was last opened with."""
+    index.clear()
+    batch: list[tuple[bytes, int, int]] = []
+    for entry in other.items():
+        batch.append(entry)
+        if len(batch) == BATCH:
+            index.enter(*zip(*batch, strict=True))
+            batch.clear()
+    if batch:
+        index.enter(*zip(*batch, strict=True))
+    log.info("%s: took over %d entries from the index of the last opening", segments.directory, len(index))
+
+
+def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
+    """Reference-count deltas, added up, in any order. Raises ValueError for what is not an id and a whole number, and for a sum
+    of more references than are counted."""
+    counts: dict[bytes, int] = {}
+    for msg_id, count in refcounts:
+        if not isinstance(msg_id, bytes) or len(msg_id) != 16 or not isinstance(count, int):
+            raise ValueError(f"refcounts: ({msg_id!r}, {count!r}) is not a 16-byte id and an integer")
+        counts[msg_id] = counts.get(msg_id, 0) + count
+    if max(counts.values(), default=0) > MAX_REFERENCES:
+        msg_id, count = next(pair for pair in counts.items() if pair[1] > MAX_REFERENCES)
+        raise ValueError(f"refcounts: {msg_id.hex()} has {count} references; at most {MAX_REFERENCES} are counted")
+    return counts
+
+
+def scan_segment(segments: Segments, segment: Segment, start: int, recovery: Recovery) -> SegmentScan:
+    """Read a segment from ``start`` on; notes on it, and in ``recovery``, what state it is in."""
+    with segments.errors(segment), segments.files.view(segment.path) as data:
+        scan = segment.form.scan(data, start=start)
+        end = scan.end
+        with segment.form.blamed("find_chain"):
+            behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
+        segment.size = len(data)
+    recovery.scanned.append(segment.path.name)
+    if segment.size >= LIMIT:
+        raise StoreError(f"{segment.path}: has {segment.size} bytes; segments of 1 TiB and more are not supported")
+    segment.quarantined |= end.state == "corrupt" or bool(scan.damage) or behind is not None
+    segment.torn = end.state == "torn"
+    segment.appendable = end.state == "clean" and not segment.quarantined and scan.header in (None, "ok")
+    spots = [(damage.offset, damage.reason) for damage in scan.damage]
+    if end.state != "clean":
+        spots.append((end.offset, end.reason or end.state))
+    becomes = "the segment is kept as it is" if segment.quarantined else "a write was cut off; what stands before it is whole"
+    for offset, reason in spots:
+        recovery.damaged.append(f"{segment.path.name} at offset {offset}: {reason}")
+        log.warning("%s at offset %d: %s: %s", segment.path, offset, reason, becomes)
+        if segment.quarantined:
+            segments.telemetry.damage(segment.path.name, offset, reason)
+    return scan

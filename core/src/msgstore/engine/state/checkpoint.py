@@ -1,0 +1,89 @@
+"""What the engine keeps in the index beside the entries: a row for each segment, and how the last stop ended.
+
+An index saves this state in one step with the entries. On the next start it is the fingerprint that tells whether the
+segments are still the ones that the entries speak of (:mod:`msgstore.engine.open.recovery`).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from msgstore.contract import StoreError
+from msgstore.engine.segment.segments import Segment
+
+LAYOUT_KEY = b"layout"
+LAYOUT = b"1"
+"""Missing while a rebuild is under way, so that one that was stopped starts again."""
+CLEAN_KEY = b"clean"
+"""The bytes of ``clean.dot`` as the last clean stop wrote it; missing while the store is open, and after a dirty stop."""
+
+_ROW_KEY = b"segment:"
+_ROW = struct.Struct(">BQqQQ")
+_CHECKSUM = struct.Struct(">I")
+"""CRC-32 of key and row, behind the row: a wrong count of live records would cost the segment. Rows without one are older."""
+_MAX_TIME = 2**63 - 1
+_LIMIT = 2**64
+_APPENDABLE, _QUARANTINED, _COMPACTING = 1, 2, 4
+
+
+@attrs.frozen
+class Row:
+    """A segment as of the last commit."""
+
+    size: int
+    mtime_ns: int | None
+    """None while the segment was being written or compacted: then its file may be further than the row."""
+    live_count: int
+    live_bytes: int
+    appendable: bool
+    quarantined: bool
+    compacting: bool
+
+
+def row_key(segment: Segment) -> bytes:
+    return _ROW_KEY + segment.path.name.encode()
+
+
+def pack_row(segment: Segment) -> bytes:
+    """Raises StoreError if the index has led to statistics that no segment has."""
+    flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | segment.compacting * _COMPACTING
+    sealed = segment.sealed_mtime_ns
+    mtime_ns = -1 if sealed is None or not 0 <= sealed <= _MAX_TIME else sealed
+    if not (0 <= segment.live_count < _LIMIT and 0 <= segment.live_bytes < _LIMIT):
+        raise StoreError(
+            f"{segment.path}: the index is damaged: more was removed from this segment than it held. Close the store, move the "
+            f"index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+        )
+    row = _ROW.pack(flags, segment.size, mtime_ns, segment.live_count, segment.live_bytes)
+    return row + _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(row_key(segment))))
+
+
+def gone_rows(state: Mapping[bytes, bytes], segments: Iterable[Segment]) -> dict[bytes, None]:
+    """The rows of segments that are not there any more, to be removed."""
+    there = {row_key(segment) for segment in segments}
+    return {key: None for key in state if key.startswith(_ROW_KEY) and key not in there}
+
+
+def rows(state: Mapping[bytes, bytes]) -> dict[str, Row]:
+    """File name to row. Raises ValueError if the state is not one of ours."""
+    found = {}
+    for key, value in state.items():
+        if key.startswith(_ROW_KEY):
+            row, checksum = value[: _ROW.size], value[_ROW.size :]
+            if len(row) != _ROW.size or checksum not in (b"", _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(key)))):
+                raise ValueError(f"the row of {key!r} is damaged")
+            flags, size, mtime_ns, live_count, live_bytes = _ROW.unpack(row)
+            found[key[len(_ROW_KEY) :].decode()] = Row(
+                size,
+                None if mtime_ns < 0 else mtime_ns,
+                live_count,
+                live_bytes,
+                appendable=bool(flags & _APPENDABLE),
+                quarantined=bool(flags & _QUARANTINED),
+                compacting=bool(flags & _COMPACTING),
+            )
+    return found

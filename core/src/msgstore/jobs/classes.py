@@ -1,0 +1,84 @@
+"""Records and changes of counts as columns, and the class of each id: the rows of :mod:`msgstore.jobs.reconcile`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from msgstore.jobs.columns.ids import of_any_length
+from msgstore.jobs.output.datasets import Staging, Writer, Written, folder
+from msgstore.jobs.reading.intact_records import Good
+from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ReconcileReport
+
+ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])
+"""A record or a change, and the sums of both: one grouping is the full outer join of the two, and costs half of it."""
+WRITTEN_ROWS = pa.schema([("id", pa.binary()), ("count", pa.int64()), ("records", pa.int64())])
+
+
+def rows_of_records(good: Good) -> pa.RecordBatch:
+    count = len(good.records)
+    ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(good.records.ids)])
+    sizes = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(good.records.sizes)])
+    return pa.record_batch([ids, _all(0, count), _all(1, count), pc.cast(sizes, pa.int64())], schema=ROWS)
+
+
+def rows_of_changes(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Of a batch of :mod:`msgstore.jobs.deltas`."""
+    zeros = _all(0, changes.num_rows)
+    return pa.record_batch([*changes.columns, zeros, zeros], schema=ROWS)
+
+
+def _all(value: int, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, pa.int64()), count)
+
+
+def classify(rows: pa.Table) -> dict[str, pa.Table]:
+    """The rows of each class, of rows in which each id comes once."""
+    count, is_there = rows["count"], pc.greater(rows["records"], 0)
+    referred, unreferred = pc.greater(count, 0), pc.equal(count, 0)
+    masks = {
+        "live": pc.and_(referred, is_there),
+        "orphan": pc.and_(unreferred, is_there),
+        "dangling": pc.and_not(referred, is_there),
+        "negative": pc.less(count, 0),
+        "settled": pc.and_not(unreferred, is_there),
+    }
+    return {name: rows.filter(masks[name]) for name in CLASSES}
+
+
+def add_to(report: ReconcileReport, classes: Mapping[str, pa.Table]) -> None:
+    """Count them."""
+    for name, rows in classes.items():
+        found = report.classes[name]
+        found.ids += rows.num_rows
+        found.references += pc.sum(rows["count"]).as_py() or 0
+        found.records += pc.sum(rows["records"]).as_py() or 0
+        found.size += pc.sum(rows["size"]).as_py() or 0
+    for name in report.named:
+        report.name(name, _first(classes[name]))
+
+
+def write(writer: Writer, classes: Mapping[str, pa.Table]) -> None:
+    """Those that are written out, into a folder each. Raises StoreIOError."""
+    for name in WRITTEN:
+        if classes[name].num_rows:
+            rows = [of_any_length(classes[name]["id"]), classes[name]["count"], classes[name]["records"]]
+            writer.write(folder([("class", name)]), pa.table(rows, schema=WRITTEN_ROWS))
+
+
+def commit(staging: Staging, written: Sequence[Written]) -> None:
+    """The files of all tasks appear. There is always a folder of live ids, though it be empty: other verbs are given it."""
+    live = folder([("class", "live")])
+    if not any(name.startswith(live) for attempt in written for name, _ in attempt.files):
+        with Writer(staging.path, len(written), WRITTEN_ROWS) as writer:
+            writer.write(live, WRITTEN_ROWS.empty_table())
+            written = [*written, writer.finish()]
+    staging.commit(written)
+
+
+def _first(rows: pa.Table) -> list[tuple[bytes, int]]:
+    ids = pa.table({"id": of_any_length(rows["id"]), "count": rows["count"]})
+    first = ids.take(pc.select_k_unstable(ids, NAMED, [("id", "ascending")]))
+    return list(zip(first["id"].to_pylist(), first["count"].to_pylist(), strict=True))

@@ -1,0 +1,93 @@
+"""Rows that become messages: Arrow record batches with the columns ``id``, ``body`` and, if there is one, ``references``.
+
+Needs pyarrow. The same for Parquet files and for what Spark hands to a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from msgstore.contract import ConfigError, StoreError
+
+ID, BODY, REFERENCES = COLUMNS = ("id", "body", "references")
+Messages = tuple[Sequence[bytes], Sequence[bytes], Sequence[int] | None]
+"""Ids, bodies, references: what :meth:`msgstore.jobs.output.parts.PartWriter.add` takes."""
+
+
+def check_columns(schema: pa.Schema, where: str, *, ignore_others: bool = False, option: str = "ignore_others=") -> list[str]:
+    """The names of the columns that are read. Raises ConfigError for one that is missing, of another type, or too many;
+    ``option`` is where whoever reads the error says that these are ignored."""
+    names = [name for name in COLUMNS if name in schema.names]
+    twice = next((name for name in names if schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{where}: there are two columns {twice!r}")
+    for name, fits, wanted in _WANTED:
+        if name in names and not fits(schema.field(name).type):
+            raise ConfigError(f"{where}: the column {name!r} is {schema.field(name).type}; it must be {wanted}")
+        if name not in names and name != REFERENCES:
+            raise ConfigError(f"{where}: there is no column {name!r} ({wanted}); columns: {', '.join(schema.names) or 'none'}")
+    others = [name for name in schema.names if name not in COLUMNS]
+    if others and not ignore_others:
+        raise ConfigError(
+            f"{where}: a store keeps {', '.join(COLUMNS)} and nothing else: leave out {', '.join(others)}, or say that other "
+            f"columns are ignored ({option})"
+        )
+    return names
+
+
+def messages_of(batch: pa.RecordBatch, where: str, first: int = 0) -> Messages:
+    """The messages of one batch, whose columns were checked; ``first`` is the number of its first row.
+
+    Raises StoreError, with ``where`` and the row's number and id, for a null and for an id that is none.
+    """
+    column = batch.column(batch.schema.get_field_index(ID))
+    _refuse_nulls(column, ID, f"{where}, row", first)
+    ids = _hex_ids(column.to_pylist(), where, first) if _is_text(column.type) else column.to_pylist()
+    if set(map(len, ids)) - {16}:
+        at, wrong = next((at, msg_id) for at, msg_id in enumerate(ids) if len(msg_id) != 16)
+        raise StoreError(f"{where}, row {first + at}: the id {wrong.hex() or 'of no bytes'} has {len(wrong)} bytes, not 16")
+    bodies = _values(batch, BODY, ids, where)
+    references = _values(batch, REFERENCES, ids, where) if REFERENCES in batch.schema.names else None
+    return ids, bodies, references
+
+
+def _values(batch: pa.RecordBatch, name: str, ids: Sequence[bytes], where: str) -> list[Any]:
+    column = batch.column(batch.schema.get_field_index(name))
+    if column.null_count:
+        msg_id = ids[column.is_null().to_pylist().index(True)]
+        raise StoreError(f"{where}: the message {msg_id.hex()} has no {name} (null)")
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _refuse_nulls(column: pa.Array, name: str, where: str, first: int) -> None:
+    if column.null_count:
+        raise StoreError(f"{where} {first + column.is_null().to_pylist().index(True)}: there is no {name} (null)")
+
+
+def _hex_ids(texts: Sequence[str], where: str, first: int) -> list[bytes]:
+    ids = []
+    for at, text in enumerate(texts):
+        try:
+            ids.append(bytes.fromhex(text))
+        except ValueError as error:
+            raise StoreError(f"{where}, row {first + at}: the id {text!r} is not 32 hexadecimal digits") from error
+    return ids
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+_WANTED: list[tuple[str, Callable[[pa.DataType], bool], str]] = [
+    (ID, lambda kind: _is_bytes(kind) or _is_text(kind), "16 bytes, or text of 32 hexadecimal digits"),
+    (BODY, _is_bytes, "binary"),
+    (REFERENCES, lambda kind: bool(pa.types.is_integer(kind)), "a whole number"),
+]

@@ -1,0 +1,102 @@
+"""The columns of the relations ``records``, ``damage`` and ``segments``, as Arrow schemas. Needs pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from msgstore.contract import ConfigError, RecordField
+from msgstore.jobs.columns.codecs import OpenCodec
+from msgstore.jobs.inputs import SegmentInput, open_input
+
+KINDS = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "text": pa.string(),
+    "bytes": pa.binary(),
+    "time": pa.timestamp("us", "UTC"),
+}
+"""Of what record types and codecs declare. All columns may be null."""
+
+RECORD = pa.schema(
+    [
+        ("store", pa.string()),
+        ("file", pa.string()),
+        ("format", pa.string()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("type", pa.int16()),
+        ("id", pa.binary()),
+        ("body", pa.binary()),
+    ]
+)
+"""What every record has; ``type`` is null in a format without types. ``body`` is as it is stored; null from 2 GiB on, more than
+a value of a column can have."""
+
+DAMAGE = pa.schema(
+    [
+        ("store", pa.string()),
+        ("file", pa.string()),
+        ("format", pa.string()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+
+SEGMENTS = pa.schema(
+    [
+        ("store", pa.string()),
+        ("file", pa.string()),
+        ("format", pa.string()),
+        ("size", pa.int64()),
+        ("header", pa.int64()),
+        ("records", pa.int64()),
+        ("live", pa.int64()),
+        ("dead", pa.int64()),
+        ("holes", pa.int64()),
+        ("duplicates", pa.int64()),
+        ("damaged", pa.int64()),
+        ("other", pa.int64()),
+        ("state", pa.string()),
+    ]
+)
+"""The attributes of :class:`msgstore.jobs.reading.segment_check.SegmentSummary`."""
+
+
+def records_schema(inputs: Iterable[SegmentInput], codec: OpenCodec | None = None) -> pa.Schema:
+    """The columns of the records of ``inputs``: what every record has, what record types declare, and what the codec does.
+
+    Record types share a column if they mean the same kind of thing by one name. Raises ConfigError if they do not, and
+    PluginError.
+    """
+    columns: dict[str, tuple[str, str]] = {}
+    for declared_by, field in _declared(inputs):
+        other, kind = columns.setdefault(field.name, (declared_by, field.kind))
+        if kind != field.kind:
+            raise ConfigError(
+                f"the {other} has a field {field.name!r} of kind {kind}, the {declared_by} one of kind {field.kind}: these "
+                f"cannot be one column. Read their directories one by one."
+            )
+    for field in codec.fields if codec else ():
+        other, _ = columns.setdefault(field.name, ("", field.kind))
+        if other:
+            raise ConfigError(f"the body codec and the {other} both have a field {field.name!r}. Read without the codec.")
+    return pa.schema([*RECORD, *(pa.field(name, KINDS[kind]) for name, (_, kind) in columns.items())])
+
+
+def project(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Of ``schema`` the columns ``names``, in their order. Raises ConfigError for one that is not there."""
+    for name in names:
+        if name not in schema.names:
+            raise ConfigError(f"there is no column {name!r}; there are: {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _declared(inputs: Iterable[SegmentInput]) -> Iterable[tuple[str, RecordField]]:
+    alike = {(found.format, found.records): found for found in inputs}
+    for _, found in sorted(alike.items()):
+        for bound in open_input(found).with_fields.values():
+            for field in bound.fields:
+                yield f"record type {bound.name!r}", field

@@ -1,0 +1,46 @@
+"""Files of reference counts, or of changes to them: lines ``id,count``, or Parquet with the columns ``id`` and ``count``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgstore.contract import ConfigError
+from msgstore.engine.open.recovery import sum_counts
+from msgstore.jobs.count_files import io_errors, is_parquet, read_lines
+
+
+def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
+    """(id, count) of each line or row, in the order of the file. Raises ConfigError for what is neither; OSError.
+
+    Lines: further fields, empty lines and a first line of names are ignored. Parquet is read as every engine reads it
+    (:mod:`msgstore.jobs.deltas`): a file, or a directory of files; the column ``id`` is binary.
+    """
+    path = Path(path)
+    yield from _rows(path) if path.is_dir() or is_parquet(path) else _lines(path)
+
+
+def sums_of(path: Path | str) -> dict[bytes, int]:
+    """What the file says of each id, added up. Raises ConfigError, also for more references than are counted; StoreIOError."""
+    try:
+        with io_errors(path):
+            return sum_counts(read_counts(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        yield from read_lines(lines, path)
+
+
+def _rows(path: Path) -> Iterator[tuple[bytes, int]]:
+    try:
+        from msgstore.jobs.deltas import find_shares, read_share
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: Parquet is read with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'"
+        ) from error
+    for share in find_shares([path]):
+        for batch in read_share(share):
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)

@@ -1,0 +1,148 @@
+"""Comparing two stores, or two trees of stores: which messages only one of them has, and which have another body.
+
+``digest`` hashes the bodies of one segment's good records, wherever the engine wants; of all copies of an id on a side the
+first one counts, by rank and offset, as in a salvage. Bodies are compared as they are stored; record types and
+segments are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.contract import Buffer, Columns, Damage
+from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
+from msgstore.jobs.not_read import NotRead
+from msgstore.jobs.reading.intact_records import good_of
+from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
+from msgstore.jobs.reports import SpanReport
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan import OpenFormat
+from msgstore.writer_lock import check_no_writer
+
+DIGEST = 16
+"""Bytes of a BLAKE2b hash: two bodies that are not the same have the same one by chance once in 2 to the power 128."""
+KINDS = ("differing", "only_a", "only_b")
+
+
+@attrs.frozen
+class DiffJob:
+    """Picklable. Made and checked by :func:`plan_diff`."""
+
+    a: str
+    b: str
+    """As they were given."""
+    found_a: Found
+    found_b: Found
+
+    @property
+    def size(self) -> int:
+        """Bytes of the segments."""
+        return sum(item.size for found in (self.found_a, self.found_b) for item in found.inputs)
+
+
+def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, int] | None = None) -> DiffJob:
+    """Read no segment. ``records`` binds record types beside those that the directories remember.
+
+    Raises StoreError (no segments), StoreLocked, ConfigError, PluginError.
+    """
+    found_a, found_b = (find_inputs(catalogue, [path], records=records) for path in (a, b))
+    for store in sorted({item.store for found in (found_a, found_b) for item in found.inputs}):
+        check_no_writer(Path(store))
+    return DiffJob(str(a), str(b), found_a, found_b)
+
+
+# -- one segment --------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Digests:
+    """Of the good records of a segment, by offset. Picklable: 32 bytes a record."""
+
+    ids: bytes = b""
+    digests: bytes = b""
+    damage: tuple[Damage, ...] = ()
+
+
+def digest(item: SegmentInput) -> Digests:
+    """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
+    try:
+        with opening(item) as (form, data):
+            good = good_of(form, data)
+            return Digests(bytes(good.records.ids), b"".join(_hashes(form, data, good.records)), good.damage)
+    except UnreadableSegmentError as error:
+        return Digests(damage=(Damage(0, item.size, str(error)),))
+
+
+def _hashes(form: OpenFormat, data: Buffer, records: Columns) -> Iterator[bytes]:
+    decode = form.format.decode
+    for msg_id, offset, size, _ in records.rows():
+        yield blake2b(decode(msg_id, data[offset : offset + size]), digest_size=DIGEST).digest()
+
+
+# -- the report ---------------------------------------------------------------------------------------------------------------
+
+
+@attrs.define
+class Side:
+    path: str
+    segments: int
+    size: int
+    """Bytes of the segments."""
+    messages: int = 0
+    damage: list[SpanReport] = attrs.field(factory=list)
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """What was recognised in broker's directories, and not read."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "segments": self.segments,
+            "size": self.size,
+            "messages": self.messages,
+            "damaged_spans": len(self.damage),
+        }
+
+
+@attrs.define
+class DiffReport:
+    """The same from every engine."""
+
+    a: Side
+    b: Side
+    same: int = 0
+    """Messages that both have, with one body."""
+    ids: dict[str, list[bytes]] = attrs.field(factory=lambda: {kind: [] for kind in KINDS})
+    """Of the others, in order: ``differing`` in their bodies, ``only_a``, ``only_b``."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both have the same messages, and nothing is damaged that might be another."""
+        return not (any(self.ids.values()) or self.a.damage or self.b.damage)
+
+    @property
+    def not_read(self) -> list[NotRead]:
+        """Of both sides."""
+        return [*self.a.not_read, *self.b.not_read]
+
+    def as_json(self) -> dict[str, Any]:
+        counts = {kind: len(found) for kind, found in self.ids.items()}
+        return {"kind": "summary", "a": self.a.as_json(), "b": self.b.as_json(), "same": self.same, **counts}
+
+    def rows_as_json(self) -> Iterator[dict[str, Any]]:
+        for kind, found in self.ids.items():
+            for msg_id in found:
+                yield {"kind": kind, "id": msg_id.hex()}
+
+
+def side_of(path: str, found: Found, damage: Iterable[tuple[SegmentInput, Sequence[Damage]]]) -> Side:
+    """One in which no message is counted yet. ``damage`` by rank."""
+    side = Side(path, len(found.inputs), sum(item.size for item in found.inputs), damage=list(found.damage))
+    side.not_read += found.not_read
+    for item, spots in damage:
+        side.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in spots]
+    return side

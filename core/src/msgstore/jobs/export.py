@@ -1,0 +1,255 @@
+"""Exporting the records of any number of segments as a directory of Parquet files. Needs pyarrow.
+
+The rows are the relation ``records`` (:mod:`msgstore.jobs.columns.batches`): every whole record that a scan reports, of copies
+of an id in a segment the first. Copies in other segments are rows too, and so are records without references.
+``export_task`` writes the files of one task, wherever the engine wants; they appear together, when all are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from msgstore.contract import ConfigError, Damage
+from msgstore.jobs.columns.arrow import check_pyarrow
+from msgstore.jobs.columns.codecs import OpenCodec, open_codec
+from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
+from msgstore.jobs.not_read import NotRead
+from msgstore.jobs.output.commit import check_destination
+from msgstore.jobs.reading.segment_check import judge
+from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.sources import directories_of
+from msgstore.jobs.tasks import pack
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.writer_lock import check_no_writer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from msgstore.jobs.output.datasets import Writer, Written
+
+Task = tuple[int, tuple[SegmentInput, ...]]
+
+
+@attrs.frozen
+class ExportJob:
+    """Picklable. Made and checked by :func:`plan_export`."""
+
+    sources: tuple[str, ...]
+    """As they were given."""
+    found: Found
+    to: str
+    schema: pa.Schema
+    """Of all columns that are read: those that are asked for, and those that rows are parted by."""
+    partition_by: tuple[str, ...] = ()
+    codec: str | None = None
+    """The codec that bodies are decoded with into columns of their own."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the segments."""
+        return sum(item.size for item in self.found.inputs)
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the files: what rows are parted by stands in the names of directories."""
+        return [name for name in self.schema.names if name not in self.partition_by]
+
+    def tasks(self) -> list[Task]:
+        """The same from every engine, so that the files are the same, too."""
+        return list(enumerate(pack(self.found.inputs)))
+
+
+def plan_export(
+    catalogue: Catalogue,
+    sources: Sequence[Path],
+    destination: Path,
+    *,
+    columns: Sequence[str] = (),
+    partition_by: Sequence[str] = (),
+    body: str | None = None,
+    records: Mapping[str, int] | None = None,
+) -> ExportJob:
+    """Read no segment, write nothing. ``columns``: none stands for all; ``body`` is the codec that adds some.
+
+    Raises StoreError (no segments, destination in use), StoreLocked, ConfigError (no pyarrow, no such column), PluginError.
+    """
+    check_pyarrow("export")
+    from msgstore.jobs.columns.schemas import project, records_schema
+
+    found = find_inputs(catalogue, sources, records=records)
+    for store in sorted({item.store for item in found.inputs}):
+        check_no_writer(Path(store))
+    check_destination(destination, directories_of(sources, found))
+    partition_by = list(dict.fromkeys(partition_by))
+    everything = records_schema(found.inputs, None if body is None else open_codec(body))
+    read = list(dict.fromkeys([*(columns or everything.names), *partition_by]))
+    schema = project(everything, read)
+    _check_partitions(schema, partition_by)
+    return ExportJob(tuple(map(str, sources)), found, str(destination), schema, tuple(partition_by), body)
+
+
+def _check_partitions(schema: pa.Schema, names: Sequence[str]) -> None:
+    import pyarrow as pa
+
+    for name in names:
+        kind = schema.field(name).type
+        if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+            raise ConfigError(f"rows cannot be parted by the column {name!r}: it is {kind}, and a directory's name is text")
+    if set(names) >= set(schema.names):
+        raise ConfigError(f"every column is one that rows are parted by ({', '.join(names)}); name another that the files have")
+
+
+# -- one task -----------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Exported:
+    """One task. Picklable, small."""
+
+    written: Written
+    inputs: tuple[tuple[int, int, tuple[Damage, ...]], ...]
+    """Of each of its segments: rows, bytes of bodies, damage."""
+
+
+def export_task(task: Task, job: ExportJob, staging: str) -> Exported:
+    """Raises StoreError (a segment that is not damaged, and cannot become rows), StoreIOError, PluginError."""
+    from msgstore.jobs.output.datasets import Writer
+
+    number, items = task
+    codec = None if job.codec is None else open_codec(job.codec)
+    with Writer(staging, number, _file_schema(job)) as writer:
+        found = tuple(_export(item, job, codec, writer) for item in items)
+        return Exported(writer.finish(), found)
+
+
+def _file_schema(job: ExportJob) -> pa.Schema:
+    from msgstore.jobs.columns.schemas import project
+
+    return project(job.schema, job.columns)
+
+
+def _export(item: SegmentInput, job: ExportJob, codec: OpenCodec | None, writer: Writer) -> tuple[int, int, tuple[Damage, ...]]:
+    import pyarrow.compute as pc
+
+    from msgstore.jobs.columns.batches import Wanted, record_batches
+
+    rows = size = 0
+    for batch in record_batches(item, job.schema, Wanted(tuple(job.schema.names)), codec):
+        for where, part in _parts(batch, job.partition_by):
+            writer.write(where, part.select(job.columns))
+        rows += batch.num_rows
+        if "body" in job.schema.names:
+            size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
+    return rows, size, judge(item).damage
+
+
+def _parts(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Rows by the folders that they belong into."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from msgstore.jobs.output.datasets import folder
+
+    if not names:
+        yield "", batch
+        return
+    keys = pa.Table.from_batches([batch.select(list(names))]).group_by(list(names), use_threads=False).aggregate([])
+    for key in keys.to_pylist():
+        mask = None
+        for name, value in key.items():
+            column = batch.column(name)
+            alike = pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
+            mask = alike if mask is None else pc.and_(mask, alike)
+        yield folder([(name, value) for name, value in key.items()]), batch if keys.num_rows == 1 else batch.filter(mask)
+
+
+# -- the report ---------------------------------------------------------------------------------------------------------------
+
+
+@attrs.define
+class ExportedInput:
+    path: str
+    format: str
+    size: int
+    rows: int = 0
+    body_bytes: int = 0
+    """Of the bodies that were written, before they were compressed."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "input", **attrs.asdict(self)}
+
+
+@attrs.define
+class ExportReport:
+    """The same from every engine."""
+
+    sources: tuple[str, ...]
+    destination: str
+    columns: list[str]
+    inputs: list[ExportedInput] = attrs.field(factory=list)
+    """By rank."""
+    files: int = 0
+    written: int = 0
+    """Bytes of these files."""
+    damage: list[SpanReport] = attrs.field(factory=list)
+    ignored: list[str] = attrs.field(factory=list)
+    """Files beside the segments that are none of an installed format, and were left out."""
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """What was recognised in broker's directories, and not read."""
+
+    @property
+    def rows(self) -> int:
+        return sum(found.rows for found in self.inputs)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "summary",
+            "sources": list(self.sources),
+            "destination": self.destination,
+            "columns": self.columns,
+            "segments": len(self.inputs),
+            "size": sum(found.size for found in self.inputs),
+            "rows": self.rows,
+            "body_bytes": sum(found.body_bytes for found in self.inputs),
+            "files": self.files,
+            "written": self.written,
+            "damaged_spans": len(self.damage),
+            "damaged": sum(spot.size for spot in self.damage),
+            "ignored": self.ignored,
+        }
+
+
+Run = Callable[[str, Sequence[Task]], Iterable[Exported]]
+
+
+def export(job: ExportJob, run: Run, add: Callable[[int], object]) -> ExportReport:
+    """``run(staging, tasks)`` does :func:`export_task` for each task, in their order; ``add`` is told of bytes that were read.
+
+    Raises StoreError, StoreIOError, PluginError; then nothing is left.
+    """
+    from msgstore.jobs.output.datasets import Writer, dataset
+
+    report = ExportReport(job.sources, job.to, job.columns, damage=list(job.found.damage), ignored=list(job.found.ignored))
+    report.not_read += job.found.not_read
+    with dataset(job.to, job.sources) as staging:
+        tasks, attempts = job.tasks(), []
+        for (_, items), done in zip(tasks, run(staging.path, tasks), strict=True):
+            attempts.append(done.written)
+            for item, (rows, size, damage) in zip(items, done.inputs, strict=True):
+                report.inputs.append(ExportedInput(item.path, item.format, item.size, rows, size))
+                report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in damage]
+                add(item.size)
+        files = list(chain.from_iterable(attempt.files for attempt in attempts))
+        if not files:  # a reader finds the columns in a file
+            with Writer(staging.path, len(tasks), _file_schema(job)) as writer:
+                writer.write("", _file_schema(job).empty_table())
+                attempts.append(writer.finish())
+                files += attempts[-1].files
+        staging.commit(attempts)
+    report.files, report.written = len(files), sum(size for _, size in files)
+    return report

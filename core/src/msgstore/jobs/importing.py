@@ -1,0 +1,263 @@
+"""Import: rows of Parquet files, or lines of JSON, become the messages of a fresh store.
+
+A file's row groups, or a whole file of lines, are a share; ``write_share`` makes one part of the new store of it, wherever the
+engine wants, and depends on nothing but its arguments. Memory: a batch of rows in each process, and in the driver what the new
+store's index needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.contract import ConfigError, StoreError
+from msgstore.files import is_gone, look
+from msgstore.jobs import json_lines
+from msgstore.jobs.globs import closed_ways, is_glob, matches
+from msgstore.jobs.output.commit import Staging, check_destination
+from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, check_bodies
+from msgstore.jobs.sources import matched_by
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan.bindings import OWN_RECORD
+
+Progress = Callable[[int, int], object]
+"""Called with (done, total), in bytes of the files."""
+Run = Callable[[Callable[[tuple[int, "Share"]], Part], Iterable[tuple[int, "Share"]]], Iterable[Part]]
+"""As ``map``: the results in the order of the tasks."""
+PARQUET = (".parquet",)
+LINES = (".jsonl", ".ndjson", ".json")
+SHARE = 64 * 2**20
+"""Bytes of row groups, uncompressed, that make one share."""
+
+
+@attrs.frozen
+class Share:
+    """What one task reads. Small and picklable."""
+
+    path: str
+    size: int
+    """Bytes of the file; of row groups, of these."""
+    first: int = 0
+    """The number of its first row."""
+    groups: tuple[int, ...] = ()
+    """Row groups; empty for a file of lines."""
+
+
+@attrs.frozen
+class ImportJob:
+    """Picklable. Made and checked by :func:`plan_import`."""
+
+    sources: tuple[str, ...]
+    """As they were given."""
+    shares: tuple[Share, ...]
+    target: Target
+    counted: bool
+    """Whether every row says how many references its message has."""
+    ignore_others: bool
+    """Whether other columns and members are left out; else they are errors."""
+
+    @property
+    def size(self) -> int:
+        """Bytes to be read."""
+        return sum(share.size for share in self.shares)
+
+
+@attrs.frozen
+class ImportReport:
+    """What was imported. The same from every engine."""
+
+    destination: str
+    files: int
+    rows: int
+    messages: int
+    """Fewer than rows if some came twice."""
+    bytes: int
+    """Of the new store's segments."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "import", **attrs.asdict(self)}
+
+
+def plan_import(
+    catalogue: Catalogue,
+    sources: Sequence[str | Path],
+    destination: str | Path,
+    *,
+    index: str = "ets",
+    format: str = "v2",  # noqa: A002 - the key of the configuration
+    record: str = OWN_RECORD,
+    body: str = "raw",
+    records: Mapping[str, int] | None = None,
+    ignore_others: bool = False,
+) -> ImportJob:
+    """Look at every name, path and header; write nothing.
+
+    ``sources``: ``*.parquet`` and ``*.jsonl`` files (also ``*.ndjson``, ``*.json``), directories of such, globs.
+    ``body`` is the codec that the store remembers: bodies are taken as they are stored, and must be valid for it.
+
+    Raises StoreError (no files, a file that is none, destination in use), ConfigError (columns, pyarrow), PluginError.
+    """
+    target = Target(str(destination), index, format, record, body, tuple((records or {}).items()))
+    backends_of(target, catalogue)
+    check_destination(target.destination, [path for path in [*map(Path, sources), *matched_by(sources)] if path.is_dir()])
+    shares: list[Share] = []
+    counted: dict[bool, str] = {}
+    for path in find_files(sources):
+        has_references = json_lines.has_references(path) if path.suffix in LINES else _plan_parquet(path, ignore_others, shares)
+        if path.suffix in LINES:
+            shares.append(Share(str(path), path.stat().st_size))
+        if has_references is not None:
+            counted.setdefault(has_references, str(path))
+    if len(counted) > 1:
+        raise ConfigError(f"{counted[True]} has references, {counted[False]} has none; give all of them, or import one by one")
+    return ImportJob(tuple(map(str, sources)), tuple(shares), target, True in counted, ignore_others)
+
+
+def find_files(sources: Iterable[str | Path]) -> list[Path]:
+    """Each once, in the order given; those of a directory or a glob by name. Hidden names, and those that begin with ``_``, do
+    not count in directories, nor where a glob matches them: Spark writes such beside its own.
+
+    Raises StoreError for a path in which there is none, and for what might be one and cannot be read.
+    """
+    found: dict[Path, Path] = {}
+    for source in map(Path, sources):
+        if source.is_dir():
+            files = _files_beneath(source)
+        elif source.exists():
+            if source.suffix not in PARQUET + LINES:
+                raise StoreError(f"{source}: is imported by its ending, which must be one of {', '.join(PARQUET + LINES)}")
+            files = [_plain(source)]
+        else:
+            files = _files_matching(str(source))
+        if not files:
+            what = "holds no files that end in" if source.is_dir() else "there is no such file, directory, or file of"
+            raise StoreError(f"{source}: {what} {', '.join(PARQUET + LINES)}")
+        for file in files:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def _files_beneath(top: Path) -> list[Path]:
+    found: list[Path] = []
+    for directory, inner, names in os.walk(top, onerror=_closed):
+        inner[:] = [name for name in inner if name[0] not in "._"]
+        links = [path for path in (Path(directory, name) for name in inner) if path.is_symlink()]
+        if links:
+            raise StoreError(f"{links[0]}: is a link to a directory, in a directory that is imported; give that one by itself")
+        files = [Path(directory, name) for name in names if name[0] not in "._"]
+        found += [_plain(file) for file in files if file.suffix in PARQUET + LINES]
+    return sorted(found)
+
+
+def _files_matching(pattern: str) -> list[Path]:
+    for directory, error in closed_ways(pattern):
+        if not is_gone(directory, error) and not _is_left_out(directory, pattern):
+            _closed(error, directory)
+    found: list[Path] = []
+    for path in matches(pattern):
+        if _is_left_out(path, pattern):
+            continue
+        if path.is_dir():
+            found += _files_beneath(path)
+        elif path.suffix in PARQUET + LINES:
+            found.append(_plain(path))
+    return found
+
+
+def _is_left_out(match: Path, pattern: str) -> bool:
+    """Whether a part of it is a name that does not count, and that the pattern does not spell out."""
+    spelt = {part for part in Path(pattern).parts if not is_glob(part)}
+    return any(name[0] in "._" and name != ".." and name not in spelt for name in match.parts)
+
+
+def _closed(error: OSError, directory: Path | None = None) -> None:
+    raise StoreError(f"{directory or error.filename}: cannot be listed: {error.strerror}") from error
+
+
+def _plain(file: Path) -> Path:
+    try:
+        look(file)
+    except OSError as error:
+        raise StoreError(f"{file}: cannot be imported: {error.strerror}") from error
+    return file
+
+
+def import_messages(job: ImportJob, run: Run = map, progress: Progress | None = None) -> ImportReport:
+    """Carry a job out; ``run`` says where tasks are done.
+
+    When it returns the store is there, and on disk; if it raises, nothing is. Of rows with the same id and body one message is
+    made, with the references of all; an id with two bodies is an error. Raises StoreError, with file and row or line.
+    """
+    parts: list[Part] = []
+    with Staging.begin(job.target) as staging:
+        done = 0
+        written = run(partial(write_share, job=job, staging=staging.path), enumerate(job.shares))
+        for share, part in zip(job.shares, written, strict=True):
+            parts.append(part)
+            done += share.size
+            if progress:
+                progress(done, job.size)
+        messages = staging.commit(parts)
+    files = len({share.path for share in job.shares})
+    last_trailer = next((part.trailer for part in reversed(parts) if part.files), 0)  # which a store that goes on has not yet
+    rows, size = sum(part.messages for part in parts), sum(part.bytes for part in parts) - last_trailer
+    return ImportReport(job.target.path, files, rows, messages, size)
+
+
+def write_share(numbered: tuple[int, Share], job: ImportJob, staging: str) -> Part:
+    """One task. Raises StoreError, with file and row or line."""
+    task, share = numbered
+    with PartWriter(job.target, staging, task) as writer:
+        for where, ids, bodies, references in _messages(share, job):
+            check_bodies(job.target, ids, bodies, where)
+            writer.add(ids, bodies, references, where=where)
+        return writer.finish()
+
+
+Batch = tuple[str, Sequence[bytes], Sequence[bytes], Sequence[int] | None]
+"""Where it stands, ids, bodies, references."""
+
+
+def _messages(share: Share, job: ImportJob) -> Iterator[Batch]:
+    if share.groups:
+        yield from _parquet(share)
+    else:
+        for batch in json_lines.read(Path(share.path), counted=job.counted, ignore_others=job.ignore_others):
+            yield share.path, *batch
+
+
+def _plan_parquet(path: Path, ignore_others: bool, shares: list[Share]) -> bool | None:
+    """Add the shares of a file. Whether it has references; None if it has no rows."""
+    parquet = _module(path)
+    groups = parquet.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
+    chosen: list[int] = []
+    size = rows = first = 0
+    for number, (group_rows, group_size) in enumerate(groups.sizes):
+        chosen.append(number)
+        size, rows = size + group_size, rows + group_rows
+        if size >= SHARE or number == len(groups.sizes) - 1:
+            shares.append(Share(str(path), size, first, tuple(chosen)))
+            first, size, rows, chosen = first + rows, 0, 0, []
+    return groups.has_references if groups.sizes else None
+
+
+def _parquet(share: Share) -> Iterator[Batch]:
+    path = Path(share.path)
+    for batch in _module(path).read(path, share.groups, share.first):
+        yield share.path, *batch
+
+
+def _module(path: Path) -> Any:
+    """The reader of Parquet: pyarrow is imported only where there is any."""
+    try:
+        from msgstore.jobs.columns import parquet
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: Parquet is read with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'"
+        ) from error
+    return parquet

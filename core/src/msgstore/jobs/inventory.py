@@ -1,0 +1,259 @@
+"""An inventory: what stands in any number of segments, how much of it is garbage, and what each GC policy would give back.
+
+``scan_for_inventory`` reads one segment, wherever the engine wants. Which records are alive the engine says, if counts were given:
+``live_of`` for one segment after the other, or a join by id. Else each store is asked that knows it itself; that, and the
+policies, is done where the job was begun, from numbers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import attrs
+
+from msgstore.contract import Capability, Damage, MsgStoreError, SegmentStats
+from msgstore.contract.formats import split_ids
+from msgstore.directory import SETTINGS
+from msgstore.engine.open.clean_marker import CLEAN
+from msgstore.engine.opening import open_configured, remembered_config
+from msgstore.engine.segment.segments import Segment
+from msgstore.engine.store import Store
+from msgstore.jobs.count_files import named_counts
+from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
+from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, StoreStock
+from msgstore.jobs.policy_forecast import Picture, Plan, as_segment, picture_of, plans_of
+from msgstore.jobs.reading.segment_check import UNREADABLE, UnreadableSegmentError, reading
+from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.workers import installed
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan import FormatSet, SegmentReport, damaged_spans
+
+
+@attrs.frozen
+class InventoryJob:
+    """Picklable. Made and checked by :func:`plan_inventory`."""
+
+    sources: tuple[str, ...]
+    """As they were given."""
+    found: Found
+    now: float
+    """What the policies take for the time, in seconds since the epoch: the same for every engine."""
+    counts: str | None = None
+    """A file of counts (:mod:`msgstore.jobs.counts`), of all stores together."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the segments."""
+        return sum(item.size for item in self.found.inputs)
+
+
+def plan_inventory(
+    catalogue: Catalogue,
+    sources: Sequence[Path],
+    now: float,
+    *,
+    counts: Path | None = None,
+    records: Mapping[str, int] | None = None,
+) -> InventoryJob:
+    """Read no segment. ``records`` binds record types beside those that the directories remember.
+
+    Raises StoreError (no segments), ConfigError, PluginError.
+    """
+    found = find_inputs(catalogue, sources, records=records)
+    return InventoryJob(tuple(map(str, sources)), found, now, named_counts(counts))
+
+
+# -- one segment --------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class ScannedSegment:
+    """One segment, read. Picklable; with ids 24 bytes a record."""
+
+    report: SegmentStock
+    damage: tuple[Damage, ...]
+    appendable: bool = False
+    quarantined: bool = True
+    torn: bool = False
+    ids: bytes = b""
+    """Of the records, by offset."""
+    sizes: array[int] = attrs.field(factory=lambda: array("Q"))
+
+
+def scan_for_inventory(item: SegmentInput, *, with_ids: bool) -> ScannedSegment | None:
+    """Read one segment; None for one that a collector has deleted since it was listed. One that cannot be read is damage as a
+    whole. Raises PluginError if a plugin is missing in this process."""
+    try:
+        with reading(item) as (_, _, report):
+            return _stock(item, report, with_ids=with_ids)
+    except UnreadableSegmentError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        bad = SegmentStock(item.path, item.format, item.size, state=UNREADABLE, damaged=item.size)
+        return ScannedSegment(bad, (Damage(0, item.size, str(error)),))
+
+
+def _stock(item: SegmentInput, report: SegmentReport, *, with_ids: bool) -> ScannedSegment:
+    scan, segment, damage = report.scan, as_segment(report, quarantined=False), tuple(damaged_spans(report))
+    header = segment.header_bytes
+    found = SegmentStock(
+        item.path,
+        item.format,
+        report.size,
+        state=scan.end.state,
+        header=header if scan.header in (None, "ok") and scan.end.offset >= header else 0,
+        records=len(scan.records),
+        record_bytes=sum(scan.records.sizes),
+        types=report.count_types(),
+        holes=len(scan.hole_offsets),
+        hole_bytes=sum(scan.hole_sizes),
+        duplicates=len(scan.duplicates),
+        duplicate_bytes=sum(scan.duplicates.sizes),
+        damaged=sum(spot.size for spot in damage),
+    )
+    ids, sizes = (bytes(scan.records.ids), scan.records.sizes) if with_ids else (b"", array("Q"))
+    return ScannedSegment(found, damage, segment.appendable, segment.quarantined, segment.torn, ids, sizes)
+
+
+def live_of(stock: ScannedSegment, counts: Mapping[bytes, int], seen: set[bytes]) -> tuple[int, int]:
+    """(records, bytes) that are alive: those that have references and stand in no segment of the store that came before, which
+    ``seen`` remembers."""
+    live = size_of_live = 0
+    for msg_id, size in zip(split_ids(stock.ids), stock.sizes, strict=True):
+        if counts.get(msg_id, 0) > 0 and msg_id not in seen:
+            seen.add(msg_id)
+            live += 1
+            size_of_live += size
+    return live, size_of_live
+
+
+# -- all of them --------------------------------------------------------------------------------------------------------------
+
+
+def report_of(
+    job: InventoryJob, rows: Iterable[tuple[SegmentInput, ScannedSegment | None, tuple[int, int] | None]]
+) -> InventoryReport:
+    """``rows`` by rank, with what :func:`live_of` says of each segment if counts were given. Asks stores and policies."""
+    report = InventoryReport(
+        job.sources, damage=list(job.found.damage), ignored=list(job.found.ignored), not_read=list(job.found.not_read)
+    )
+    for directory, group in groupby(rows, key=lambda row: row[0].store):
+        stocks = []
+        for item, stock, live in group:
+            if stock is None:
+                report.gone += 1
+                continue
+            report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in stock.damage]
+            stock.report.path, stock.report.quarantined = item.path, stock.quarantined  # a worker may know it by another name
+            if live is not None:
+                stock.report.live, stock.report.live_bytes = live
+            stocks.append((item, stock))
+        report.stores.append(_store(job, directory, stocks))
+    return report
+
+
+def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> StoreStock:
+    found = StoreStock(directory, [stock.report for _, stock in stocks], "given" if job.counts is not None else "")
+    catalogue = installed()
+    if job.counts is None:
+        own = _own_counts(Path(directory), catalogue, {Path(item.path).name: stock.damage for item, stock in stocks})
+        if own is not None:
+            found.counts = "own"
+            for segment in found.segments:
+                known = own.get(Path(segment.path).name)
+                if known is not None:
+                    segment.live, segment.live_bytes = known.live_count, known.live_bytes
+                    segment.quarantined |= known.quarantined
+    try:
+        picture = _picture(Path(directory), catalogue, stocks)
+    except MsgStoreError as error:
+        found.unasked = str(error)
+    except OSError as error:  # a name beside the segments that cannot be looked at: no store would open
+        found.unasked = f"{error.filename or directory}: {error.strerror or error}"
+    else:
+        found.policies = [_policy(plan) for plan in plans_of(catalogue, picture, job.now)]
+    return found
+
+
+def _own_counts(
+    directory: Path, catalogue: Catalogue, damage: Mapping[str, Sequence[Damage]]
+) -> dict[str, SegmentStats] | None:
+    """By the names of files, from an index that can say so without reading segments: a persistent one, or one that was saved at
+    a clean stop. None if there is none that can be trusted. What lies in ``damage`` is not alive, whatever the index says."""
+    try:
+        if not (directory / SETTINGS).exists():
+            return None
+        config = remembered_config(directory)
+        persistent = Capability.PERSISTENT in catalogue.index(config.index.name).capabilities
+        if not persistent and not (directory / CLEAN).exists():
+            return None
+        with open_configured(config, catalogue, mode="r", live="beside") as store:
+            if store.stats().recovery.counts_are_kept:
+                return _less_damaged(store, damage)
+    except (MsgStoreError, OSError):
+        pass
+    return None
+
+
+def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[str, SegmentStats]:
+    segments = list(store.segments())
+    spans = {segment.number: edges_of(damage[segment.file]) for segment in segments if damage.get(segment.file)}
+    lost: dict[int, list[int]] = {number: [] for number in spans}
+    for entry in store.entries() if spans else ():
+        if is_touched(spans.get(entry.number, ()), entry.offset, entry.size):
+            lost[entry.number].append(entry.size)
+    return {
+        segment.file: attrs.evolve(
+            segment,
+            live_count=segment.live_count - len(lost.get(segment.number, ())),
+            live_bytes=segment.live_bytes - sum(lost.get(segment.number, ())),
+        )
+        for segment in segments
+    }
+
+
+def edges_of(damage: Iterable[Damage]) -> list[int]:
+    """Where damage begins, ends, begins again: spans that meet or overlap are one, and one of no bytes is none."""
+    edges: list[int] = []
+    for begin, end in sorted((spot.offset, spot.offset + spot.size) for spot in damage if spot.size):
+        if edges and begin <= edges[-1]:
+            edges[-1] = max(edges[-1], end)
+        else:
+            edges += [begin, end]
+    return edges
+
+
+def is_touched(edges: Sequence[int], offset: int, size: int) -> bool:
+    """Whether any of these bytes lies in damage."""
+    passed = bisect_right(edges, offset)
+    begins_in_damage = passed % 2 == 1
+    return begins_in_damage or (passed < len(edges) and edges[passed] < offset + size)
+
+
+def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> Picture:
+    """What a policy would see. Where it is not known what is alive, all is. Raises MsgStoreError, as for an empty store."""
+    segments = []
+    for item, stock in stocks:
+        found, form = stock.report, open_input(item)
+        live, size = (found.records, found.record_bytes) if found.live is None else (found.live, found.live_bytes or 0)
+        segment = Segment(-1, Path(item.path), form, found.size, live, size)
+        segment.appendable, segment.quarantined, segment.torn = stock.appendable, found.quarantined, stock.torn
+        segments.append(segment)
+    return picture_of(directory, catalogue, FormatSet(catalogue), segments)
+
+
+def _policy(plan: Plan) -> PolicyStock:
+    return PolicyStock(
+        plan.name,
+        plan.options,
+        Counter(step.what for step in plan.steps),
+        sum(step.gives_back for step in plan.steps),
+        sum(step.messages_lost for step in plan.steps),
+        len(plan.passed_over),
+        [plan.error] if plan.error else [],
+    )

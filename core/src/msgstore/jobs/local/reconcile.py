@@ -1,0 +1,64 @@
+"""Reconciling on one machine: processes read segments and files of changes, this one adds up by id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+
+from msgstore.contract import Damage
+from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_changes, rows_of_records, write
+from msgstore.jobs.columns.sums import Sums
+from msgstore.jobs.deltas import Share, count_changes, read_share, weight
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.local.processes import task_runner
+from msgstore.jobs.output.datasets import Writer, dataset
+from msgstore.jobs.reading.intact_records import Good, read_intact
+from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
+from msgstore.jobs.tasks import pack
+
+
+def reconcile(job: ReconcileJob, processes: int, add: Callable[[int], object]) -> ReconcileReport:
+    """``add`` is told of bytes that were read."""
+    with Sums(ROWS) as sums, ExitStack() as stack:
+        staging = stack.enter_context(dataset(job.to, [*job.sources, *job.deltas])) if job.to else None
+        changes = count_changes(_add_changes(job, sums, add))
+        report = report_of(job, _add_records(job, processes, sums, add), changes)
+        if staging is None:
+            for rows in sums.totals():
+                add_to(report, classify(rows))
+        else:
+            with Writer(staging.path, 0, WRITTEN_ROWS) as writer:
+                for rows in sums.totals():
+                    classes = classify(rows)
+                    add_to(report, classes)
+                    write(writer, classes)
+                written = writer.finish()
+            commit(staging, [written])
+    return report
+
+
+def _add_changes(job: ReconcileJob, sums: Sums, add: Callable[[int], object]) -> Iterator[tuple[Share, int, int]]:
+    for share in job.shares:
+        rows = heavy = 0
+        for batch in read_share(share):
+            sums.add(rows_of_changes(batch))
+            rows += batch.num_rows
+            heavy += weight(batch)
+        add(share.size)
+        yield share, rows, heavy
+
+
+def _add_records(
+    job: ReconcileJob, processes: int, sums: Sums, add: Callable[[int], object]
+) -> Iterator[tuple[SegmentInput, tuple[Damage, ...]]]:
+    tasks = pack(job.found.inputs)
+    with task_runner(processes, len(tasks)) as run:
+        for task, results in zip(tasks, run(_read_all, tasks), strict=True):
+            for item, good in zip(task, results, strict=True):
+                sums.add(rows_of_records(good))
+                add(item.size)
+                yield item, good.damage
+
+
+def _read_all(task: Iterable[SegmentInput]) -> list[Good]:
+    return [read_intact(item) for item in task]

@@ -1,0 +1,229 @@
+"""The engine ``local``: the processors of one machine. Ids and places of all records are in this process's memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from itertools import compress
+
+import attrs
+
+from msgstore.builtin.options import LocalOptions
+from msgstore.contract import Columns, Damage
+from msgstore.jobs.counts import sums_of
+from msgstore.jobs.diff import DiffJob, DiffReport
+from msgstore.jobs.export import ExportJob, ExportReport, export, export_task
+from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.inventory import InventoryJob, ScannedSegment, live_of, scan_for_inventory
+from msgstore.jobs.inventory import report_of as inventory_of
+from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.local.diff import diff
+from msgstore.jobs.local.processes import processors, task_runner
+from msgstore.jobs.output.commit import Staging
+from msgstore.jobs.output.parts import Part
+from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
+from msgstore.jobs.reports import InputReport, SalvageReport
+from msgstore.jobs.salvage import (
+    COPY,
+    DEAD,
+    TAKEN,
+    ExaminedSegment,
+    SalvageJob,
+    Selection,
+    check_complete,
+    copy,
+    examine,
+    report_of,
+)
+from msgstore.jobs.tasks import pack
+
+Progress = Callable[[int, int], object]
+_NAMED = 5
+"""Missing ids that an error names."""
+
+
+class LocalRunner:
+    """A :class:`msgstore.jobs.runner.JobRunner`."""
+
+    def __init__(self, options: LocalOptions) -> None:
+        self._processes = options.processes or processors()
+
+    def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
+        tasks = job.tasks()
+        counts = None
+        if job.counts is not None:
+            counts = {msg_id: count for msg_id, count in sums_of(job.counts).items() if count > 0}
+        meter = _Meter(progress, 2 * job.size)
+        with task_runner(self._processes, len(tasks)) as run:
+            choice = _Choice(None if counts is None else counts.keys())
+            results = run(partial(_examine_all, job=job.for_workers()), tasks)
+            for task, examined in zip(tasks, results, strict=True):
+                for item, found in zip(task, examined, strict=True):
+                    choice.add(item, found)
+                    meter.add(item.size)
+            missing = sorted(counts.keys() - choice.taken) if counts else []
+            report = report_of(job, choice.rows, len(missing))
+            check_complete(job, report, missing[:_NAMED])
+            staging = Staging.begin(job.target, sources=job.sources)
+            try:
+                parts = run(
+                    partial(_copy_all, job=job.for_workers(), staging=staging.path), enumerate(_by_task(tasks, choice.picks))
+                )
+                staging.commit(_metered(parts, tasks, meter), _of_taken(counts, choice.taken))
+            except BaseException:
+                staging.abandon()
+                raise
+        return report
+
+    def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
+        from msgstore.jobs.local.reconcile import reconcile  # pyarrow
+
+        meter = _Meter(progress, job.size)
+        return reconcile(job, self._processes, meter.add)
+
+    def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
+        counts = None if job.counts is None else sums_of(job.counts)
+        tasks, meter = pack(job.found.inputs), _Meter(progress, job.size)
+        with task_runner(self._processes, len(tasks)) as run:
+            results = run(partial(_stock_all, with_ids=counts is not None), tasks)
+            return inventory_of(job, _with_live(zip(tasks, results, strict=True), counts, meter))
+
+    def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
+        return diff(job, self._processes, _Meter(progress, job.size).add)
+
+    def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
+        with task_runner(self._processes, len(job.shares)) as run:
+            return import_messages(job, run, progress)
+
+    def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
+        with task_runner(self._processes, len(job.tasks())) as run:
+            return export(
+                job,
+                lambda staging, tasks: run(partial(export_task, job=job, staging=staging), tasks),
+                _Meter(progress, job.size).add,
+            )
+
+
+def _stock_all(task: Iterable[SegmentInput], *, with_ids: bool) -> list[ScannedSegment | None]:
+    return [scan_for_inventory(item, with_ids=with_ids) for item in task]
+
+
+def _with_live(
+    tasks: Iterable[tuple[Sequence[SegmentInput], Sequence[ScannedSegment | None]]],
+    counts: Mapping[bytes, int] | None,
+    meter: _Meter,
+) -> Iterator[tuple[SegmentInput, ScannedSegment | None, tuple[int, int] | None]]:
+    seen: set[bytes] = set()
+    store = None
+    for task, stocks in tasks:
+        for item, stock in zip(task, stocks, strict=True):
+            if item.store != store:
+                store, seen = item.store, set()
+            meter.add(item.size)
+            yield item, stock, None if stock is None or counts is None else live_of(stock, counts, seen)
+
+
+def _examine_all(task: Iterable[SegmentInput], job: SalvageJob) -> list[ExaminedSegment]:
+    return [examine(item, job) for item in task]
+
+
+def _copy_all(numbered: tuple[int, list[Selection]], job: SalvageJob, staging: str) -> Part:
+    return copy(*numbered, job, staging)
+
+
+class _Choice:
+    """Of every id the first good copy, in the order in which segments are added: that of their ranks."""
+
+    def __init__(self, alive: Set[bytes] | None) -> None:
+        """``alive``: the ids that have a reference; None if nobody knows."""
+        self.taken: set[bytes] = set()
+        self.picks: list[Selection] = []
+        self.rows: list[tuple[SegmentInput, InputReport, tuple[Damage, ...]]] = []
+        self._alive = alive
+
+    def add(self, item: SegmentInput, found: ExaminedSegment) -> None:
+        columns = found.records
+        ids = columns.id_list()
+        if self._all_first(ids):
+            report = self._report(item, found, good=sum(columns.sizes), records=len(columns))
+            report.recovered = _recovered(columns, [True] * len(columns), found.recovered)
+            self.picks.append(Selection(item, found.crc32, bytes(columns.ids), columns.offsets, columns.sizes))
+            return
+        verdicts = self._verdicts(ids)
+        picked = [verdict == TAKEN for verdict in verdicts]
+        sums = dict.fromkeys((TAKEN, COPY, DEAD), 0)
+        for verdict, size in zip(verdicts, columns.sizes, strict=True):
+            sums[verdict] += size
+        report = self._report(item, found, good=sums[TAKEN], records=sum(picked))
+        report.duplicates, report.dead = sums[COPY], sums[DEAD]
+        report.recovered = _recovered(columns, picked, found.recovered)
+        sizes = array("Q", compress(columns.sizes, picked))
+        self.picks.append(
+            Selection(item, found.crc32, b"".join(compress(ids, picked)), array("Q", compress(columns.offsets, picked)), sizes)
+        )
+
+    def _report(self, item: SegmentInput, found: ExaminedSegment, *, good: int, records: int) -> InputReport:
+        report = InputReport(item.path, item.format, found.size, found.header, good, holes=found.holes, records=records)
+        report.damaged = sum(spot.size for spot in found.damage)
+        self.rows.append((item, report, found.damage))
+        return report
+
+    def _all_first(self, ids: list[bytes]) -> bool:
+        """True, and they are taken, if none was seen before and each has a reference: so it mostly is, and sets are fast."""
+        new = set(ids)
+        if len(new) < len(ids) or not self.taken.isdisjoint(new) or not (self._alive is None or self._alive >= new):
+            return False
+        self.taken |= new
+        return True
+
+    def _verdicts(self, ids: list[bytes]) -> bytearray:
+        taken, alive = self.taken, self._alive
+        verdicts = bytearray()
+        for msg_id in ids:
+            if alive is not None and msg_id not in alive:
+                verdicts.append(DEAD)
+            elif msg_id in taken:
+                verdicts.append(COPY)
+            else:
+                taken.add(msg_id)
+                verdicts.append(TAKEN)
+        return verdicts
+
+
+def _recovered(columns: Columns, picked: list[bool], again: bytes) -> Columns:
+    found = Columns()
+    if any(again):
+        for row, is_picked, is_recovered in zip(columns.rows(), picked, again, strict=True):
+            if is_picked and is_recovered:
+                found.add(*row)
+    return found
+
+
+def _by_task(tasks: Iterable[tuple[SegmentInput, ...]], picks: Iterable[Selection]) -> Iterator[list[Selection]]:
+    rest = iter(picks)
+    for task in tasks:
+        yield [next(rest) for _ in task]
+
+
+def _of_taken(counts: Mapping[bytes, int] | None, taken: set[bytes]) -> Iterator[tuple[bytes, int]] | None:
+    return None if counts is None else ((msg_id, count) for msg_id, count in counts.items() if msg_id in taken)
+
+
+def _metered(parts: Iterable[Part], tasks: Iterable[tuple[SegmentInput, ...]], meter: _Meter) -> Iterator[Part]:
+    for part, task in zip(parts, tasks, strict=True):
+        meter.add(sum(item.size for item in task))
+        yield part
+
+
+@attrs.define
+class _Meter:
+    progress: Progress | None
+    total: int
+    done: int = 0
+
+    def add(self, size: int) -> None:
+        self.done += size
+        if self.progress:
+            self.progress(self.done, self.total)

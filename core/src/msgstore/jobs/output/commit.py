@@ -1,0 +1,309 @@
+"""Writing a fresh store, the driver's side: from the parts of all tasks to a whole store, which appears in one rename."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from types import TracebackType
+
+import attrs
+
+from msgstore.contract import Capability, StoreClosed, StoreError
+from msgstore.directory import write_settings
+from msgstore.engine import forking
+from msgstore.engine.open.recovery import Recovery, sum_counts
+from msgstore.engine.opening import open_configured
+from msgstore.engine.segment.hint_file import InvalidHint, renamed
+from msgstore.engine.segment.hints import hint_name
+from msgstore.files import Files
+from msgstore.jobs.output import lock_keeper, staging_directory
+from msgstore.jobs.output.copies import check_copies
+from msgstore.jobs.output.parts import PARTS, Part, Target, backends_of, errors
+from msgstore.jobs.output.references import read_references
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.writer_lock import WriterLock
+
+log = logging.getLogger("msgstore.jobs")
+
+_STORE = "store"
+Counts = Iterable[tuple[bytes, int]]
+
+
+class Staging:
+    """One job that writes a fresh store: a directory beside the destination, locked while the job lives.
+
+    Used by one thread of the process that drives the job. A context manager: what is not committed when it is left, is
+    deleted. Until ``commit`` returns there is nothing at the destination, or what was there: an empty directory.
+    """
+
+    def __init__(self, target: Target, path: str, lock: WriterLock | None, catalogue: Catalogue, files: Files) -> None:
+        """Use ``begin``, or ``join``."""
+        self.target = target
+        self.path = path
+        """What each PartWriter is given."""
+        self._lock = lock
+        self._catalogue = attrs.evolve(catalogue, observers=())  # nobody has this store yet
+        self._files = files
+        self._open = True
+        forking.watch(self)
+
+    @classmethod
+    def begin(
+        cls,
+        target: Target,
+        *,
+        sources: Iterable[str | Path] = (),
+        catalogue: Catalogue | None = None,
+        files: Files | None = None,
+    ) -> Staging:
+        """Check everything that can be wrong with the target, clear away what killed jobs for it left, and begin.
+
+        ``sources`` are the directories that the job reads: the store must not come to lie inside one.
+
+        Raises ConfigError, PluginError; StoreError if the destination is in use, StoreLocked if another job is writing there.
+        """
+        files = files or Files()
+        catalogue = catalogue or load_catalogue()
+        backends_of(target, catalogue)
+        destination = target.destination
+        with errors(target):
+            _check_place(destination, sources)
+            staging_directory.sweep(files, destination)
+            _check_free(destination)
+            path, lock = staging_directory.claim(files, destination)
+            staging = cls(target, str(path), lock, catalogue, files)
+            try:
+                files.create_directory(path / PARTS)
+            except BaseException:
+                staging.abandon()
+                raise
+        return staging
+
+    @classmethod
+    def join(cls, target: Target, path: str, *, catalogue: Catalogue | None = None, files: Files | None = None) -> Staging:
+        """The job that another process began and handed over, to end it here."""
+        return cls(target, path, None, catalogue or load_catalogue(), files or Files())
+
+    def hand_over(self, pid: int) -> None:
+        """The job goes on without this process: it lasts until process ``pid`` ends, or somebody who joins it ends it.
+
+        Raises StoreError where descriptors cannot be handed to other processes (Windows).
+        """
+        if self._lock is not None:
+            if os.name != "posix":
+                raise StoreError(f"{self.target.path}: a job cannot change its process here; use the local engine")
+            fd = self._lock.hand_over(pid)
+            try:
+                with errors(self.target):
+                    lock_keeper.start(fd, pid, self.path)
+            finally:
+                os.close(fd)
+        self._open = False
+
+    def commit(self, parts: Iterable[Part], counts: Counts | None = None) -> int:
+        """Make the store of ``parts``, in the order of their tasks. Other attempts of these tasks count for nothing.
+        Returns how many messages the store has.
+
+        ``counts``: (id, references) pairs, added up. Records that they do not name are garbage, an id without a record is an
+        error. Without them they are what the workers were given, added up; if these were given none, each id has one
+        reference. Of copies of an id with the same body one is kept.
+
+        Everything is on disk when it returns. If it raises (StoreError, StoreIOError; an id with two bodies, too), nothing is
+        left; but for an error of the very last step, the sync of the store's name, which says that the store is there. Memory:
+        what the index needs, and the counts.
+        """
+        if not self._open:
+            raise StoreClosed(f"{self.path}: this job has ended")
+        try:
+            with errors(self.target):
+                ordered = _in_order(parts)
+                messages = self._make(ordered, self._counted(ordered) if counts is None else counts)
+        except BaseException:
+            self.abandon()
+            raise
+        self.abandon()
+        staging_directory.sync_name(self._files, self.target.destination)
+        return messages
+
+    def abandon(self) -> None:
+        """Nothing is left. Raises nothing; nothing to do if the job was committed or abandoned. Workers that are still writing
+        fail at their next file."""
+        if self._open:
+            self._open = False
+            try:
+                staging_directory.clear(self._files, Path(self.path))
+            finally:
+                if self._lock is not None:
+                    self._lock.release()
+
+    def disown(self) -> None:
+        """In a child, right after the fork: the job, and its lock, stay the parent's."""
+        self._open = False
+        if self._lock is not None:
+            self._lock.disown()
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.abandon()
+
+    def _counted(self, parts: Sequence[Part]) -> Counts | None:
+        """What the workers were given, as an iterator: the parts are where they were until it ends."""
+        some = [part for part in parts if part.messages]
+        if not any(part.counted for part in some):
+            return None
+        if not all(part.counted for part in some):
+            raise ValueError("references are given of all messages of a job, or of none")
+        return chain.from_iterable(read_references(self._files, Path(part.directory)) for part in some)
+
+    def _make(self, parts: Sequence[Part], counts: Counts | None) -> int:
+        store = Path(self.path, _STORE)
+        self._files.create_directory(store)
+        number = 0
+        last = next((part for part in reversed(parts) if part.files), None)
+        for part in parts:
+            number = self._gather(part, store, number, trailer=part.trailer if part is last else 0)
+        messages = self._open_once(store, sum(part.messages for part in parts), counts)
+        if not self._uses_hints:
+            for name in self._files.list(store):
+                if name.startswith("msgstore-") and name.endswith(".hint"):
+                    self._files.unlink(store / name)
+        self._sync_all(store)
+        self._publish(store)
+        return messages
+
+    def _gather(self, part: Part, store: Path, number: int, *, trailer: int) -> int:
+        """Move a part's segments to their numbers, from ``number`` on. Returns the next one."""
+        directory = Path(part.directory)
+        if directory.parent != Path(self.path, PARTS):
+            raise StoreError(f"{directory}: is not a part of the job in {self.path}")
+        there = self._files.list(directory) if directory.is_dir() else {}
+        for name, size in part.files:
+            if there.get(name, (None, 0))[0] != size:
+                raise StoreError(
+                    f"{directory / name}: was written by task {part.task} with {size} bytes, and is not there, or not whole. "
+                    f"Workers and driver must share the file system in which {self.target.path} is to be."
+                )
+            new = f"{number}{Path(name).suffix}"
+            self._files.replace(directory / name, store / new)
+            if trailer and name == part.files[-1][0]:  # a store goes on writing in its last segment, so that has no trailer yet
+                fd = self._files.open_write(store / new)
+                try:
+                    self._files.truncate(fd, size - trailer)
+                finally:
+                    self._files.close(fd)
+            elif hint_name(name) in there:
+                self._take_hint(directory, name, store, new)
+            number += 1
+        return number
+
+    def _take_hint(self, directory: Path, name: str, store: Path, new: str) -> None:
+        """Or the opening would read the whole segment."""
+        try:
+            chunks = list(renamed(self._files.read_file(directory / hint_name(name)), name, new))
+            self._files.write_file(store / hint_name(new), chunks, sync=False)
+        except (InvalidHint, OSError) as error:
+            log.warning("%s: its hint is not used, the segment is read instead: %s", directory / name, error)
+
+    @property
+    def _uses_hints(self) -> bool:
+        return Capability.PERSISTENT not in self._catalogue.index(self.target.index).capabilities
+
+    def _open_once(self, store: Path, messages: int, counts: Counts | None) -> int:
+        """So that index, counts and settings are there, as after a clean stop."""
+        config = self.target.config(store)
+        if counts is not None and not messages:
+            counts = [(msg_id, count) for msg_id, count in sum_counts(counts).items() if count > 0]
+            if counts:
+                raise self._missing(len(counts), counts[0][0])
+        # Its segments are no broker's: the store remembers that before it is opened.
+        write_settings(self._files, store, backends_of(self.target, self._catalogue).settings)
+        try:
+            opened = open_configured(config, self._catalogue, refcounts=counts, files=self._files)
+        except ValueError as error:  # of the counts: more references than there can be
+            raise StoreError(f"{self.target.path}: {error}") from error
+        try:
+            recovery = opened.stats().recovery
+            self._check(recovery, messages)
+            if recovery.garbage:
+                check_copies(self._files, opened, backends_of(self.target, self._catalogue).write_format, self.target.path)
+            opened.close()
+        finally:
+            opened.abandon()
+        return recovery.entered
+
+    def _check(self, recovery: Recovery, messages: int) -> None:
+        if recovery.damaged or recovery.entered + recovery.garbage != messages:
+            damage = "; ".join(recovery.damaged) or f"{recovery.entered + recovery.garbage} records are there"
+            raise StoreError(f"{self.target.path}: {messages} messages were written for it, but {damage}. Run the job again.")
+        if recovery.missing:
+            assert recovery.first_missing is not None
+            raise self._missing(recovery.missing, recovery.first_missing)
+
+    def _missing(self, count: int, msg_id: bytes) -> StoreError:
+        more = f", and {count - 1} more" if count > 1 else ""
+        return StoreError(f"{self.target.path}: no message was written of id {msg_id.hex()}{more}, which has references")
+
+    def _sync_all(self, store: Path) -> None:
+        for directory, _, names in os.walk(store):
+            for name in names:
+                fd = self._files.open_write(Path(directory, name))
+                try:
+                    self._files.sync(fd)
+                finally:
+                    self._files.close(fd)
+            self._files.sync_directory(Path(directory))
+
+    def _publish(self, store: Path) -> None:
+        destination = self.target.destination
+        try:
+            take_place(self._files, store, destination)
+        except OSError as error:
+            _check_free(destination)
+            raise error from None
+
+
+def take_place(files: Files, directory: Path, destination: Path) -> None:
+    """The very rename. An empty directory that stands at the destination hands its permissions on: perhaps it was made so that
+    nobody else reads what comes there. Raises OSError."""
+    if destination.is_dir():
+        files.copy_permissions(destination, directory)
+        if os.name == "nt":
+            destination.rmdir()  # elsewhere a directory may take an empty one's place
+    files.replace(directory, destination)
+
+
+def _in_order(parts: Iterable[Part]) -> list[Part]:
+    """By task. Raises ValueError for two attempts of one task."""
+    ordered = sorted(parts, key=lambda part: part.task)
+    for one, other in pairwise(ordered):
+        if one.task == other.task:
+            raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
+    return ordered
+
+
+def check_destination(destination: Path, sources: Iterable[str | Path] = ()) -> None:
+    """Raises StoreError if a job that reads ``sources`` cannot make a store there. ``Staging.begin`` asks, too."""
+    _check_place(destination, sources)
+    _check_free(destination)
+
+
+def _check_place(destination: Path, sources: Iterable[str | Path]) -> None:
+    for source in sources:
+        if destination.resolve().is_relative_to(Path(source).resolve()):
+            raise StoreError(f"{destination}: lies inside {source}, into which nothing is written; choose another place")
+    if not destination.parent.is_dir():
+        raise StoreError(f"{destination.parent}: there is no such directory; make it, or choose another place")
+
+
+def _check_free(destination: Path) -> None:
+    if destination.is_symlink() or (destination.exists() and not (destination.is_dir() and not any(destination.iterdir()))):
+        raise StoreError(f"{destination}: is there already, and is not an empty directory; choose a new name")
+    if os.path.ismount(destination):
+        raise StoreError(f"{destination}: a file system is mounted there, and no rename replaces that; choose a name inside it")
+    if destination.is_dir() and destination.samefile("."):
+        raise StoreError(f"{destination}: is the working directory, and would be replaced; go elsewhere, or choose a new name")

@@ -1,0 +1,188 @@
+"""A directory of Parquet files that any number of tasks write and that appears in one rename: as whole as a store does.
+
+Each attempt of a task writes into a directory of its own, in the one that :mod:`msgstore.jobs.output.staging_directory` makes; the driver
+moves the files of those attempts that count, and deletes the rest. Folders are named ``column=value``, as Spark and Hive name
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from msgstore.contract import StoreError, StoreIOError
+from msgstore.files import Files
+from msgstore.jobs.output import staging_directory
+from msgstore.jobs.output.commit import check_destination, take_place
+from msgstore.jobs.parquet_files import ParquetWriter
+
+_ATTEMPTS, _DATA = "attempts", "data"
+_NONE = "__HIVE_DEFAULT_PARTITION__"
+_MAX_OPEN = 64
+"""Files that one task has open."""
+_ROW_GROUP = 2**20
+"""Rows."""
+_HELD = 2**24
+"""Bytes of rows that wait to be written."""
+
+
+@attrs.frozen
+class Written:
+    """What one attempt of a task wrote. Picklable, small."""
+
+    directory: str
+    files: tuple[tuple[str, int], ...]
+    """(name relative to the directory, bytes)."""
+    rows: int
+
+
+def folder(columns: Sequence[tuple[str, object]]) -> str:
+    """Where the rows with these values are: ``store=data%2Forders/format=v2``. No value and no text have one name."""
+    return "/".join(f"{name}={quote('' if value is None else str(value), safe=' ') or _NONE}" for name, value in columns)
+
+
+class Writer:
+    """The files of one attempt of a task, one in each folder. A context manager: what is not finished is deleted.
+
+    Raises StoreIOError, with the file.
+    """
+
+    def __init__(self, staging: str, task: int, schema: pa.Schema) -> None:
+        self._directory = Path(staging, _ATTEMPTS, f"{task}-{secrets.token_hex(8)}")
+        self._task = task
+        self._schema = schema
+        self._open: dict[str, pq.ParquetWriter] = {}
+        self._waiting: dict[str, list[pa.Table]] = {}
+        """Rows by folder: many small segments would make as many row groups."""
+        self._held = 0
+        self._names: list[str] = []
+        self._rows = 0
+        with _errors(self._directory):
+            Files().create_directory(self._directory)
+
+    def write(self, where: str, rows: pa.Table | pa.RecordBatch) -> None:
+        """``where``: a :func:`folder`, or "" for none."""
+        self._waiting.setdefault(where, []).append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
+        self._rows += rows.num_rows
+        self._held += rows.nbytes
+        if self._held >= _HELD:
+            self._write_held()
+
+    def _write_held(self) -> None:
+        waiting, self._waiting, self._held = self._waiting, {}, 0
+        with _errors(self._directory):
+            for where, tables in waiting.items():
+                writer = self._open.get(where) or self._begin(where)
+                writer.write(pa.concat_tables(tables), row_group_size=_ROW_GROUP)
+
+    def _begin(self, where: str) -> pq.ParquetWriter:
+        if len(self._open) == _MAX_OPEN:
+            self._close()
+        name = f"{where}/part-{self._task:05}-{len(self._names)}.parquet".removeprefix("/")
+        self._make_folder(where)
+        self._open[where] = ParquetWriter(self._directory / name, self._schema)
+        self._names.append(name)
+        return self._open[where]
+
+    def _make_folder(self, where: str) -> None:
+        """Below the attempt's directory, and never that: the driver may have cleared it away, and nothing must come back."""
+        path = self._directory
+        for part in Path(where).parts:
+            path /= part
+            with suppress(FileExistsError):
+                Files().create_directory(path)
+
+    def finish(self) -> Written:
+        self._write_held()
+        with _errors(self._directory):
+            self._close()
+            sizes = tuple((name, (self._directory / name).stat().st_size) for name in self._names)
+        return Written(str(self._directory), sizes, self._rows)
+
+    def _close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            with suppress(OSError):
+                self._close()
+            Files().remove_tree(self._directory)
+
+
+@contextmanager
+def dataset(destination: str, sources: Iterable[str | Path]) -> Iterator[Staging]:
+    """A fresh directory; what is not committed is deleted, and nothing is left.
+
+    Raises StoreError (it is in use, or lies inside a source), StoreLocked (another job writes it), StoreIOError.
+    """
+    target, files = Path(os.path.abspath(destination)), Files()  # noqa: PTH100 - as processes elsewhere see it
+    with ExitStack() as stack:
+        with _errors(target):
+            check_destination(target, sources)
+            path = stack.enter_context(staging_directory.working_directory(files, target))
+            files.create_directory(path / _ATTEMPTS)
+            files.create_directory(path / _DATA)
+        yield Staging(target, path)
+
+
+@attrs.frozen
+class Staging:
+    destination: Path
+    directory: Path
+
+    @property
+    def path(self) -> str:
+        """What each Writer is given."""
+        return str(self.directory)
+
+    def commit(self, written: Iterable[Written]) -> None:
+        """Everything is on disk when it returns. Raises StoreError if a file is not there, StoreIOError."""
+        files, data = Files(), self.directory / _DATA
+        with _errors(self.destination):
+            for attempt in written:
+                for name, size in attempt.files:
+                    _move(Path(attempt.directory, name), data / name, size)
+            for directory, _, names in os.walk(data, topdown=False):
+                for name in names:
+                    _sync(files, Path(directory, name))
+                files.sync_directory(Path(directory))
+            take_place(files, data, self.destination)
+        staging_directory.sync_name(files, self.destination)
+
+
+def _move(source: Path, target: Path, size: int) -> None:
+    if not source.is_file() or source.stat().st_size != size:
+        raise StoreError(
+            f"{source}: was written with {size} bytes, and is not there, or not whole. Workers and driver must share the file "
+            "system of the destination."
+        )
+    Files().make_directory(target.parent)
+    Files().replace(source, target)
+
+
+def _sync(files: Files, path: Path) -> None:
+    fd = files.open_write(path)
+    try:
+        files.sync(fd)
+    finally:
+        files.close(fd)
+
+
+@contextmanager
+def _errors(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreIOError(f"{error.filename or where}: {error.strerror or error}. Nothing was kept; begin again.") from error

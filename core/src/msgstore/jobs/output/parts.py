@@ -1,0 +1,329 @@
+"""Writing a fresh store, the worker's side: each attempt of a task writes segments of its own into a directory of its own.
+
+What a worker writes is what the store itself would have written: the same records, rolled at the same places, with the same
+trailers. The driver gives the segments their numbers (:mod:`msgstore.jobs.output.commit`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+
+import attrs
+
+from msgstore.config import StoreConfig, store_config
+from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError, StoreIOError, StoreLocked
+from msgstore.engine.backends import Backends, resolve
+from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.trailers import append_trailer
+from msgstore.files import Files
+from msgstore.jobs.output.references import Counts
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.scan.bindings import OWN_RECORD
+
+PARTS = "parts"
+"""The directory of all attempts, in that of the job."""
+BATCH = 2**20
+"""Bytes that are encoded at once, ``_OVERHEAD`` of each message included."""
+_OVERHEAD = 64
+_ID = 16
+
+
+@attrs.frozen
+class Target:
+    """How a fresh store is written. Small and picklable; workers make the format of their own plugins."""
+
+    path: str
+    """Its directory. All processes of a job must see the one above it under the same name."""
+    index: str = "ets"
+    format: str = "v2"
+    record: str = OWN_RECORD
+    body: str = "raw"
+    """The codec that the store remembers. Bodies are handed in as they are stored: it encodes nothing here."""
+    records: tuple[tuple[str, int], ...] = ()
+    """(name, type byte) of record types that are bound; not needed for one whose byte the format assigns."""
+    file_size_limit: int = StoreConfig(path=Path()).file_size_limit
+
+    @property
+    def destination(self) -> Path:
+        """The directory, absolute: processes of a job need not have the same working directory."""
+        return Path(os.path.abspath(self.path))  # noqa: PTH100 - "..", too, before anything is made beside it
+
+    def config(self, path: Path | None = None) -> StoreConfig:
+        """That of the store, in another directory if need be. It has no threads, and syncs nothing. Raises ConfigError."""
+        keys = {
+            "path": path or self.destination,
+            "index": self.index,
+            "format": {"use": self.format, "records": dict(self.records)} if self.records else self.format,
+            "record": self.record,
+            "body": self.body,
+            "file_size_limit": self.file_size_limit,
+            "sync_interval": 0,
+            "gc_interval": 0,
+        }
+        return store_config(keys, "target", Path())
+
+
+@attrs.frozen
+class Part:
+    """What one attempt of a task has written, all of it on disk. Small and picklable."""
+
+    task: int
+    directory: str
+    files: tuple[tuple[str, int], ...]
+    """(name, bytes) of the segments, in the order of writing."""
+    messages: int
+    bytes: int
+    """Of the segments."""
+    trailer: int = 0
+    """Bytes of the trailer that the last segment ends in; a store that goes on would not have written it yet."""
+    counted: bool = False
+    """Whether the references of its messages stand beside them."""
+
+
+class PartWriter:
+    """One attempt of one task. A context manager: what is not finished when it is left, is deleted.
+
+    One thread at a time. What raises leaves nothing behind, and makes the attempt useless: every later call raises StoreClosed.
+    """
+
+    def __init__(self, target: Target, staging: str, task: int, *, files: Files | None = None) -> None:
+        """``staging`` is ``Staging.path``, ``task`` orders what is written: the store has the messages of lower ones first.
+
+        Raises ConfigError, PluginError for what this process cannot write, StoreError if the job is gone."""
+        backends = _backends(target)
+        self._form = backends.write_format
+        self._limit = int(target.file_size_limit)
+        self._large = int(target.config().large_message)
+        self._files = files or Files()
+        self._target = target
+        self._task = task
+        self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
+        self._ids: list[bytes] = []
+        self._items: list[bytes] = []
+        self._whole = False
+        """Whether the items are whole records; else they are bodies."""
+        self._counts: Counts | None = None
+        self._held = 0
+        self._messages = 0
+        self._part: Part | None = None
+        self._open = True
+        with errors(target):
+            try:
+                self._files.create_directory(self._directory)
+            except FileNotFoundError:
+                raise StoreError(
+                    f"{self._directory.parent}: there is no such directory: the job was ended or given up meanwhile, or this "
+                    f"process does not see the file system of the driver. Choose a destination that all of them see."
+                ) from None
+        self._segments = Segments(self._directory, self._files, backends.formats, sync=False)
+        self._segments.sync_later = True
+        self._segments.hints.writes = True
+
+    def add(
+        self, ids: Sequence[bytes], bodies: Sequence[bytes], references: Sequence[int] | None = None, *, where: str = ""
+    ) -> None:
+        """Messages, with their bodies as they are stored. They are held until some 1 MiB of them is there.
+
+        ``references``: how many each message has. Whoever gives them once gives them always, in each part of the job.
+        ``where`` they came from: errors about them begin with it, or else with the destination.
+
+        Raises StoreError for what is no id of 16 bytes, and for a count that none can have; MessageTooLarge; StoreIOError.
+        """
+        with self._working():
+            self._count(ids, references, where or self._target.path)
+            self._take(ids, bodies, where or self._target.path, whole=False)
+
+    def add_records(self, ids: Sequence[bytes], records: Sequence[bytes]) -> None:
+        """Messages as whole records of the target's format, which the caller has checked: they are written as they are."""
+        with self._working():
+            self._count(ids, None, self._target.path)
+            self._take(ids, records, self._target.path, whole=True)
+
+    def finish(self) -> Part:
+        """Everything is on disk when it returns. Raises StoreIOError."""
+        with self._working():
+            self._write_held()
+            last = self._segments.current
+            before = last.size if last else 0
+            self._seal()
+            trailer = last.size - before if last else 0
+            self._segments.sync_written()
+            if self._counts:
+                self._counts.finish()
+            files = tuple((segment.path.name, segment.size) for segment in self._segments)
+            size = sum(size for _, size in files)
+            self._part = Part(self._task, str(self._directory), files, self._messages, size, trailer, self._counts is not None)
+        self._open = False
+        return self._part
+
+    def abandon(self) -> None:
+        """Nothing is left. Raises nothing; nothing to do if it is finished or abandoned."""
+        if self._open:
+            self._open = False
+            with suppress(MsgStoreError, OSError):
+                self._segments.close()
+                if self._counts:
+                    self._counts.close()
+            with suppress(OSError):
+                self._files.remove_tree(self._directory)
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.abandon()
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        if not self._open:
+            raise StoreClosed(f"{self._directory}: this attempt has ended")
+        try:
+            with errors(self._target):
+                yield
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _count(self, ids: Sequence[bytes], references: Sequence[int] | None, where: str) -> None:
+        if references is not None and (self._counts or not self._messages + len(self._ids)):
+            self._counts = self._counts or Counts(self._files, self._directory)
+            self._counts.add(ids, references, where)
+        elif references is not None or self._counts:
+            raise ValueError("references are given of all messages of a part, or of none")
+
+    def _take(self, ids: Sequence[bytes], items: Sequence[bytes], where: str, *, whole: bool) -> None:
+        """``items`` are bodies, or records if they are ``whole``."""
+        if len(ids) != len(items):
+            raise ValueError(f"{len(ids)} ids with {len(items)} {'records' if whole else 'bodies'}")
+        sizes = list(map(len, items))
+        if not sizes:
+            return
+        if set(map(len, ids)) != {_ID}:
+            wrong = next(msg_id for msg_id in ids if len(msg_id) != _ID)
+            raise StoreError(f"{where}: an id has {_ID} bytes, not {len(wrong)}: {bytes(wrong).hex() or 'it is empty'}")
+        if whole != self._whole:
+            self._write_held()
+            self._whole = whole
+        largest = max(sizes)
+        if largest > self._form.format.max_body and not whole:
+            raise MessageTooLarge(
+                f"{where}: the body of {bytes(ids[sizes.index(largest)]).hex()} has {largest} bytes and does "
+                f"not fit into a record of format {self._form.name!r} (at most {self._form.format.max_body})"
+            )
+        if largest >= self._large:
+            self._take_large(ids, items, sizes)
+            return
+        self._ids += ids
+        self._items += items
+        self._held += sum(sizes) + _OVERHEAD * len(sizes)
+        if self._held >= BATCH:
+            self._write_held()
+
+    def _take_large(self, ids: Sequence[bytes], items: Sequence[bytes], sizes: Sequence[int]) -> None:
+        """A large body gets a segment of its own, as in the store."""
+        self._write_held()
+        at = 0
+        for place, size in enumerate(sizes):
+            if size < self._large or (self._whole and self._body_size(items[place]) < self._large):
+                continue
+            self._write(ids[at:place], items[at:place])
+            current = self._segments.current
+            if current is None or current.size > current.header_bytes:
+                self._roll()
+            self._write(ids[place : place + 1], items[place : place + 1])
+            self._seal()
+            at = place + 1
+        self._write(ids[at:], items[at:])
+
+    def _body_size(self, record: bytes) -> int:
+        begin, end = self._form.format.body_span(record, 0, len(record))
+        return end - begin
+
+    def _write_held(self) -> None:
+        ids, items = self._ids, self._items
+        step = max(len(ids) * BATCH // max(self._held, BATCH), 1)
+        for at in range(0, len(ids), step):
+            self._write(ids[at : at + step], items[at : at + step])
+        self._ids, self._items, self._held = [], [], 0
+
+    def _write(self, ids: Sequence[bytes], items: Sequence[bytes]) -> None:
+        """As :class:`msgstore.engine.write.appender.Appender`: the record that fills a segment is its last one."""
+        if not ids:
+            return
+        data, sizes = (b"".join(items), list(map(len, items))) if self._whole else self._form.format.encode(ids, items)
+        current = self._segments.current
+        if current is not None and current.size + len(data) <= self._limit and current.size < self._limit:
+            self._append(current, data, ids, sizes)
+            return
+        ends = list(accumulate(sizes))
+        view = memoryview(data)
+        done = base = 0
+        while done < len(ends):
+            current = self._segments.current
+            if current is None or current.size >= self._limit:
+                current = self._roll()
+            cut = min(bisect_left(ends, base + self._limit - current.size, done) + 1, len(ends))
+            self._append(current, view[base : ends[cut - 1]], ids[done:cut], sizes[done:cut])
+            done, base = cut, ends[cut - 1]
+
+    def _append(self, segment: Segment, data: bytes | memoryview, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
+        offset = segment.size
+        self._segments.append(data)
+        self._segments.hints.add(segment, offset, len(data), ids, sizes)
+        segment.live_bytes += len(data)
+        self._messages += len(ids)
+
+    def _roll(self) -> Segment:
+        self._seal()
+        return self._segments.roll(self._form)
+
+    def _seal(self) -> None:
+        """The current segment takes no more records of this attempt."""
+        current = self._segments.current
+        if current is not None:
+            append_trailer(self._segments, current)
+            self._segments.seal_current()
+            self._segments.hints.save(everything=True)
+
+
+def backends_of(target: Target, catalogue: Catalogue) -> Backends:
+    """Everything that a target names. Raises ConfigError, PluginError."""
+    return resolve(target.config(), catalogue, None)
+
+
+def check_bodies(target: Target, ids: Sequence[bytes], bodies: Sequence[bytes], where: str) -> None:
+    """Raises StoreError for the first body that the target's codec could not have stored."""
+    backends = _backends(target)
+    is_valid = backends.codec.is_valid
+    if not backends.plain_bodies and not all(map(is_valid, bodies)):
+        wrong = next(msg_id for msg_id, body in zip(ids, bodies, strict=True) if not is_valid(body))
+        raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {target.body!r}")
+
+
+@cache
+def _backends(target: Target) -> Backends:
+    return backends_of(target, load_catalogue())
+
+
+@contextmanager
+def errors(target: Target) -> Iterator[None]:
+    """Say where an error of the operating system happened, and that the job has left nothing under the final name."""
+    try:
+        yield
+    except (OSError, StoreError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or isinstance(error, StoreLocked):
+            raise
+        where = cause.filename2 or cause.filename or target.destination
+        raise StoreIOError(
+            f"{where}: {cause.strerror or cause}. No store was made at {target.path}; mend the cause (space, limits, "
+            f"permissions, the disk) and run the job again."
+        ) from cause

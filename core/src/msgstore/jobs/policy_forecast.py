@@ -1,0 +1,184 @@
+"""What each installed GC policy would do with the segments of a directory. Nothing is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.config import structure
+from msgstore.contract import (
+    Action,
+    Combine,
+    Compact,
+    Drop,
+    GcPolicyDescriptor,
+    Migrate,
+    MsgStoreError,
+    PluginError,
+    SegmentStats,
+    StoreError,
+)
+from msgstore.directory import find_segments
+from msgstore.engine.backends import may_drop
+from msgstore.engine.compact import policy_actions as plans
+from msgstore.engine.open.recovery import CHAIN
+from msgstore.engine.open.startup import goes_on_in
+from msgstore.engine.opening import remembered_config
+from msgstore.engine.segment.segments import Segment
+from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan import FormatSet, SegmentReport
+
+DOES = {Compact: "compact", Combine: "combine", Drop: "drop", Migrate: "migrate"}
+
+
+@attrs.frozen
+class Step:
+    """One thing that would be done. Sizes in bytes."""
+
+    what: str
+    """compact, combine, drop, migrate, or delete: what every store does with a segment without a live record."""
+    files: tuple[str, ...]
+    gives_back: int
+    """About: what was written in another format has another size, and not every gap can be filled to the last byte."""
+    messages_lost: int = 0
+    why: str = ""
+
+
+@attrs.frozen
+class Plan:
+    """A policy with one set of options."""
+
+    name: str
+    provider: str
+    summary: str
+    options: str
+    """As a configuration has them; "" for none."""
+    steps: tuple[Step, ...] = ()
+    passed_over: tuple[str, ...] = ()
+    """Actions that no store would carry out, and why not."""
+    error: str = ""
+    """Why the policy says nothing."""
+
+
+@attrs.frozen
+class Picture:
+    """Segments as a store that is opened for writing shows them to a policy."""
+
+    stats: list[SegmentStats]
+    by_number: dict[int, Segment]
+    generation: int
+    """Of the format that the store writes."""
+    size_limit: int
+    """Of a segment, in bytes. A directory does not remember it: that of the defaults."""
+    current: str
+    """The file that new messages would go to, or "" for a new one."""
+    not_shown: int
+    """Segments of the directory that are left out: the policies do not hear of them."""
+
+
+def as_segment(report: SegmentReport, quarantined: bool) -> Segment:
+    """What the engine would make of a segment, but for what is alive in it. ``quarantined``: it has, already."""
+    scan, path = report.scan, report.path
+    torn = scan.end.state == "torn"
+    bad = quarantined or scan.end.state == "corrupt" or bool(scan.damage) or (torn and _goes_on(report))
+    clean = scan.end.state == "clean" and not bad and scan.header in (None, "ok")
+    return Segment(-1, path, report.format, report.size, appendable=clean, quarantined=bad, torn=torn)
+
+
+def _goes_on(report: SegmentReport) -> bool:
+    """Whether records stand behind what looks like a write that was cut off: then it is damage."""
+    with Files().view(report.path) as data:
+        return report.format.format.find_chain(data, report.scan.end.offset + 1, CHAIN) is not None
+
+
+def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segments: Sequence[Segment]) -> Picture:
+    """The segments, which get their numbers and times. Raises MsgStoreError if no store could be opened on the directory."""
+    config = remembered_config(directory)
+    found = {s.path.name: s for s in find_segments(Files(), directory, formats.extensions, formats.leftovers)}
+    for segment in segments:
+        file = found.get(segment.path.name)
+        if file is None:
+            why = (
+                "has a name that no store gives a segment"
+                if segment.path.is_file()
+                else "is not there any more: the store is in use"
+            )
+            raise StoreError(f"{segment.path}: {why}")
+        segment.number, segment.sealed_mtime_ns = file.number, file.mtime_ns
+    by_number = {segment.number: segment for segment in sorted(segments, key=lambda segment: segment.number)}
+    newest = by_number.get(max((file.number for file in found.values()), default=0))
+    current = newest if newest and goes_on_in(newest, config.format.name, config.file_size_limit) else None
+    if current:
+        current.sealed_mtime_ns = None
+    return Picture(
+        [s.stats(current=s is current, size_limit=config.file_size_limit) for s in by_number.values()],
+        by_number,
+        catalogue.format(config.format.name).generation,
+        config.file_size_limit,
+        current.path.name if current else "",
+        len(found) - len(by_number),
+    )
+
+
+def plans_of(catalogue: Catalogue, picture: Picture, now: float) -> Iterator[Plan]:
+    """Of every policy that is installed, with each of the options that its descriptor has as examples."""
+    for name in catalogue.names("gc"):
+        provider = ", ".join(
+            str(found.provider.distribution)
+            for found in catalogue.registrations
+            if found.kind == "gc" and found.descriptor.name == name
+        )
+        try:
+            descriptor = catalogue.gc_policy(name)
+        except PluginError as error:
+            yield Plan(name, provider, "", "", error=str(error))
+            continue
+        for example in descriptor.examples:
+            plan = Plan(name, provider, descriptor.summary, _as_toml(example))
+            try:
+                actions = _ask(catalogue, descriptor, example, picture.stats, now)
+            except Exception as error:  # whatever a stranger's code raises is told where it belongs
+                told = str(error) if isinstance(error, MsgStoreError) else f"{type(error).__name__}: {error}"
+                yield attrs.evolve(plan, error=told)
+            else:
+                yield _judged(plan, actions, picture, may_drop=may_drop(descriptor))
+
+
+def _ask(
+    catalogue: Catalogue, descriptor: GcPolicyDescriptor, example: Mapping[str, Any], stats: Sequence[SegmentStats], now: float
+) -> list[object]:
+    options = structure(descriptor.options, example, f"the examples of the GC policy {descriptor.name!r}")
+    return list(catalogue.make(descriptor, options).plan(stats, now))
+
+
+def _judged(plan: Plan, actions: Sequence[object], picture: Picture, *, may_drop: bool) -> Plan:
+    by_number = {s.number: s for s in picture.stats}
+    empty = [s for s in picture.stats if not (s.live_count or s.current or s.quarantined)]
+    steps = [Step("delete", (s.file,), s.size, why="no message in it is alive") for s in empty]
+    gone = {s.number for s in empty}
+    passed_over = []
+    judged = plans.judge(actions, picture.stats, picture.by_number, picture.generation, may_drop=may_drop)
+    for action, refusal in judged:
+        if refusal:
+            passed_over.append(f"{action!r}: {refusal}")
+        elif refusal is None and isinstance(action, Action) and not gone.issuperset(plans.numbers_of(action)):
+            steps.append(_step(action, [by_number[number] for number in plans.numbers_of(action)]))
+    return attrs.evolve(plan, steps=tuple(steps), passed_over=tuple(passed_over))
+
+
+def _step(action: Action, touched: Sequence[SegmentStats]) -> Step:
+    files, what = tuple(s.file for s in touched), DOES[type(action)]
+    if isinstance(action, Drop):
+        return Step(what, files, touched[0].size, touched[0].live_count, action.reason)
+    kept = max(s.header_bytes for s in touched) + sum(s.live_bytes for s in touched)
+    return Step(what, files, max(0, sum(s.size for s in touched) - kept))
+
+
+def _as_toml(options: Mapping[str, object]) -> str:
+    """Options on one line, as people write them."""
+    return ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in options.items())

@@ -1,0 +1,90 @@
+"""What a bulk engine can do: one method a job. ``local`` is :mod:`msgstore.jobs.local`; others come with plugins.
+
+A job says everything that decides what comes out, and core makes and checks it; the engine only says where the work is done. So
+two engines give the same rows and the same report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import attrs
+
+from msgstore.config import structure
+from msgstore.contract import ConfigError
+from msgstore.jobs.diff import DiffJob, DiffReport
+from msgstore.jobs.export import ExportJob, ExportReport
+from msgstore.jobs.importing import ImportJob, ImportReport
+from msgstore.jobs.inventory import InventoryJob
+from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
+from msgstore.jobs.reports import SalvageReport
+from msgstore.jobs.salvage import SalvageJob
+from msgstore.plugins.catalogue import Catalogue
+
+Progress = Callable[[int, int], object]
+"""Called with (done, total), in bytes, on the thread that called the job."""
+AUTO = "auto"
+
+
+class JobRunner(Protocol):
+    """Carries jobs out. Each method returns when all is done, or raises and leaves nothing behind.
+
+    Each raises StoreError, StoreIOError, ConfigError, PluginError.
+    """
+
+    def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
+        """Every good record in a fresh store. A migration, too."""
+        ...
+
+    def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
+        """Every id in its class, by its records and the changes of its count."""
+        ...
+
+    def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
+        """What is there, and what collecting it would give back."""
+        ...
+
+    def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
+        """The messages of two stores, by id and a hash of the body."""
+        ...
+
+    def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
+        """Records as Parquet."""
+        ...
+
+    def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
+        """Rows of Parquet or lines of JSON as a fresh store."""
+        ...
+
+
+def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[str] = ()) -> tuple[str, str]:
+    """The engine for ``size`` bytes of input, and why, if ``auto`` had a choice: of those that pay the one that needs the most.
+
+    ``keys`` are options that are asked for: ``auto`` takes no engine that lacks one.
+    """
+    if name != AUTO:
+        return name, ""
+    pays: dict[str, int] = {}
+    for other in catalogue.names("engine"):
+        descriptor = catalogue.bulk_engine(other)
+        if descriptor.min_input_bytes is not None and attrs.fields_dict(descriptor.options).keys() >= set(keys):
+            pays[other] = descriptor.min_input_bytes
+    if not pays:
+        wanted = f" with the options {', '.join(keys)}" if keys else ""
+        raise ConfigError(f"--engine auto: no engine{wanted} is installed that says when it pays; name one")
+    chosen = max(
+        (other for other in pays if pays[other] <= size),
+        key=lambda other: (pays[other], other),
+        default=min(pays, key=pays.__getitem__),
+    )
+    others = [f"{other} pays from {pays[other]:,} on" for other in sorted(pays, key=pays.__getitem__) if pays[other]]
+    return chosen, "; ".join([f"{size:,} bytes to read", *others]) if len(pays) > 1 else ""
+
+
+def make_engine(catalogue: Catalogue, name: str, options: Mapping[str, Any]) -> JobRunner:
+    """Raises ConfigError for options that the engine does not have, and the catalogue's errors."""
+    descriptor = catalogue.bulk_engine(name)
+    engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--engine {name}"))
+    return engine

@@ -1,0 +1,356 @@
+"""Salvage and migration: every good record of any segments, in a fresh store, and every byte of the input accounted for.
+
+What a message passes: ``examine`` reads its segment to the end and says which records are good; the engine picks of all copies
+of an id the first good one, by rank and offset, and leaves out what has no reference; ``copy`` writes the picked ones of a task
+into a part of the new store; :meth:`Staging.commit` makes one store of the parts. ``examine`` and ``copy`` run wherever the
+engine wants, one segment or one task at a time, and depend on nothing but their arguments.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+
+import attrs
+
+from msgstore.contract import Buffer, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
+from msgstore.contract.formats import split_ids
+from msgstore.files import Files
+from msgstore.jobs.count_files import named_counts
+from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
+from msgstore.jobs.output.commit import check_destination
+from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
+from msgstore.jobs.reading.chains import read_chains, read_inside
+from msgstore.jobs.reading.segment_check import checksum
+from msgstore.jobs.reports import TOO_LARGE, InputReport, SalvageReport, SpanReport
+from msgstore.jobs.sources import directories_of
+from msgstore.jobs.tasks import TASK_SIZE, pack
+from msgstore.jobs.workers import body_check
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan import OpenFormat
+from msgstore.scan.bindings import OWN_RECORD, assigned_byte
+from msgstore.writer_lock import check_no_writer
+
+BATCH = 2**20
+"""Bytes of records that are decoded and encoded together."""
+INVALID_BODY = "invalid_message_body"
+TAKEN, COPY, DEAD = 0, 1, 2
+"""What becomes of a good record: it is copied; a better copy was taken; it has no reference."""
+
+
+@attrs.frozen
+class SalvageJob:
+    """Picklable. Made and checked by :func:`plan_salvage`."""
+
+    sources: tuple[str, ...]
+    """As they were given."""
+    found: Found
+    target: Target
+    max_body: int
+    """Bytes; a larger one does not fit into a record of the target's format."""
+    as_they_are: bool = True
+    """Records of the target's format are copied byte for byte, whatever their type; else all are encoded anew."""
+    check_body: str | None = None
+    """The codec that bodies must be valid for."""
+    counts: str | None = None
+    """A file of counts (:mod:`msgstore.jobs.counts`): ids that it does not name are dead."""
+    complete: bool = False
+    """A migration: if a message is missing there is an error, and no store."""
+    task_size: int = TASK_SIZE
+    """Bytes of segments that are copied together; each such task begins a segment of the new store."""
+
+    def tasks(self) -> list[tuple[SegmentInput, ...]]:
+        """The same from every engine, so that the store is the same, too."""
+        return pack(self.found.inputs, self.task_size)
+
+    @property
+    def size(self) -> int:
+        """Bytes to be read."""
+        return sum(item.size for item in self.found.inputs)
+
+    def for_workers(self) -> SalvageJob:
+        """What each task is told beside its own segments: nothing of the others."""
+        return attrs.evolve(self, found=Found((), (), (), ()))
+
+
+def plan_salvage(
+    catalogue: Catalogue,
+    sources: Sequence[Path],
+    destination: Path,
+    *,
+    index: str = "ets",
+    format: str = "v2",  # noqa: A002 - the key of the configuration
+    record: str | None = None,
+    body: str | None = None,
+    check_body: str | None = None,
+    records: Mapping[str, int] | None = None,
+    counts: Path | None = None,
+    complete: bool = False,
+) -> SalvageJob:
+    """Read no segment, write nothing; every name is looked up, every path looked at.
+
+    ``records`` binds record types of the sources beside those that their directories remember. ``record`` is what all records
+    are encoded as; None copies those of ``format`` as they are. ``body`` is the codec that the new store remembers (that of
+    the sources, else ``raw``): bodies are copied as they are stored.
+
+    Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError.
+    """
+    found = find_inputs(catalogue, sources, records=records)
+    for store in sorted({item.store for item in found.inputs}):
+        check_no_writer(Path(store))
+    check_destination(destination, directories_of(sources, found))
+    bound = _bindings(found, format) if record is None else {}
+    if record is not None and record != OWN_RECORD:
+        theirs = dict(pair for item in found.inputs for pair in item.records)
+        byte = theirs[record] if record in theirs else assigned_byte(catalogue, format, record, "salvage")
+        bound = {record: byte}
+    catalogue.index(index)
+    codec = body or _codec(found)
+    target = Target(str(destination), index, format, record or OWN_RECORD, codec, tuple(bound.items()))
+    if record is None:
+        target = _writing_on(target, catalogue, found)
+    max_body = backends_of(target, catalogue).write_format.format.max_body
+    if check_body is not None:
+        catalogue.body_codec(check_body)
+    return SalvageJob(
+        tuple(map(str, sources)),
+        found,
+        target,
+        max_body,
+        record is None,
+        check_body,
+        named_counts(counts),
+        complete,
+    )
+
+
+def _bindings(found: Found, form: str) -> dict[str, int]:
+    """All record types of the sources together. ConfigError if two contradict each other: a store has one binding."""
+    names: dict[str, tuple[int, str]] = {}
+    bytes_: dict[int, tuple[str, str]] = {}
+    for item in found.inputs:
+        for name, byte in item.records if item.format == form else ():
+            other, where = names.setdefault(name, (byte, item.store))
+            another, there = bytes_.setdefault(byte, (name, item.store))
+            if other != byte or another != name:
+                raise ConfigError(
+                    f"{item.store} binds the record type {name} to byte {byte}, {where if other != byte else there} binds "
+                    f"{name if other != byte else another} to {other if other != byte else byte}; one store cannot hold both. "
+                    "Name a record type that all are encoded as (--record), or salvage them one by one"
+                )
+    return {name: byte for name, (byte, _) in names.items()}
+
+
+def _writing_on(target: Target, catalogue: Catalogue, found: Found) -> Target:
+    """With the record type that new messages of the sources were written as, if they agree and the target can have it."""
+    if len(found.record_types) == 1 and not found.unknown:
+        wanted = attrs.evolve(target, record=found.record_types[0])
+        with suppress(ConfigError, PluginError):
+            backends_of(wanted, catalogue)
+            return wanted
+    return target
+
+
+def _codec(found: Found) -> str:
+    if len(found.codecs) > 1:
+        raise ConfigError(
+            f"the sources remember different body codecs, {', '.join(found.codecs)}; bodies are copied as they are stored: "
+            "salvage them one by one, or name the codec that fits all (--body)"
+        )
+    if found.codecs not in ((), ("raw",)) and found.unknown:
+        raise ConfigError(
+            f"{found.unknown[0]} does not say which codec its bodies have been stored with, and others say {found.codecs[0]}: "
+            "salvage them one by one, or name the codec that fits all (--body)"
+        )
+    return found.codecs[0] if found.codecs else "raw"
+
+
+# -- one segment --------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class ExaminedSegment:
+    """One segment, read to its end. Picklable: 33 bytes a record."""
+
+    size: int
+    header: int = 0
+    holes: int = 0
+    damage: tuple[Damage, ...] = ()
+    crc32: int = 0
+    """Of all its bytes: it is read again when records are copied."""
+    records: Columns = attrs.field(factory=Columns)
+    """Good ones, every copy of an id, by offset. The types say nothing."""
+    recovered: bytes = b""
+    """For each of them 1 if it was found again behind a damaged spot, else 0."""
+
+
+def examine(item: SegmentInput, job: SalvageJob) -> ExaminedSegment:
+    """Read one segment. A file that cannot be read, or that makes its format raise, is damage as a whole; no job fails of it.
+
+    Raises PluginError if a plugin that the job needs is not installed here.
+    """
+    form, is_valid = open_input(item), body_check(job.check_body)
+    try:
+        with Files().view(Path(item.path)) as data:
+            return _examine(form, data, job.max_body, is_valid)
+    except OSError as error:
+        reason = f"unreadable: {error.strerror or error}"
+    except Exception as error:  # of a format that does not keep its word
+        reason = f"unreadable: {type(error).__name__}: {error}"
+    return ExaminedSegment(item.size, damage=(Damage(0, item.size, reason),))
+
+
+def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: Callable[[bytes], bool] | None) -> ExaminedSegment:
+    chains = read_chains(form.format, data)
+    damage, holes = list(chains.damage), chains.holes
+    whole = chains.only
+    crc32 = checksum(data, len(data))
+    if whole is not None and is_valid is None and max(whole.sizes, default=0) <= max_body:
+        return ExaminedSegment(len(data), chains.header, holes, tuple(damage), crc32, whole, bytes(len(whole)))
+    good: list[tuple[int, int, bytes, bool]] = []
+    rows, depth = chains.rows(), 0
+    while rows:
+        reasons = [_reason(form, data, offset, size, msg_id, max_body, is_valid) for offset, size, msg_id, _ in rows]
+        good += [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+        refused = [Damage(*row[:2], reason) for row, reason in zip(rows, reasons, strict=True) if reason is not None]
+        rows = []
+        for spot in refused:
+            if spot.reason != INVALID_BODY:
+                damage.append(spot)
+                continue
+            inside = read_inside(form.format, data, spot, depth, judged=True)  # it may have swallowed whole records
+            rows += inside.rows()
+            damage += inside.damage
+            holes += inside.holes
+        depth += 1
+    records, recovered = Columns(), bytearray()
+    for offset, size, msg_id, again in sorted(good):
+        records.add(msg_id, offset, size)
+        recovered.append(again)
+    damage.sort(key=lambda spot: spot.offset)
+    return ExaminedSegment(len(data), chains.header, holes, tuple(damage), crc32, records, bytes(recovered))
+
+
+def _reason(
+    form: OpenFormat,
+    data: Buffer,
+    offset: int,
+    size: int,
+    msg_id: bytes,
+    max_body: int,
+    is_valid: Callable[[bytes], bool] | None,
+) -> str | None:
+    """Why a record is not good; None if it is."""
+    if is_valid is None and size <= max_body:
+        return None
+    try:
+        body = form.format.decode(msg_id, data[offset : offset + size])
+    except RecordError as error:
+        return error.reason
+    if len(body) > max_body:
+        return TOO_LARGE
+    return INVALID_BODY if is_valid is not None and not is_valid(body) else None
+
+
+# -- one task -----------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Selection:
+    """What is copied of one segment: records by offset. Picklable."""
+
+    item: SegmentInput
+    crc32: int
+    """Of the segment as it was examined."""
+    ids: bytes
+    offsets: array[int]
+    sizes: array[int]
+
+
+def copy(task: int, picks: Iterable[Selection], job: SalvageJob, staging: str) -> Part:
+    """Write one part of the new store. Raises StoreError if a segment is not what it was when it was examined, StoreIOError."""
+    with PartWriter(job.target, staging, task) as part:
+        for pick in picks:
+            if not pick.offsets:
+                continue
+            form = open_input(pick.item)
+            verbatim = job.as_they_are and form.verbatim and form.name == job.target.format
+            try:
+                with Files().view(Path(pick.item.path)) as data:
+                    _copy_records(part, pick, form, data, verbatim=verbatim)
+            except OSError as error:
+                raise _changed(pick, error.strerror or str(error)) from error
+        return part.finish()
+
+
+def _copy_records(part: PartWriter, pick: Selection, form: OpenFormat, data: Buffer, *, verbatim: bool) -> None:
+    if checksum(data, len(data)) != pick.crc32:
+        raise _changed(pick, "its bytes are others")
+    ids = split_ids(pick.ids)
+    for begin, end in _batches(pick.sizes):
+        offsets, sizes = pick.offsets[begin:end], pick.sizes[begin:end]
+        records = [data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+        if verbatim:
+            part.add_records(ids[begin:end], records)
+        else:
+            part.add(ids[begin:end], _bodies(form, pick, ids[begin:end], records))
+
+
+def _batches(sizes: array[int]) -> Iterator[tuple[int, int]]:
+    """Where each batch begins and ends: about a MiB."""
+    begin = 0
+    ends = list(accumulate(sizes))
+    while begin < len(sizes):
+        before = ends[begin - 1] if begin else 0
+        end = min(bisect_left(ends, before + BATCH, begin) + 1, len(sizes))
+        yield begin, end
+        begin = end
+
+
+def _bodies(form: OpenFormat, pick: Selection, ids: Sequence[bytes], records: Sequence[bytes]) -> list[bytes]:
+    try:
+        return list(map(form.format.decode, ids, records))
+    except RecordError as error:
+        raise _changed(pick, f"a record of it is not what it was ({error})") from error
+
+
+def _changed(pick: Selection, what: str) -> StoreError:
+    return StoreError(f"{pick.item.path}: changed while it was copied: {what}. Stop who writes there, and begin again.")
+
+
+# -- the report ---------------------------------------------------------------------------------------------------------------
+
+
+def report_of(
+    job: SalvageJob, rows: Iterable[tuple[SegmentInput, InputReport, Sequence[Damage]]], missing: int
+) -> SalvageReport:
+    """``rows`` by rank."""
+    report = SalvageReport(job.sources, job.target.path, ignored=list(job.found.ignored), missing=missing)
+    report.damage += job.found.damage
+    report.not_read += job.found.not_read
+    for item, found, damage in rows:
+        report.inputs.append(found)
+        report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in damage]
+    return report
+
+
+def check_complete(job: SalvageJob, report: SalvageReport, names: Sequence[bytes]) -> None:
+    """Of a migration: raises StoreError if it cannot take everything along. ``names``: some of the ids that are missing."""
+    if not job.complete:
+        return
+    if report.missing:
+        named = ", ".join(name.hex() for name in names)
+        raise StoreError(
+            f"{job.sources[0]}: {report.missing:,} messages that have references are not there, or damaged: {named}"
+            f"{', ...' if report.missing > len(names) else ''}. Use 'msgstore salvage' to copy what there is."
+        )
+    if report.damage and job.counts is None:
+        spot = report.damage[0]
+        raise StoreError(
+            f"{spot.path}: {spot.size:,} bytes at offset {spot.offset:,} are damaged ({spot.reason}), and without counts "
+            "nobody knows whether a message was there. Use 'msgstore salvage' to copy what there is."
+        )

@@ -1,0 +1,32 @@
+"""Segments in shares of about equal size: what one worker reads in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from msgstore.jobs.inputs import SegmentInput
+
+TASK_SIZE = 64 * 2**20
+"""Bytes. Below it the fixed cost of a task shows; far above it the last tasks of a job wait for one worker."""
+_MOST = 4 * TASK_SIZE
+_ENOUGH = 32
+"""Tasks: so many keep the processors of a machine busy to the end."""
+
+
+def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[tuple[SegmentInput, ...]]:
+    """Tasks of at most ``target`` bytes, in the order given; a larger segment is a task of its own. Deterministic."""
+    tasks: list[list[SegmentInput]] = []
+    room = 0
+    for found in inputs:
+        if not tasks or found.size > room:
+            tasks.append([])
+            room = target
+        tasks[-1].append(found)
+        room -= found.size
+    return [tuple(task) for task in tasks]
+
+
+def pack_scans(inputs: Collection[SegmentInput]) -> list[tuple[SegmentInput, ...]]:
+    """The same for tasks that look at no body: those are done in a fraction of the time, so that at TASK_SIZE their fixed cost
+    shows. Where there are tasks enough they are up to four times as large."""
+    return pack(inputs, min(max(TASK_SIZE, sum(found.size for found in inputs) // _ENOUGH), _MOST))
