@@ -27,7 +27,7 @@ from msgstore import hookspecs
 from msgstore.cli.main import main
 from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MsgStoreError, events
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.engine.events.counters import Counters
 from msgstore.engine.open.recovery import Recovery
 from msgstore.engine.store import StoreStats
@@ -209,7 +209,7 @@ def test_every_member_of_the_json_objects_is_explained(reader):
     reader.shell("cp -r tests/data/msg-store/mixed_upgrade/store one && cp -r tests/data/msg-store/v2_clean/store two")
     reader.shell("cp -r tests/data/msg-store/v2_dirty_torn/store broken")
     with msgstore.open_store(reader.directory / "contradictory") as store:
-        store._writer.index.enter([bytes(16)], [pack(0, 10, 10)])
+        store._writer.index.enter([bytes(16)], [pack_location(0, 10, 10)])
         store.client().write(bytes([1]) * 16, b"")
     message = "915fc214106f14391b488a84b9247ca5"
     (reader.directory / "rows.jsonl").write_text(f'{{"id": "{message}", "text": "one"}}\n')

@@ -47,7 +47,7 @@ class OddIndex(Switched, EtsIndex):
 def described(name, extension, capabilities, generation):
     return SegmentFormatDescriptor(
         name=name,
-        contract=(2, 1),
+        contract=(1, 0),
         factory=f"{__name__}:OddFormat",
         extension=extension,
         generation=generation,
@@ -61,7 +61,7 @@ def odd_catalogue():
     found = [
         Registration("format", described("odd", ".odd", HOLES, 3), ACME),
         Registration("format", described("copied", ".copied", frozenset(), 3), ACME),
-        Registration("index", IndexDescriptor(name="odds", contract=(2, 0), factory=f"{__name__}:OddIndex"), ACME),
+        Registration("index", IndexDescriptor(name="odds", contract=(1, 0), factory=f"{__name__}:OddIndex"), ACME),
     ]
     return attrs.evolve(catalogue(), registrations=(*catalogue().registrations, *found))
 

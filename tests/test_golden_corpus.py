@@ -17,7 +17,7 @@ class TestMine(SegmentFormatTests):
     @pytest.fixture
     def subject(self):
         return Subject.of(SegmentFormatDescriptor(
-            name="mine", contract=(2, 0), factory="mine.format:SegmentFormatV2", extension=".sqs", generation=2))
+            name="mine", contract=(1, 0), factory="mine.format:SegmentFormatV2", extension=".sqs", generation=2))
 """
 
 

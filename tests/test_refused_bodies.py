@@ -69,7 +69,7 @@ def _small_records(monkeypatch):
     monkeypatch.setattr(reference.PlainFormat, "max_body", 2**20)
 
 
-def stores(factory, path, contract=(2, 2)):
+def stores(factory, path, contract=(1, 0)):
     descriptor = BodyCodecDescriptor(name="tried", contract=contract, factory=f"{__name__}:{factory.__name__}", summary="tried")
     return Stores(Subject.of(descriptor), path)
 
@@ -102,7 +102,7 @@ def test_a_stored_body_may_be_of_any_size(tmp_path):
 
 
 def test_an_old_codec_may_mean_something_else_by_the_name(tmp_path):
-    with stores(Limited, tmp_path, contract=(2, 1)).open() as store, store.client() as client:
+    with stores(Limited, tmp_path, contract=(1, 0)).open() as store, store.client() as client:
         client.write(A, bytes(101))
         with pytest.raises(BodyRefused):
             store.flush()

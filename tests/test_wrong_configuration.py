@@ -190,7 +190,7 @@ class Options:
 
 def stamped(machine: Machine, default: str = ' = "utc"') -> None:
     descriptor = (
-        "RecordTypeDescriptor(name='stamped', contract=(2, 0), factory='acme_stamped_plugin:MessageRecord', format='v2', "
+        "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='acme_stamped_plugin:MessageRecord', format='v2', "
         "options=Options)"
     )
     head = STAMPED.format(default)
@@ -204,7 +204,7 @@ def written_with_stamped_then_uninstalled(machine: Machine) -> None:
 
 
 def two_ets(machine: Machine) -> None:
-    descriptor = "IndexDescriptor(name='ets', contract=(2, 0), factory='acme_ets.index:Ets')"
+    descriptor = "IndexDescriptor(name='ets', contract=(1, 0), factory='acme_ets.index:Ets')"
     machine.install("acme-ets", "2.0.1", "fast-ets", "msgstore_indexes", descriptor)
 
 
@@ -433,7 +433,7 @@ def test_a_format_without_holes_need_not_fill_any(machine):
 
 def test_a_record_type_of_another_format_is_said_to_be(machine):
     """Not asked whether it was meant, by its very name."""
-    descriptor = "RecordTypeDescriptor(name='stamped', contract=(2, 0), factory='a:b', format='v3')"
+    descriptor = "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='a:b', format='v3')"
     machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor)
     with pytest.raises(msgstore.UnknownPlugin) as caught:
         msgstore.load_catalogue().record("v2", "stamped")

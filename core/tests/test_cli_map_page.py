@@ -276,8 +276,8 @@ def _with_policies(catalogue: Catalogue, *descriptors: GcPolicyDescriptor) -> Ca
 
 def test_a_policy_that_is_wrong_says_so_and_the_others_go_on(tmp_path: Path) -> None:
     factory = f"{__name__}:Odd"
-    odd = GcPolicyDescriptor(name="odd", contract=(2, 0), factory=factory)
-    untold = GcPolicyDescriptor(name="untold", contract=(2, 0), factory=factory, options=Needs)
+    odd = GcPolicyDescriptor(name="odd", contract=(1, 0), factory=factory)
+    untold = GcPolicyDescriptor(name="untold", contract=(1, 0), factory=factory, options=Needs)
     newer = GcPolicyDescriptor(name="newer", contract=(99, 0), factory=factory)
     catalogue = _with_policies(msgstore.load_catalogue(), odd, untold, newer)
     inputs = Inputs(catalogue)

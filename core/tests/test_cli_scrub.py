@@ -22,7 +22,7 @@ from msgstore.cli.main import main
 from msgstore.cli.scrub_state import STATE, Spot, State, read_state, write_state
 from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle
 from msgstore.contract import MessageNotFound
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.engine.store import Entry
 from msgstore.files import Files
 from msgstore.scan import FormatSet
@@ -101,9 +101,9 @@ def test_every_damaged_record_is_told(store: Path) -> None:
 def test_the_index_has_to_agree(store: Path) -> None:
     with msgstore.open_store(store, record="checksum") as opened, opened.client() as client:
         client.write(bytes(16), b"a change: an unchanged store does not save its index")
-        opened._writer.index.enter([IDS[5]], [pack(0, 64 + 4 * 425, 425)])  # where another message is
-        opened._writer.index.enter([IDS[15]], [pack(1, 64 + 5 * 425, 400)])
-        opened._writer.index.enter([IDS[25]], [pack(77, 64, 425)])
+        opened._writer.index.enter([IDS[5]], [pack_location(0, 64 + 4 * 425, 425)])  # where another message is
+        opened._writer.index.enter([IDS[15]], [pack_location(1, 64 + 5 * 425, 400)])
+        opened._writer.index.enter([IDS[25]], [pack_location(77, 64, 425)])
     damage, _, _ = told(store)
     assert [(spot["id"], spot["reason"]) for spot in damage] == [
         (IDS[5].hex(), "id_mismatch"),
@@ -265,7 +265,7 @@ def test_a_wrong_rate(store: Path, rate: str, message: str) -> None:
 
 
 def entry(number: int, offset: int, msg_id: bytes) -> Entry:
-    return Entry(msg_id, number, offset, 425, 1, pack(number, offset, 425))
+    return Entry(msg_id, number, offset, 425, 1, pack_location(number, offset, 425))
 
 
 @pytest.fixture

@@ -73,20 +73,20 @@ def test_the_life_of_a_store(tmp_path: Path, recorder: Recorder) -> None:
         store.flush()
         (collected,) = store.compact(everything=True)
     kinds = [type(event) for event in recorder.events]
-    assert kinds[0] is events.StoreOpened
-    assert kinds[-1] is events.StoreClosed
-    assert kinds.count(events.SegmentRolled) == 2
-    assert [event.file for event in recorder.of(events.SegmentRolled)] == ["0.sqs", "1.sqs"]
-    assert [(e.file, e.size) for e in recorder.of(events.SegmentDeleted)] == [("0.sqs", 64 + 8 * 1021)]
-    (found,) = recorder.of(events.CollectionFinished)
+    assert kinds[0] is events.StoreOpenedEvent
+    assert kinds[-1] is events.StoreClosedEvent
+    assert kinds.count(events.SegmentRolledEvent) == 2
+    assert [event.file for event in recorder.of(events.SegmentRolledEvent)] == ["0.sqs", "1.sqs"]
+    assert [(e.file, e.size) for e in recorder.of(events.SegmentDeletedEvent)] == [("0.sqs", 64 + 8 * 1021)]
+    (found,) = recorder.of(events.CollectionFinishedEvent)
     assert attrs.asdict(collected).items() <= attrs.asdict(found).items()
     assert (found.done, found.skipped) == ("compacted", None)
     assert 0 < found.seconds < 60
     assert all(event.store == tmp_path for event in recorder.events)
     assert recorder.threads == {f"msgstore-observers {tmp_path}"}
-    (opened,) = recorder.of(events.StoreOpened)
+    (opened,) = recorder.of(events.StoreOpenedEvent)
     assert (opened.mode, opened.index, opened.format, opened.recovery.how) == ("rw", "ets", "v2", "new")
-    assert recorder.of(events.StoreClosed)[0].how == "closed"
+    assert recorder.of(events.StoreClosedEvent)[0].how == "closed"
 
 
 def test_nothing_fires_per_message(tmp_path: Path, recorder: Recorder) -> None:
@@ -96,7 +96,11 @@ def test_nothing_fires_per_message(tmp_path: Path, recorder: Recorder) -> None:
         for n in range(10_000):
             client.read(n.to_bytes(16, "big"))
             client.remove([n.to_bytes(16, "big")])
-    assert [type(event) for event in recorder.events] == [events.StoreOpened, events.SegmentRolled, events.StoreClosed]
+    assert [type(event) for event in recorder.events] == [
+        events.StoreOpenedEvent,
+        events.SegmentRolledEvent,
+        events.StoreClosedEvent,
+    ]
 
 
 def test_a_dirty_start_says_how_it_came_up(tmp_path: Path, recorder: Recorder) -> None:
@@ -108,13 +112,13 @@ def test_a_dirty_start_says_how_it_came_up(tmp_path: Path, recorder: Recorder) -
         stream.write(b"\3\0\0\1")
     open_observed(tmp_path, observing(recorder), mode="r").abandon()
     recovered, opened, closed = recorder.events
-    assert isinstance(recovered, events.RecoveryFinished)
-    assert isinstance(opened, events.StoreOpened)
+    assert isinstance(recovered, events.RecoveryFinishedEvent)
+    assert isinstance(opened, events.StoreOpenedEvent)
     assert recovered.recovery == opened.recovery
     assert (opened.recovery.how, opened.recovery.scanned, opened.recovery.entered) == ("rebuild", ("0.sqs",), 1)
     assert opened.recovery.damaged == ("0.sqs at offset 89: torn",)
     assert recovered.seconds > 0
-    assert closed == events.StoreClosed(store=tmp_path, how="abandoned")
+    assert closed == events.StoreClosedEvent(store=tmp_path, how="abandoned")
 
 
 def test_damage_is_announced_once_a_spot(tmp_path: Path, recorder: Recorder) -> None:
@@ -132,32 +136,32 @@ def test_damage_is_announced_once_a_spot(tmp_path: Path, recorder: Recorder) -> 
                 client.read(IDS[2])
         assert store.compact(everything=True)[0].skipped
         counters = store.stats().counters
-    read, collected = recorder.of(events.CorruptionFound)
+    read, collected = recorder.of(events.CorruptionFoundEvent)
     assert (read.file, read.offset, read.reason) == ("0.sqs", caught.value.offset, "checksum_mismatch")
     assert (collected.file, collected.offset) == ("0.sqs", None)
     assert "checksum_mismatch" in collected.reason
     assert (counters.corruptions, counters.collections) == (2, 0)
-    assert recorder.of(events.CollectionFinished)[0].skipped == collected.reason
+    assert recorder.of(events.CollectionFinishedEvent)[0].skipped == collected.reason
 
 
 def test_damage_that_an_opening_finds(tmp_path: Path, recorder: Recorder) -> None:
     shutil.copy(DATA / "v2_corrupt" / "type0_byte" / "0.sqs", tmp_path)
     with open_observed(tmp_path, observing(recorder), adopt=True) as store:
         assert store.stats().counters.corruptions == 1
-    (found,) = recorder.of(events.CorruptionFound)
-    assert f"0.sqs at offset {found.offset}: {found.reason}" in recorder.of(events.RecoveryFinished)[0].recovery.damaged
+    (found,) = recorder.of(events.CorruptionFoundEvent)
+    assert f"0.sqs at offset {found.offset}: {found.reason}" in recorder.of(events.RecoveryFinishedEvent)[0].recovery.damaged
 
 
 def test_a_migration(tmp_path: Path, recorder: Recorder) -> None:
     copy = shutil.copytree(DATA / "mixed_upgrade" / "store", tmp_path / "store")
     open_observed(copy, observing(recorder), adopt=True, on_legacy="migrate").close()
-    found = recorder.of(events.CollectionFinished)
+    found = recorder.of(events.CollectionFinishedEvent)
     assert [(event.file, event.done, event.size_after) for event in found] == [
         ("0.rdq", "migrated", 0),
         ("1.rdq", "migrated", 0),
     ]
-    assert [event.file for event in recorder.of(events.SegmentDeleted)] == ["0.rdq", "1.rdq"]
-    assert all(not event.file.endswith(".tmp") for event in recorder.of(events.SegmentRolled))
+    assert [event.file for event in recorder.of(events.SegmentDeletedEvent)] == ["0.rdq", "1.rdq"]
+    assert all(not event.file.endswith(".tmp") for event in recorder.of(events.SegmentRolledEvent))
 
 
 def test_messages_that_retention_gives_up(tmp_path: Path, recorder: Recorder) -> None:
@@ -165,7 +169,7 @@ def test_messages_that_retention_gives_up(tmp_path: Path, recorder: Recorder) ->
     telemetry.dropped("7.sqs", 3, 300, "older than 1d")
     telemetry.closed("closed")
     telemetry.dispatcher.wait()
-    assert recorder.events[0] == events.MessagesDropped(
+    assert recorder.events[0] == events.MessagesDroppedEvent(
         store=tmp_path, file="7.sqs", messages=3, bytes=300, reason="older than 1d"
     )
     assert telemetry.counters.dropped_messages == 3
@@ -181,7 +185,7 @@ def test_an_observer_that_raises_is_logged_and_counted(
     told = threading.Event()
 
     def observe(event: events.Event) -> None:
-        if isinstance(event, events.SegmentDeleted):
+        if isinstance(event, events.SegmentDeletedEvent):
             told.set()
         raise error
 
@@ -231,7 +235,7 @@ def test_an_observer_may_close_the_store(tmp_path: Path) -> None:
     stores: list[msgstore.Store] = []
     closed = threading.Event()
 
-    def observe(event: events.SegmentRolled) -> None:
+    def observe(event: events.SegmentRolledEvent) -> None:
         stores[0].close()
         closed.set()
 
@@ -256,10 +260,10 @@ def test_an_observer_that_hangs_is_not_waited_for(
         go_on.wait()
 
     dispatcher = EventDispatcher(tmp_path, [Observer("msgstore_segment_deleted", observe, ACME)])
-    dispatcher.publish(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
+    dispatcher.publish(events.SegmentDeletedEvent(store=tmp_path, file="0.sqs", size=1))
     assert hanging.wait(10)
     for _ in range(5):
-        dispatcher.publish(events.SegmentDeleted(store=tmp_path, file="0.sqs", size=1))
+        dispatcher.publish(events.SegmentDeletedEvent(store=tmp_path, file="0.sqs", size=1))
     assert dispatcher.failures == 2
     dispatcher.finish()
     dispatcher.wait()
@@ -291,7 +295,7 @@ def test_the_thread_ends_with_the_store_also_if_it_does_not_open(tmp_path: Path,
     with pytest.raises(msgstore.StoreError, match="cannot be opened"):
         open_observed(tmp_path, observing(recorder), Full(), adopt=True)
     assert threads() == []
-    assert [type(event) for event in recorder.events[-1:]] == [events.RecoveryFinished]
+    assert [type(event) for event in recorder.events[-1:]] == [events.RecoveryFinishedEvent]
 
 
 def test_a_store_that_cannot_be_saved_is_closed_all_the_same(tmp_path: Path, recorder: Recorder) -> None:
@@ -305,7 +309,7 @@ def test_a_store_that_cannot_be_saved_is_closed_all_the_same(tmp_path: Path, rec
     with pytest.raises(StoreIOError):
         store.close()
     store.close()
-    assert [type(event) for event in recorder.events] == [events.StoreOpened, events.StoreClosed]
+    assert [type(event) for event in recorder.events] == [events.StoreOpenedEvent, events.StoreClosedEvent]
 
 
 # -- statistics -----------------------------------------------------------------------------------------------------------
@@ -317,7 +321,7 @@ def test_the_statistics_of_an_opened_store(tmp_path: Path, recorder: Recorder) -
         store.flush()
         while not recorder.events:  # it is told on another thread
             time.sleep(0.001)
-        (opened,) = recorder.of(events.StoreOpened)
+        (opened,) = recorder.of(events.StoreOpenedEvent)
         numbers = opened.statistics()
         assert numbers["flushes"] == 1
         assert numbers["messages"] == numbers["written_messages"] == 100
@@ -401,7 +405,7 @@ def test_an_observer_is_loaded(plugin: Callable[..., Loaded]) -> None:
     seen = []
 
     @hookimpl
-    def msgstore_store_closed(event: events.StoreClosed) -> None:
+    def msgstore_store_closed(event: events.StoreClosedEvent) -> None:
         seen.append(event)
 
     @hookimpl
@@ -410,7 +414,7 @@ def test_an_observer_is_loaded(plugin: Callable[..., Loaded]) -> None:
 
     loaded = plugin(msgstore_store_closed=msgstore_store_closed, msgstore_segment_rolled=msgstore_segment_rolled)
     assert (loaded.failures, loaded.providers) == ((), (ACME,))
-    closed = events.StoreClosed(store=Path("x"), how="closed")
+    closed = events.StoreClosedEvent(store=Path("x"), how="closed")
     for observer in loaded.observers:
         assert observer.provider is ACME
         observer.call(closed)
@@ -468,7 +472,7 @@ def test_an_interrupt_is_not_the_plugins(plugin: Callable[..., Loaded]) -> None:
 
 
 def test_a_plugin_that_registers_nothing_is_a_problem(plugin: Callable[..., Loaded]) -> None:
-    def msgstore_store_closed(event: events.StoreClosed) -> None: ...
+    def msgstore_store_closed(event: events.StoreClosedEvent) -> None: ...
 
     @hookimpl
     def msgstore_indexes() -> list[IndexDescriptor]:
@@ -511,7 +515,7 @@ def test_two_entry_points_of_one_module(plugin: Callable[..., Loaded]) -> None:
 
 def test_a_disabled_plugin_does_not_observe(monkeypatch: pytest.MonkeyPatch) -> None:
     @hookimpl
-    def msgstore_store_closed(event: events.StoreClosed) -> None: ...
+    def msgstore_store_closed(event: events.StoreClosedEvent) -> None: ...
 
     module = SimpleNamespace(msgstore_store_closed=msgstore_store_closed)
     monkeypatch.setitem(sys.modules, "acme_watch", module)  # type: ignore[arg-type]

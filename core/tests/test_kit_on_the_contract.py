@@ -49,7 +49,7 @@ class TestPlain(SegmentFormatTests):
     def subject(self):
         return Subject.of(
             SegmentFormatDescriptor(
-                name="plain", contract=(2, 0), factory="shown_by_the_contract:Plain", extension=".plain", generation=1
+                name="plain", contract=(1, 0), factory="shown_by_the_contract:Plain", extension=".plain", generation=1
             )
         )
 
@@ -57,4 +57,4 @@ class TestPlain(SegmentFormatTests):
 class TestZlib(BodyCodecTests):
     @pytest.fixture
     def subject(self):
-        return Subject.of(BodyCodecDescriptor(name="zlib", contract=(2, 0), factory="shown_by_the_contract:Zlib"))
+        return Subject.of(BodyCodecDescriptor(name="zlib", contract=(1, 0), factory="shown_by_the_contract:Zlib"))

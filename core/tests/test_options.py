@@ -7,8 +7,8 @@ import re
 import pytest
 
 from msgstore.contract import Capability, SegmentFormatDescriptor
-from msgstore.contract.options import parse_duration, parse_size
-from msgstore.contract.suffixes import RESERVED
+from msgstore.units import parse_duration, parse_size
+from msgstore.contract.formats import RESERVED_EXTENSIONS
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,10 @@ def test_capabilities_may_be_given_by_their_names(capabilities):
         ({"extension": ""}, "the extension '' is not"),
         ({"extension": "./acme"}, "the extension './acme' is not"),
         ({"extension": ".sqs.acme"}, "the extension '.sqs.acme' is not"),
-        *(({"extension": e}, f"the extension '{e}' is that of other files of a store") for e in (*RESERVED, ".TMP", ".Erase")),
+        *(
+            ({"extension": e}, f"the extension '{e}' is that of other files of a store")
+            for e in (*RESERVED_EXTENSIONS, ".TMP", ".Erase")
+        ),
         ({"leftover_extensions": (".tmp",)}, "the extension '.tmp' is that of other files of a store"),
         ({"leftover_extensions": (".A",)}, "'.A' cannot be that of segments and of what is left over"),
         ({"generation": "3"}, "the generation '3' is not an integer"),

@@ -53,7 +53,7 @@ class Ranked:
 @hookimpl
 def msgstore_record_types():
     fields = RecordField("priority", "int", "the higher the sooner"), RecordField("letter", "text"), RecordField("at", "time")
-    return [RecordTypeDescriptor(name="ranked", contract=(2, 1), factory=f"{__name__}:Ranked", format="v2", options=Options,
+    return [RecordTypeDescriptor(name="ranked", contract=(1, 0), factory=f"{__name__}:Ranked", format="v2", options=Options,
                                  fields=fields)]
 """
 
@@ -187,7 +187,7 @@ class Needed:
 )
 def test_descriptors_that_could_never_work(members: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        RecordTypeDescriptor(name="a", contract=(2, 1), factory="a:b", format="v2", **members)
+        RecordTypeDescriptor(name="a", contract=(1, 0), factory="a:b", format="v2", **members)
 
 
 @pytest.mark.parametrize(

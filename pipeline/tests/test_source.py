@@ -279,7 +279,7 @@ class Poison(AuditRecord):
 
 @hookimpl
 def msgstore_record_types():
-    return [RecordTypeDescriptor(name="poison", contract=(2, 1), factory="acme_poison:Poison", format="v2",
+    return [RecordTypeDescriptor(name="poison", contract=(1, 0), factory="acme_poison:Poison", format="v2",
                                  options=AuditOptions)]
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 from docs.reading import DOCS, ROOT, blocks
 from msgstore.contract import IndexContext
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.engine.segment import hint_file
 from msgstore.engine.state import checkpoint
 from msgstore.files import Files
@@ -66,7 +66,7 @@ def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
     hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
     ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
     assert [msg_id.hex() for msg_id in hint.id_list()] == ids
-    assert hint.locations(5) == [pack(5, 64, 87), pack(5, 151, 26)]
+    assert hint.locations(5) == [pack_location(5, 64, 87), pack_location(5, 151, 26)]
     assert b"".join(hint_file.write(hint, "5.sqs", 177, 1_700_000_000_123_456_789)) == data
 
 
@@ -78,7 +78,7 @@ def test_the_bytes_of_a_snapshot_are_as_the_page_decodes_them():
     entries: dict[bytes, int] = {}
     counts: dict[bytes, int] = {}
     state = snapshot.read(data, entries, counts)
-    assert entries == {FIRST: pack(5, 64, 87), SECOND: pack(5, 151, 26)}
+    assert entries == {FIRST: pack_location(5, 64, 87), SECOND: pack_location(5, 151, 26)}
     assert (counts, state) == ({SECOND: 3}, {b"layout": b"1"})
     assert b"".join(snapshot.write(entries, counts, state)) == data
 
@@ -110,7 +110,7 @@ def test_the_bytes_in_lmdb_are_as_the_page_decodes_them(tmp_path):
 
     index = index_module.LmdbIndex(IndexContext(plugin.LmdbOptions(), tmp_path, Files()))
     assert index.load() is None
-    index.enter([FIRST, SECOND], [pack(5, 64, 87), pack(5, 151, 26)], [1, 3])
+    index.enter([FIRST, SECOND], [pack_location(5, 64, 87), pack_location(5, 151, 26)], [1, 3])
     index.freeze(state)
     index.commit()
     index.close(None)

@@ -15,7 +15,7 @@ from random import Random
 from fuzzing.mutations import Member
 from msgstore.cli.scrub_state import Spot, State, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.directory import Settings, write_settings
 from msgstore.engine.open.clean_marker import format_clean
 from msgstore.engine.segment import hint_file
@@ -158,7 +158,7 @@ def snapshots() -> list[Member]:
             {**rows(random), b"k": b""},
         ):
             ids = [random.randbytes(16) for _ in range(entries)]
-            located = {msg_id: pack(random.randrange(9), 64 + 99 * n, 21 + n) for n, msg_id in enumerate(ids)}
+            located = {msg_id: pack_location(random.randrange(9), 64 + 99 * n, 21 + n) for n, msg_id in enumerate(ids)}
             counts = {msg_id: random.choice([2, 3, 2**48 - 1]) for msg_id in ids[::3]}
             data = b"".join(snapshot.write(located, counts, state))
             _, _, width, n, m, _ = struct.unpack_from(">8sIIQQQ", data)
@@ -236,7 +236,7 @@ def slots() -> list[Member]:
     random = Random(5)
     found = []
     for entries in (1, 2, 5, 20):
-        pairs = [(random.randbytes(16), pack(n, 64 + n, 21 + n) << 48 | 1 + n) for n in range(entries)]
+        pairs = [(random.randbytes(16), pack_location(n, 64 + n, 21 + n) << 48 | 1 + n) for n in range(entries)]
         found.append(Member(b"".join(msg_id + slot.to_bytes(24) for msg_id, slot in pairs), range(0, 40 * entries, 8)))
     return joined(found)
 

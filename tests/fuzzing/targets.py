@@ -16,7 +16,7 @@ from fuzzing import corpus
 from fuzzing.mutations import Member
 from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RecordError, SegmentFormat, SegmentScan
-from msgstore.contract.locations import unpack
+from msgstore.contract.locations import unpack_location
 from msgstore.directory import _settings
 from msgstore.engine.open.clean_marker import parse_client_refs
 from msgstore.engine.segment import hint_file
@@ -155,7 +155,7 @@ def loaded(data: bytes, member: Member) -> None:
         return
     assert with_crc(data) == data, "a snapshot whose checksum is wrong was read"
     for location in entries.values():
-        unpack(location)
+        unpack_location(location)
     judged(corpus.frame({key[:2000]: value[:2000] for key, value in state.items()}), member)
 
 
@@ -177,7 +177,7 @@ def hinted(data: bytes, member: Member) -> None:
     assert with_named_crc(data) == data, "a hint whose checksum is wrong was read"
     end = 0
     for location, msg_id in zip(hint.locations(7), hint.id_list(), strict=True):
-        number, offset, size = unpack(location)
+        number, offset, size = unpack_location(location)
         assert number == 7
         assert len(msg_id) == 16
         assert end <= offset
@@ -210,7 +210,7 @@ def listed(data: bytes, member: Member) -> None:
     for (msg_id, location, references), at in zip(_items(whole, {}), range(0, len(whole), 40), strict=True):
         assert msg_id == whole[at : at + 16]
         assert (location << 48 | references).to_bytes(24) == whole[at + 16 : at + 40]
-        unpack(location)
+        unpack_location(location)
 
 
 def remembered(data: bytes, member: Member) -> None:

@@ -13,8 +13,8 @@ from mutants import mutant
 
 (ERLANG,) = erlang.msgstore_body_codecs()
 (RAW,) = builtin.msgstore_body_codecs()
-DEFLATE = BodyCodecDescriptor(name="deflate", contract=(2, 0), factory="mutants.bodies:Deflate", summary="compressed bodies")
-LIMITED = BodyCodecDescriptor(name="limited", contract=(2, 2), factory="mutants.bodies:Limited", summary="up to a limit")
+DEFLATE = BodyCodecDescriptor(name="deflate", contract=(1, 0), factory="mutants.bodies:Deflate", summary="compressed bodies")
+LIMITED = BodyCodecDescriptor(name="limited", contract=(1, 0), factory="mutants.bodies:Limited", summary="up to a limit")
 
 
 class Deflate:

@@ -261,14 +261,6 @@ class LoadSwallowsErrors(EtsIndex):
             return None
 
 
-@mutant(ETS, "every id is said to be shared")
-class EverythingIsShared(EtsIndex):
-    def load(self):
-        state = super().load()
-        self._context.shared.update(self._entries)
-        return state
-
-
 @mutant(LMDB, "a commit takes along what came after freeze")
 class CommitTakesLateChanges(LmdbIndex):
     def commit(self):

@@ -20,7 +20,7 @@ import attrs
 import cattrs
 
 from msgstore.contract import ConfigError, Duration, Size
-from msgstore.contract.options import parse_duration, parse_size
+from msgstore.units import parse_duration, parse_size
 
 T = TypeVar("T")
 

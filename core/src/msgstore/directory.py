@@ -17,8 +17,8 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import Buffer, StoreError, StoreMismatch, suffixes
-from msgstore.files import Files
+from msgstore.contract import Buffer, StoreError, StoreMismatch
+from msgstore.files import UNFINISHED, Files
 
 log = logging.getLogger("msgstore.recovery")
 
@@ -29,9 +29,9 @@ MAX_SETTINGS = 2**20
 """Bytes of a ``msgstore.json`` that is read."""
 MAX_NUMBER = 10**18 - 10**9
 """A store with a segment of this number or above is not opened for writing: numbers have 18 digits, and it goes on counting."""
-TEMP_SUFFIX = suffixes.UNFINISHED
+TEMP_SUFFIX = UNFINISHED
 """What the name of a segment ends in that is not to be read yet."""
-ERASE_SUFFIX = suffixes.ERASE_SUFFIX
+ERASE_SUFFIX = ".erase"
 """What the name of a segment ends in that is deleted, and whose bytes are not overwritten yet."""
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")

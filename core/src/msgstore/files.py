@@ -14,7 +14,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from msgstore.contract.suffixes import UNFINISHED
+UNFINISHED = ".tmp"
+"""Suffix of a file that is still being written. No opening reads it."""
 
 READ_WHOLE = 64 * 2**20
 """Files up to this size are read into memory; larger ones are mapped. A mapped file that another process shortens kills the

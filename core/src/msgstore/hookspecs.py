@@ -65,40 +65,40 @@ def msgstore_job_runners() -> Iterable[JobRunnerDescriptor]:  # type: ignore[emp
 
 
 @hookspec
-def msgstore_store_opened(event: events.StoreOpened) -> None:
+def msgstore_store_opened(event: events.StoreOpenedEvent) -> None:
     """The store serves."""
 
 
 @hookspec
-def msgstore_store_closed(event: events.StoreClosed) -> None:
+def msgstore_store_closed(event: events.StoreClosedEvent) -> None:
     """The store was closed, or abandoned. Its last event."""
 
 
 @hookspec
-def msgstore_segment_rolled(event: events.SegmentRolled) -> None:
+def msgstore_segment_rolled(event: events.SegmentRolledEvent) -> None:
     """A segment was begun."""
 
 
 @hookspec
-def msgstore_segment_deleted(event: events.SegmentDeleted) -> None:
+def msgstore_segment_deleted(event: events.SegmentDeletedEvent) -> None:
     """A segment was unlinked."""
 
 
 @hookspec
-def msgstore_recovery_finished(event: events.RecoveryFinished) -> None:
+def msgstore_recovery_finished(event: events.RecoveryFinishedEvent) -> None:
     """Segments had to be read for the opening, and were."""
 
 
 @hookspec
-def msgstore_corruption_found(event: events.CorruptionFound) -> None:
+def msgstore_corruption_found(event: events.CorruptionFoundEvent) -> None:
     """Bytes that nobody wrote: once a spot."""
 
 
 @hookspec
-def msgstore_collection_finished(event: events.CollectionFinished) -> None:
+def msgstore_collection_finished(event: events.CollectionFinishedEvent) -> None:
     """The collector is done with a segment, or has left it as it is."""
 
 
 @hookspec
-def msgstore_messages_dropped(event: events.MessagesDropped) -> None:
+def msgstore_messages_dropped(event: events.MessagesDroppedEvent) -> None:
     """Retention gave live messages up."""

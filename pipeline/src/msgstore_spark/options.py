@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from msgstore.contract import ConfigError
-from msgstore.contract.options import parse_size
+from msgstore.units import parse_size
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
 from msgstore.jobs.tasks import TASK_SIZE, pack, pack_scans
 from msgstore.jobs.workers import installed

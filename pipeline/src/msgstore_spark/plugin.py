@@ -12,7 +12,7 @@ def msgstore_job_runners() -> list[JobRunnerDescriptor]:
     return [
         JobRunnerDescriptor(
             name="spark",
-            contract=(2, 2),
+            contract=(1, 0),
             factory="msgstore_spark.engine:SparkRunner",
             options=SparkOptions,
             min_input_bytes=10 * 2**30,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from msgstore.contract import Index, IndexContext, NoOptions
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.testing.index_model import EntriesAgainstDictionary
 from msgstore_ets_index import plugin
@@ -90,5 +90,5 @@ def test_an_entry_is_nothing_that_the_garbage_collector_walks(tmp_path: Path) ->
     index = make(tmp_path)
     ids = [number.to_bytes(16) for number in range(1000)]
     before = len(gc.get_objects())
-    index.enter(ids, [pack(1, number, 100) for number in range(1000)], [2] * 1000)
+    index.enter(ids, [pack_location(1, number, 100) for number in range(1000)], [2] * 1000)
     assert len(gc.get_objects()) - before < 50

@@ -14,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msgstore.contract import IndexContext, NoOptions
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_ets_index import snapshot
 from msgstore_ets_index.index import FILE, EtsIndex
 
 IDS = st.binary(min_size=16, max_size=16)
-LOCATIONS = st.one_of(st.just(0), st.builds(pack, st.integers(0, 2**70), st.integers(0, 2**40 - 1), st.integers(0, 2**40 - 1)))
-ENTRIES = {bytes([i]) * 16: pack(i, 64 + i, 100) for i in range(5)}
+LOCATIONS = st.one_of(
+    st.just(0), st.builds(pack_location, st.integers(0, 2**70), st.integers(0, 2**40 - 1), st.integers(0, 2**40 - 1))
+)
+ENTRIES = {bytes([i]) * 16: pack_location(i, 64 + i, 100) for i in range(5)}
 COUNTS = {bytes([3]) * 16: 7}
 STATE = {b"clean": b"yes", b"": b"", b"fingerprint": bytes(range(20))}
 
@@ -62,7 +64,7 @@ def test_what_is_written_is_read(entries: dict[bytes, int], counts: dict[bytes, 
 def test_more_entries_than_one_chunk() -> None:
     source = random.Random(1)
     entries = {
-        source.randbytes(16): pack(source.randrange(2**20), source.randrange(2**40), source.randrange(2**40))
+        source.randbytes(16): pack_location(source.randrange(2**20), source.randrange(2**40), source.randrange(2**40))
         for _ in range(20_000)
     }
     counts = dict.fromkeys(list(entries)[:10000], 2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msgstore.contract import End, FormatContext, NoOptions, RecordError, SegmentFormat, SegmentScan
+from msgstore.contract import FormatContext, NoOptions, RecordError, ScanEnd, SegmentFormat, SegmentScan
 from msgstore_format_v1 import plugin
 from msgstore_format_v1.format import SegmentFormatV1
 
@@ -40,7 +40,7 @@ def stands(data: bytes, at: int) -> bool:
     return size > 0 and not any(data[at + size : at + size + 4])
 
 
-def by_the_book(data: bytes) -> tuple[Spans, Spans, End]:
+def by_the_book(data: bytes) -> tuple[Spans, Spans, ScanEnd]:
     """The rules of the format once more, byte by byte: records (copies too), holes, end."""
     records: Spans = []
     holes: Spans = []
@@ -56,10 +56,10 @@ def by_the_book(data: bytes) -> tuple[Spans, Spans, End]:
         records.append((at, seems(data, at)))
         at = end = at + seems(data, at)
     if any(data[end:]):
-        return records, holes, End("torn", end)
+        return records, holes, ScanEnd("torn", end)
     if end < len(data):
         holes.append((end, len(data) - end))
-    return records, holes, End("clean", len(data))
+    return records, holes, ScanEnd("clean", len(data))
 
 
 def check_against_the_book(data: bytes) -> SegmentScan:
@@ -118,7 +118,7 @@ def test_scan_of_encode_is_what_was_encoded(pairs: list[tuple[bytes, bytes]]) ->
     data, sizes = V1.encode([i for i, _ in pairs], [b for _, b in pairs])
     assert data == b"".join(record(i, b) for i, b in pairs)
     scan = V1.scan(data)
-    assert scan.end == End("clean", len(data))
+    assert scan.end == ScanEnd("clean", len(data))
     assert list(scan.records.sizes) == sizes
     assert not scan.duplicates.ids
     assert not scan.hole_sizes
@@ -169,7 +169,7 @@ def test_many_batches_copies_and_holes() -> None:
     assert scan.records.id_list() == alive
     assert list(scan.duplicates.rows()) == [(alive[5], size * count, 30, 0)]
     assert list(scan.hole_offsets) == [*range(0, size * count, 3 * size), len(data) - 3]
-    assert scan.end == End("clean", len(data))
+    assert scan.end == ScanEnd("clean", len(data))
     start = 20_001 * size
     behind = [name for at, name in enumerate(names) if at % 3 and at > 20_000]
     assert V1.scan(bytes(data), start=start).records.id_list() == [*behind, alive[5]]
@@ -178,13 +178,13 @@ def test_many_batches_copies_and_holes() -> None:
 def test_ends() -> None:
     one = record(A, b"body")
     assert V1.scan(b"") == SegmentScan()
-    assert V1.scan(bytes(30)).end == End("clean", 30)
-    assert V1.scan(one + bytes(10)).end == End("clean", len(one) + 10)
+    assert V1.scan(bytes(30)).end == ScanEnd("clean", 30)
+    assert V1.scan(one + bytes(10)).end == ScanEnd("clean", len(one) + 10)
     assert list(V1.scan(one + bytes(10)).hole_sizes) == [10]
     torn = V1.scan(one + bytes(10) + record(B, b"body")[:-1])
-    assert torn.end == End("torn", len(one))
+    assert torn.end == ScanEnd("torn", len(one))
     assert not torn.hole_sizes
-    assert V1.scan(one, start=100).end == End("torn", 100)
+    assert V1.scan(one, start=100).end == ScanEnd("torn", 100)
 
 
 def test_a_body_that_is_none_is_damage_and_reading_goes_on() -> None:

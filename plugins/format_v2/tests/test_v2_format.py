@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgstore.contract import (
     BoundRecord,
     Buffer,
-    End,
     FormatContext,
     NoOptions,
     RecordContext,
     RecordError,
+    ScanEnd,
     SegmentFormat,
     SegmentScan,
 )
@@ -56,7 +56,7 @@ def message(msg_id: bytes, body: bytes, kind: int = 3) -> bytes:
     return struct.pack(">BI16s", kind, 21 + len(body), msg_id) + body
 
 
-def by_the_book(data: bytes) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]], End]:
+def by_the_book(data: bytes) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]], ScanEnd]:
     """The rules of the format once more, one after the other: (type, offset, size) of messages, holes, end."""
     messages: list[tuple[int, int, int]] = []
     holes: list[tuple[int, int]] = []
@@ -64,32 +64,32 @@ def by_the_book(data: bytes) -> tuple[list[tuple[int, int, int]], list[tuple[int
     while offset < len(data):
         kind, left = data[offset], len(data) - offset
         if kind not in (1, 2, 3):
-            return messages, holes, End("corrupt", offset, "unrecognised_record_type")
+            return messages, holes, ScanEnd("corrupt", offset, "unrecognised_record_type")
         if kind in (1, 2) and after_hole:
-            return messages, holes, End("corrupt", offset, "hole_after_hole")
+            return messages, holes, ScanEnd("corrupt", offset, "hole_after_hole")
         if kind == 1:
             size = 0
             while size < left and data[offset + size] == 1:
                 size += 1
             if size >= 5:
-                return messages, holes, End("corrupt", offset, "small_hole_run_too_long")
+                return messages, holes, ScanEnd("corrupt", offset, "small_hole_run_too_long")
         else:
             if left < 5:
-                return messages, holes, End("torn", offset)
+                return messages, holes, ScanEnd("torn", offset)
             size = int.from_bytes(data[offset + 1 : offset + 5], "big")
             if kind == 2 and size < 5:
-                return messages, holes, End("corrupt", offset, "invalid_hole_size")
+                return messages, holes, ScanEnd("corrupt", offset, "invalid_hole_size")
             if kind == 3 and size < 21:
-                return messages, holes, End("corrupt", offset, "invalid_message_size")
+                return messages, holes, ScanEnd("corrupt", offset, "invalid_message_size")
             if size > left:
-                return messages, holes, End("torn", offset)
+                return messages, holes, ScanEnd("torn", offset)
         if kind == 3:
             messages.append((3, offset, size))
         else:
             holes.append((offset, size))
         after_hole = kind != 3
         offset += size
-    return messages, holes, End("clean", offset)
+    return messages, holes, ScanEnd("clean", offset)
 
 
 def check_against_the_book(data: bytes) -> SegmentScan:
@@ -147,7 +147,7 @@ def test_scan_of_encode_is_what_was_encoded(pairs: list[tuple[bytes, bytes]]) ->
     for form, kind in ((V2, 3), (FRAGILE, 200)):
         data, sizes = form.encode([i for i, _ in pairs], [b.replace(b"!", b".") for _, b in pairs])
         scan = form.scan(HEADER + data)
-        assert scan.end == End("clean", 64 + len(data))
+        assert scan.end == ScanEnd("clean", 64 + len(data))
         assert not scan.duplicates.ids
         assert list(scan.records.sizes) == sizes
         assert scan.records.types == bytes([kind]) * len(pairs)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from msgstore.contract import IndexContext, Size, StoreError
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_lmdb_index.errors import DamagedError
 from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex
@@ -104,7 +104,7 @@ while True:
 def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
     index = opened(tmp_path)
     known = ids(0, 50)
-    index.enter(known, [pack(1, number, 30) for number in range(50)])
+    index.enter(known, [pack_location(1, number, 30) for number in range(50)])
     index.freeze({})
     index.commit()
     wrong: list[object] = []
@@ -114,7 +114,7 @@ def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
         try:
             while not stop.is_set():
                 for number, msg_id in enumerate(known):
-                    if (found := index.get(msg_id)) != pack(1, number, 30):
+                    if (found := index.get(msg_id)) != pack_location(1, number, 30):
                         wrong.append((number, found))
         except Exception as error:
             wrong.append(error)
@@ -141,7 +141,7 @@ def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
     for map_size in (MIB, 64 * MIB):  # a smaller one than the file needs, and a larger one
         index = make(tmp_path, map_size=map_size)
         assert index.load() == {b"tail": b"50050"}
-        assert (len(index), index.get(known[49])) == (60_050, pack(1, 49, 30))
+        assert (len(index), index.get(known[49])) == (60_050, pack_location(1, 49, 30))
         index.enter(ids(50, 60_050), range(60_000))
         index.freeze({})
         index.commit()

@@ -36,15 +36,15 @@ def samples(registry: CollectorRegistry, store: Path = STORE) -> Samples:
     return found
 
 
-def opened(statistics: dict[str, int], mode: str = "rw", how: str = "trust") -> events.StoreOpened:
+def opened(statistics: dict[str, int], mode: str = "rw", how: str = "trust") -> events.StoreOpenedEvent:
     recovery = events.RecoverySummary(how=how)
-    return events.StoreOpened(
+    return events.StoreOpenedEvent(
         store=STORE, mode=mode, index="ets", format="v2", recovery=recovery, statistics=lambda: statistics
     )
 
 
-def collected(done: events.Done = "compacted", skipped: str | None = None) -> events.CollectionFinished:
-    return events.CollectionFinished(
+def collected(done: events.CollectionOutcome = "compacted", skipped: str | None = None) -> events.CollectionFinishedEvent:
+    return events.CollectionFinishedEvent(
         store=STORE, file="3.sqs", done=done, size_before=1000, size_after=1000 if skipped else 400, moved_records=2,
         moved_bytes=70, written=85, seconds=0.3, skipped=skipped,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_statistics_of_open_stores(registry: CollectorRegistry, metrics: Metrics
     statistics["messages"] = 77
     assert samples(registry)["msgstore_messages", ()] == 77
     statistics.clear()
-    metrics.store_closed(events.StoreClosed(store=STORE, how="closed"))
+    metrics.store_closed(events.StoreClosedEvent(store=STORE, how="closed"))
     assert ("msgstore_messages", ()) not in samples(registry)
     assert samples(registry)["msgstore_openings_total", (("how", "trust"),)] == 1
 
@@ -89,15 +89,15 @@ def test_a_directory_that_is_open_twice(registry: CollectorRegistry, metrics: Me
 
 def test_what_events_tell(registry: CollectorRegistry, metrics: Metrics) -> None:
     recovery = events.RecoverySummary(how="rebuild")
-    metrics.recovery_finished(events.RecoveryFinished(store=STORE, recovery=recovery, seconds=1.5))
+    metrics.recovery_finished(events.RecoveryFinishedEvent(store=STORE, recovery=recovery, seconds=1.5))
     for file in ("0.sqs", "1.sqs"):
-        metrics.segment_rolled(events.SegmentRolled(store=STORE, file=file, format="v2"))
-        metrics.segment_deleted(events.SegmentDeleted(store=STORE, file=file, size=4000))
-    metrics.corruption_found(events.CorruptionFound(store=STORE, file="2.sqs", offset=None, reason="checksum_mismatch"))
+        metrics.segment_rolled(events.SegmentRolledEvent(store=STORE, file=file, format="v2"))
+        metrics.segment_deleted(events.SegmentDeletedEvent(store=STORE, file=file, size=4000))
+    metrics.corruption_found(events.CorruptionFoundEvent(store=STORE, file="2.sqs", offset=None, reason="checksum_mismatch"))
     metrics.collection_finished(collected())
     metrics.collection_finished(collected(skipped="it is damaged"))
     metrics.collection_finished(collected("migrated"))
-    metrics.messages_dropped(events.MessagesDropped(store=STORE, file="0.sqs", messages=12, bytes=1200, reason="old"))
+    metrics.messages_dropped(events.MessagesDroppedEvent(store=STORE, file="0.sqs", messages=12, bytes=1200, reason="old"))
     found = samples(registry)
     compact, migrate = (("action", "compacted"),), (("action", "migrated"),)
     expected = {

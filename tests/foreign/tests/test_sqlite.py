@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from msgstore.contract import IndexContext
-from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack
+from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack_location
 from msgstore.testing.faults import UnsyncedFiles
 
 pytest.importorskip("foreign_backends", reason="pip install -e ./tests/foreign")
@@ -29,7 +29,7 @@ from foreign_backends.sqlite import FILE, SqliteIndex  # type: ignore[import-not
 
 IDS = [bytes([n]) * 16 for n in range(8)]
 some = st.lists(st.sampled_from(IDS), max_size=6)
-locations = st.builds(pack, st.integers(0, 2**64 - 1), st.integers(0, LIMIT - 1), st.integers(1, LIMIT - 1))
+locations = st.builds(pack_location, st.integers(0, 2**64 - 1), st.integers(0, LIMIT - 1), st.integers(1, LIMIT - 1))
 states = st.dictionaries(st.sampled_from([b"a", b"b", b"c" * 511]), st.binary(max_size=4))
 edits = st.dictionaries(st.sampled_from([b"a", b"b", b"c" * 511]), st.none() | st.binary(max_size=4))
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgstore.contract import NoOptions
 
 
 class Raw:
-    """What is read is what is stored."""
+    """Stores bodies unchanged."""
 
     def __init__(self, options: NoOptions) -> None:
         pass
 
-    def encode(self, bodies: Sequence[bytes]) -> Sequence[bytes]:
-        return bodies
+    def encode(self, msg_id: bytes, body: bytes) -> bytes:
+        return body
 
-    def decode(self, stored: bytes) -> bytes:
+    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
         return stored
 
-    def is_valid(self, stored: bytes) -> bool:
+    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
         return True

@@ -12,26 +12,26 @@ def msgstore_gc_policies() -> list[GcPolicyDescriptor]:
     return [
         GcPolicyDescriptor(
             name="half-empty",
-            contract=(2, 0),
+            contract=(1, 0),
             factory="msgstore.builtin.policies:HalfEmpty",
             options=HalfEmptyOptions,
             summary="compacts segments of which less than half is live",
         ),
         GcPolicyDescriptor(
             name="combine",
-            contract=(2, 0),
+            contract=(1, 0),
             factory="msgstore.builtin.policies:CombineNeighbours",
             summary="combines neighbours that fit into one segment when half of the store is garbage",
         ),
         GcPolicyDescriptor(
             name="never",
-            contract=(2, 0),
+            contract=(1, 0),
             factory="msgstore.builtin.policies:Never",
             summary="collects nothing but empty segments",
         ),
         GcPolicyDescriptor(
             name="retention",
-            contract=(2, 1),
+            contract=(1, 0),
             factory="msgstore.builtin.policies:Retention",
             options=RetentionOptions,
             capabilities=[Capability.DROPS_MESSAGES],
@@ -46,7 +46,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
     return [
         BodyCodecDescriptor(
             name="raw",
-            contract=(2, 0),
+            contract=(1, 0),
             factory="msgstore.builtin.codecs:Raw",
             capabilities=[Capability.PLAIN],
             summary="stores bodies as they are",
@@ -59,7 +59,7 @@ def msgstore_job_runners() -> list[JobRunnerDescriptor]:
     return [
         JobRunnerDescriptor(
             name="local",
-            contract=(2, 2),
+            contract=(1, 0),
             factory="msgstore.jobs.local.runner:LocalRunner",
             options=LocalOptions,
             examples=({}, {"processes": 1}),

@@ -22,12 +22,12 @@ import msgstore
 from msgstore import contract
 from msgstore.cli import options, output
 from msgstore.contract import CONTRACT_VERSION, ConfigError
-from msgstore.contract.suffixes import RESERVED
+from msgstore.contract.formats import RESERVED_EXTENSIONS
 from msgstore.plugins.catalogue import load_catalogue
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PROBE = "probe-of-names"
-_OF_STORES = {".rdq", ".sqs", ".rdt", *RESERVED}
+_OF_STORES = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
 """How files end that are in stores or beside them, whatever is installed."""
 _MAX_NAME = 40
 """Characters; names of backends have 64 at most."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from msgstore.contract.options import parse_duration, parse_size
 from msgstore.jobs.counts import sums_of
+from msgstore.units import parse_duration, parse_size
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines: one compact object a line.")
 config_file = click.option(

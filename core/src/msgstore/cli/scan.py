@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 from msgstore.cli import not_read, options, output
 from msgstore.cli.inputs import Input, Inputs
 from msgstore.config import structure
-from msgstore.contract import BodyCodec, Damage
+from msgstore.contract import BodyCodec, CheckBody, Damage
 from msgstore.files import Files
 from msgstore.jobs.workers import is_valid
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -95,7 +95,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
 
 
 def scan_inputs(
-    inputs: Iterable[Input], check_body: Callable[[bytes], bool] | None = None, *, fields: bool = False
+    inputs: Iterable[Input], check_body: CheckBody | None = None, *, fields: bool = False
 ) -> Iterator[SegmentReport]:
     """Of each segment that is still there. One that a collector beside us has deleted since it was listed has no message."""
     files = Files()
@@ -114,7 +114,7 @@ def show_types(counts: Mapping[str, int]) -> str:
     return "" if counts.keys() <= {OWN_RECORD} else ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
-def body_check(catalogue: Catalogue, name: str | None) -> Callable[[bytes], bool] | None:
+def body_check(catalogue: Catalogue, name: str | None) -> CheckBody | None:
     """The test of a stored body that the codec ``name`` makes; None for none."""
     if name is None:
         return None

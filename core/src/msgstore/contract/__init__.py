@@ -1,13 +1,19 @@
-"""What core and its plugins agree on: descriptors, interfaces, capabilities, errors. Imports attrs and no more.
+"""Contract between core and its plugins: descriptors, protocols, capabilities, events, errors. Imports attrs only.
 
-Each module describes one kind of backend and shows a complete, minimal one. Start with
-:mod:`msgstore.contract.descriptors`.
+Start with :mod:`msgstore.contract.descriptors`, then read the module of your kind of backend. Each shows a complete one.
 """
 
+# fmt: off
 from msgstore.contract import events
-from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, BodyCodecWithLimit, StoredBody
-from msgstore.contract.buffers import Buffer
-from msgstore.contract.descriptors import Capability, Descriptor, NoOptions
+from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, StoredBody
+from msgstore.contract.descriptors import (
+    CONTRACT_VERSION,
+    Capability,
+    Descriptor,
+    JobRunnerDescriptor,
+    NoOptions,
+    is_compatible,
+)
 from msgstore.contract.errors import (
     BodyRefused,
     BrokenPlugin,
@@ -29,93 +35,34 @@ from msgstore.contract.errors import (
     StoreReadOnly,
     UnknownPlugin,
 )
+from msgstore.contract.fields import RecordField
 from msgstore.contract.formats import (
+    BoundRecord,
+    Buffer,
+    CheckBody,
     Columns,
+    CompactableFormat,
     Damage,
-    End,
     FormatContext,
     GapFill,
+    ScanEnd,
     SegmentFormat,
     SegmentFormatDescriptor,
     SegmentScan,
-    TrailingFormat,
 )
 from msgstore.contract.indexes import RESCUED_KEY, FileOperations, Index, IndexContext, IndexDescriptor, ReleaseResult
 from msgstore.contract.options import Duration, Size
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
-from msgstore.contract.records import (
-    BoundRecord,
-    RecordContext,
-    RecordField,
-    RecordType,
-    RecordTypeDescriptor,
-    RecordTypeWithFields,
-)
-from msgstore.contract.runners import JobRunnerDescriptor
-from msgstore.contract.version import CONTRACT_VERSION, is_compatible
+from msgstore.contract.records import RecordContext, RecordType, RecordTypeDescriptor, RecordTypeWithFields
 
 __all__ = [
-    "CONTRACT_VERSION",
-    "RESCUED_KEY",
-    "Action",
-    "BodyCodec",
-    "BodyCodecDescriptor",
-    "BodyCodecWithFields",
-    "BodyCodecWithLimit",
-    "BodyRefused",
-    "BoundRecord",
-    "BrokenPlugin",
-    "Buffer",
-    "Capability",
-    "Columns",
-    "Combine",
-    "Compact",
-    "ConfigError",
-    "CorruptRecord",
-    "Damage",
-    "Descriptor",
-    "Drop",
-    "DuplicatePlugin",
-    "Duration",
-    "End",
-    "FileOperations",
-    "FormatContext",
-    "GapFill",
-    "GcPolicy",
-    "GcPolicyDescriptor",
-    "IncompatiblePlugin",
-    "Index",
-    "IndexContext",
-    "IndexDescriptor",
-    "JobRunnerDescriptor",
-    "MessageNotFound",
-    "MessageTooLarge",
-    "Migrate",
-    "MsgStoreError",
-    "NoOptions",
-    "NotAdopted",
-    "PluginError",
-    "RecordContext",
-    "RecordError",
-    "RecordField",
-    "RecordType",
-    "RecordTypeDescriptor",
-    "RecordTypeWithFields",
-    "ReleaseResult",
-    "SegmentFormat",
-    "SegmentFormatDescriptor",
-    "SegmentScan",
-    "SegmentStats",
-    "Size",
-    "StoreClosed",
-    "StoreError",
-    "StoreIOError",
-    "StoreLocked",
-    "StoreMismatch",
-    "StoreReadOnly",
-    "StoredBody",
-    "TrailingFormat",
-    "UnknownPlugin",
-    "events",
-    "is_compatible",
+    "CONTRACT_VERSION", "RESCUED_KEY", "Action", "BodyCodec", "BodyCodecDescriptor", "BodyCodecWithFields", "BodyRefused",
+    "BoundRecord", "BrokenPlugin", "Buffer", "Capability", "CheckBody", "Columns", "Combine", "Compact", "CompactableFormat",
+    "ConfigError", "CorruptRecord", "Damage", "Descriptor", "Drop", "DuplicatePlugin", "Duration", "FileOperations",
+    "FormatContext", "GapFill", "GcPolicy", "GcPolicyDescriptor", "IncompatiblePlugin", "Index", "IndexContext",
+    "IndexDescriptor", "JobRunnerDescriptor", "MessageNotFound", "MessageTooLarge", "Migrate", "MsgStoreError", "NoOptions",
+    "NotAdopted", "PluginError", "RecordContext", "RecordError", "RecordField", "RecordType", "RecordTypeDescriptor",
+    "RecordTypeWithFields", "ReleaseResult", "ScanEnd", "SegmentFormat", "SegmentFormatDescriptor", "SegmentScan",
+    "SegmentStats", "Size", "StoreClosed", "StoreError", "StoreIOError", "StoreLocked", "StoreMismatch", "StoreReadOnly",
+    "StoredBody", "UnknownPlugin", "events", "is_compatible",
 ]

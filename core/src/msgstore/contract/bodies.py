@@ -1,90 +1,73 @@
-"""Body codecs: between the bytes that a client reads and writes and the body that a record stores.
+"""Body codecs: convert a client's body to the stored body and back.
 
 A complete one::
 
     class Zlib:
         def __init__(self, options): pass
-        def encode(self, bodies):
-            return [body if isinstance(body, StoredBody) else zlib.compress(body) for body in bodies]
-        def decode(self, stored):
+        def encode(self, msg_id, body):
+            return body if isinstance(body, StoredBody) else zlib.compress(body)
+        def decode(self, msg_id, stored):
             try: return zlib.decompress(stored)
             except zlib.error as error: raise RecordError("not_compressed", str(error)) from None
-        def is_valid(self, stored):
+        def is_valid(self, msg_id, stored):
             try: zlib.decompress(stored)
             except zlib.error: return False
             return True
 
-A codec whose bodies hold more than a client reads says so in its descriptor, ``fields=(RecordField("level", "int"),)``, and
-then has a method for tools::
+A codec with the capability FIELDS, and ``fields=(RecordField("level", "int"),)`` in its descriptor, has one more method::
 
         def fields(self, stored):
             return (stored[1] >> 6,) if stored[:1] == b"x" else None
-
-A codec that does not take every body says so with an attribute, ``max_body``, and is then never asked to encode a larger one: a
-store refuses it when it is written. It is too late at the flush, where nobody is left to be told but whoever asked for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
+from attrs.validators import deep_iterable, instance_of
 
 from msgstore.contract.descriptors import Descriptor
-from msgstore.contract.records import RecordField, as_fields, check_fields
+from msgstore.contract.fields import RecordField, check_fields
 
 
 @attrs.frozen(kw_only=True)
 class BodyCodecDescriptor(Descriptor):
-    """``factory(options) -> BodyCodec``."""
+    """``factory(options) -> BodyCodec``. Capabilities: PLAIN, FIELDS."""
 
-    fields: tuple[RecordField, ...] = attrs.field(default=(), converter=as_fields, validator=check_fields)
-    """What it finds in a stored body. A codec whose descriptor names any is a BodyCodecWithFields. Tools call what a client
-    reads ``payload``, unless a field has that name. Since contract 2.2."""
+    fields: tuple[RecordField, ...] = attrs.field(
+        default=(), validator=[deep_iterable(instance_of(RecordField), instance_of(tuple)), check_fields]
+    )
+    """Fields that it finds in a stored body. The body itself is the column ``payload``, unless a field has that name."""
 
 
 class StoredBody(bytes):
-    """A body as it is stored, because its codec has no plain bytes for it. Written again, it is stored unchanged."""
+    """A body in its stored form, for bodies that have no plain form. A codec returns it unchanged from ``encode``."""
 
     __slots__ = ()
 
 
 class BodyCodec(Protocol):
-    def encode(self, bodies: Sequence[bytes]) -> Sequence[bytes]:
-        """Stored bodies of a batch. Called once a flush; may return ``bodies`` itself. A StoredBody passes unchanged.
+    """Methods are called from any thread, several at a time, and keep no state between calls."""
 
-        A body for which it raises is dropped, and the flush raises BodyRefused. OSError and MemoryError say nothing about a
-        body: the flush fails, and is tried again.
+    def encode(self, msg_id: bytes, body: bytes) -> bytes:
+        """Return the stored body. Called by ``write``, and by jobs that write stores.
+
+        If it raises, ``write`` refuses the message: MessageTooLarge is passed on, any other exception becomes BodyRefused.
         """
-        ...
 
-    def decode(self, stored: bytes) -> bytes:
-        """What a client reads; a StoredBody if the codec has nothing better. Raises RecordError for a damaged body."""
-        ...
+    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
+        """Return the client's body, or a StoredBody if there is no plain form. Raises RecordError for a damaged body."""
 
-    def is_valid(self, stored: bytes) -> bool:
-        """Whether ``stored`` is something this codec, or the broker that uses it, wrote. For scans."""
-        ...
-
-
-class BodyCodecWithLimit(BodyCodec, Protocol):
-    """A codec that does not take every body. Since contract 2.2: in a codec that was written against an older one, an attribute
-    of this name means nothing."""
-
-    max_body: int
-    """Bytes of the largest body that ``encode`` takes; ``write`` refuses a larger one. A StoredBody may be of any size. Never
-    changes."""
+    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
+        """Return True if ``stored`` is a whole body of this codec. Called by scans, with any bytes."""
 
 
 class BodyCodecWithFields(BodyCodec, Protocol):
-    """A codec whose descriptor names fields. Since contract 2.2."""
+    """A codec with the capability FIELDS."""
 
     def fields(self, stored: bytes) -> tuple[object, ...] | None:
-        """The values of a stored body, in the order of the descriptor, None for each that it has not; None for all if it is not
-        what this codec, or the broker that uses it, wrote.
+        """Return the values in the order of the descriptor, None for each absent one. None if ``stored`` is not of this codec.
 
-        Called by tools, never on the way of reads and writes, with any bytes: never raises for them, and takes time and memory
-        linear in their number.
+        Called by tools only, with any bytes. Never raises, and takes time and memory linear in the number of bytes.
         """
-        ...

@@ -1,9 +1,7 @@
-"""What every kind of backend has in common: a name, a contract version, options, and a factory that is imported late.
+"""Descriptors: how a plugin registers a backend. A descriptor is a frozen value with a name, a contract version and a factory.
 
-A descriptor is a frozen value. Registering one costs nothing: the module that does the work is named by a string
-(``"package.module:attribute"``) and is imported only when a store selects the backend.
-
-A minimal plugin is one module, named in the entry-point group ``msgstore``::
+The factory is text, ``"package.module:attribute"``, and is imported when a store selects the backend. A minimal plugin is one
+module, named by an entry point of the group ``msgstore``::
 
     # acme_policy/plugin.py
     from msgstore import hookimpl
@@ -11,7 +9,7 @@ A minimal plugin is one module, named in the entry-point group ``msgstore``::
 
     @hookimpl
     def msgstore_gc_policies():
-        return [GcPolicyDescriptor(name="acme", contract=(2, 0), factory="acme_policy.policy:AcmePolicy")]
+        return [GcPolicyDescriptor(name="acme", contract=(1, 0), factory="acme_policy.policy:AcmePolicy")]
 
     # pyproject.toml
     [project.entry-points.msgstore]
@@ -22,69 +20,54 @@ from __future__ import annotations
 
 import enum
 import importlib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
+from attrs.validators import and_, deep_iterable, instance_of, matches_re, max_len, min_len
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+CONTRACT_VERSION: tuple[int, int] = (1, 0)
+"""A minor version only adds, a major version changes or removes."""
+
+
+def is_compatible(declared: tuple[int, int]) -> bool:
+    """Return True if a plugin written against the version ``declared`` works with this core."""
+    return declared[0] == CONTRACT_VERSION[0] and declared[1] <= CONTRACT_VERSION[1]
 
 
 class Capability(enum.Enum):
-    """An optional power of a backend. The engine asks for powers, never for names."""
+    """An optional feature of a backend, claimed in its descriptor. There is no other way to be optional.
+
+    A capability that needs methods names the Protocol that has them.
+    """
 
     PERSISTENT = "persistent"
-    """Index: what :meth:`Index.commit` was given is there after a crash of the process."""
-
+    """Index: entries given to :meth:`Index.commit` survive a crash of the process."""
     LIVE_READS = "live-reads"
-    """Index, PERSISTENT: other processes can read it while one writes it; see ``live`` of its context."""
-
+    """Index, with PERSISTENT: other processes can read it while one writes. See ``live`` of :class:`IndexContext`."""
     SELF_DESCRIBING = "self-describing"
-    """Segment format: a dead record needs no index entry to be skipped, so entries are dropped as soon as they are dead."""
-
+    """Segment format: a scan skips a dead record without its index entry, so the entry is dropped at once."""
+    COMPACTABLE = "compactable"
+    """Segment format: segments can be compacted in place. The format is a :class:`CompactableFormat`."""
     TYPED_RECORDS = "typed-records"
-    """Segment format: records carry a type byte, and record types of third parties can be bound to bytes."""
-
-    TRAILER = "trailer"
-    """Segment format: a segment that takes no more records ends in bytes that are made of all of it, such as an index of its
-    records. The format has the method :meth:`TrailingFormat.trailer`. Since 2.1."""
-
+    """Segment format: records carry a type byte, and record types of other distributions can be bound to bytes."""
     VERBATIM = "verbatim"
-    """Segment format: a record holds more than its id and its body, such as a longer key. Where a segment is rewritten in its
-    own format, records are copied byte for byte, not encoded again. Since 2.1."""
-
+    """Segment format: a record holds more than id and body. A copy into the same format copies its bytes."""
     FRAMED = "framed"
-    """Segment format without types, record type: the number of bytes in front of a body is the same in every record, and so is
-    that behind it. Tools then ask ``body_span`` once, and not for each record. Since 2.2."""
-
+    """Record type, or segment format without TYPED_RECORDS: the number of bytes before a body, and after it, is the same in
+    every record. Tools then call ``body_span`` once."""
+    FIELDS = "fields"
+    """Record type or body codec: messages have fields beside the body, listed in the descriptor. The backend is a
+    :class:`RecordTypeWithFields` or a :class:`BodyCodecWithFields`."""
     DROPS_MESSAGES = "drops-messages"
-    """GC policy: it may answer with ``Drop``, so messages go that nobody has removed. Since 2.1: of a policy that was
-    written against 2.1 or later and does not claim it, each ``Drop`` is passed over."""
-
+    """GC policy: it may return ``Drop``, which deletes live messages. Without this capability ``Drop`` is ignored."""
     PLAIN = "plain"
-    """Body codec: what is stored is what clients read and write. The engine then does not call it for each read."""
+    """Body codec: stored bodies are equal to the bodies that clients read and write. The engine does not call it."""
 
 
 @attrs.frozen
 class NoOptions:
-    """The options of a backend that has none."""
-
-
-def _check_name(_: object, __: object, value: str) -> None:
-    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
-        raise ValueError(f"the name {value!r} is not lower-case letters, digits, '-' and '_' (at most 64)")
-
-
-def _check_factory(_: object, __: object, value: str) -> None:
-    if not isinstance(value, str) or _FACTORY.fullmatch(value) is None:
-        raise ValueError(f"the factory {value!r} is not of the form 'package.module:attribute'")
-
-
-def _check_contract(_: object, __: object, value: tuple[int, int]) -> None:
-    if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int) for part in value)):
-        raise ValueError(f"the contract version {value!r} is not a pair of integers such as (2, 1)")
+    """Options class of a backend without options."""
 
 
 def _check_options(_: object, __: object, value: type) -> None:
@@ -92,63 +75,47 @@ def _check_options(_: object, __: object, value: type) -> None:
         raise ValueError(f"the options {value!r} are not an attrs class")
 
 
-def _check_examples(_: object, __: object, value: tuple[object, ...]) -> None:
-    if not value or not all(isinstance(example, Mapping) for example in value):
-        raise ValueError(f"the examples {value!r} are not one mapping of options or several")
-
-
-def _as_examples(values: Iterable[Mapping[str, object]]) -> tuple[Mapping[str, object], ...]:
-    return tuple(values)
-
-
-def _as_set(values: Iterable[Capability | str]) -> frozenset[Capability]:
-    if isinstance(values, str) or not isinstance(values, Iterable):  # text would be taken apart into letters
-        raise ValueError(f"the capabilities {values!r} are not a collection; write capabilities=({_shown(values)},)")  # noqa: TRY004 - as for every wrong value
-    return frozenset(map(_as_capability, values))
-
-
-def _as_capability(value: Capability | str) -> Capability:
-    """A value of the enumeration stands for its member."""
-    try:
-        return Capability(value)
-    except ValueError:
-        known = ", ".join(capability.value for capability in Capability)
-        raise ValueError(f"the capability {value!r} is not one of {known}") from None
-
-
-def _shown(value: object) -> str:
-    known = {capability.value: capability.name for capability in Capability}
-    name = value.name if isinstance(value, Capability) else known.get(str(value), "PERSISTENT")
-    return f"Capability.{name}"
+def _capabilities(values: Iterable[Capability | str]) -> frozenset[Capability]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"the capabilities {values!r} are not a collection, such as (Capability.PERSISTENT,)")
+    return frozenset(map(Capability, values))
 
 
 @attrs.frozen(kw_only=True)
 class Descriptor:
-    """Names one backend of some kind. Kinds are the subclasses.
+    """Registers one backend. Each kind has a subclass. Raises ValueError or TypeError for values that can never work."""
 
-    Raises ValueError when made from values that could never work; the catalogue reports that under the plugin's name.
-    """
-
-    name: str = attrs.field(validator=_check_name)
-    """What a configuration selects it by. Names that reach disk are permanent."""
-    contract: tuple[int, int] = attrs.field(validator=_check_contract)
-    """The contract version that the plugin was written against: a literal, never ``CONTRACT_VERSION``."""
-    factory: str = attrs.field(validator=_check_factory)
-    """``"package.module:attribute"``; what it is called with is said by the kind's descriptor."""
+    name: str = attrs.field(validator=matches_re(r"[a-z0-9][a-z0-9_-]{0,63}"))
+    """Name by which a configuration selects the backend. Names that reach disk are permanent."""
+    contract: tuple[int, int] = attrs.field(
+        validator=deep_iterable(instance_of(int), and_(instance_of(tuple), min_len(2), max_len(2)))
+    )
+    """Contract version that the plugin was written against: a literal, never ``CONTRACT_VERSION``."""
+    factory: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    """``"package.module:attribute"``. The subclass says what it is called with."""
     options: type[Any] = attrs.field(default=NoOptions, validator=_check_options)
-    """The attrs class of the backend's own keys in the configuration; annotate sizes as ``Size``, times as ``Duration``."""
-    capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_as_set)
-    """Optional powers; the engine asks for these, never for names."""
+    """attrs class of the backend's own configuration keys. Annotate sizes as ``Size`` and times as ``Duration``."""
+    capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_capabilities)
+    """Optional features that the backend has."""
     summary: str = ""
     """One line for ``msgstore plugins``."""
     examples: tuple[Mapping[str, object], ...] = attrs.field(
-        default=({},), converter=_as_examples, hash=False, validator=_check_examples
+        default=({},),
+        hash=False,
+        validator=deep_iterable(instance_of(Mapping), min_len(1)),  # type: ignore[type-abstract]
     )
-    """Options as a configuration has them, to try the backend with: the conformance kit runs its tests once for each. Needed
-    of a backend that must be told something, or that does other things if it is. Since contract 2.1."""
+    """Sets of options, as in a configuration. The conformance kit tests the backend with each of them."""
 
     def load_factory(self) -> Callable[..., Any]:
-        """Import and return the factory. Whatever the import raises passes through."""
+        """Import and return the factory. Exceptions of the import are not caught."""
         module_name, _, attribute = self.factory.partition(":")
         factory: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
         return factory
+
+
+@attrs.frozen(kw_only=True)
+class JobRunnerDescriptor(Descriptor):
+    """``factory(options) -> msgstore.jobs.runner.JobRunner``: executes jobs over many segments, in processes or on a cluster."""
+
+    min_input_bytes: int | None = None
+    """Input size from which ``--runner auto`` selects this runner. None: it is selected by name only."""

@@ -1,4 +1,4 @@
-"""One tree of errors under :class:`MsgStoreError`. Each message says what, where, and what to do."""
+"""Errors: one tree under :class:`MsgStoreError`. A message says what failed, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 class MsgStoreError(Exception):
-    """The root of every error of ours."""
+    """Base class of all errors of this project."""
 
 
 class ConfigError(MsgStoreError):
-    """A configuration that cannot be used; the message names file, table and key."""
+    """The configuration cannot be used. The message names file, table and key."""
 
 
 class PluginError(MsgStoreError):
-    """A backend that was selected cannot be had: unknown, broken, provided twice, or of another contract version."""
+    """A selected backend cannot be loaded: it is unknown, broken, provided twice, or of another contract version."""
 
 
 class UnknownPlugin(PluginError):
@@ -23,27 +23,27 @@ class UnknownPlugin(PluginError):
 
 
 class BrokenPlugin(PluginError):
-    """The plugin of the selected name failed while it was imported, registered or made."""
+    """The selected plugin raised while it was imported, registered or called."""
 
 
 class DuplicatePlugin(PluginError):
-    """Several distributions provide the selected name, or several formats claim the same files."""
+    """Several distributions provide the selected name, or several formats the same extension."""
 
 
 class IncompatiblePlugin(PluginError):
-    """The plugin was written against a contract version that this core does not serve."""
+    """The plugin was written against a contract version that this core does not support."""
 
 
 class StoreError(MsgStoreError):
-    """Something about one store directory; the message begins with its path."""
+    """A store directory cannot be used. The message begins with its path."""
 
 
 class StoreClosed(StoreError):
-    """The store, or the client, was closed before this call."""
+    """The store or the client is closed."""
 
 
 class StoreLocked(StoreError):
-    """Another process (or another store object of this one) has the directory open for writing."""
+    """Another process (``pid``, if known), or another store object of this one, has the directory open for writing."""
 
     def __init__(self, message: str, pid: int | None = None) -> None:
         super().__init__(message)
@@ -51,57 +51,48 @@ class StoreLocked(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """A change was asked of a store that was opened with ``mode="r"``."""
+    """The store was opened with ``mode="r"``."""
 
 
 class StoreMismatch(StoreError):
-    """The directory and the configuration contradict each other: bindings, formats, or an index that is not there."""
+    """Directory and configuration contradict each other: type bytes, formats, body codec, or a missing index."""
 
 
 class NotAdopted(StoreError):
-    """The directory belongs to the broker that wrote it, and is not changed until it is adopted: ``adopt = true``."""
+    """The directory belongs to the broker that wrote it, and is not changed without ``adopt = true``."""
 
 
 class StoreIOError(StoreError):
-    """The operating system refused a file operation; the OSError is the cause. What was not confirmed stays pending."""
+    """A file operation failed; the OSError is the cause. Unconfirmed messages stay in memory."""
 
     def __init__(self, message: str, *, applied: bool = False, taken: int | None = None, ids: Sequence[bytes] = ()) -> None:
         super().__init__(message)
         self.applied = applied
-        """True if ``write`` or ``remove`` took effect all the same: repeating the call would do it twice. After False ``write``
-        did nothing, and ``remove`` nothing to ``ids``."""
+        """True if ``write`` or ``remove`` took effect: do not repeat the call."""
         self.ids = tuple(ids)
-        """What ``remove`` took no reference from, of the ids that it was given: repeat the removal with these only."""
+        """Ids that lost no reference in ``remove``: repeat the removal with these."""
         self.taken = int(applied) if taken is None else taken
-        """Messages that ``write``, or ``write_many`` from its first one on, took: go on behind these."""
+        """Number of messages that ``write`` or ``write_many`` took, from the first on: continue after these."""
 
 
 class CorruptRecord(StoreError):
-    """A record's bytes are not what was written; names store, file, offset and id."""
+    """The bytes of a record are damaged. Has ``reason``, ``path``, ``offset`` and ``msg_id``."""
 
     def __init__(self, message: str, *, reason: str, path: Path, offset: int, msg_id: bytes) -> None:
         super().__init__(message)
-        self.reason = reason
-        self.path = path
-        self.offset = offset
-        self.msg_id = msg_id
+        self.reason, self.path, self.offset, self.msg_id = reason, path, offset, msg_id
 
 
 class BodyRefused(StoreError):
-    """The body codec failed for messages, or gave what no record can hold: ``ids``, which the store does not have and never
-    confirms. What the codec raised for the first of them is the cause."""
-
-    def __init__(self, message: str, ids: Sequence[bytes]) -> None:
-        super().__init__(message)
-        self.ids = tuple(ids)
+    """The body codec raised, or returned what no record can hold, so the message was not taken. The exception is the cause."""
 
 
 class MessageTooLarge(MsgStoreError, ValueError):
-    """The body does not fit into a record of the store's format, or its body codec takes none so large."""
+    """The stored body does not fit into a record, or the body codec takes none so large."""
 
 
 class MessageNotFound(MsgStoreError, KeyError):
-    """The store has no live message of this id, or these ids: ``ids``."""
+    """The store has no live message with these ``ids``."""
 
     def __init__(self, ids: Sequence[bytes], where: str = "the store") -> None:
         self.ids = tuple(ids)
@@ -115,9 +106,8 @@ class MessageNotFound(MsgStoreError, KeyError):
 
 
 class RecordError(MsgStoreError):
-    """Raised by formats and record types, who know neither store nor file; the reader turns it into CorruptRecord."""
+    """Raised by formats, record types and codecs for a damaged record. The reader turns it into CorruptRecord."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+        self.reason, self.detail = reason, detail

@@ -1,11 +1,6 @@
-"""Indexes: from a message id to the location of its record and its number of references.
+"""Indexes: map an id to the location of its record and to its number of references.
 
-The engine is an index's only caller, and calls it under the store's lock, one thread at a time. There are two exceptions.
-Reads call ``get`` at any time, from any thread, and see an entry as it was before or after what another method is doing.
-``commit`` is called without the lock, one thread at a time, while other threads call every other method: what it makes
-durable is what ``freeze`` set apart before. An entry has at least one reference: when the last one goes, the entry goes.
-
-A complete one, without persistence::
+An entry has at least one reference; with its last reference the entry goes. A complete index without persistence::
 
     class Dict:
         def __init__(self, context): self._entries = {}
@@ -16,7 +11,7 @@ A complete one, without persistence::
             entry = self._entries.get(msg_id)
             return entry and entry[0]
         def references(self, msg_id): return self._entries.get(msg_id, (0, 0))[1]
-        def items(self): return ((id, at, refs) for id, (at, refs) in self._entries.items())
+        def items(self): return ((id, at, refs) for id, (at, refs) in self._entries.copy().items())
         def enter(self, ids, locations, references=None):
             self._entries.update(zip(ids, zip(locations, references or repeat(1))))
         def add_reference(self, msg_id):
@@ -39,6 +34,20 @@ A complete one, without persistence::
         def freeze(self, state): pass
         def commit(self): pass
         def close(self, state): pass
+
+A persistent index writes in two steps, so that other threads go on while the disk works::
+
+    enter, release ...   changes in memory         a crash loses them
+    freeze(state)        sets them aside           a crash loses them; later changes are not part of them
+    commit()             writes what is set aside  survives a crash, all of it or nothing
+    close(state)         writes everything         survives a crash; with None it writes nothing
+
+If ``commit`` fails, what was set aside stays aside, and the next ``commit`` writes it with what later freezes added.
+``examples/foreign_backends`` has a complete persistent index, on SQLite.
+
+Threads: the engine calls one method at a time and holds the state lock, with two exceptions. ``get`` is called from any
+thread at any time, and sees an entry as it was before or after the change that another method is making. ``commit`` is called
+without the lock by one thread at a time, while other threads call every other method.
 """
 
 from __future__ import annotations
@@ -52,7 +61,7 @@ import attrs
 from msgstore.contract.descriptors import Descriptor
 
 RESCUED_KEY = b"rescued"
-"""The only key of the state that :meth:`Index.load` returns if damaged files have counts that can still be read."""
+"""Only key of the state that :meth:`Index.load` returns if its files are damaged and the counts in them are not."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,132 +70,106 @@ class IndexDescriptor(Descriptor):
 
 
 class FileOperations(Protocol):
-    """The file operations that an index may do for itself; faults are injected here. All raise OSError."""
+    """File operations for indexes. Tests inject faults here. All raise OSError."""
 
     def read_file(self, path: Path) -> bytes:
-        """The whole of it."""
-        ...
+        """Return the contents of a file."""
 
     def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
-        """Atomically: under a temporary name, synced if asked, then renamed."""
-        ...
+        """Replace a file atomically: write a temporary file, sync it if asked, rename it."""
 
     def unlink(self, path: Path) -> None:
-        """No error if there is no such file."""
-        ...
+        """Delete a file. A missing file is no error."""
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename, over what has the target's name."""
-        ...
+        """Rename a file over ``target``."""
 
 
 @attrs.frozen
 class IndexContext:
-    """What an index's factory is called with."""
+    """Argument of an index's factory."""
 
     options: Any
-    """The backend's own keys: an instance of the descriptor's ``options``."""
+    """Instance of the descriptor's ``options``."""
     directory: Path
-    """The store's directory. Files of an index begin with ``msgstore-``."""
+    """Store directory. Names of index files begin with ``msgstore-``."""
     files: FileOperations
-    """What it writes, renames and removes files with."""
+    """File operations to use."""
     sync: bool = False
     """True if a commit must survive a power loss, not only the end of the process."""
     read_only: bool = False
-    """True if nothing may be written, lock files included; changes then live in memory and end with ``close``."""
-    shared: set[bytes] = attrs.field(factory=set)
-    """An index adds the ids whose entries have several references, when it meets them: in ``load``, or in ``get``. Their bodies
-    are cached. To leave one out costs memory elsewhere, nothing else."""
+    """True if nothing may be written, not even a lock file. Changes then stay in memory and end with ``close``."""
     live: bool = False
-    """True, with ``read_only``, only for an index with LIVE_READS. Another process may commit at any time, then: each call sees
-    what the last commit left, changes in memory on top of it, and nothing is held between calls. ``load`` is called again when
-    another writer has opened the store: it drops the changes, and opens what is there then. It raises PermissionError where it
-    may not note its readers for the writer. Readers may be noted in files of the index, nothing else is written."""
+    """True, together with ``read_only``, for an index with LIVE_READS whose writer may be another process: each call sees the
+    last commit, and the changes in memory on top of it; nothing is held between calls. ``load`` is called again for each new
+    writer: it drops the changes and opens the new state. It raises PermissionError if readers must be noted in files of the
+    index and cannot be."""
 
 
-@attrs.define  # not frozen: made once a removal, and freezing would cost a third of it
+@attrs.define  # not frozen: made for each removal
 class ReleaseResult:
-    """What :meth:`Index.release` did."""
+    """Result of :meth:`Index.release`."""
 
     freed: list[tuple[bytes, int]]
-    """(id, location) of the entries that lost their last reference."""
+    """(id, location) of each entry that lost its last reference."""
     missing: list[bytes]
-    """Ids without an entry, in the order given."""
+    """Ids without an entry, in the given order."""
 
 
 class Index(Protocol):
-    """From ids to locations (see :mod:`msgstore.contract.locations`) and reference counts."""
+    """Map from ids to locations (:mod:`msgstore.contract.locations`) and reference counts."""
 
     def load(self) -> dict[bytes, bytes] | None:
-        """Called once, first. The state of the last ``commit`` (PERSISTENT) or ``close``, with the entries of that moment.
+        """Restore the entries of the last ``commit`` (PERSISTENT) or ``close``, and return the state saved with them.
 
-        None if there is nothing, or if it is damaged: what is damaged is set aside, and the index is empty. Counts that can
-        still be read need not be lost: a state of ``RESCUED_KEY`` alone says that the entries have right counts and no
-        locations. The engine then rebuilds, and every message that is found and has such an entry keeps its count; an index
-        keeps them durable until the first commit with a state that is not empty. Raises OSError if it cannot be read: then
-        the store does not open, and nothing is lost.
+        Called first, and without the lock. Returns None if nothing was saved, or if it is damaged: the damaged files are then
+        renamed and the index is empty. If their counts can still be read, it returns ``{RESCUED_KEY: b""}`` and entries with
+        right counts but no valid locations; the engine rebuilds the index, and keeps these counts. They stay durable until the
+        first commit with a state. Raises OSError if files cannot be read: the store then does not open.
         """
-        ...
 
     def clear(self) -> None:
-        """Drop every entry and all state, what is frozen included: the engine rebuilds from the segments."""
-        ...
+        """Drop all entries and all state, set aside or not."""
 
     def __len__(self) -> int:
-        """The number of entries."""
-        ...
+        """Return the number of entries."""
 
     def get(self, msg_id: bytes, /) -> int | None:
-        """The location, or None. Absent ids are asked for as often as present ones: both must be cheap.
-
-        Called without the store's lock. TypeError for what cannot be a key.
-        """
-        ...
+        """Return the location, or None. Called as often for absent ids as for present ones. TypeError for unhashable keys."""
 
     def references(self, msg_id: bytes) -> int:
-        """The number of references; 0 if absent."""
-        ...
+        """Return the number of references; 0 if there is no entry."""
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
-        """(id, location, references) of every entry, as of the call, in no particular order."""
-        ...
+        """Return (id, location, references) of every entry at the time of the call, in any order."""
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
-        """Add or replace entries, one batch a flush; each with one reference unless ``references`` says otherwise."""
-        ...
+        """Add or replace entries, with one reference each unless ``references`` is given."""
 
     def add_reference(self, msg_id: bytes) -> bool:
-        """One more reference, if there is an entry. Called for each write."""
-        ...
+        """Add a reference. Return False if there is no entry. Called by a flush, for each message that has an entry already."""
 
     def release(self, ids: Sequence[bytes]) -> ReleaseResult:
-        """One reference less for each, at once for the batch; an id may occur more than once. If it raises OSError, nothing
-        was released."""
-        ...
+        """Remove one reference for each given id; an id may be given several times. If it raises OSError, none was removed."""
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
-        """Compare and swap: each id whose location is still ``old`` gets ``new``. Returns how many. References stay."""
-        ...
+        """Set the location of each id from ``old`` to ``new`` if it is still ``old``. Return how many were set."""
 
     def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
-        """Everything up to now, together with ``state``, is what the next ``commit`` makes durable.
+        """Set all changes so far, and ``state``, aside for the next ``commit``.
 
-        A value of None removes a key; keys are 1-511 bytes (ValueError). Touches no file, and
-        copies no changes unless an earlier freeze is due that no commit has taken up. May be called at any time, while a commit
-        runs and after one that failed: what is due adds up, and later values win. An index that is not PERSISTENT does nothing.
+        A value of None removes a key; keys have 1 to 511 bytes (ValueError). Does no I/O. Called again before a ``commit``, or
+        during one, it adds to what is set aside. An index without PERSISTENT does nothing.
         """
-        ...
 
     def commit(self) -> None:
-        """What was frozen becomes durable, in one step; what has changed since is not part of it.
+        """Make what is set aside durable in one step. Raises OSError: it then stays aside, and the call can be repeated.
 
-        Called without the store's lock, by one thread at a time. Raises OSError: then all of it is still due, and the call can
-        be repeated, with or without another ``freeze`` in between. An index that is not PERSISTENT removes its snapshot at the
-        first one, so that a crash leaves none.
+        An index without PERSISTENT deletes the snapshot of its last ``close`` here, so that a crash leaves none.
         """
-        ...
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
-        """Save entries and the whole ``state`` if it is not None (a clean stop), frozen or not, in one step, then let go of
-        everything. Waits for a ``commit`` that runs. Raises OSError: then nothing was let go of. Twice is fine."""
-        ...
+        """Save all entries and this state as the whole state, in one step, unless it is None. Then release all resources.
+
+        Waits for a running ``commit``. Raises OSError: then nothing was released. A second call does nothing.
+        """

@@ -1,7 +1,7 @@
-"""Where a record is, in one integer: segment number, offset and size of the whole record.
+"""Locations: where a record is, packed into one integer ``number << 80 | offset << 40 | size``.
 
-No object an entry: at five million entries a tuple costs half as much memory again, an object a garbage-collection pause
-of half a second. The integer is ``number << 80 | offset << 40 | size``: offsets and sizes below 1 TiB, numbers below 2**64.
+Number is the segment's, size is that of the whole record. Offset and size are below 1 TiB, numbers below 2**64. An object
+per entry would cost 50 % more memory at five million entries, and a garbage-collection pause of half a second.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ NUMBER_SHIFT = 80
 MASK = (1 << 40) - 1
 LIMIT = 1 << 40
 """Offsets and sizes are below this."""
-
-
 MAX_REFERENCES = (1 << 48) - 1
-"""An index need not count higher."""
+"""The highest reference count that an index must support."""
 
 
-def pack(number: int, offset: int, size: int) -> int:
+def pack_location(number: int, offset: int, size: int) -> int:
     return number << NUMBER_SHIFT | offset << OFFSET_SHIFT | size
 
 
-def unpack(location: int) -> tuple[int, int, int]:
-    """(segment number, offset, size)."""
+def unpack_location(location: int) -> tuple[int, int, int]:
+    """Return (segment number, offset, size)."""
     return location >> NUMBER_SHIFT, location >> OFFSET_SHIFT & MASK, location & MASK

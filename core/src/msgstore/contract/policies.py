@@ -1,6 +1,6 @@
-"""GC policies: pure functions that say what is worth collecting. The engine does the work.
+"""GC policies: pure functions from segment statistics to actions. The engine carries the actions out.
 
-A complete one, that compacts whatever is more than nine tenths garbage::
+A complete policy that compacts segments with more than nine tenths garbage::
 
     class NearlyEmpty:
         def __init__(self, options): pass
@@ -26,89 +26,80 @@ class GcPolicyDescriptor(Descriptor):
 
 @attrs.frozen
 class SegmentStats:
-    """One segment, as policies, ``store.segments()`` and the command line see it. Sizes in bytes."""
+    """Statistics of one segment, for policies, ``store.segments()`` and the command line. Sizes in bytes.
+
+    Newer segments have higher numbers. ``file`` is the file name, ``format`` the name of the format, ``header_bytes`` the size
+    of its header; ``live_bytes`` counts whole records.
+    """
 
     number: int
-    """A higher one is younger."""
     file: str
-    """The file's name."""
     format: str
-    """The name of its format."""
     size: int
-    """Of the whole file."""
     live_count: int
-    """Live messages."""
     live_bytes: int
-    """Of whole live records."""
     header_bytes: int
-    """What the format puts before the first record."""
     current: bool
-    """True for the segment that new messages go to."""
+    """True for the segment that receives new messages."""
     quarantined: bool
-    """True if damage was found: the segment is read as it is and never collected."""
+    """True if the segment is damaged: it stays readable and is never collected."""
     sealed_at: float | None = None
-    """When its newest message was written, in seconds since the epoch; None while it is written. Collection keeps it."""
+    """Time of its newest message, in seconds since the epoch; None for the current segment. A collection keeps it."""
     size_limit: int = 0
-    """The store's ``file_size_limit``: what is combined must fit into it."""
+    """``file_size_limit`` of the store, which combined segments must not exceed."""
 
     @property
     def used_bytes(self) -> int:
-        """Everything behind the header, live or not."""
+        """Bytes after the header, live or not."""
         return max(0, self.size - self.header_bytes)
 
     @property
     def garbage_bytes(self) -> int:
-        """What is neither header nor live."""
+        """Bytes that are neither header nor live record."""
         return max(0, self.used_bytes - self.live_bytes)
 
 
 @attrs.frozen
 class Compact:
-    """Move the live records of a segment together, in place, and cut off what is behind them."""
+    """Compact a segment: move its live records together and truncate it, or copy them if the format is not COMPACTABLE."""
 
     number: int
-    """The segment's."""
 
 
 @attrs.frozen
 class Combine:
-    """Copy the live records of two segments into a fresh one, in this order, and delete the two."""
+    """Copy the live records of two segments, in this order, into a new one, and delete the two."""
 
     numbers: tuple[int, int]
-    """The two segments'."""
 
 
 @attrs.frozen
 class Drop:
-    """Delete a segment although messages in it are alive. They are gone; the engine reports it as a warning.
-
-    For policies with the capability DROPS_MESSAGES.
-    """
+    """Delete a segment with its live messages. The engine logs a warning. For policies with DROPS_MESSAGES."""
 
     number: int
-    """The segment's."""
     reason: str
-    """Why, in words that follow "dropped:"."""
+    """Reason, as words that follow "dropped:"."""
 
 
 @attrs.frozen
 class Migrate:
-    """Rewrite a segment of an older format in the store's own."""
+    """Copy the live records of a segment of an older format into the store's own format, and delete the segment."""
 
     number: int
-    """The segment's."""
 
 
 Action = Compact | Combine | Drop | Migrate
-"""What a policy can ask for."""
+"""One step of a plan."""
 
 
 class GcPolicy(Protocol):
-    def plan(self, segments: Sequence[SegmentStats], now: float) -> Sequence[Action]:
-        """What to do, in that order. Pure. ``segments`` come in number order; ``now`` is in seconds since the epoch.
+    """Called by one thread at a time."""
 
-        An action that cannot be carried out is passed over, and the log says why: one that names a segment that is current,
-        quarantined, unknown, or named by an action before it, or combines what does not fit into one segment. Segments
-        without a live record are deleted without being asked for.
+    def plan(self, segments: Sequence[SegmentStats], now: float) -> Sequence[Action]:
+        """Return the actions, in the order of execution. Pure. ``segments`` are in number order; ``now`` is in seconds since
+        the epoch.
+
+        The engine skips and logs an action that names an unknown, current or quarantined segment, or one that an earlier
+        action names, and a Combine above the size limit. It deletes segments without live records by itself.
         """
-        ...

@@ -12,6 +12,7 @@ import attrs
 from msgstore.config import Backend, StoreConfig, refuse_unknown, structure
 from msgstore.contract import (
     BodyCodec,
+    BodyRefused,
     Capability,
     ConfigError,
     GcPolicy,
@@ -19,8 +20,11 @@ from msgstore.contract import (
     Index,
     IndexContext,
     IndexDescriptor,
+    MessageTooLarge,
     PluginError,
     RecordError,
+    StoredBody,
+    StoreIOError,
     StoreMismatch,
 )
 from msgstore.directory import Settings
@@ -37,12 +41,12 @@ class Backends:
     formats: FormatSet
     write_format: OpenFormat
     codec: BodyCodec
-    decode_body: Callable[[bytes], bytes]
-    """A stored body as clients read it. Raises RecordError, whatever the codec raises."""
+    decode_body: Callable[[bytes, bytes], bytes]
+    """Convert (id, stored body) to the client's body. Raises RecordError, whatever the codec raises."""
     plain_bodies: bool
     """True if the codec changes nothing."""
-    most_body: int | None
-    """Bytes of the largest body that the codec takes; None if it takes every one."""
+    encode_body: Callable[[bytes, bytes], StoredBody] | None
+    """Convert (id, client's body) to the stored body; None if the codec changes nothing. Raises BodyRefused, MessageTooLarge."""
     policy: GcPolicy
     may_drop: bool
     """True if the policy says that live messages may go."""
@@ -81,7 +85,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         made_codec,
         _decoder(codec.name, made_codec),
         Capability.PLAIN in codec.capabilities,
-        getattr(made_codec, "max_body", None) if codec.contract >= (2, 2) else None,
+        None if Capability.PLAIN in codec.capabilities else _encoder(config, codec.name, made_codec, write_format),
         made_policy,
         may_drop(policy),
         Settings(config.index.name, config.format.name, config.record, body.name, bound, strangers),
@@ -93,12 +97,44 @@ def codec_of(config: StoreConfig, remembered: Settings | None) -> Backend:
     return config.body if config.body.named or remembered is None else Backend(remembered.body)
 
 
-def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes], bytes]:
+def _encoder(config: StoreConfig, name: str, codec: BodyCodec, form: OpenFormat) -> Callable[[bytes, bytes], StoredBody]:
+    encode, max_body = codec.encode, form.format.max_body
+
+    def encode_body(msg_id: bytes, body: bytes) -> StoredBody:
+        try:
+            stored = encode(msg_id, body)
+            if not isinstance(stored, bytes):
+                raise TypeError(f"a stored body is bytes, not {type(stored).__name__}")
+        except MessageTooLarge as error:
+            raise MessageTooLarge(f"{config.path}: {error}") from error.__cause__
+        except (MemoryError, StoreIOError):
+            raise
+        except Exception as error:  # third-party code may raise anything
+            raise BodyRefused(
+                f"{config.path}: the body codec {name!r} refused the body of {msg_id.hex()}, and the message was not taken: "
+                f"{type(error).__name__}: {error}. Change the body, or fix the codec."
+            ) from error
+        if len(stored) > max_body:
+            raise too_large(config.path, len(stored), form)
+        return StoredBody(stored)
+
+    return encode_body
+
+
+def too_large(path: Path, size: int, form: OpenFormat) -> MessageTooLarge:
+    """Return the error for a stored body that no record can hold."""
+    return MessageTooLarge(
+        f"{path}: a body of {size} bytes does not fit into a record of format {form.name!r} (at most {form.format.max_body}); "
+        "split the message"
+    )
+
+
+def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes, bytes], bytes]:
     decode = codec.decode
 
-    def decode_body(stored: bytes) -> bytes:
+    def decode_body(msg_id: bytes, stored: bytes) -> bytes:
         try:
-            body = decode(stored)
+            body = decode(msg_id, stored)
         except (RecordError, MemoryError):
             raise
         except Exception as error:  # of a stranger's code
@@ -111,16 +147,16 @@ def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes], bytes]:
 
 
 def may_drop(policy: GcPolicyDescriptor) -> bool:
-    """Policies written against contract 2.0 had no word for it."""
-    return Capability.DROPS_MESSAGES in policy.capabilities or policy.contract < (2, 1)
+    """Return True if the policy may delete live messages."""
+    return Capability.DROPS_MESSAGES in policy.capabilities
 
 
 def make_index(
-    config: StoreConfig, catalogue: Catalogue, files: Files, shared: set[bytes], *, read_only: bool, live: bool = False
+    config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool, live: bool = False
 ) -> tuple[Index, bool]:
     """The configured index, and whether it is persistent."""
     descriptor, options = _index_options(config, catalogue)
-    context = IndexContext(options, config.path, files, config.durability != "os", read_only, shared, live)
+    context = IndexContext(options, config.path, files, config.durability != "os", read_only, live)
     with _selected(config, "index"):
         return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
 

@@ -93,12 +93,10 @@ class Client:
         self._writer.remove_slowly(self, popped)
 
     def close(self) -> None:
-        """Flush, and let go of the store. When it returns, everything that the client wrote is confirmed. BodyRefused is raised
-        when everything is done: the client is closed."""
+        """Flush, and let go of the store. When it returns, everything that the client wrote is confirmed."""
         if not self._closed:
             self._store.let_go(self)
             self.end()
-            self._writer.refusals.raise_once()
 
     def delete_and_close(self) -> None:
         """Let go of the store at once, and of what this client wrote and nobody has on disk yet: that is forgotten and not

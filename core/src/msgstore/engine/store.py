@@ -13,7 +13,7 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed
-from msgstore.contract.locations import unpack
+from msgstore.contract.locations import unpack_location
 from msgstore.engine import forking
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compact.background_collector import BackgroundCollector
@@ -143,10 +143,8 @@ class Store:
                 self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
 
     def flush(self) -> None:
-        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending. Raises
-        BodyRefused when all else is confirmed."""
+        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
         self._writer.flush()
-        self._writer.refusals.raise_once()
 
     def roll(self) -> None:
         """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected.
@@ -158,7 +156,6 @@ class Store:
             with self._writer.whole():
                 self._writer.appender.seal()
                 self._writer.settle(hints=True)
-        self._writer.refusals.raise_once()
 
     def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[CollectionResult]:
         """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
@@ -213,7 +210,7 @@ class Store:
         with self._ledger.lock:
             self._writer.check_open()
             found = sorted((location, msg_id, refs) for msg_id, location, refs in self._writer.index.items())
-        return (Entry(msg_id, *unpack(location), refs, location) for location, msg_id, refs in found)
+        return (Entry(msg_id, *unpack_location(location), refs, location) for location, msg_id, refs in found)
 
     def stored_body(self, entry: Entry) -> bytes:
         """The body of an entry as it is stored, without the codec, wherever it is by now.
@@ -231,7 +228,7 @@ class Store:
                 location = self._writer.index.get(msg_id)
             if location is None:
                 return None
-            return Entry(msg_id, *unpack(location), self._writer.references(msg_id), location)
+            return Entry(msg_id, *unpack_location(location), self._writer.references(msg_id), location)
 
     def record(self, entry: Entry) -> WholeRecord:
         """The whole record of an entry, checked, wherever it is by now. Raises what ``stored_body`` raises."""
@@ -259,7 +256,7 @@ class Store:
         """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
 
         If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
-        again when there is room, or ``abandon``. BodyRefused is raised when everything is done: the store is closed.
+        again when there is room, or ``abandon``.
         StoreClosed is raised if a change was interrupted, by Ctrl-C or a signal's handler that raised: then nothing is flushed
         or saved, and the next opening recovers as after a killed process.
         """
@@ -276,7 +273,6 @@ class Store:
                 with self._writer.whole():
                     self._close()
         self._stop_threads(wait=not told)
-        self._writer.refusals.raise_once()
 
     def _close(self) -> None:
         late: list[tuple[Client, int]] = []

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
 import attrs
 
-from msgstore.contract import Buffer, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
+from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.contract.formats import split_ids
 from msgstore.files import Files
 from msgstore.jobs.count_files import named_counts
@@ -204,7 +204,7 @@ def examine(item: SegmentInput, job: SalvageJob) -> ExaminedSegment:
     return ExaminedSegment(item.size, damage=(Damage(0, item.size, reason),))
 
 
-def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: Callable[[bytes], bool] | None) -> ExaminedSegment:
+def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: CheckBody | None) -> ExaminedSegment:
     chains = read_chains(form.format, data)
     damage, holes = list(chains.damage), chains.holes
     whole = chains.only
@@ -242,7 +242,7 @@ def _reason(
     size: int,
     msg_id: bytes,
     max_body: int,
-    is_valid: Callable[[bytes], bool] | None,
+    is_valid: CheckBody | None,
 ) -> str | None:
     """Why a record is not good; None if it is."""
     if is_valid is None and size <= max_body:
@@ -253,7 +253,7 @@ def _reason(
         return error.reason
     if len(body) > max_body:
         return TOO_LARGE
-    return INVALID_BODY if is_valid is not None and not is_valid(body) else None
+    return INVALID_BODY if is_valid is not None and not is_valid(msg_id, body) else None
 
 
 # -- one task -----------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ Jobs carry names, never plugin objects; each process resolves them through its o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 
 from msgstore.config import structure
-from msgstore.contract import BodyCodec, MsgStoreError
+from msgstore.contract import BodyCodec, CheckBody, MsgStoreError
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
@@ -27,15 +26,15 @@ def body_codec(name: str) -> BodyCodec:
     return codec
 
 
-def body_check(name: str | None) -> Callable[[bytes], bool] | None:
+def body_check(name: str | None) -> CheckBody | None:
     """The test of a stored body that a codec makes; None for none. Raises PluginError."""
     return None if name is None else partial(is_valid, body_codec(name))
 
 
-def is_valid(codec: BodyCodec, body: bytes) -> bool:
-    """Whether it is a stored body of the codec. One for which the codec raises is not: no other is lost for it."""
+def is_valid(codec: BodyCodec, msg_id: bytes, body: bytes) -> bool:
+    """Return True for a stored body of the codec; False also if the codec raises, so that no other body is lost for it."""
     try:
-        return codec.is_valid(body)
+        return codec.is_valid(msg_id, body)
     except (MemoryError, MsgStoreError):
         raise
     except Exception:  # of a stranger's code

@@ -39,14 +39,14 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
 """Kinds of backend, by the configuration key or the option that selects one: (hook, class of its descriptors)."""
 
 EVENT_HOOKS: dict[str, type[events.Event]] = {
-    "msgstore_store_opened": events.StoreOpened,
-    "msgstore_store_closed": events.StoreClosed,
-    "msgstore_segment_rolled": events.SegmentRolled,
-    "msgstore_segment_deleted": events.SegmentDeleted,
-    "msgstore_recovery_finished": events.RecoveryFinished,
-    "msgstore_corruption_found": events.CorruptionFound,
-    "msgstore_collection_finished": events.CollectionFinished,
-    "msgstore_messages_dropped": events.MessagesDropped,
+    "msgstore_store_opened": events.StoreOpenedEvent,
+    "msgstore_store_closed": events.StoreClosedEvent,
+    "msgstore_segment_rolled": events.SegmentRolledEvent,
+    "msgstore_segment_deleted": events.SegmentDeletedEvent,
+    "msgstore_recovery_finished": events.RecoveryFinishedEvent,
+    "msgstore_corruption_found": events.CorruptionFoundEvent,
+    "msgstore_collection_finished": events.CollectionFinishedEvent,
+    "msgstore_messages_dropped": events.MessagesDroppedEvent,
 }
 """Hook to the class of its events."""
 

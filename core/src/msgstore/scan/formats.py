@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +15,14 @@ from msgstore.contract import (
     BrokenPlugin,
     Buffer,
     Capability,
+    CheckBody,
+    CompactableFormat,
     FormatContext,
     PluginError,
     RecordContext,
     SegmentFormat,
     SegmentFormatDescriptor,
     SegmentScan,
-    TrailingFormat,
 )
 from msgstore.directory import Settings, unread_segments
 from msgstore.plugins.catalogue import Catalogue
@@ -62,11 +63,11 @@ class OpenFormat:
         return Capability.VERBATIM in self.descriptor.capabilities
 
     @property
-    def trailing(self) -> TrailingFormat | None:
-        """The format itself, if its segments end in a trailer."""
-        return cast("TrailingFormat", self.format) if Capability.TRAILER in self.descriptor.capabilities else None
+    def compactable(self) -> CompactableFormat | None:
+        """The format itself if its segments can be compacted in place."""
+        return cast("CompactableFormat", self.format) if Capability.COMPACTABLE in self.descriptor.capabilities else None
 
-    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+    def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
         """What the format says of ``data``, checked. Raises BrokenPlugin if it raises, or if that cannot be true."""
         with self.blamed("scan"):
             return scan_checked(self.format, data, start, check_body)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import BrokenPlugin, Columns, Damage, SegmentScan
+from msgstore.contract import BrokenPlugin, CheckBody, Columns, Damage, SegmentScan
 from msgstore.files import Files
 from msgstore.scan.fields import Values, fields_as_json, values_at
 from msgstore.scan.formats import OpenFormat
@@ -80,7 +80,7 @@ def scan_file(
     files: Files,
     path: Path,
     form: OpenFormat,
-    check_body: Callable[[bytes], bool] | None = None,
+    check_body: CheckBody | None = None,
     *,
     fields: bool = False,
 ) -> SegmentReport:

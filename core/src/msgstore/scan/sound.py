@@ -7,20 +7,17 @@ other inside the file. A scan of which that is not so would have a compaction cu
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from operator import add, ge
 from typing import get_args
 
-from msgstore.contract import Buffer, Columns, End, SegmentFormat, SegmentScan
+from msgstore.contract import Buffer, CheckBody, Columns, ScanEnd, SegmentFormat, SegmentScan
 from msgstore.contract.formats import EndState
 
 _STATES = get_args(EndState)
 _BYTES = bytes, bytearray, memoryview
 
 
-def scan_checked(
-    form: SegmentFormat, data: Buffer, start: int = 0, check_body: Callable[[bytes], bool] | None = None
-) -> SegmentScan:
+def scan_checked(form: SegmentFormat, data: Buffer, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
     """What the format says of ``data``. Raises ValueError if that cannot be true, TypeError if it is no scan."""
     scan = form.scan(data, start=start, check_body=check_body)
     if not isinstance(scan, SegmentScan):
@@ -30,13 +27,11 @@ def scan_checked(
     _check_columns(scan.records, "records", start, total)
     _check_columns(scan.duplicates, "duplicates", start, total)
     _check_spans(scan.hole_offsets, scan.hole_sizes, "holes", 0, total)
-    if type(scan.trailer) is not int:
-        raise TypeError(f"the scan gives a trailer of {scan.trailer!r} bytes")
     return scan
 
 
-def _check_end(end: End, start: int, total: int) -> None:
-    if not isinstance(end, End) or end.state not in _STATES or type(end.offset) is not int:
+def _check_end(end: ScanEnd, start: int, total: int) -> None:
+    if not isinstance(end, ScanEnd) or end.state not in _STATES or type(end.offset) is not int:
         raise TypeError(f"the scan gives the end {end!r}")
     if not 0 <= end.offset <= max(start, total) or (end.state == "clean" and end.offset < total):
         raise ValueError(f"the scan gives a {end.state} end at offset {end.offset} of {total} bytes")

@@ -12,7 +12,7 @@ to test; the tests come with the class::
     class TestMine(IndexTests):
         @pytest.fixture
         def subject(self):
-            return Subject.of(IndexDescriptor(name="mine", contract=(2, 1), factory="acme.index:Mine"))
+            return Subject.of(IndexDescriptor(name="mine", contract=(1, 0), factory="acme.index:Mine"))
 
 A test asks for capabilities, never for names, and is skipped where the descriptor does not claim one; the end of the run lists
 what was skipped for which. A test that a subclass deletes or overrides fails the run, unless it is marked with

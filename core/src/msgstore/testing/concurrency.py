@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from msgstore.contract import Index
-from msgstore.contract.locations import NUMBER_SHIFT, pack
+from msgstore.contract.locations import NUMBER_SHIFT, pack_location
 
 
 @contextlib.contextmanager
@@ -134,7 +134,7 @@ class Versions:
         self.newest = 1
         """No version above this was given yet."""
         self.reads = 0
-        index.enter(self.ids, [pack(1, n, 1) for n in range(count)])
+        index.enter(self.ids, [pack_location(1, n, 1) for n in range(count)])
 
     def write(self, stop: threading.Event) -> None:
         choices = [self._enter, self._relocate, self._count, self._come_and_go]
@@ -148,14 +148,14 @@ class Versions:
     def _enter(self, rng: random.Random) -> None:
         chosen = rng.sample(range(len(self.ids)), 40)
         version = self._next()
-        self.index.enter([self.ids[n] for n in chosen], [pack(version, n, 1) for n in chosen])
+        self.index.enter([self.ids[n] for n in chosen], [pack_location(version, n, 1) for n in chosen])
         self._done(chosen, version)
 
     def _relocate(self, rng: random.Random) -> None:
         chosen = [n for n in rng.sample(range(len(self.ids)), 40) if self.index.references(self.ids[n])]
         version = self._next()
         old = [self.index.get(self.ids[n]) or 0 for n in chosen]
-        self.index.relocate([self.ids[n] for n in chosen], old, [pack(version, n, 1) for n in chosen])
+        self.index.relocate([self.ids[n] for n in chosen], old, [pack_location(version, n, 1) for n in chosen])
         self._done(chosen, version)
 
     def _count(self, rng: random.Random) -> None:
@@ -188,7 +188,7 @@ class Versions:
                 assert n >= self.kept, "an entry that is never removed was not there for an instant"
             else:
                 version = location >> NUMBER_SHIFT
-                assert location == pack(version, n, 1), f"a location that nobody gave: {location:#x}"
+                assert location == pack_location(version, n, 1), f"a location that nobody gave: {location:#x}"
                 assert before <= version <= after, (
                     f"version {version}, where {before} was there before and {after} is the newest"
                 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msgstore.contract import Index, IndexContext
-from msgstore.contract.locations import pack
+from msgstore.contract.locations import pack_location
 from msgstore.files import Files
 from msgstore.testing.index_fixtures import Entries, Saved
 from msgstore.testing.subjects import Subject
@@ -28,7 +28,7 @@ ROUND = b"round"
 def expected(round_: int) -> Saved:
     """After a commit: every third id is gone in every other round; all others are at a place of the round's own."""
     there = [msg_id for n, msg_id in enumerate(IDS) if n % 3 or round_ % 2]
-    entries: Entries = {msg_id: (pack(round_, n, 100), 1 + round_ % 3) for n, msg_id in enumerate(there)}
+    entries: Entries = {msg_id: (pack_location(round_, n, 100), 1 + round_ % 3) for n, msg_id in enumerate(there)}
     return Saved({ROUND: b"%d" % round_}, entries)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from msgstore.contract import End, SegmentFormat
+from msgstore.contract import ScanEnd, SegmentFormat
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
 from msgstore.testing.guard import KitTests
 from msgstore.testing.hostile import HOSTILE, hostile
@@ -43,9 +43,9 @@ class DamageTests(KitTests):
                 check_scan(form, data[:cut], scan)
                 check_records(form, data, scan.records, placed[:whole])
                 if cut == begin:
-                    assert scan.end == End("clean", begin)
+                    assert scan.end == ScanEnd("clean", begin)
                 elif data[begin:cut].strip(b"\0"):  # zeros may as well be a hole
-                    assert scan.end == End("torn", begin, scan.end.reason), f"cut at {cut}"
+                    assert scan.end == ScanEnd("torn", begin, scan.end.reason), f"cut at {cut}"
 
     def test_a_header_that_is_cut_off_or_wrong(self, subject: Subject) -> None:
         """A failure means that a file which a crash has left without a whole header stops the scan of a store, or that a

@@ -10,7 +10,7 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, End, SegmentFormat
+from msgstore.contract import Capability, ScanEnd, SegmentFormat
 from msgstore.contract.formats import Write
 from msgstore.testing.data import numbered, tried
 from msgstore.testing.guard import KitTests
@@ -179,14 +179,16 @@ class Compacted:
         """The records are in the gaps, too, one behind the other from the beginning on, and the segment can be cut there."""
         state = self.filled
         scan = self.form.scan(state)
-        assert scan.end == End("clean", len(state))
+        assert scan.end == ScanEnd("clean", len(state))
         found = {*rows(scan.records), *rows(scan.duplicates)}
         for gap in self.gaps:
             at = gap.offset
             for record in gap.moved:
                 assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
                 at += record.size
-            assert self.form.scan(state[:at]).end == End("clean", at), "cut behind the moved records, the segment is not clean"
+            assert self.form.scan(state[:at]).end == ScanEnd("clean", at), (
+                "cut behind the moved records, the segment is not clean"
+            )
 
     def _where(self) -> str:
         return ", ".join(f"{gap.size} bytes at {gap.offset}, {len(gap.moved)} records moved there" for gap in self.gaps)

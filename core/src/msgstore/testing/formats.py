@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, End, RecordError
+from msgstore.contract import Capability, RecordError, ScanEnd
 from msgstore.contract.locations import LIMIT
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
 from msgstore.testing.format_damage import DamageTests
@@ -49,7 +49,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
         scan = form.scan(data)
         check_scan(form, data, scan)
         check_records(form, data, scan.records, placed)
-        assert scan.end == End("clean", len(data))
+        assert scan.end == ScanEnd("clean", len(data))
         assert not spans(form.scan(data))[len(placed) :], "a scan tells of something else than the records"
 
     def test_a_segment_of_nothing_is_clean(self, subject: Subject) -> None:
@@ -57,7 +57,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
         form = made(subject)
         scan = form.scan(form.header)
         check_scan(form, form.header, scan)
-        assert (scan.end, spans(scan)) == (End("clean", len(form.header)), [])
+        assert (scan.end, spans(scan)) == (ScanEnd("clean", len(form.header)), [])
         assert scan.header == ("ok" if form.header else None)
         assert form.encode([], []) == (b"", [])
 
@@ -100,7 +100,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
             scan = form.scan(data, start=start)
             check_scan(form, data, scan, start)
             check_records(form, data, scan.records, placed[number:])
-            assert scan.end == End("clean", len(data))
+            assert scan.end == ScanEnd("clean", len(data))
 
     @tried(40)
     @given(messages=batches(least=1), copied=st.lists(st.integers(0, 100), min_size=1, max_size=6), body=texts)
@@ -114,7 +114,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
             data, placed = data + more, placed + again
         scan = form.scan(data)
         check_scan(form, data, scan)
-        assert scan.end == End("clean", len(data))
+        assert scan.end == ScanEnd("clean", len(data))
         check_records(form, data, scan.records, placed[: len(messages)])
         check_records(form, data, scan.duplicates, placed[len(messages) :])
 

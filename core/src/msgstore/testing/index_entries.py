@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from msgstore.contract import Index, ReleaseResult
-from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack
+from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack_location
 from msgstore.testing.concurrency import BetweenLines, Versions, together
 from msgstore.testing.data import tried
 from msgstore.testing.guard import KitTests
@@ -165,11 +165,11 @@ class EntryTests(KitTests):
         size of a segment, on. See :mod:`msgstore.contract.locations`."""
         index = place.open()
         wide = [
-            pack(2**64 - 1, LIMIT - 1, LIMIT - 1),
-            pack(0, 0, 1),
-            pack(0, LIMIT - 1, 1),
-            pack(2**63, 0, 1),
-            pack(1, 0, LIMIT - 1),
+            pack_location(2**64 - 1, LIMIT - 1, LIMIT - 1),
+            pack_location(0, 0, 1),
+            pack_location(0, LIMIT - 1, 1),
+            pack_location(2**63, 0, 1),
+            pack_location(1, 0, LIMIT - 1),
         ]
         counts = [MAX_REFERENCES, MAX_REFERENCES - 1, 1, 2**32, 2**31]
         entries = dict(zip(IDS, zip(wide, counts, strict=True), strict=False))

@@ -11,7 +11,7 @@ import attrs
 from hypothesis import strategies as st
 
 from msgstore.contract import Index, IndexContext
-from msgstore.contract.locations import LIMIT, pack
+from msgstore.contract.locations import LIMIT, pack_location
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles, copy_of
 from msgstore.testing.subjects import Subject
@@ -21,7 +21,7 @@ Entries = dict[bytes, tuple[int, int]]
 
 IDS = [bytes([n]) * 15 + bytes([n % 3]) for n in range(1, 9)]
 """Few, so that they meet."""
-LOCATIONS = st.builds(pack, st.integers(0, 2**64 - 1), st.integers(0, LIMIT - 1), st.integers(1, LIMIT - 1))
+LOCATIONS = st.builds(pack_location, st.integers(0, 2**64 - 1), st.integers(0, LIMIT - 1), st.integers(1, LIMIT - 1))
 some_ids = st.lists(st.sampled_from(IDS), max_size=8)
 """Some of them twice."""
 batches = st.dictionaries(st.sampled_from(IDS), LOCATIONS, max_size=6)
@@ -116,8 +116,8 @@ def agree(index: Index, entries: Entries, ids: Iterable[bytes] = ()) -> None:
 
 
 _A, _B, _C, _D = IDS[:4]
-FIRST: Entries = {_A: (pack(1, 0, 10), 1), _B: (pack(1, 10, 10), 2), _C: (pack(1, 20, 10), 3)}
-SECOND: Entries = {_B: (pack(2, 0, 10), 3), _C: (pack(1, 20, 10), 2), _D: (pack(2, 10, 10), 1)}
+FIRST: Entries = {_A: (pack_location(1, 0, 10), 1), _B: (pack_location(1, 10, 10), 2), _C: (pack_location(1, 20, 10), 3)}
+SECOND: Entries = {_B: (pack_location(2, 0, 10), 3), _C: (pack_location(1, 20, 10), 2), _D: (pack_location(2, 10, 10), 1)}
 STATE, LATER = {b"key": b"value", b"other": b""}, {b"key": b"later"}
 OWN_FILES = "files that it writes through the operations of its context"
 

@@ -41,26 +41,26 @@ def life_of(store: Path) -> Iterator[events.Event]:
     def statistics() -> Mapping[str, int]:
         return dict.fromkeys(STATISTICS, 3) if open_ else {}
 
-    yield events.RecoveryFinished(store=store, recovery=recovery, seconds=0.25)
-    yield events.StoreOpened(store=store, mode="rw", index="ets", format="v2", recovery=recovery, statistics=statistics)
-    yield events.SegmentRolled(store=store, file="3.sqs", format="v2")
-    yield events.CorruptionFound(store=store, file="1.sqs", offset=40, reason="invalid_message_size")
-    yield events.CorruptionFound(store=store, file="2.sqs", offset=None, reason="the index is not of this segment")
+    yield events.RecoveryFinishedEvent(store=store, recovery=recovery, seconds=0.25)
+    yield events.StoreOpenedEvent(store=store, mode="rw", index="ets", format="v2", recovery=recovery, statistics=statistics)
+    yield events.SegmentRolledEvent(store=store, file="3.sqs", format="v2")
+    yield events.CorruptionFoundEvent(store=store, file="1.sqs", offset=40, reason="invalid_message_size")
+    yield events.CorruptionFoundEvent(store=store, file="2.sqs", offset=None, reason="the index is not of this segment")
     for done in ("compacted", "combined", "migrated", "deleted", "none"):
         yield _collected(store, done)
     yield _collected(store, "none", skipped="it is being read", size_after=1000)
     yield _collected(store, "dropped", dropped=5)
-    yield events.MessagesDropped(store=store, file="0.sqs", messages=5, bytes=600, reason="it is 8 days old")
-    yield events.SegmentDeleted(store=store, file="0.sqs", size=1000)
+    yield events.MessagesDroppedEvent(store=store, file="0.sqs", messages=5, bytes=600, reason="it is 8 days old")
+    yield events.SegmentDeletedEvent(store=store, file="0.sqs", size=1000)
     open_ = False
-    yield events.StoreClosed(store=store, how="closed")
-    yield events.StoreClosed(store=store, how="abandoned")
+    yield events.StoreClosedEvent(store=store, how="closed")
+    yield events.StoreClosedEvent(store=store, how="abandoned")
 
 
 def _collected(
-    store: Path, done: events.Done, *, size_after: int = 0, skipped: str | None = None, dropped: int = 0
-) -> events.CollectionFinished:
-    return events.CollectionFinished(
+    store: Path, done: events.CollectionOutcome, *, size_after: int = 0, skipped: str | None = None, dropped: int = 0
+) -> events.CollectionFinishedEvent:
+    return events.CollectionFinishedEvent(
         store=store, file="0.sqs", done=done, size_before=1000, size_after=size_after, moved_records=2, moved_bytes=200,
         written=220, seconds=0.01, dropped=dropped, skipped=skipped,
     )  # fmt: skip
@@ -95,7 +95,7 @@ class ObserverTests(KitTests):
     def test_an_end_without_a_beginning(self, subject: Subject) -> None:
         """A failure means that the observer holds a table of open stores, and trusts it: one that was opened before the
         observer was there, or whose opening failed, is closed all the same."""
-        tell(subject, events.StoreClosed(store=Path("/data/never-opened"), how="abandoned"))
+        tell(subject, events.StoreClosedEvent(store=Path("/data/never-opened"), how="abandoned"))
 
     def test_stores_at_once(self, subject: Subject) -> None:
         """A failure means that two stores' events meet. Each store has a thread of its own that tells its observers."""

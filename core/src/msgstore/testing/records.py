@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from msgstore.contract import (
     BoundRecord,
     Capability,
-    End,
     FormatContext,
     RecordContext,
     RecordError,
     RecordType,
     RecordTypeDescriptor,
+    ScanEnd,
     SegmentFormat,
 )
 from msgstore.testing.data import Batch, batches, numbered, tried
@@ -59,7 +59,7 @@ class RecordTypeTests(KitTests):
         scan = form.scan(data)
         check_scan(form, data, scan)
         check_records(form, data, scan.records, placed)
-        assert scan.end == End("clean", len(data))
+        assert scan.end == ScanEnd("clean", len(data))
         assert set(scan.records.types) <= {byte_of(subject)}, "the type byte is that of the context"
 
     @tried(60)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from struct import Struct
 
@@ -18,6 +18,7 @@ from msgstore.builtin import plugin as builtin
 from msgstore.contract import (
     Buffer,
     Capability,
+    CheckBody,
     Damage,
     Descriptor,
     FormatContext,
@@ -54,7 +55,6 @@ class ReferenceIndex:
         if len(data) < 4 or zlib.crc32(data[4:]) != int.from_bytes(data[:4]):
             return None
         self._entries, state = pickle.loads(data[4:])
-        self._context.shared.update(msg_id for msg_id, (_, count) in self._entries.items() if count > 1)
         found: dict[bytes, bytes] = state
         return found
 
@@ -157,7 +157,7 @@ class PlainFormat:
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
         return offset + _HEAD.size, offset + size
 
-    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+    def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
         scan, total = SegmentScan(header="ok"), len(data)
         if not start and data[: len(self.header)] != self.header:
             if self.header.startswith(data[:total]):
@@ -174,7 +174,7 @@ class PlainFormat:
                 scan.hole_sizes.append(size)
             elif reason := _fault(data, offset, size):
                 scan.damage.append(Damage(offset, size, reason))
-            elif check_body and not check_body(data[offset + _HEAD.size : offset + size]):
+            elif check_body and not check_body(data[offset + 5 : offset + 21], data[offset + _HEAD.size : offset + size]):
                 scan.damage.append(Damage(offset, size, "invalid_message_body"))
             else:
                 scan.records.add(data[offset + 5 : offset + 21], offset, size, 0)
@@ -267,13 +267,13 @@ def _is_cut_off(data: Buffer, offset: int, total: int) -> bool:
 DESCRIPTORS: tuple[Descriptor, ...] = (
     IndexDescriptor(
         name=INDEX,
-        contract=(2, 1),
+        contract=(1, 0),
         factory=f"{_HERE}:ReferenceIndex",
         summary="of the kit: a dictionary",
     ),
     SegmentFormatDescriptor(
         name=PLAIN,
-        contract=(2, 1),
+        contract=(1, 0),
         factory=f"{_HERE}:PlainFormat",
         extension=".reference",
         generation=1,
@@ -281,7 +281,7 @@ DESCRIPTORS: tuple[Descriptor, ...] = (
     ),
     SegmentFormatDescriptor(
         name=HOLED,
-        contract=(2, 1),
+        contract=(1, 0),
         factory=f"{_HERE}:HoledFormat",
         extension=".holed",
         generation=2,

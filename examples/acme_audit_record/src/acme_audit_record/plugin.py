@@ -31,7 +31,7 @@ def msgstore_record_types() -> list[RecordTypeDescriptor]:
     return [
         RecordTypeDescriptor(
             name="audit",
-            contract=(2, 1),
+            contract=(1, 0),
             factory="acme_audit_record.record:AuditRecord",
             format="v2",
             options=AuditOptions,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 import zstandard
 
@@ -17,16 +16,14 @@ class ZstdBody:
 
     def __init__(self, options: ZstdOptions) -> None:
         self._options = options
-        self.max_body = options.max_body
-        """Above it a store asks for nothing: it refuses the message when it is written."""
         self._mine = _Mine(options.level)
 
-    def encode(self, bodies: Sequence[bytes]) -> list[bytes]:
-        """A StoredBody is what ``decode`` could not make plain, or what was copied from another store: it stays as it is."""
-        return [body if isinstance(body, StoredBody) else self._compress(body) for body in bodies]
+    def encode(self, msg_id: bytes, body: bytes) -> bytes:
+        """Compress a body. A StoredBody, such as one copied from another store, is compressed already."""
+        return body if isinstance(body, StoredBody) else self._compress(body)
 
-    def decode(self, stored: bytes) -> bytes:
-        """Takes no more memory than ``max_body``, whatever the frame says."""
+    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
+        """Decompress a body. Uses no more memory than ``max_body``, whatever size the frame claims."""
         try:
             frame = zstandard.get_frame_parameters(stored)
             if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
@@ -38,9 +35,9 @@ class ZstdBody:
             raise RecordError("zstd_damaged", str(error)) from error
         return body
 
-    def is_valid(self, stored: bytes) -> bool:
+    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
         try:
-            self.decode(stored)
+            self.decode(msg_id, stored)
         except RecordError:
             return False
         return True

@@ -27,7 +27,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
     return [
         BodyCodecDescriptor(
             name="zstd",
-            contract=(2, 2),
+            contract=(1, 0),
             factory="acme_zstd_body.codec:ZstdBody",
             options=ZstdOptions,
             summary="Zstandard frames with a checksum",

@@ -13,7 +13,7 @@ def msgstore_record_types() -> Iterable[RecordTypeDescriptor]:
     return [
         RecordTypeDescriptor(
             name="checksum",
-            contract=(2, 2),
+            contract=(1, 0),
             factory="msgstore_checksum_record.record:ChecksumRecord",
             format="v2",
             assigned_byte=4,

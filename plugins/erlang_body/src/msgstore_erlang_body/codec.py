@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 from msgstore.contract import MessageTooLarge, NoOptions, StoredBody
 from msgstore_erlang_body.message import Message, read_message
@@ -16,32 +15,31 @@ _BINARY = b"\x83m"
 
 
 class ErlangBody:
-    """An :class:`msgstore.contract.BodyCodec`. Six bytes a body; keeps no state."""
-
-    max_body = 2**32 - 1
+    """A :class:`msgstore.contract.BodyCodec`. Adds six bytes to each body."""
 
     def __init__(self, options: NoOptions) -> None:
         pass
 
-    def encode(self, bodies: Sequence[bytes]) -> list[bytes]:
-        """Each body as a binary term; a StoredBody is a term already. Raises MessageTooLarge from 4 GiB on."""
-        try:
-            return [body if isinstance(body, StoredBody) else _BINARY + len(body).to_bytes(4) + body for body in bodies]
-        except OverflowError:
+    def encode(self, msg_id: bytes, body: bytes) -> bytes:
+        """Return the body as a binary term; a StoredBody is a term already. Raises MessageTooLarge from 4 GiB on."""
+        if isinstance(body, StoredBody):
+            return body
+        if len(body) >= 2**32:
             raise MessageTooLarge(
-                f"a body of {max(map(len, bodies))} bytes: an Erlang binary term holds at most {2**32 - 1}; split the message"
-            ) from None
+                f"a body of {len(body)} bytes: an Erlang binary term holds at most {2**32 - 1}; split the message"
+            )
+        return _BINARY + len(body).to_bytes(4) + body
 
-    def decode(self, stored: bytes) -> bytes:
-        """The bytes of a binary term, without what follows it; anything else, damaged or not, as a StoredBody."""
+    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
+        """Return the bytes of a binary term, without what follows it; any other body as a StoredBody."""
         if len(stored) >= 6:
             tag, size = _HEAD.unpack_from(stored)
             if tag == _BINARY and size <= len(stored) - 6:
                 return stored[6 : 6 + size]
         return StoredBody(stored)
 
-    def is_valid(self, stored: bytes) -> bool:
-        """Whether ``stored`` begins with one whole term; trailing bytes are accepted, as upstream accepts them."""
+    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
+        """Return True if ``stored`` begins with one whole term. Trailing bytes are accepted, as upstream accepts them."""
         return is_term(stored)
 
     def fields(self, stored: bytes) -> Message | None:

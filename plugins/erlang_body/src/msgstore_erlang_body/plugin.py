@@ -11,7 +11,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
     return [
         BodyCodecDescriptor(
             name="erlang",
-            contract=(2, 2),
+            contract=(1, 0),
             factory="msgstore_erlang_body.codec:ErlangBody",
             fields=(
                 RecordField("exchange", "text", "that the message was published to"),

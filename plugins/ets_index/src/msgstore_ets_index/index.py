@@ -43,7 +43,6 @@ class EtsIndex:
         except snapshot.BadSnapshot as error:
             _log.warning("%s cannot be used, the index is rebuilt from the segments: %s", self._path, error)
             return None
-        self._context.shared.update(self._counts)
         return state
 
     def clear(self) -> None:

@@ -11,7 +11,7 @@ def msgstore_indexes() -> list[IndexDescriptor]:
     return [
         IndexDescriptor(
             name="ets",
-            contract=(2, 0),
+            contract=(1, 0),
             factory="msgstore_ets_index.index:EtsIndex",
             summary="in memory, saved at a clean stop; rebuilt by a scan after a crash",
         )

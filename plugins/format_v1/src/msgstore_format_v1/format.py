@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, repeat
 
-from msgstore.contract import Buffer, FormatContext, GapFill, RecordError, SegmentScan
+from msgstore.contract import Buffer, CheckBody, FormatContext, GapFill, RecordError, SegmentScan
 from msgstore.contract.locations import LIMIT
 from msgstore_format_v1.grammar import BODY_AT, END_MARK, HEAD, LEAST_SIZE, OVERHEAD, UNCOUNTED
 from msgstore_format_v1.scan import scan_segment
@@ -46,7 +46,7 @@ class SegmentFormatV1:
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
         return offset + BODY_AT, offset + size - 1
 
-    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+    def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
         return scan_segment(data, start, check_body)
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:

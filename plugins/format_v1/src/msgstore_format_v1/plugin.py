@@ -13,7 +13,7 @@ def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
     return [
         SegmentFormatDescriptor(
             name="v1",
-            contract=(2, 2),
+            contract=(1, 0),
             factory="msgstore_format_v1.format:SegmentFormatV1",
             extension=".rdq",
             leftover_extensions=(".rdt",),  # what RabbitMQ before 3.13 moved into while it combined two segments

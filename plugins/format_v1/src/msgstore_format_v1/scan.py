@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from msgstore.contract import Buffer, Damage, SegmentScan
+from msgstore.contract import Buffer, CheckBody, Damage, SegmentScan
 from msgstore_format_v1.grammar import (
     BODY_AT,
     HEAD,
@@ -22,7 +20,7 @@ from msgstore_format_v1.grammar import (
 _BATCH_BYTES = 1 << 20
 
 
-def scan_segment(data: Buffer, start: int, check_body: Callable[[bytes], bool] | None) -> SegmentScan:
+def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> SegmentScan:
     """Everything from ``start`` on (see ``SegmentFormat.scan``).
 
     A record that another one or zeros follow, nearly all there are, is told in the inner loop; everything else is left to
@@ -57,7 +55,7 @@ def scan_segment(data: Buffer, start: int, check_body: Callable[[bytes], bool] |
                 scan.hole_offsets.append(offset)
                 scan.hole_sizes.append(at - offset)
             offset = at + size
-            if check_body is not None and not check_body(data[at + BODY_AT : offset - 1]):
+            if check_body is not None and not check_body(data[at + SIZE_FIELD : at + BODY_AT], data[at + BODY_AT : offset - 1]):
                 scan.damage.append(Damage(at, size, "invalid_message_body"))
                 continue
             ids.append(data[at + SIZE_FIELD : at + BODY_AT])

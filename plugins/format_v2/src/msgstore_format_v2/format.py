@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgstore.contract import (
     BoundRecord,
     Buffer,
+    CheckBody,
     FormatContext,
     GapFill,
     NoOptions,
@@ -72,7 +73,7 @@ class SegmentFormatV2:
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
         return self._types[data[offset]].body_span(offset, size)
 
-    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+    def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
         return scan_segment(data, start, self._types, self._smallest, check_body)
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:

@@ -13,7 +13,7 @@ def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
     return [
         SegmentFormatDescriptor(
             name="v2",
-            contract=(2, 1),
+            contract=(1, 0),
             factory="msgstore_format_v2.format:SegmentFormatV2",
             extension=".sqs",
             generation=2,
@@ -28,7 +28,7 @@ def msgstore_record_types() -> Iterable[RecordTypeDescriptor]:
     return [
         RecordTypeDescriptor(
             name="message",
-            contract=(2, 2),
+            contract=(1, 0),
             factory="msgstore_format_v2.message:MessageRecord",
             format="v2",
             assigned_byte=3,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from msgstore.contract import Buffer, Damage, RecordType, SegmentScan
+from msgstore.contract import Buffer, CheckBody, Damage, RecordType, SegmentScan
 from msgstore_format_v2.grammar import (
     HEADER_SIZE,
     HOLE,
@@ -25,7 +25,7 @@ def scan_segment(
     start: int,
     types: Mapping[int, RecordType],
     smallest: Mapping[int, int],
-    check_body: Callable[[bytes], bool] | None,
+    check_body: CheckBody | None,
 ) -> SegmentScan:
     """Everything from ``start`` on (see ``SegmentFormat.scan``).
 
@@ -86,7 +86,9 @@ def scan_segment(
                 hole_end = end
             elif damage := types[kind].check(data, offset, measured):
                 scan.damage.append(Damage(offset, measured, damage))
-            elif check_body is not None and not check_body(data[slice(*types[kind].body_span(offset, measured))]):
+            elif check_body is not None and not check_body(
+                data[offset + 5 : offset + 21], data[slice(*types[kind].body_span(offset, measured))]
+            ):
                 reason = "invalid_message_body"
                 break
             else:

@@ -191,8 +191,6 @@ class LmdbIndex:
         slot = self._slot(msg_id)
         if not slot:
             return None
-        if slot & _COUNT > 1 and not self._context.live:
-            self._context.shared.add(msg_id)
         return slot >> _COUNT_BITS
 
     def references(self, msg_id: bytes) -> int:

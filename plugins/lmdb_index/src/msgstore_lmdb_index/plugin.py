@@ -19,7 +19,7 @@ def msgstore_indexes() -> list[IndexDescriptor]:
     return [
         IndexDescriptor(
             name="lmdb",
-            contract=(2, 0),
+            contract=(1, 0),
             factory="msgstore_lmdb_index.index:LmdbIndex",
             options=LmdbOptions,
             capabilities=frozenset({Capability.PERSISTENT, Capability.LIVE_READS}),

@@ -39,10 +39,10 @@ class OpenStores(Collector):
     """Asks every open store for its statistics at each scrape, on the thread of the scrape."""
 
     def __init__(self) -> None:
-        self._opened: list[events.StoreOpened] = []
+        self._opened: list[events.StoreOpenedEvent] = []
         self._lock = threading.Lock()
 
-    def add(self, event: events.StoreOpened) -> None:
+    def add(self, event: events.StoreOpenedEvent) -> None:
         with self._lock:
             self._opened.append(event)
 
@@ -101,30 +101,30 @@ class Metrics:
         self._open = OpenStores()
         registry.register(self._open)
 
-    def store_opened(self, event: events.StoreOpened) -> None:
+    def store_opened(self, event: events.StoreOpenedEvent) -> None:
         store = str(event.store)
         self._openings.labels(store, event.recovery.how).inc()
         for metric in (self._rolled, self._deleted, self._deleted_bytes, self._corruptions, self._dropped, self._dropped_bytes):
             metric.labels(store)  # at 0: what appears only when it happens has no rate
         self._open.add(event)
 
-    def store_closed(self, event: events.StoreClosed) -> None:
+    def store_closed(self, event: events.StoreClosedEvent) -> None:
         self._open.forget_closed()
 
-    def segment_rolled(self, event: events.SegmentRolled) -> None:
+    def segment_rolled(self, event: events.SegmentRolledEvent) -> None:
         self._rolled.labels(str(event.store)).inc()
 
-    def segment_deleted(self, event: events.SegmentDeleted) -> None:
+    def segment_deleted(self, event: events.SegmentDeletedEvent) -> None:
         self._deleted.labels(str(event.store)).inc()
         self._deleted_bytes.labels(str(event.store)).inc(event.size)
 
-    def recovery_finished(self, event: events.RecoveryFinished) -> None:
+    def recovery_finished(self, event: events.RecoveryFinishedEvent) -> None:
         self._recovery.labels(str(event.store)).observe(event.seconds)
 
-    def corruption_found(self, event: events.CorruptionFound) -> None:
+    def corruption_found(self, event: events.CorruptionFoundEvent) -> None:
         self._corruptions.labels(str(event.store)).inc()
 
-    def collection_finished(self, event: events.CollectionFinished) -> None:
+    def collection_finished(self, event: events.CollectionFinishedEvent) -> None:
         labels = str(event.store), event.done
         self._collection.labels(*labels).observe(event.seconds)
         self._moved.labels(*labels).inc(event.moved_bytes)
@@ -135,6 +135,6 @@ class Metrics:
         else:
             self._skipped.labels(*labels).inc()
 
-    def messages_dropped(self, event: events.MessagesDropped) -> None:
+    def messages_dropped(self, event: events.MessagesDroppedEvent) -> None:
         self._dropped.labels(str(event.store)).inc(event.messages)
         self._dropped_bytes.labels(str(event.store)).inc(event.bytes)

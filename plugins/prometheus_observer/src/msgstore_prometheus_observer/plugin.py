@@ -31,40 +31,40 @@ def metrics() -> Metrics:
 
 
 @hookimpl
-def msgstore_store_opened(event: events.StoreOpened) -> None:
+def msgstore_store_opened(event: events.StoreOpenedEvent) -> None:
     metrics().store_opened(event)
 
 
 @hookimpl
-def msgstore_store_closed(event: events.StoreClosed) -> None:
+def msgstore_store_closed(event: events.StoreClosedEvent) -> None:
     metrics().store_closed(event)
 
 
 @hookimpl
-def msgstore_segment_rolled(event: events.SegmentRolled) -> None:
+def msgstore_segment_rolled(event: events.SegmentRolledEvent) -> None:
     metrics().segment_rolled(event)
 
 
 @hookimpl
-def msgstore_segment_deleted(event: events.SegmentDeleted) -> None:
+def msgstore_segment_deleted(event: events.SegmentDeletedEvent) -> None:
     metrics().segment_deleted(event)
 
 
 @hookimpl
-def msgstore_recovery_finished(event: events.RecoveryFinished) -> None:
+def msgstore_recovery_finished(event: events.RecoveryFinishedEvent) -> None:
     metrics().recovery_finished(event)
 
 
 @hookimpl
-def msgstore_corruption_found(event: events.CorruptionFound) -> None:
+def msgstore_corruption_found(event: events.CorruptionFoundEvent) -> None:
     metrics().corruption_found(event)
 
 
 @hookimpl
-def msgstore_collection_finished(event: events.CollectionFinished) -> None:
+def msgstore_collection_finished(event: events.CollectionFinishedEvent) -> None:
     metrics().collection_finished(event)
 
 
 @hookimpl
-def msgstore_messages_dropped(event: events.MessagesDropped) -> None:
+def msgstore_messages_dropped(event: events.MessagesDroppedEvent) -> None:
     metrics().messages_dropped(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from foreign_backends import trailing
 from foreign_backends.grammar import (
@@ -28,7 +28,7 @@ from foreign_backends.grammar import (
     judge_header,
     measure,
 )
-from msgstore.contract import Buffer, Damage, FormatContext, GapFill, RecordError, SegmentScan
+from msgstore.contract import Buffer, CheckBody, Damage, FormatContext, GapFill, RecordError, SegmentScan
 
 _SECTOR = 512
 """What a disk writes whole or not at all, at the least."""
@@ -77,7 +77,7 @@ class LedgerFormat:
         _, at, key, _ = measure(data, offset, len(data))
         return at + key, offset + size - CRC
 
-    def scan(self, data: Buffer, *, start: int = 0, check_body: Callable[[bytes], bool] | None = None) -> SegmentScan:
+    def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
         scan = SegmentScan()
         total = len(data)
         if total < HEADER_SIZE:
@@ -90,9 +90,7 @@ class LedgerFormat:
         scan.separate_copies()
         return end
 
-    def _elements(
-        self, data: Buffer, offset: int, scan: SegmentScan, check_body: Callable[[bytes], bool] | None
-    ) -> SegmentScan:
+    def _elements(self, data: Buffer, offset: int, scan: SegmentScan, check_body: CheckBody | None) -> SegmentScan:
         total = len(data)
         while offset < total:
             try:

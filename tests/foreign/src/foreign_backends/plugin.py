@@ -19,7 +19,7 @@ def msgstore_segment_formats() -> list[SegmentFormatDescriptor]:
     return [
         SegmentFormatDescriptor(
             name="ledger",
-            contract=(2, 1),
+            contract=(1, 0),
             factory="foreign_backends.ledger:LedgerFormat",
             extension=".ledger",
             generation=1,  # a store that writes v2 takes its messages over, as it does those of v1
@@ -34,7 +34,7 @@ def msgstore_indexes() -> list[IndexDescriptor]:
     return [
         IndexDescriptor(
             name="sqlite",
-            contract=(2, 1),
+            contract=(1, 0),
             factory="foreign_backends.sqlite:SqliteIndex",
             options=SqliteOptions,
             capabilities=frozenset({Capability.PERSISTENT}),

@@ -127,8 +127,6 @@ class SqliteIndex:
         slot = self._slot(msg_id)
         if not slot:
             return None
-        if slot & _COUNT > 1:
-            self._context.shared.add(msg_id)
         return slot >> _COUNT_BITS
 
     def references(self, msg_id: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from msgstore.contract.events import Done
+from msgstore.contract.events import CollectionOutcome
 
 
 @attrs.frozen
@@ -25,7 +25,7 @@ class CollectionResult:
     """Bytes written: the moved records, and what holes cost."""
     skipped: str | None = None
     """Why it was left as it is."""
-    done: Done = "compacted"
+    outcome: CollectionOutcome = "compacted"
     """What was done with it: ``compacted``, ``combined``, ``migrated``, ``dropped``, ``deleted``, or ``none``."""
     dropped: int = 0
     """Live messages that went with it, because the policy says so."""

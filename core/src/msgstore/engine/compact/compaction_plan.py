@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from msgstore.contract import SegmentFormat
+from msgstore.contract import CompactableFormat
 from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
 
 
@@ -64,7 +64,7 @@ class Plan:
                 at += sizes[position]
 
 
-def plan(form: SegmentFormat, live: Live) -> Plan:
+def plan(form: CompactableFormat, live: Live) -> Plan:
     """``live``: every live record of the segment. Raises ValueError if ``gap_room`` says what cannot be."""
     begin = len(form.header)
     offsets, sizes = live.offsets, live.sizes

@@ -28,7 +28,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.contract import Buffer, RecordError, StoreIOError
-from msgstore.contract.events import Done
+from msgstore.contract.events import CollectionOutcome
 from msgstore.contract.locations import MASK
 from msgstore.directory import TEMP_SUFFIX
 from msgstore.engine.compact.collection_result import CollectionResult
@@ -40,7 +40,6 @@ from msgstore.engine.compact.relocation import still_alive, swap
 from msgstore.engine.segment.erasing import remove
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segments import Segment
-from msgstore.engine.segment.trailers import trailer_of
 
 _AT_ONCE = 2**20
 """Bytes that are copied with one write, and whose locations are swapped in one turn of the lock."""
@@ -61,7 +60,7 @@ class _Batch:
         return sum(location & MASK for location in self.new)
 
 
-def rewrite(site: GcContext, sources: Sequence[Source], done: Done) -> list[CollectionResult]:
+def rewrite(site: GcContext, sources: Sequence[Source], outcome: CollectionOutcome) -> list[CollectionResult]:
     """Copy what is alive in marked segments, in this order, and leave them empty. Without the lock.
 
     Raises InconsistentSegment, StoreIOError; then nothing has happened, or it has happened in part and what is left can be rewritten.
@@ -90,7 +89,7 @@ def rewrite(site: GcContext, sources: Sequence[Source], done: Done) -> list[Coll
     return [
         CollectionResult(
             source.name, source.segment.size, 0, records, size,
-            sum(batch.written for batch in copying.batches if batch.source is source), done=done,
+            sum(batch.written for batch in copying.batches if batch.source is source), outcome=done,
         )
         for source, (records, size) in zip(sources, moved, strict=True)
     ]  # fmt: skip
@@ -180,9 +179,6 @@ class _Copying:
             copy = self.copies[-1]
             with self._site.segments.errors(copy):
                 try:
-                    if trailer := trailer_of(self._site.segments, copy):
-                        self._files.pwrite(fd, trailer, copy.size)
-                        copy.size += len(trailer)
                     self._files.sync(fd)
                 finally:
                     self._files.close(fd)

@@ -112,7 +112,7 @@ class GarbageCollector:
             for s in empty:
                 if segment := self._segments.by_number.get(s.number):
                     self._ledger.note_empty(segment)
-        return [CollectionResult(s.file, s.size, 0, done="deleted") for s in empty]
+        return [CollectionResult(s.file, s.size, 0, outcome="deleted") for s in empty]
 
     def _carry_out(self, actions: Sequence[Action], progress: Progress | None) -> list[CollectionResult]:
         done: list[CollectionResult] = []
@@ -163,7 +163,7 @@ class GarbageCollector:
     def _in_place(self, segment: Segment) -> bool:
         """Whether a segment is compacted where it is. Not if what was removed is to be overwritten, nor in a format that cannot
         hide what is being written in a gap: there a crash would leave bytes in which anything may be read."""
-        return segment.form.self_describing and not self._segments.erase
+        return segment.form.compactable is not None and not self._segments.erase
 
     def _leave(self, unsound: InconsistentSegment) -> CollectionResult:
         """The segment is kept. If it is damaged, it is read like that from now on, and never collected. If a plugin failed, the
@@ -180,7 +180,7 @@ class GarbageCollector:
                 self._site.commit()
         else:
             segment.compacted_live_bytes = segment.live_bytes
-        return CollectionResult(segment.path.name, segment.size, segment.size, skipped=unsound.reason, done="none")
+        return CollectionResult(segment.path.name, segment.size, segment.size, skipped=unsound.reason, outcome="none")
 
     def _delete_empty(self) -> None:
         with self._site.turn():

@@ -9,9 +9,6 @@ Order, so that a crash at any instant leaves every live record readable and the 
 5. the index is swapped to the copies and committed;
 6. the tail is cut.
 
-A trailer, if the format has one, is cut off before 2: it would speak of records that are not there any more. Another one is
-written after 6, unless the file would become longer than it was.
-
 There is a sync after 2, 3, 4 and 6, whatever the store's durability: a power loss may cost what was written last, but not
 what was confirmed long ago and happens to be moved. A segment in which anything is damaged, or in which a live
 record is not found, is left exactly as it is and quarantined.
@@ -28,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgstore.contract import Buffer, SegmentFormat
+from msgstore.contract import Buffer, CompactableFormat
 from msgstore.contract.formats import Write
 from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live, Plan, plan
@@ -36,7 +33,6 @@ from msgstore.engine.compact.gc_context import GcContext
 from msgstore.engine.compact.pinning import Source, blamed
 from msgstore.engine.compact.rehearsal import check, filled
 from msgstore.engine.compact.relocation import still_alive, swap
-from msgstore.engine.segment.trailers import trailer_of
 
 SWAPPED_AT_ONCE = 5000
 """Records whose locations are swapped in one turn of the lock: some milliseconds."""
@@ -45,15 +41,16 @@ SWAPPED_AT_ONCE = 5000
 def compact(site: GcContext, source: Source) -> CollectionResult:
     """Compact one marked segment. Without the lock. Raises InconsistentSegment, StoreIOError."""
     segment = source.segment
-    files, form, before = site.segments.files, segment.form.format, segment.size
+    files, form, before = site.segments.files, segment.form.compactable, segment.size
+    assert form is not None
     with site.segments.errors(segment), files.view(segment.path) as data:
         live = source.live(site, data)
         with blamed(segment, segment.form, "gap_room"):
             todo = plan(form, live)
         moves = list(todo.moves(live.sizes))
-        if todo.end >= before - source.trailer and not moves:
+        if todo.end >= before and not moves:
             segment.compacted_live_bytes = live.total
-            return CollectionResult(segment.path.name, before, before, done="none")
+            return CollectionResult(segment.path.name, before, before, outcome="none")
         places = list(live.offsets)
         for position, target in moves:
             places[position] = target
@@ -74,7 +71,6 @@ def _rewrite(
     site: GcContext, source: Source, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
 ) -> None:
     ledger, segments, files, segment = site.ledger, site.segments, site.segments.files, source.segment
-    before = segment.size
     with site.turn():
         segments.hints.drop(segment, lasting=True)
         with ledger.lock:
@@ -86,11 +82,6 @@ def _rewrite(
     with segments.errors(segment):
         fd = files.open_write(segment.path)
         try:
-            if source.trailer:
-                with ledger.lock:
-                    segments.unmap(segment.number)
-                files.truncate(fd, before - source.trailer)
-                files.sync(fd)
             for writes in steps:
                 for offset, chunk in writes:
                     files.pwrite(fd, chunk, offset)
@@ -102,10 +93,6 @@ def _rewrite(
                 segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
             files.truncate(fd, todo.end)
             files.sync(fd)
-            trailer = trailer_of(segments, segment)
-            if 0 < len(trailer) <= before - todo.end:  # the row says how long the file can be at the most
-                files.pwrite(fd, trailer, todo.end)
-                files.sync(fd)
         finally:
             try:
                 size, mtime_ns = files.size_and_mtime(fd)
@@ -118,7 +105,7 @@ def _rewrite(
             _, segment.sealed_mtime_ns = files.set_mtime(segment.path, time)
 
 
-def _steps(form: SegmentFormat, todo: Plan, live: Live, data: Buffer, places: Sequence[int]) -> list[list[Write]]:
+def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places: Sequence[int]) -> list[list[Write]]:
     """The writes of all gaps, step by step, rehearsed in memory: that takes as much as the segment will have bytes."""
     steps: list[list[Write]] = [[], [], []]
     offsets, sizes = live.offsets, live.sizes

@@ -47,8 +47,6 @@ class Source:
     segment: Segment
     count: int
     """Live records when it was marked."""
-    trailer: int = 0
-    """Bytes that it ends in, known from ``live`` on; see :class:`msgstore.contract.TrailingFormat`."""
 
     def live(self, site: GcContext, data: Buffer) -> Live:
         """The records of ``data``, the whole segment, that are alive, by offset. Raises InconsistentSegment.
@@ -58,17 +56,12 @@ class Source:
         segment = self.segment
         with blamed(segment, segment.form, "scan"):
             scan = scan_checked(segment.form.format, data)
-        self.trailer = scan.trailer
         reason = _damage(segment, scan)
         if reason:
             raise InconsistentSegment(segment, reason)
         live = live_records(site.index, segment.number, scan)
         if len(live) and live.offsets[0] < segment.header_bytes:
             raise InconsistentSegment(segment, f"a record begins at offset {live.offsets[0]}, inside of the header")
-        if not 0 <= scan.trailer <= len(data) - (live.offsets[-1] + live.sizes[-1] if len(live) else segment.header_bytes):
-            raise InconsistentSegment(
-                segment, f"format {segment.form.name!r} says {scan.trailer} bytes of trailer, where live records are"
-            )
         with site.ledger.lock:
             died = self.died.copy()
         known = len(died.union(live.locations(segment.number))) if died else len(live)

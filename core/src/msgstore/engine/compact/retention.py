@@ -30,7 +30,7 @@ def drop(site: GcContext, source: Source, reason: str) -> CollectionResult:
             released += _release(site, source, live.part(begin, begin + SWAPPED_AT_ONCE))
     site.commit()
     log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
-    return CollectionResult(source.name, segment.size, 0, done="dropped", dropped=released)
+    return CollectionResult(source.name, segment.size, 0, outcome="dropped", dropped=released)
 
 
 def _release(site: GcContext, source: Source, live: Live) -> int:

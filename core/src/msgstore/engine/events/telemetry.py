@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
 
 from msgstore.contract import events
 from msgstore.engine.events.counters import Counters
@@ -48,14 +50,20 @@ class Telemetry:
         read = len(recovery.scanned), len(recovery.hinted), recovery.entered, recovery.garbage
         what = "%s: recovered (%s) in %.3f s: %d segments read, %d hints, %d live records, %d dead or copies"
         _recovery.info(what, self.store, recovery.how, seconds, *read)
-        self.dispatcher.publish(events.RecoveryFinished(store=self.store, recovery=summary(recovery), seconds=seconds))
+        self.dispatcher.publish(events.RecoveryFinishedEvent(store=self.store, recovery=summary(recovery), seconds=seconds))
 
     def opened(
-        self, *, mode: str, index: str, form: str, recovery: Recovery, statistics: Callable[[], Mapping[str, int]]
+        self,
+        *,
+        mode: Literal["rw", "r"],
+        index: str,
+        form: str,
+        recovery: Recovery,
+        statistics: Callable[[], Mapping[str, int]],
     ) -> None:
         _store.info("%s: opened, mode %s, index %s, format %s, %s", self.store, mode, index, form, recovery.how)
         self.dispatcher.publish(
-            events.StoreOpened(
+            events.StoreOpenedEvent(
                 store=self.store, mode=mode, index=index, format=form, recovery=summary(recovery), statistics=statistics
             )
         )
@@ -63,7 +71,7 @@ class Telemetry:
     def closed(self, how: Literal["closed", "abandoned"]) -> None:
         """The last thing that happens."""
         _store.info("%s: %s", self.store, how)
-        self.dispatcher.publish(events.StoreClosed(store=self.store, how=how))
+        self.dispatcher.publish(events.StoreClosedEvent(store=self.store, how=how))
         self.dispatcher.finish()
 
     def failed_to_open(self) -> None:
@@ -78,7 +86,7 @@ class Telemetry:
             return
         self._spots.add(spot)
         self.counters.corruptions += 1
-        self.dispatcher.publish(events.CorruptionFound(store=self.store, file=file, offset=offset, reason=reason))
+        self.dispatcher.publish(events.CorruptionFoundEvent(store=self.store, file=file, offset=offset, reason=reason))
 
     # -- its segments -----------------------------------------------------------------------------------------------------
 
@@ -92,28 +100,28 @@ class Telemetry:
     def rolled(self, file: str, form: str) -> None:
         self.counters.rolled_segments += 1
         _segments.debug("%s: %s begun", self.store, file)
-        self.dispatcher.publish(events.SegmentRolled(store=self.store, file=file, format=form))
+        self.dispatcher.publish(events.SegmentRolledEvent(store=self.store, file=file, format=form))
 
     def deleted(self, file: str, size: int) -> None:
         self.counters.deleted_segments += 1
         self.counters.collected_bytes += size
         _segments.debug("%s: %s deleted, %d bytes", self.store, file, size)
-        self.dispatcher.publish(events.SegmentDeleted(store=self.store, file=file, size=size))
+        self.dispatcher.publish(events.SegmentDeletedEvent(store=self.store, file=file, size=size))
 
     def collected(self, found: CollectionResult, seconds: float) -> None:
         """``found.size_after`` is 0 if the segment was deleted: ``deleted`` is told of that as well."""
-        if found.done != "none":
+        if found.outcome != "none":
             self.counters.collections += 1
             if found.size_after:
                 self.counters.collected_bytes += found.size_before - found.size_after
         what = "%s: %s %s: %d bytes before, %d after, %d moved, %.3f s"
         sizes = found.size_before, found.size_after, found.moved_bytes
-        _collector.info(what, self.store, found.file, found.done, *sizes, seconds)
+        _collector.info(what, self.store, found.file, found.outcome, *sizes, seconds)
         self.dispatcher.publish(
-            events.CollectionFinished(
+            events.CollectionFinishedEvent(
                 store=self.store,
                 file=found.file,
-                done=found.done,
+                outcome=found.outcome,
                 size_before=found.size_before,
                 size_after=found.size_after,
                 moved_records=found.moved_records,
@@ -131,21 +139,10 @@ class Telemetry:
         self.counters.dropped_segments += 1
         _collector.info("%s: %d messages of %s dropped: %s", self.store, messages, file, reason)
         self.dispatcher.publish(
-            events.MessagesDropped(store=self.store, file=file, messages=messages, bytes=size, reason=reason)
+            events.MessagesDroppedEvent(store=self.store, file=file, messages=messages, bytes=size, reason=reason)
         )
 
 
-def summary(recovery: Recovery) -> events.RecoverySummary:
-    """The recovery as a value that does not change any more."""
-    return events.RecoverySummary(
-        how=recovery.how,
-        scanned=tuple(recovery.scanned),
-        hinted=tuple(recovery.hinted),
-        entered=recovery.entered,
-        garbage=recovery.garbage,
-        missing=recovery.missing,
-        kept=recovery.kept,
-        revived=recovery.revived,
-        distrust=recovery.distrust,
-        damaged=tuple(recovery.damaged),
-    )
+def summary(recovery: Recovery) -> dict[str, Any]:
+    """Return the members of the recovery as they are now."""
+    return attrs.asdict(recovery)

@@ -68,19 +68,19 @@ class _Sample:
     """Bodies by each other installed codec that accepts them, but not the same bytes backwards."""
     _installed: dict[str, BodyCodec | None] = attrs.field(factory=dict)
 
-    def add(self, stored: bytes) -> bool:
+    def add(self, msg_id: bytes, stored: bytes) -> bool:
         """Always True: a callback of a scan, in which no body is damage."""
         if self.seen < _BODIES:
             self.seen += 1
-            self.valid += _accepts(self.codec, stored)
+            self.valid += _accepts(self.codec, msg_id, stored)
             name = self.catalogue.known_codec(stored)
             if name is not None:
                 codec = self._codec(name)
-                self.known[name] += codec is None or _accepts(codec, stored)
+                self.known[name] += codec is None or _accepts(codec, msg_id, stored)
             for other in self.catalogue.names("body"):
                 codec = self._codec(other)
                 if codec is not None:
-                    self.others[other] += _accepts(codec, stored) and not _accepts(codec, stored[::-1])
+                    self.others[other] += _accepts(codec, msg_id, stored) and not _accepts(codec, msg_id, stored[::-1])
         return True
 
     def _codec(self, name: str) -> BodyCodec | None:
@@ -138,8 +138,8 @@ def _contradiction(config: StoreConfig, what: str, action: str) -> StoreMismatch
     )
 
 
-def _accepts(codec: BodyCodec, stored: bytes) -> bool:
+def _accepts(codec: BodyCodec, msg_id: bytes, stored: bytes) -> bool:
     try:
-        return bool(codec.is_valid(stored))
+        return bool(codec.is_valid(msg_id, stored))
     except Exception:  # of a third party's code: what it fails for is none of its bodies
         return False

@@ -18,7 +18,7 @@ from typing import Literal
 import attrs
 
 from msgstore.contract import StoreError
-from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
+from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
 from msgstore.engine.open import ets_file
 from msgstore.engine.open.clean_marker import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.open.ets_file import Data, Table, Take
@@ -52,7 +52,7 @@ class BrokerCounts:
         elif msg_id in self.locations:
             self.object(f"{SAVED_COUNTS} names {msg_id.hex()} twice")
         else:
-            self.locations[msg_id] = pack(number, offset, size)
+            self.locations[msg_id] = pack_location(number, offset, size)
             self.references[msg_id] = references
 
     def object(self, problem: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import repeat
 
 from msgstore.contract import Index
-from msgstore.contract.locations import pack, unpack
+from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.recovery import Meter, Progress, Recovery, count_live, missing_files, scan_segment
 from msgstore.engine.segment.segments import Segment, Segments
 from msgstore.engine.state import checkpoint
@@ -57,7 +57,7 @@ def mend(segments: Segments, index: Index, recovery: Recovery, progress: Progres
             there[segment.number] = _places(segments, segment, recovery)
     gone: dict[bytes, int] = {}
     for msg_id, location, references in index.items():
-        number, offset, _ = unpack(location)
+        number, offset, _ = unpack_location(location)
         if number not in segments.by_number or (number in there and (msg_id, offset) not in there[number]):
             gone[msg_id] = references
     copies = find_copies(segments, gone, recovery, progress) if gone else {}
@@ -90,7 +90,7 @@ def find_copies(
         for columns in (scan.records, scan.duplicates):
             for msg_id, offset, size, _ in columns.rows():
                 if msg_id in wanted:
-                    found.setdefault(msg_id, pack(segment.number, offset, size))
+                    found.setdefault(msg_id, pack_location(segment.number, offset, size))
         copies |= found
         if segment.path.name not in recovery.scanned:
             recovery.scanned.append(segment.path.name)

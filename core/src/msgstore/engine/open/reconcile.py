@@ -24,7 +24,7 @@ from itertools import repeat
 import attrs
 
 from msgstore.contract import Index
-from msgstore.contract.locations import pack, unpack
+from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import BrokerCounts
 from msgstore.engine.open.lost_segments import find_copies
 from msgstore.engine.open.recovery import LostSegment, Meter, Plan, Progress, Recovery, count_live, rebuild, scan_segment
@@ -115,7 +115,7 @@ def rebuild_distrusted(
     if plan is not None and plan.rows and counts is None:
         rows = {segment.number: plan.rows.get(segment.path.name) for segment in segments}
         for msg_id, location, _ in index.items():
-            number, offset, _ = unpack(location)
+            number, offset, _ = unpack_location(location)
             row = rows[number]
             recovery.revived += row is not None and offset < row.size and msg_id not in known
     if plan is not None and plan.rows:  # or no counts of ours were lost
@@ -178,7 +178,7 @@ def _compare(segments: Segments, index: Index, read: Mapping[int, _Read]) -> dic
     """The entries of the index whose records are gone: id to references."""
     gone: dict[bytes, int] = {}
     for msg_id, location, references in index.items():
-        number, offset, size = unpack(location)
+        number, offset, size = unpack_location(location)
         if number in read:
             found = read[number]
             if found.places.get((msg_id, offset)) == size:
@@ -204,7 +204,7 @@ def _unknown(index: Index, read: Mapping[int, _Read], gone: Mapping[bytes, int])
         for (msg_id, offset), length in sorted(found.places.items(), key=lambda place: place[0][1]):
             is_new = offset >= size or not found.agrees
             if is_new and msg_id not in here and msg_id not in gone and index.get(msg_id) is None:
-                here[msg_id] = pack(number, offset, length)
+                here[msg_id] = pack_location(number, offset, length)
                 if offset < size:
                     back.add(msg_id)
         entered |= here

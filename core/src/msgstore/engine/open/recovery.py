@@ -29,7 +29,7 @@ from typing import Literal
 import attrs
 
 from msgstore.contract import Index, SegmentScan, StoreError
-from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack
+from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
 from msgstore.engine.open.broker_counts import BrokerCounts, CountsFrom, Found
 from msgstore.engine.open.clean_marker import ShutdownFiles
 from msgstore.engine.segment.hint_file import Hint
@@ -208,7 +208,7 @@ def verify(segments: Segments, index: Index, segment: Segment, recovery: Recover
     scan = scan_segment(segments, segment, 0, recovery)
     number = segment.number
     found = sum(
-        index.get(msg_id) == pack(number, offset, size)
+        index.get(msg_id) == pack_location(number, offset, size)
         for columns in (scan.records, scan.duplicates)
         for msg_id, offset, size, _ in columns.rows()
     )
@@ -221,7 +221,7 @@ def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, re
         return  # nothing was: the file need not be read at all
     scan = scan_segment(segments, segment, start, recovery)
     new = [(i, o, s) for i, o, s, _ in scan.records.rows() if index.get(i) is None]
-    index.enter([i for i, _, _ in new], [pack(segment.number, o, s) for _, o, s in new])
+    index.enter([i for i, _, _ in new], [pack_location(segment.number, o, s) for _, o, s in new])
     segment.live_count += len(new)
     segment.live_bytes += sum(s for _, _, s in new)
     recovery.entered += len(new)

@@ -120,7 +120,7 @@ def open_parts(
         segments.telemetry = Telemetry(directory, catalogue.observers)
         leftovers = ShutdownFiles.read(files, directory)
         shared = SharedBodies(config.shared_cache)
-        index, persistent = make_index(config, catalogue, files, shared.ids, read_only=read_only, live=live)
+        index, persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
         segments.hints.writes = not (read_only or persistent)
         segments.hints.find(segments)
         with of_index(config.index.name, config, catalogue, "load its entries in"):
@@ -179,7 +179,7 @@ def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Par
     _tell_of_codec(config, remembered)
     segments = Segments(config.path, files, backends.formats, sync=False)
     shared = SharedBodies(config.shared_cache)
-    index, persistent = make_index(config, catalogue, files, shared.ids, read_only=True, live=True)
+    index, persistent = make_index(config, catalogue, files, read_only=True, live=True)
     writer = Writer(config, backends, LiveAccounting(segments, index, shared, persistent=persistent), read_only=True)
     reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=False)
     return Parts(backends, segments, writer, reader, Recovery("live"), set(), None)

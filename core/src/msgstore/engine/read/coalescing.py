@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgstore.contract.locations import unpack
+from msgstore.contract.locations import unpack_location
 
 MERGE_GAP = 4096
 """Records of one segment that are at most this many bytes apart are read together ..."""
@@ -17,7 +17,7 @@ def runs(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
     run: list[tuple[int, bytes]] = []
     run_number = run_start = run_end = 0
     for location, msg_id in located:
-        number, offset, size = unpack(location)
+        number, offset, size = unpack_location(location)
         if run and not (number == run_number and offset - run_end <= MERGE_GAP and offset + size - run_start <= MERGE_LIMIT):
             yield run
             run = []

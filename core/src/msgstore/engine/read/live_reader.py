@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from msgstore.contract import CorruptRecord, Index, MessageNotFound, RecordError, StoreError
-from msgstore.contract.locations import NUMBER_SHIFT, unpack
+from msgstore.contract.locations import NUMBER_SHIFT, unpack_location
 from msgstore.engine.read.coalescing import runs
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
 from msgstore.engine.read.writer_tracker import View, WriterTracker
@@ -129,7 +129,7 @@ class LiveReader:
         self, view: View, msg_id: bytes, location: int, part: Part
     ) -> tuple[Found | None, RecordError | OSError | None]:
         """What is wanted, or what was wrong; neither if it was this process's doing."""
-        number, offset, size = unpack(location)
+        number, offset, size = unpack_location(location)
         try:
             found = self.files.read(number, offset, size, view.backends.formats)
             if found is None:
@@ -145,7 +145,7 @@ class LiveReader:
         if len(record) != size:
             raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
         body = decode(msg_id, record)
-        return body if part == "stored body" or view.backends.plain_bodies else view.backends.decode_body(body)
+        return body if part == "stored body" or view.backends.plain_bodies else view.backends.decode_body(msg_id, body)
 
     def _read_many(self, view: View, wanted: list[bytes]) -> dict[bytes, bytes]:
         locate = self._locate
@@ -163,8 +163,8 @@ class LiveReader:
 
     def _read_run(self, view: View, run: list[tuple[int, bytes]], bodies: dict[bytes, bytes]) -> None:
         """Adds what could be read; the others are looked at one by one."""
-        number, start, _ = unpack(run[0][0])
-        _, last, size = unpack(run[-1][0])
+        number, start, _ = unpack_location(run[0][0])
+        _, last, size = unpack_location(run[-1][0])
         try:
             found = self.files.read(number, start, last + size - start, view.backends.formats)
         except OSError:
@@ -173,7 +173,7 @@ class LiveReader:
             return
         file, data = found
         for location, msg_id in run:
-            _, offset, size = unpack(location)
+            _, offset, size = unpack_location(location)
             try:
                 record = data[offset - start : offset - start + size]
                 bodies[msg_id] = self._decoded(view, file.decode, msg_id, record, size, "body")
@@ -181,7 +181,7 @@ class LiveReader:
                 continue
 
     def _error(self, msg_id: bytes, location: int, problem: RecordError | OSError) -> StoreError:
-        number, offset, _ = unpack(location)
+        number, offset, _ = unpack_location(location)
         path = self._directory / str(number)
         if isinstance(problem, FileNotFoundError):
             return StoreError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
-from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack
+from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
 from msgstore.engine.read.coalescing import runs
 from msgstore.engine.segment.segments import Segments, io_error, io_errors
 from msgstore.engine.write.write_buffer import Entry
@@ -59,7 +59,7 @@ class Reader:
                 size = location & mask
                 record = pread(fd, size, location >> offset_shift & mask)
                 if segments.epoch == epoch and len(record) == size:
-                    return decode(msg_id, record) if plain else decode_body(decode(msg_id, record))
+                    return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
             except (TypeError, KeyError, OSError, RecordError):
                 pass
             return slowly(msg_id)
@@ -84,7 +84,7 @@ class Reader:
                 offset, size = location >> offset_shift & mask, location & mask
                 record = mapped[offset : offset + size]
                 if segments.epoch == epoch and len(record) == size:
-                    return decode(msg_id, record) if plain else decode_body(decode(msg_id, record))
+                    return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
             except (TypeError, KeyError, ValueError, RecordError):  # ValueError: the mapping was closed
                 pass
             return slowly(msg_id)
@@ -104,7 +104,7 @@ class Reader:
         """Under the lock, which makes sure: nothing moves or goes meanwhile."""
         self._writer.check_open()
         if (entry := self._intake.get(msg_id)) is not None:
-            return self._pending_body(entry)
+            return self._pending_body(msg_id, entry)
         with io_errors(self._segments.directory):
             location = self._locate(msg_id)
         if location is None:
@@ -115,17 +115,17 @@ class Reader:
         if self._mapped:
             self._segments.map(location >> NUMBER_SHIFT)
         try:
-            body = self._decode_body(stored)
+            body = self._decode_body(msg_id, stored)
         except RecordError as error:
             raise self._corrupt(msg_id, location, error) from error
         if msg_id in self._shared.ids:
             self._shared.put(msg_id, body)
         return body
 
-    def _pending_body(self, entry: Entry) -> bytes:
+    def _pending_body(self, msg_id: bytes, entry: Entry) -> bytes:
         """As it will be read after the flush: a StoredBody goes through the codec once, here or there."""
         body = entry[0]
-        return self._decode_body(body) if isinstance(body, StoredBody) else body
+        return self._decode_body(msg_id, body) if isinstance(body, StoredBody) else body
 
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``.
@@ -142,7 +142,7 @@ class Reader:
         with io_errors(self._segments.directory):
             for msg_id in dict.fromkeys(wanted):
                 if entry := pending.get(msg_id):
-                    found[msg_id] = self._pending_body(entry)
+                    found[msg_id] = self._pending_body(msg_id, entry)
                 elif msg_id in shared or (location := self._locate(msg_id)) is None:
                     doubtful.append(msg_id)
                 else:
@@ -174,13 +174,13 @@ class Reader:
     def record(self, msg_id: bytes, location: int) -> WholeRecord:
         """For tools. Raises what ``stored`` raises."""
         record, body = self._checked(msg_id, location)
-        number, offset, _ = unpack(location)
+        number, offset, _ = unpack_location(location)
         segment = self._segments.get(number)
         return WholeRecord(segment.path, offset, segment.form, record, body)
 
     def _checked(self, msg_id: bytes, location: int) -> tuple[bytes, bytes]:
         """A whole record, and the stored body in it."""
-        number, offset, size = unpack(location)
+        number, offset, size = unpack_location(location)
         try:
             fd, decode = self._segments.reader(number)
             record = _whole(self._segments.files.pread(fd, size, offset), size)
@@ -203,23 +203,23 @@ class Reader:
 
     def _read_run(self, run: list[tuple[int, bytes]]) -> dict[bytes, bytes] | None:
         """Without the lock; None if anything is not as it should be, or the segment not open."""
-        number, start, _ = unpack(run[0][0])
-        _, last, size = unpack(run[-1][0])
+        number, start, _ = unpack_location(run[0][0])
+        _, last, size = unpack_location(run[-1][0])
         bodies = {}
         try:
             fd, decode = self._segments.readers[number]
             data = self._segments.files.pread(fd, last + size - start, start)
             for location, msg_id in run:
-                _, offset, size = unpack(location)
+                _, offset, size = unpack_location(location)
                 record = _whole(data[offset - start : offset - start + size], size)
-                bodies[msg_id] = self._decode_body(decode(msg_id, record))
+                bodies[msg_id] = self._decode_body(msg_id, decode(msg_id, record))
         except (KeyError, OSError, RecordError):
             return None
         return bodies
 
     def _corrupt(self, msg_id: bytes, location: int, error: RecordError) -> CorruptRecord:
         self._check_unchanged()
-        number, offset, _ = unpack(location)
+        number, offset, _ = unpack_location(location)
         path = self._segments.by_number[number].path
         self._segments.telemetry.damage(path.name, offset, error.reason)
         return CorruptRecord(
@@ -233,7 +233,7 @@ class Reader:
 
     def _io_error(self, location: int, error: OSError) -> Exception:
         self._check_unchanged()
-        number, offset, _ = unpack(location)
+        number, offset, _ = unpack_location(location)
         return io_error(self._segments.by_number[number].path, offset, error)
 
 

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgstore.contract import RecordError, suffixes
+from msgstore.contract import RecordError
 from msgstore.engine.segment import hint_file
 from msgstore.engine.segment.hint_file import Hint, InvalidHint
-from msgstore.files import Files
+from msgstore.files import UNFINISHED, Files
 
 if TYPE_CHECKING:
     from msgstore.engine.segment.segments import Segment
@@ -39,7 +39,7 @@ RIPE = 2.0
 message a hint is a seventh of its segment."""
 MOST_UNRIPE = 8
 """Hints that are held in memory for so long: 24 bytes a record."""
-_PREFIX, _SUFFIX = "msgstore-", suffixes.HINT
+_PREFIX, _SUFFIX = "msgstore-", ".hint"
 _TICK_NS = 2_000_000_000
 """No file system that is in use counts time in larger steps (FAT does in these)."""
 _LARGEST_LOOK = 2**20
@@ -85,11 +85,6 @@ class Hints:
         self._ids += b"".join(ids)
         self._sizes += array("Q", sizes)
         self._end = offset + size
-
-    def trailed(self, segment: Segment, size: int) -> None:
-        """``size`` bytes that are no records were appended, the last ones."""
-        if segment.number == self._number:
-            self._end += size
 
     def finish(self, segment: Segment) -> None:
         """``segment`` was sealed. Its hint is written by the next ``save``, if it was collected from its header to its end."""
@@ -156,7 +151,7 @@ class Hints:
             found = {name: size for name, (size, _) in self._files.list(self._directory).items() if name.startswith(_PREFIX)}
             self._there = {name: size for name, size in found.items() if name.endswith(_SUFFIX)}
             stray = self._there.keys() - {hint_name(segment.path.name) for segment in segments}
-            stray |= {name for name in found if name.endswith(f"{_SUFFIX}{suffixes.UNFINISHED}")}
+            stray |= {name for name in found if name.endswith(f"{_SUFFIX}{UNFINISHED}")}
             for name in stray if self.writes else ():
                 self._there.pop(name, None)
                 self._files.unlink(self._directory / name)

@@ -16,7 +16,6 @@ from msgstore.config import StoreConfig
 from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
 from msgstore.engine.backends import Backends
 from msgstore.engine.segment.segments import Segment
-from msgstore.engine.segment.trailers import append_trailer
 from msgstore.engine.state.accounting import LiveAccounting, Part
 
 _STEP = 1 << OFFSET_SHIFT
@@ -116,7 +115,6 @@ class Appender:
         self._ledger.begin_change()
         segment.appendable &= appendable
         try:
-            append_trailer(self._segments, segment)
             self._segments.seal_current()
         finally:
             with self._ledger.lock:

@@ -15,8 +15,6 @@ import attrs
 from msgstore.engine.segment.segments import io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.write.appender import Appender, AppendResult
-from msgstore.engine.write.encoder import Encoder, Refused
-from msgstore.engine.write.rejected_messages import RejectedMessages
 from msgstore.engine.write.write_buffer import OVERHEAD, Entry, WriteBuffer, references
 
 
@@ -37,12 +35,8 @@ class Written:
 class BatchWriter:
     """Of one open store."""
 
-    def __init__(
-        self, intake: WriteBuffer, encoder: Encoder, refusals: RejectedMessages, appender: Appender, ledger: LiveAccounting
-    ) -> None:
+    def __init__(self, intake: WriteBuffer, appender: Appender, ledger: LiveAccounting) -> None:
         self._intake = intake
-        self._encoder = encoder
-        self._refusals = refusals
         self._appender = appender
         self._ledger = ledger
         self._index = ledger.index
@@ -52,36 +46,19 @@ class BatchWriter:
         """Write the first of ``ids``, up to about so many bytes. Raises StoreIOError: then all of it is still in the intake.
 
         What the body codec fails for is dropped, and noted in ``RejectedMessages``."""
-        asked = ids
         with self._ledger.lock:
             entries = self._intake.entries(ids)
         looked_at, ids, bodies, size = _cut(ids, entries, weight)
         if not ids:
             return Written(looked_at)
         known = self._known(ids)
-        fresh, plain = ids, bodies
+        new_ids, new_bodies = ids, bodies
         if known is not None:
-            fresh = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
-            plain = [body for body, there in zip(bodies, known, strict=True) if not there]
-        try:
-            stored = self._encoder.encode(plain) if plain else plain
-        except Refused as refused:
-            self._drop([(fresh[at], plain[at], error) for at, error in refused.errors.items()])
-            return self.write(asked, weight)
-        appended = self._appender.append(fresh, stored) if fresh else AppendResult()
+            new_ids = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
+            new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
+        appended = self._appender.append(new_ids, new_bodies) if new_ids else AppendResult()
         with self._ledger.lock, io_errors(self._directory):
             return Written(looked_at, len(ids), size, self._enter(ids, known, appended))
-
-    def _drop(self, refused: Sequence[tuple[bytes, bytes, Exception]]) -> None:
-        """(id, body, why) of messages that cannot be written; one that was removed meanwhile, or written anew, can."""
-        dropped = []
-        with self._ledger.lock:
-            for (msg_id, body, error), entry in zip(refused, self._intake.pop([row[0] for row in refused]), strict=True):
-                if entry is not None and entry[0] is body:
-                    dropped.append((msg_id, entry, error))
-                elif entry is not None:
-                    self._intake.put_back(msg_id, entry)
-        self._refusals.add(dropped)
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
         """Which ids have a record already, alive or to be revived; None if none has."""

@@ -21,26 +21,22 @@ from typing import TYPE_CHECKING
 
 from msgstore.config import StoreConfig
 from msgstore.contract import (
-    BodyRefused,
     Index,
     MessageNotFound,
-    MessageTooLarge,
     MsgStoreError,
     StoreClosed,
     StoreIOError,
     StoreReadOnly,
 )
-from msgstore.engine.backends import Backends
+from msgstore.engine.backends import Backends, too_large
 from msgstore.engine.segment.segments import io_error
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.flag import Flag
 from msgstore.engine.state.locks import release_on_exit
 from msgstore.engine.write.appender import Appender
 from msgstore.engine.write.batch_writer import BatchWriter, Written
-from msgstore.engine.write.encoder import Encoder, Refused
 from msgstore.engine.write.flusher import FlushSignal
 from msgstore.engine.write.group_commit import GroupCommit
-from msgstore.engine.write.rejected_messages import RejectedMessages
 from msgstore.engine.write.write_buffer import OVERHEAD, Entry, FastPath, WriteBuffer
 
 if TYPE_CHECKING:
@@ -72,9 +68,9 @@ class Writer:
         self.ledger = ledger
         self.intake = WriteBuffer()
         self.appender = Appender(config, backends, ledger)
-        self._encoder = Encoder(backends)
-        self.refusals = RejectedMessages(config)
-        self._batches = BatchWriter(self.intake, self._encoder, self.refusals, self.appender, ledger)
+        self._encode = backends.encode_body
+        self._max_body = backends.write_format.format.max_body
+        self._batches = BatchWriter(self.intake, self.appender, ledger)
         self.wakeup = FlushSignal()
         self.clients: list[Client] = []
         self.callback_failures = 0
@@ -105,7 +101,7 @@ class Writer:
         self._wake_flusher_above = config.max_unconfirmed // 4
         """Uncommitted bytes above which the background flusher is woken."""
         self._turns = GroupCommit(ledger.flushing)
-        self._big = min(config.large_message, self._encoder.threshold)
+        self._big = 0 if self._encode else min(config.large_message, self._max_body + 1)
         self._refusal: MsgStoreError | None = None
         self.broken: StoreClosed | None = None
         """Set if a change was interrupted in its middle: what is in memory may be half done, what is on disk is not."""
@@ -189,8 +185,11 @@ class Writer:
         body = _as_bytes(body)
         if self._refusal is not None:
             raise self._refusal
-        if len(body) >= self._big:
-            self._check_big(msg_id, body)
+        if self._encode is not None:
+            body = self._encode(msg_id, body)
+        elif len(body) > self._max_body:
+            raise too_large(self.config.path, len(body), self.backends.write_format)
+        self.appender.seen_large |= len(body) >= self.config.large_message
         if self._is_stuck:
             self._flush_first("The message was not taken: repeat the write.")
         self.wakeup.changed()
@@ -281,15 +280,6 @@ class Writer:
         """Under the lock: references of a message; 0 if there is none."""
         return self.intake.references(msg_id) + self.index.references(msg_id)
 
-    def _check_big(self, msg_id: bytes, body: bytes) -> None:
-        try:
-            self._encoder.check(body)
-        except MessageTooLarge as error:
-            raise MessageTooLarge(f"{self.config.path}: {error}") from error.__cause__
-        except Refused as refused:
-            raise self.refusals.not_taken(msg_id, refused.errors[0]) from refused.errors[0]
-        self.appender.seen_large |= len(body) >= self.config.large_message
-
     # -- when to write ----------------------------------------------------------------------------------------------------
 
     def due(self, weight: int) -> None:
@@ -322,8 +312,6 @@ class Writer:
         Otherwise an error is logged, and the next ``write`` meets it again before it takes its message."""
         try:
             work()
-        except BodyRefused:
-            raise
         except Exception as error:
             if self._refusal is None:
                 self._is_stuck = True
@@ -413,12 +401,9 @@ class Writer:
             self._note(self.write_out())
         else:
             self.flush()
-            if self._at_once:
-                self.refusals.raise_once()
 
     def flush(self) -> None:
-        """Write everything that is in the intake, and tell the clients. When it returns, all that was written before is
-        confirmed, but for what ``refusals`` has to say."""
+        """Write all buffered messages, commit the index, and confirm the messages to their clients."""
         self._check_writable()
         if self.ledger.mine:
             self._flush()
@@ -517,8 +502,7 @@ class Writer:
 
     def _note(self, confirmed: Iterable[tuple[Client, int]]) -> None:
         """These are to be told."""
-        confirmable = self.refusals.confirmable
-        self._untold.extend([(client, confirmable(client.number, client.take_unconfirmed(n))) for client, n in confirmed])
+        self._untold.extend([(client, client.take_unconfirmed(n)) for client, n in confirmed])
 
 
 class _Whole(AbstractContextManager[None]):

@@ -19,7 +19,7 @@ PAYLOAD = RecordField("payload", "bytes", "what a client reads")
 class OpenCodec:
     name: str
     fields: tuple[RecordField, ...]
-    read: Callable[[bytes], Values | None]
+    read: Callable[[bytes, bytes], Values | None]
     """Values of one stored body, in the order of ``fields``; None if it is not what the codec writes, or the codec fails on it.
     Never raises."""
 
@@ -35,12 +35,12 @@ def open_codec(name: str) -> OpenCodec:
         )
     with_payload = Capability.PLAIN not in descriptor.capabilities and PAYLOAD.name not in {field.name for field in fields}
 
-    def read(stored: bytes) -> Values | None:
+    def read(msg_id: bytes, stored: bytes) -> Values | None:
         try:
             values = codec.fields(stored) if fields else ()  # type: ignore[attr-defined]  # of a BodyCodecWithFields
             if values is None:
                 return None
-            payload = (bytes(codec.decode(stored)),) if with_payload else ()
+            payload = (bytes(codec.decode(msg_id, stored)),) if with_payload else ()
             return checked(f"the body codec {name!r}", fields, values) + payload
         except Exception:
             return None

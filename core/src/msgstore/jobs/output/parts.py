@@ -303,8 +303,8 @@ def check_bodies(target: Target, ids: Sequence[bytes], bodies: Sequence[bytes], 
     """Raises StoreError for the first body that the target's codec could not have stored."""
     backends = _backends(target)
     is_valid = backends.codec.is_valid
-    if not backends.plain_bodies and not all(map(is_valid, bodies)):
-        wrong = next(msg_id for msg_id, body in zip(ids, bodies, strict=True) if not is_valid(body))
+    if not backends.plain_bodies and not all(map(is_valid, ids, bodies)):
+        wrong = next(msg_id for msg_id, body in zip(ids, bodies, strict=True) if not is_valid(msg_id, body))
         raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {target.body!r}")
 
 
