@@ -54,7 +54,7 @@ class RecoverySummary:
     kept: int = 0
     """Messages that keep the counts of a saved index which does not fit the directory."""
     revived: int = 0
-    """Messages that this index had as removed, and that are live again with one reference."""
+    """Messages that this index had as removed, or in segments that it does not know: live again with one reference."""
     distrust: str | None = None
     """Why the saved counts were not taken as they were; None if they were, or if there were none."""
     damaged: tuple[str, ...] = ()

@@ -52,7 +52,8 @@ import attrs
 from msgstore.contract.descriptors import Descriptor
 
 RESCUED_KEY = b"rescued"
-"""The only key of the state that :meth:`Index.load` returns if damaged files have counts that can still be read."""
+"""A key of the state that :meth:`Index.load` returns of damaged files. Alone: counts could be read, and locations not. With the
+whole state: nearly every entry is right, and each is compared with its record."""
 
 
 @attrs.frozen(kw_only=True)

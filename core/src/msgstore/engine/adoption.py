@@ -61,8 +61,9 @@ def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> No
     theirs = next((name for name in SAVED_INDEXES if name in files.list(config.path)), None)
     if theirs is not None and not config.adopt:
         raise NotAdopted(
-            f"{config.path}: seems to belong to a broker: there is {theirs}, which a store of ours puts away, and msgstore.json "
-            f"cannot be used ({error.reason}). To change it, copy it first, and adopt it: --adopt, or adopt=True."
+            f"{config.path}: seems to belong to a broker: there is {theirs}, which msgstore would have put away, and "
+            f"msgstore.json cannot be used ({error.reason}). To change the directory, copy it first, and adopt it: --adopt, or "
+            "adopt=True."
         )
 
 

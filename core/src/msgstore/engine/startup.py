@@ -26,7 +26,7 @@ from msgstore.directory import (
 )
 from msgstore.engine.adoption import admit, check_guess, codec_of_records
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, of_index, resolve
-from msgstore.engine.broker_counts import read_broker_counts
+from msgstore.engine.broker_counts import read_broker_counts, tell_missing
 from msgstore.engine.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.erasing import remove_leftovers
 from msgstore.engine.happenings import Happenings
@@ -286,6 +286,8 @@ def _recover(
     rescued: Mapping[bytes, int] = {}  # of the index of the last opening, and of no broker's that came behind it
     if not segments.by_number:
         recovery = without_segments(state, index)
+        if leftovers.foreign and counts is None:
+            tell_missing(segments, leftovers, recovery)
         index.clear()
     elif leftovers.foreign:
         recovery, refusal = Recovery(), "RabbitMQ has saved one of its own since"
@@ -402,9 +404,10 @@ def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None
     """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room. One with several
     names is left as it is: a copy of the directory by hard links (``cp -al``) has it, too, and perhaps a writer of its own."""
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
-    if newest is not None and goes_on_in(newest, backends.write_format.name, config.file_size_limit):
-        if segments.files.identity_and_links(newest.path)[1] == 1:
-            segments.resume(newest)
+    if newest is None or not goes_on_in(newest, backends.write_format.name, config.file_size_limit):
+        return
+    if segments.files.identity_and_links(newest.path)[1] == 1:
+        segments.resume(newest)
 
 
 def goes_on_in(newest: Segment, format_name: str, size_limit: int) -> bool:
