@@ -16,7 +16,16 @@ os.environ["COLUMNS"] = "200"
 # Temporary directories are in memory where there is room: some tests create thousands of files. No test needs a real disk,
 # because power losses are simulated.
 MEMORY, ROOM = Path("/dev/shm"), 4 << 30
-if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
+
+
+def has_room(path: Path) -> bool:
+    """Whether tests can write there, and run the programs that they install there."""
+    if not (path.is_dir() and os.access(path, os.W_OK) and shutil.disk_usage(path).free >= ROOM):
+        return False
+    return not os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0)
+
+
+if has_room(MEMORY):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Where others want the processor, an example may wait for it. The parent: that of tests/mutants, where it is loaded.

@@ -91,6 +91,12 @@ def cells(request: pytest.FixtureRequest) -> list[Cell]:
 
 
 @pytest.fixture
+def installed_cells(request: pytest.FixtureRequest) -> list[Cell]:
+    """All cells, whatever the run is about, unless nothing else is installed."""
+    return chosen(request.config) if request.config.getoption("--cells") else list(CELLS.values())
+
+
+@pytest.fixture
 def sample(request: pytest.FixtureRequest) -> Sample:
     """The crash points, failures or flips that a sweep tries in this run."""
     return Sample(request.config.getoption("--every"), int(os.environ[SEED]))

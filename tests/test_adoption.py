@@ -177,6 +177,23 @@ def test_adoption_killed_anywhere_loses_nothing(index, broker, tmp_path):
     pytest.fail("an adoption makes more than 100 changes to the directory")
 
 
+def test_store_beneath_a_brokers_directory_is_refused(tmp_path):
+    """It would hide the message stores and queues that the broker has there."""
+    vhost = tmp_path / "vhost"
+    shutil.copytree(next(path for path in NODE.iterdir() if path.is_dir()), vhost)
+    emptied = vhost / "msg_store_persistent"
+    for segment in emptied.glob("*.rdq"):
+        segment.unlink()
+    queue = next(path.parent for path in vhost.rglob("journal.jif")) if any(vhost.rglob("journal.jif")) else None
+    for directory in filter(None, (vhost, emptied, queue)):
+        before = sorted(vhost.rglob("*"))
+        with pytest.raises(msgstore.NotAdopted, match="belongs to a broker: there is"):
+            msgstore.open_store(directory)
+        result = CliRunner().invoke(main, ["put", str(directory), "ab" * 16], input="body")
+        assert result.exit_code == 2, result.output
+        assert sorted(vhost.rglob("*")) == before
+
+
 def test_new_directory_needs_no_adoption(tmp_path):
     for number, adopt in enumerate((False, True)):
         path = tmp_path / str(number)

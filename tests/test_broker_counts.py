@@ -187,7 +187,7 @@ def check_in_part(path: Path, real: RealDirectory, kept: set[bytes], caplog: pyt
     records = {bytes.fromhex(record["id"]) for segment in real.manifest["segments"] for record in segment["records"]}
     assert found == {msg_id: real.refcounts[msg_id] if msg_id in kept else 1 for msg_id in records}
     assert source == ("msg_store_index.ets in part" if kept else "one each")
-    [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    [warning, *_] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert str(path) in warning
     agreed, contradicted = len(kept), len({row[0] for row in rows_of(path) if row[1]} - kept)
     numbers = f"{agreed} messages agree with their record and keep their count, {contradicted} contradict it"
@@ -230,6 +230,25 @@ def test_entry_of_absent_record_is_told(real, path, caplog):
     rows = [*rows_of(path), (b"nobody has this.", 1, 0, 0, 100)]
     (path / COUNTS).write_bytes(table([location(row) for row in rows]))
     check_in_part(path, real, set(real.refcounts), caplog)
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["one", "every one"])
+def test_missing_segment_of_a_broker_is_told(every, real, path, caplog):
+    """Its counts name messages that no segment has."""
+    numbers = sorted({row[2] for row in rows_of(path) if row[1]})
+    lost = numbers if every else numbers[:1]
+    for file in list(path.iterdir()):
+        if file.suffix in (".rdq", ".sqs") and (every or file.stem == str(lost[0])):
+            file.unlink()
+    missing = {row[0] for row in rows_of(path) if row[1] and row[2] in lost}
+    with msgstore.open_store(path, mode="r") as store:
+        recovery = store.stats().recovery
+    assert recovery.missing == len(missing)
+    assert recovery.first_missing in missing
+    assert ("they are lost" if every else f"segment {lost[0]} is missing") in caplog.text
+    result = CliRunner().invoke(main, ["verify", str(path)])
+    assert result.exit_code == 1, result.output
+    assert f"{len(missing)} ids with references without a record" in result.stdout
 
 
 def test_dead_entry_is_not_believed_alone(real, path, caplog):

@@ -6,6 +6,9 @@ import errno
 import json
 import logging
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from msgstore.cli.main import main
 from msgstore.engine.open.recovery import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
-from support import catalogue, open_with
+from support import DATA, catalogue, open_with
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS, 1) if n % 4}
@@ -98,7 +101,7 @@ def test_small_damage_keeps_every_count(path, kind, damage, caplog):
     counts, recovery = reopened(path, kind)
     assert counts == COUNTS, "counts after small damage"
     assert (recovery.kept, recovery.missing, recovery.revived, recovery.copy) == (9, 0, 0, None)
-    assert "9 messages keep their counts, 0 are missing, 0 dead ones are live again" in warnings(caplog)
+    assert "9 messages keep their counts, 0 are missing, 0 may have been removed and are live again" in warnings(caplog)
     counts, recovery = reopened(path, kind)
     assert (counts, recovery.how) == (COUNTS, "trust")
 
@@ -116,7 +119,7 @@ def test_replaced_segment_tells_missing_messages(path, kind, tmp_path, caplog):
     assert counts == left | dict.fromkeys(others, 1)
     assert (recovery.kept, recovery.missing, recovery.revived) == (6, 3, 4)
     assert [(lost.file, lost.messages, lost.reason) for lost in recovery.lost] == [("1.sqs", 3, "replaced")]
-    assert "6 messages keep their counts, 3 are missing, 4 dead ones are live again" in warnings(caplog)
+    assert "6 messages keep their counts, 3 are missing, 4 may have been removed and are live again" in warnings(caplog)
 
 
 def test_replaced_counts_are_kept_as_a_file(path, kind, tmp_path):
@@ -132,6 +135,34 @@ def test_replaced_counts_are_kept_as_a_file(path, kind, tmp_path):
     assert CliRunner().invoke(main, arguments).exit_code == 0
     counts, _ = reopened(path, kind)
     assert set(counts) == COUNTS.keys() - {IDS[0]}
+
+
+def test_copy_of_a_segment_tells_the_dead_that_are_back(path, kind, caplog):
+    """As an operator's backup in the same directory."""
+    shutil.copy2(path / "1.sqs", path / "99.sqs")
+    result, summary = verified(path)
+    with open_with(path, index=kind, file_size_limit=350) as store:
+        back = {entry.msg_id for entry in store.entries()} - COUNTS.keys()
+        assert back
+        assert store.stats().recovery.revived == len(back)
+    assert (result, summary["revived"]) == (1, len(back))
+    assert f"{len(back)} may have been removed and are live again" in warnings(caplog)
+
+
+def test_changed_byte_of_a_snapshot_keeps_the_other_counts(made, tmp_path, caplog):
+    shutil.copytree(made["ets"], tmp_path / "store")
+    path = tmp_path / "store"
+    data = bytearray((path / "msgstore-ets.snapshot").read_bytes())
+    data[41] ^= 1  # in the first id
+    (path / "msgstore-ets.snapshot").write_bytes(data)
+    result, summary = verified(path)
+    with open_with(path, file_size_limit=350) as store:
+        counts = {entry.msg_id: entry.references for entry in store.entries()}
+    assert sum(counts.get(msg_id) != count for msg_id, count in COUNTS.items()) <= 1
+    assert len(counts.keys() - COUNTS.keys()) <= 1, "the dead of other segments are back"
+    assert (path / "msgstore-ets.snapshot.damaged").read_bytes() == data
+    assert result == 1, summary
+    assert "keep their counts, 1 are missing" in warnings(caplog)
 
 
 def test_missing_segment_beside_other_damage_keeps_counts(path, kind):
@@ -194,7 +225,7 @@ def test_broker_use_in_between_warns_of_the_dead(path, kind, caplog):
     counts, recovery = reopened(path, kind)
     assert counts == dict.fromkeys(IDS, 1)
     assert (recovery.how, recovery.revived, recovery.copy) == ("rebuild", 3, "msgstore-counts-1.csv")
-    assert "3 dead ones are live again" in warnings(caplog)
+    assert "3 may have been removed and are live again" in warnings(caplog)
 
 
 def test_failed_reconciliation_can_be_repeated(path, kind):
@@ -216,7 +247,10 @@ def test_failed_reconciliation_can_be_repeated(path, kind):
 TORN = {"empty": b"", "torn": None, "zeros": b"\0" * 134}
 
 
-def tear(path: Path, how: str) -> bytes:
+def tear(path: Path, how: str, *, copy: bool = False) -> bytes:
+    """Damage the settings. Unless ``copy`` is kept, there is nothing but the directory to rebuild them from."""
+    if not copy:
+        (path / "msgstore.json.copy").unlink()
     text = (path / "msgstore.json").read_bytes()
     damaged = TORN[how]
     (path / "msgstore.json").write_bytes(text[:60] if damaged is None else damaged)
@@ -233,6 +267,77 @@ def test_damaged_settings_are_rebuilt(path, kind, how, caplog):
     assert "msgstore.json: is damaged" in warnings(caplog)
     settings = json.loads((path / "msgstore.json").read_bytes())
     assert (settings["index"], settings["format"]) == ("ets", json.loads(was)["format"])
+
+
+@pytest.mark.parametrize("how", TORN)
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, caplog):
+    was = (path / "msgstore.json").read_bytes()
+    damaged = tear(path, how, copy=True)
+    with msgstore.open_store(path, index=kind, mode=mode) as store:
+        assert {entry.msg_id: entry.references for entry in store.entries()} == COUNTS
+    assert "msgstore.json: is damaged" in warnings(caplog)
+    assert "Its copy is used" in warnings(caplog)
+    if mode == "rw":
+        assert (path / "msgstore.json.damaged-1").read_bytes() == damaged
+    assert (path / "msgstore.json").read_bytes() == (was if mode == "rw" else damaged)
+
+
+def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
+    """Of two indexes with files of the same age, as a copied directory has them."""
+    with open_with(tmp_path, index="lmdb") as store:
+        for msg_id in IDS:
+            store.client().write(msg_id, b"body")
+    with open_with(tmp_path, index="ets") as store:
+        store.client().remove(IDS[:2])
+        store.client().write(IDS[2], b"")
+    for file in sorted(tmp_path.rglob("*")):
+        os.utime(file)
+    os.utime(tmp_path / "msgstore-lmdb" / "data.mdb")
+    tear(tmp_path, "empty", copy=True)
+    with open_with(tmp_path, index="ets") as store:
+        counts = {entry.msg_id: entry.references for entry in store.entries()}
+    assert counts == {msg_id: 1 + (msg_id == IDS[2]) for msg_id in IDS[2:]}
+
+
+@pytest.mark.parametrize("body", ["raw", "erlang"])
+def test_copy_of_settings_says_which_codec_has_stored_the_bodies(body, tmp_path):
+    if "erlang" not in catalogue().names("body"):
+        pytest.skip("pip install -e ./plugins/erlang_body")
+    term = b"\x83m\0\0\0\5hello"
+    with open_with(tmp_path, body=body) as store:
+        store.client().write(IDS[0], term)
+    tear(tmp_path, "empty", copy=True)
+    for mode in ("r", "rw"):
+        with open_with(tmp_path, mode=mode) as store:
+            assert store.client().read(IDS[0]) == term
+    assert json.loads((tmp_path / "msgstore.json").read_text())["body"] == body
+
+
+def test_reader_beside_a_writer_uses_the_copy_of_settings(tmp_path):
+    if "erlang" not in catalogue().names("body"):
+        pytest.skip("pip install -e ./plugins/erlang_body")
+    with open_with(tmp_path, index="lmdb", body="erlang") as store:
+        store.client().write(IDS[0], b"body")
+        store.flush()
+        tear(tmp_path, "empty", copy=True)
+        command = [sys.executable, "-m", "msgstore", "get", str(tmp_path), IDS[0].hex()]
+        assert subprocess.run(command, capture_output=True, check=True).stdout == b"body"
+
+
+def test_settings_without_a_copy_get_one(path, kind):
+    """As an older version has left them, or a crash between the two files."""
+    (path / "msgstore.json.copy").unlink()
+    open_with(path, index=kind).close()
+    assert (path / "msgstore.json.copy").read_bytes() == (path / "msgstore.json").read_bytes()
+
+
+def test_unusable_settings_beside_a_brokers_counts_are_not_ours(tmp_path):
+    shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "store")
+    (tmp_path / "store" / "msgstore.json").touch()
+    with pytest.raises(msgstore.NotAdopted, match=r"msg_store_index\.ets"):
+        msgstore.open_store(tmp_path / "store")
+    assert (tmp_path / "store" / "msg_store_index.ets").exists()
 
 
 @pytest.mark.parametrize("verb", ["info", "verify", "get", "rm", "put", "compact", "scan", "export", "inventory", "migrate"])
@@ -310,6 +415,8 @@ def test_settings_codec_of_a_broker_is_found_for_reading(tmp_path):
     tear(tmp_path, "empty")
     with open_with(tmp_path, mode="r") as store:
         assert store.client().read(IDS[0]) == b"body", "a damaged msgstore.json changed what is read"
+    open_with(tmp_path).close()
+    assert json.loads((tmp_path / "msgstore.json").read_text())["body"] == "erlang"
 
 
 def test_settings_of_any_size_are_kept_in_parts(path, kind):

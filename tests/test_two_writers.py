@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -172,9 +173,9 @@ def test_flush_looks_at_files_once(index, tmp_path):
     class Looking(UnsyncedFiles):
         looks = 0
 
-        def identity(self, file):
+        def identity_and_links(self, file):
             self.looks += 1
-            return super().identity(file)
+            return super().identity_and_links(file)
 
     files = Looking()
     with open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0) as store:
@@ -184,9 +185,93 @@ def test_flush_looks_at_files_once(index, tmp_path):
         before = files.looks
         client.write(SECOND, b"second")
         store.flush()
+        assert files.looks - before == 1, "a flush looks at its files more than once"
         client.remove([FIRST])
         store.flush()
-        assert files.looks - before == 1, "a flush looks at its files more than once, or for nothing"
+        assert files.looks - before == 2, "a flush of a removal does not look at its files once"
+        store.flush()
+        assert files.looks - before == 2, "a flush without work looks at its files"
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_every_flush_of_a_lost_segment_fails(index, durability, tmp_path):
+    """Without on_confirm: nothing but the flush says that the message is safe."""
+    store = open_with(tmp_path, index=index, durability=durability, sync_interval="1h", gc_interval=0)
+    client = store.client()
+    client.write(FIRST, b"first")
+    store.flush()
+    client.write(SECOND, b"second")
+    segment_of(store).unlink()
+    for call in (store.flush, store.flush, client.close, store.flush, store.close):
+        with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
+            call()
+    with pytest.raises(msgstore.StoreIOError) as caught:
+        store.client().write(bytes([3]) * 16, b"third")
+    assert not caught.value.applied, "a write behind a failed flush takes its message"
+    store.abandon()
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+def test_flush_of_removal_in_moved_directory_fails(index, how, tmp_path):
+    path = tmp_path / "store"
+    store = open_with(path, index=index, sync_interval="1h", gc_interval=0)
+    client = store.client()
+    client.write(FIRST, b"first")
+    client.write(SECOND, b"second")
+    store.flush()
+    path.rename(tmp_path / "old")
+    if how == "replaced":
+        shutil.copytree(tmp_path / "old", path)
+    client.remove([FIRST])
+    for _ in range(2):
+        with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
+            store.flush()
+    store.abandon()
+
+
+def test_copy_by_hard_links_has_a_writer_of_its_own(index, tmp_path):
+    """Both directories have the same segments; the second writer does not write into them, the first one notices the move."""
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    first = open_with(path, index=index, sync_interval="1h", gc_interval=0)
+    client = first.client()
+    client.write(FIRST, b"first" * 100)
+    first.flush()
+    shutil.copytree(path, copy, copy_function=os.link, ignore=shutil.ignore_patterns("msgstore.lock", "msgstore-lmdb"))
+    path.rename(tmp_path / "old")
+    copy.rename(path)
+    confirmed = []
+    with open_with(path, index=index, sync_interval="1h", gc_interval=0) as second:
+        other = second.client(on_confirm=confirmed.extend)
+        for number in range(10, 15):
+            if number == 10:
+                client.write(bytes([number]) * 16, b"of the first")
+            with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
+                first.flush()
+            other.write(bytes([number + 100]) * 16, b"of the second")
+            second.flush()
+    with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
+        first.close()
+    first.abandon()
+    assert len(confirmed) == 5
+    with open_with(path, index=index) as store:
+        assert all(map(store.client().contains, [FIRST, *confirmed]))
+
+
+def test_close_in_a_replaced_directory_leaves_it_alone(index, tmp_path):
+    """Nothing was changed since the last flush: the check belongs to the close."""
+    path = tmp_path / "store"
+    store = open_with(path, index=index, sync_interval="1h", gc_interval=0)
+    client = store.client()
+    client.write(FIRST, b"first")
+    store.flush()
+    path.rename(tmp_path / "old")
+    with open_with(path, index=index) as other, other.client() as theirs:
+        theirs.write(SECOND, b"second")
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
+        store.close()
+    store.abandon()
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
 def test_segment_deleted_behind_its_last_write_confirms_nothing(index, tmp_path):

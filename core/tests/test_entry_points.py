@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib import metadata
 from pathlib import Path
 from unittest import mock
@@ -41,6 +42,37 @@ def test_installation_into_running_process_is_found(site: Path) -> None:
     assert "late" not in found()
     install(site, "late")
     assert "late" in found()
+
+
+def test_half_written_installation_is_found_when_complete(site: Path) -> None:
+    info = site / "late-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    assert "late" not in found()
+    (info / "entry_points.txt").write_text("[msgstore]\nlate = late_plugin\n")
+    assert "late" in found()
+
+
+def test_new_finder_is_asked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_entry_points()
+
+    class Frozen(metadata.Distribution):
+        def read_text(self, filename: str) -> str | None:
+            texts = {
+                "METADATA": "Metadata-Version: 2.1\nName: frozen\nVersion: 1.0\n",
+                "entry_points.txt": "[msgstore]\nfrozen = frozen_plugin\n",
+            }
+            return texts.get(filename)
+
+        def locate_file(self, path: object) -> Path:
+            return Path(str(path))
+
+    class Finder(metadata.DistributionFinder):
+        def find_distributions(self, context: object = None) -> list[metadata.Distribution]:
+            return [Frozen()]
+
+    monkeypatch.setattr("sys.meta_path", [*sys.meta_path, Finder()])
+    assert "frozen" in found()
 
 
 def test_caller_may_change_the_list(site: Path) -> None:

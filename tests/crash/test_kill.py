@@ -45,7 +45,7 @@ class Account:
     def note(self, letter: bytes, msg_id: bytes) -> None:
         if letter == b"C":
             self.confirmed += 1
-            if msg_id not in self.doubtful | self.dead:
+            if msg_id not in self.doubtful and msg_id not in self.dead:
                 self.alive.add(msg_id)
         elif letter == b"R":
             self.alive.discard(msg_id)

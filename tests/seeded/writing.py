@@ -73,8 +73,8 @@ FAULTS = [
     Fault(
         name="failing-writes-pile-up-in-memory",
         module="msgstore.engine.write.writer",
-        function="Writer._after",
-        fragment="self._is_stuck = True",
+        function="Writer._set_stuck",
+        fragment="self._is_stuck = stuck",
         replacement="self._is_stuck = False",
         symptom="On a full disk each write is taken, and memory grows until the process is killed.",
         caught_by="tests/test_faults.py::test_a_full_disk_fills_no_memory",

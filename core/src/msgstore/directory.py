@@ -23,6 +23,8 @@ from msgstore.files import UNFINISHED, Files
 log = logging.getLogger("msgstore.recovery")
 
 SETTINGS = "msgstore.json"
+SETTINGS_COPY = "msgstore.json.copy"
+"""The same text once more. It is read only if ``msgstore.json`` is damaged."""
 LOCK = "msgstore.lock"
 _LAYOUT = 1
 MAX_SETTINGS = 2**20
@@ -40,9 +42,11 @@ _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 class DamagedSettings(StoreError):
     """A ``msgstore.json`` that is empty, torn or changed: it is not what was written."""
 
-    def __init__(self, message: str, reason: str = "") -> None:
+    def __init__(self, message: str, reason: str = "", copy: Settings | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.copy = copy
+        """The settings in ``msgstore.json.copy``, or None if that is missing or damaged, too."""
 
 
 class _NotWhole(ValueError):
@@ -198,12 +202,21 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
             f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; "
             f"restore it from a backup, or move it away if the store has none.",
             str(error),
+            _read_copy(files, directory),
         ) from error
     except (ValueError, TypeError) as error:
         raise StoreError(
             f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; restore it from a backup. "
             f"If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
         ) from error
+
+
+def _read_copy(files: Files, directory: Path) -> Settings | None:
+    try:
+        with files.view(directory / SETTINGS_COPY) as data:
+            return _settings(data)
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _settings(data: Buffer) -> Settings:
@@ -226,12 +239,18 @@ def _settings(data: Buffer) -> Settings:
 
 
 def write_settings(files: Files, directory: Path, settings: Settings) -> None:
-    """Write ``msgstore.json``, synced whatever the durability: without it nobody knows what the directory is."""
+    """Write ``msgstore.json`` and its copy, synced whatever the durability: without it nobody knows what the directory is."""
     members = {"layout": _LAYOUT, **attrs.asdict(settings)}
     if not settings.distributions:
         del members["distributions"]
     text = json.dumps({**members, "crc32": _checksum(members)}, indent=2)
-    files.write_file(directory / SETTINGS, [text.encode() + b"\n"], sync=True)
+    for name in (SETTINGS, SETTINGS_COPY):
+        files.write_file(directory / name, [text.encode() + b"\n"], sync=True)
+
+
+def has_copy(files: Files, directory: Path, settings: Settings) -> bool:
+    """Whether the copy says the same. It does not after a crash between the two, and in directories of older versions."""
+    return _read_copy(files, directory) == settings
 
 
 def _checksum(members: dict[str, object]) -> int:

@@ -100,8 +100,12 @@ class Files:
 
     def identity(self, file: Path | int) -> tuple[int, int]:
         """(device, inode) of what has this path or descriptor: no two files or directories that exist share it."""
+        return self.identity_and_links(file)[0]
+
+    def identity_and_links(self, file: Path | int) -> tuple[tuple[int, int], int]:
+        """As ``identity``, and the number of names that it has."""
         status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
-        return status.st_dev, status.st_ino
+        return (status.st_dev, status.st_ino), status.st_nlink
 
     def is_deleted(self, fd: int) -> bool:
         """Whether the file has no name any more, and its space comes back only when its last descriptor is closed."""

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import IndexContext, NoOptions
+from msgstore.contract import RESCUED_KEY, IndexContext, NoOptions
 from msgstore.contract.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_ets_index import snapshot
-from msgstore_ets_index.index import FILE, EtsIndex
+from msgstore_ets_index.index import FILE, KEPT, EtsIndex
 
 IDS = st.binary(min_size=16, max_size=16)
 LOCATIONS = st.one_of(
@@ -76,7 +76,7 @@ def test_more_entries_than_one_chunk() -> None:
     assert (read_entries, read_counts) == (entries, counts)
 
 
-def test_every_truncation_and_every_changed_byte_is_refused() -> None:
+def test_every_truncation_and_every_changed_byte_is_noticed() -> None:
     data = image()
     assert not is_refused(data)
     assert [size for size in range(len(data)) if not is_refused(data[:size])] == []
@@ -84,7 +84,7 @@ def test_every_truncation_and_every_changed_byte_is_refused() -> None:
         for bit in range(8):
             changed = bytearray(data)
             changed[at] ^= 1 << bit
-            assert is_refused(bytes(changed)), (at, bit)
+            assert is_refused(bytes(changed)) or RESCUED_KEY in snapshot.read(bytes(changed), {}, {}), (at, bit)
     assert is_refused(data + b"\0")
 
 
@@ -115,7 +115,29 @@ def test_a_bad_snapshot_is_logged_and_removed_by_the_first_commit(
     assert str(tmp_path / FILE) in caplog.text
     index.freeze({})
     index.commit()
-    assert list(tmp_path.iterdir()) == []
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(KEPT, content)]
+
+
+def test_changed_byte_leaves_every_other_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine compares each with its record, and what is damaged is kept until another snapshot takes its place."""
+    entries = {bytes([n]) * 16: n << 80 | n for n in range(1, 20)}
+    index = open_index(tmp_path)
+    index.enter(list(entries), entries.values(), [n % 3 + 1 for n in range(1, 20)])
+    index.close({b"layout": b"1"})
+    data = bytearray((tmp_path / FILE).read_bytes())
+    data[60] ^= 1  # in the second id
+    (tmp_path / FILE).write_bytes(data)
+    index = open_index(tmp_path)
+    with caplog.at_level(logging.WARNING, "msgstore.index"):
+        state = index.load()
+    assert state == {b"layout": b"1", RESCUED_KEY: b""}
+    assert "the checksum does not match" in caplog.text
+    right = {msg_id: (at, refs) for msg_id, at, refs in index.items() if entries.get(msg_id) == at}
+    assert len(right) == len(entries) - 1 == len(index) - 1
+    assert all(refs == msg_id[0] % 3 + 1 for msg_id, (_, refs) in right.items())
+    index.freeze({})
+    index.commit()
+    assert [path.name for path in tmp_path.iterdir()] == [KEPT]
 
 
 def test_a_snapshot_that_cannot_be_read_is_an_error_not_a_loss(tmp_path: Path) -> None:

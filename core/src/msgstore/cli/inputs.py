@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.contract import PluginError, StoreError
-from msgstore.directory import SETTINGS, Settings, list_segments, read_settings
+from msgstore.directory import SETTINGS, DamagedSettings, Settings, list_segments, read_settings
 from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.files import Files
 from msgstore.jobs.inputs import no_segments, stores_beneath
@@ -88,7 +88,7 @@ class Inputs:
             return read_settings(self._files, directory)
         except StoreError as error:
             self.damaged_settings.append(str(error))
-            return None
+            return error.copy if isinstance(error, DamagedSettings) else None
 
     def _bindings(self, settings: Settings) -> dict[str, int]:
         given = self._records

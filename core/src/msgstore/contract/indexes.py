@@ -61,7 +61,7 @@ import attrs
 from msgstore.contract.descriptors import Descriptor
 
 RESCUED_KEY = b"rescued"
-"""Only key of the state that :meth:`Index.load` returns if its files are damaged and the counts in them are not."""
+"""Key of the state that :meth:`Index.load` returns for damaged files; see there."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,9 +123,10 @@ class Index(Protocol):
         """Restore the entries of the last ``commit`` (PERSISTENT) or ``close``, and return the state saved with them.
 
         Called first, and without the lock. Returns None if nothing was saved, or if it is damaged: the damaged files are then
-        renamed and the index is empty. If their counts can still be read, it returns ``{RESCUED_KEY: b""}`` and entries with
-        right counts but no valid locations; the engine rebuilds the index, and keeps these counts. They stay durable until the
-        first commit with a state. Raises OSError if files cannot be read: the store then does not open.
+        renamed and the index is empty. If nearly all of the damaged files is right, it returns the state with RESCUED_KEY in
+        it; the engine compares each entry with its record. If only counts can be read, it returns ``{RESCUED_KEY: b""}``; the
+        engine rebuilds the index, and keeps these counts, which stay durable until the first commit with a state. Raises
+        OSError if files cannot be read: the store then does not open.
         """
 
     def clear(self) -> None:

@@ -71,6 +71,7 @@ def open_configured(
     if mode not in ("rw", "r"):
         raise ValueError(f"mode is 'rw' or 'r', not {mode!r}")
     files = files or Files()
+    config = attrs.evolve(config, path=config.path.absolute())  # the process may change its working directory
     if mode == "r" and live != "never" and can_be_read_live(config.index.name, catalogue):
         return open_live(config, catalogue, files, refcounts=refcounts, progress=progress, follow=live == "follow")
     try:
@@ -103,7 +104,7 @@ def remembered_config(directory: Path) -> StoreConfig:
     try:
         remembered = read_settings(Files(), directory)
     except DamagedSettings as error:
-        is_damaged = True
+        is_damaged = error.copy is None
         plain = store_config({"path": directory}, str(directory), Path())
         remembered = rebuild_settings(Files(), plain, load_catalogue(), error)
     settings = remembered or Settings()

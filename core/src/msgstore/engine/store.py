@@ -117,6 +117,8 @@ class Store:
         """
         if not isinstance(name, str | bytes | None):
             raise TypeError(f"a client's name is text or bytes, not {type(name).__name__}")
+        if on_confirm is not None and not callable(on_confirm):
+            raise TypeError(f"on_confirm is a function that takes a list of ids, not {type(on_confirm).__name__}")
         self._writer.check_open()
         ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
         with self._ledger.lock:

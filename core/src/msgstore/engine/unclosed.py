@@ -24,6 +24,7 @@ def watch_for_close(
 def _warn(path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> None:
     count = max(len(pending), sum(map(len, list(unconfirmed.values()))))
     if count:
-        text = f"{path}: the store was never closed, and {count} writes are not confirmed: they may be lost. Call close()."
+        lost = f"at least {count} writes are not confirmed: they may be lost"
+        text = f"{path}: the store was never closed, and {lost}. Call close()."
         log.warning("%s", text)
         warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
-from msgstore.directory import SETTINGS, Settings, read_settings, unread_segments
+from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_settings, unread_segments
 from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.files import Files, is_gone, look
 from msgstore.jobs.globs import closed_ways, is_glob, matches
@@ -286,8 +286,9 @@ class _Search:
         for store, names in self._stores.values():
             try:
                 settings = read_settings(self._files, Path(store))
-            except (StoreError, OSError):
-                settings = self._without_settings(Path(store, SETTINGS))
+            except (StoreError, OSError) as error:
+                copy = error.copy if isinstance(error, DamagedSettings) else None
+                settings = self._without_settings(Path(store, SETTINGS), copy)
             else:
                 known |= {store: settings} if settings else {}
             for name in sorted(names, key=_age, reverse=True):
@@ -302,13 +303,15 @@ class _Search:
             not_read=self._not_read.found(),
         )
 
-    def _without_settings(self, damaged: Path) -> Settings:
-        """Then every installed record type that a format's specification assigns a byte to may be there."""
+    def _without_settings(self, damaged: Path, copy: Settings | None) -> Settings:
+        """Without a copy every installed record type that a format's specification assigns a byte to may be there."""
         try:
             size, _ = look(damaged)
         except OSError:
             size = 0
         self._damage[_real(damaged)] = SpanReport(str(damaged), 0, size, SETTINGS_DAMAGED)
+        if copy is not None:
+            return copy
         assigned = {found.name: found.assigned_byte for found in self._record_types() if found.assigned_byte is not None}
         return Settings(records=assigned)
 

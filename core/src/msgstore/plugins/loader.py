@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
-from pathlib import Path
 
 import attrs
 import pluggy
@@ -37,6 +38,9 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "engine": ("msgstore_job_runners", JobRunnerDescriptor),
 }
 """Kinds of backend, by the configuration key or the option that selects one: (hook, class of its descriptors)."""
+
+INSTALLATION_SECONDS = 5
+"""An installation writes the files of one distribution within this time."""
 
 EVENT_HOOKS: dict[str, type[events.Event]] = {
     "msgstore_store_opened": events.StoreOpenedEvent,
@@ -103,22 +107,30 @@ class Loaded:
 def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
     """Return the entry points of the group, ordered by distribution and name, each distribution once.
 
-    Reading the metadata of all installed distributions takes about 10 ms, so the result is cached until the modification
-    time of an entry of ``sys.path`` changes, as an installation causes. Thread-safe.
+    Reading the metadata of all installed distributions takes about 10 ms, so the result is cached until ``sys.meta_path``
+    changes, or the modification time of an entry of ``sys.path``, as an installation causes. It is not cached within
+    INSTALLATION_SECONDS of such a change: the installation may not be complete. Thread-safe.
     """
-    return list(_read_entry_points(tuple((path, _mtime(path)) for path in sys.path)))
+    times = tuple((path, _mtime(path)) for path in sys.path)
+    if max((time_ns for _, time_ns in times), default=0) > time.time_ns() - INSTALLATION_SECONDS * 1_000_000_000:
+        return list(_read_entry_points())
+    return list(_read_entry_points_once((times, tuple(map(id, sys.meta_path)))))
 
 
-def _mtime(path: str) -> int | None:
-    """Modification time in nanoseconds. None if there is no such file or directory."""
+def _mtime(path: object) -> int:
+    """Return the modification time in nanoseconds; 0 if there is no such file or directory."""
     try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return None
+        return os.stat(path).st_mtime_ns  # type: ignore[arg-type]  # noqa: PTH116 - anything can be in sys.path
+    except (OSError, TypeError, ValueError):
+        return 0
 
 
 @functools.lru_cache(maxsize=1)
-def _read_entry_points(_key: object) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
+def _read_entry_points_once(_key: object) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
+    return _read_entry_points()
+
+
+def _read_entry_points() -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
     found: dict[tuple[str, str, str], tuple[Provider, metadata.EntryPoint]] = {}
     for entry_point in metadata.entry_points(group=hookspecs.GROUP):
         distribution = entry_point.dist

@@ -9,12 +9,14 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
-from msgstore.contract import IndexContext, ReleaseResult
+from msgstore.contract import RESCUED_KEY, IndexContext, ReleaseResult
 from msgstore_ets_index import snapshot
 
 _log = logging.getLogger("msgstore.index")
 
 FILE = "msgstore-ets.snapshot"
+KEPT = FILE + ".damaged"
+"""A damaged snapshot, once another one may take its place."""
 
 
 class EtsIndex:
@@ -31,6 +33,7 @@ class EtsIndex:
         self._counts: dict[bytes, int] = {}  # of the entries with more than one reference
         self._closed = False
         self._has_snapshot = True  # as far as is known
+        self._is_damaged = False
         # Every read and every write asks: a call of the method below costs twice what the lookup itself does.
         self.get = self._entries.get  # type: ignore[assignment, method-assign]
 
@@ -41,8 +44,12 @@ class EtsIndex:
         except FileNotFoundError:
             return None
         except snapshot.BadSnapshot as error:
+            self._is_damaged = True
             _log.warning("%s cannot be used, the index is rebuilt from the segments: %s", self._path, error)
             return None
+        if RESCUED_KEY in state:
+            self._is_damaged = True
+            _log.warning("%s: the checksum does not match; each entry is compared with its record", self._path)
         return state
 
     def clear(self) -> None:
@@ -110,10 +117,14 @@ class EtsIndex:
         """Nothing: what is in memory is not made durable before ``close``."""
 
     def commit(self) -> None:
-        """The first one removes the snapshot, so that a crash leaves none; the others do nothing."""
+        """The first one removes the snapshot, so that a crash leaves none, or renames one that is damaged; the others do
+        nothing."""
         if self._has_snapshot and not self._context.read_only:
-            self._context.files.unlink(self._path)
-            self._has_snapshot = False
+            if self._is_damaged:
+                self._context.files.replace(self._path, self._path.with_name(KEPT))
+            else:
+                self._context.files.unlink(self._path)
+            self._has_snapshot = self._is_damaged = False
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Write the snapshot, atomically, if ``state`` is given and the index is not read-only; then drop everything.

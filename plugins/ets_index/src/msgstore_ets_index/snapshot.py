@@ -19,6 +19,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import chain, islice
 
+from msgstore.contract import RESCUED_KEY
+from msgstore.contract.locations import MAX_REFERENCES
+
 _HEADER = struct.Struct(">8sIIQQQ")
 _COUNT = struct.Struct(">16sQ")
 _PAIR = struct.Struct(">II")
@@ -26,6 +29,8 @@ _CHECKSUM = struct.Struct(">I")
 _MAGIC = b"msg-ets\n"
 _VERSION = 1
 _ID = 16
+_MAX_WIDTH = 18
+"""Bytes of the largest location: 64 bits of number, 40 of offset, 40 of size."""
 _BATCH = 8192
 """Entries a chunk: large enough for C-level loops, small enough to cost no memory."""
 
@@ -49,7 +54,10 @@ def write(entries: Mapping[bytes, int], counts: Mapping[bytes, int], state: Mapp
 
 
 def read(data: bytes, entries: MutableMapping[bytes, int], counts: MutableMapping[bytes, int]) -> dict[bytes, bytes]:
-    """Fill ``entries`` and ``counts`` and return the state. Raises BadSnapshot before it changes anything."""
+    """Fill ``entries`` and ``counts`` and return the state. Raises BadSnapshot before it changes anything.
+
+    Of a snapshot whose lengths add up, and whose checksum does not match, nearly all is right: the state has ``RESCUED_KEY``
+    then."""
     if len(data) < _HEADER.size + _CHECKSUM.size:
         raise BadSnapshot(f"{len(data)} bytes are too few")
     magic, version, width, n, m, state_size = _HEADER.unpack_from(data)
@@ -61,7 +69,8 @@ def read(data: bytes, entries: MutableMapping[bytes, int], counts: MutableMappin
     end = state_at + state_size
     if end + _CHECKSUM.size != len(data):
         raise BadSnapshot(f"{len(data)} bytes where its header says {end + _CHECKSUM.size}")
-    if zlib.crc32(memoryview(data)[:end]) != _CHECKSUM.unpack_from(data, end)[0]:
+    is_whole = zlib.crc32(memoryview(data)[:end]) == _CHECKSUM.unpack_from(data, end)[0]
+    if not is_whole and (width > _MAX_WIDTH or len(set(_ids(data, n))) < n):
         raise BadSnapshot("the checksum does not match")
     state = _state(data, state_at, end)
     for at in range(0, n, _BATCH):
@@ -70,7 +79,15 @@ def read(data: bytes, entries: MutableMapping[bytes, int], counts: MutableMappin
         locations = struct.unpack_from(f"{width}s" * batch, data, locations_at + width * at)
         entries.update(zip(ids, map(int.from_bytes, locations), strict=True))
     counts.update(_COUNT.iter_unpack(memoryview(data)[counts_at:state_at]))
+    if not is_whole:
+        for msg_id in [msg_id for msg_id, count in counts.items() if msg_id not in entries or not 1 < count <= MAX_REFERENCES]:
+            del counts[msg_id]
+        state[RESCUED_KEY] = b""
     return state
+
+
+def _ids(data: bytes, n: int) -> Iterator[bytes]:
+    return (data[at : at + _ID] for at in range(_HEADER.size, _HEADER.size + _ID * n, _ID))
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -89,7 +89,7 @@ def rewrite(site: GcContext, sources: Sequence[Source], outcome: CollectionOutco
     return [
         CollectionResult(
             source.name, source.segment.size, 0, records, size,
-            sum(batch.written for batch in copying.batches if batch.source is source), outcome=done,
+            sum(batch.written for batch in copying.batches if batch.source is source), outcome=outcome,
         )
         for source, (records, size) in zip(sources, moved, strict=True)
     ]  # fmt: skip

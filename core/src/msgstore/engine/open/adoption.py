@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 
 import attrs
 
 from msgstore.config import Backend, StoreConfig, structure
 from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreMismatch
-from msgstore.directory import Settings
+from msgstore.directory import DamagedSettings, Settings
 from msgstore.engine.backends import Backends
+from msgstore.engine.open.clean_marker import SAVED_INDEXES
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 
+_BROKERS_NAME = re.compile(
+    r"msg_store_(persistent|transient|index\.ets)|file_summary\.ets|recovery\.dets|\.vhost|\.queue_name|journal\.jif"
+    r"|\d+\.(idx|qi|qs)"
+)
+"""Of a virtual host, a message store, or the directory of a queue."""
 _BODIES = 1000
 """Bodies that are checked to find their codec."""
 
@@ -26,11 +34,18 @@ def admit(
     Raises NotAdopted for segments without ``msgstore.json`` unless the configuration adopts them, StoreMismatch for a second
     body codec, and PluginError if the codec of the records is not installed.
     """
+    if remembered is None and not config.adopt:
+        names = files.list(config.path).keys() | files.strangers(config.path).keys()
+        if segments.by_number:
+            raise NotAdopted(_refusal(config, backends, segments))
+        if theirs := _of_a_broker(names):
+            raise NotAdopted(
+                f"{config.path}: belongs to a broker: there is {theirs}. A store in it would hide what the broker has there. "
+                f"Choose another directory; adopt=True, or --adopt, makes one all the same."
+            )
     if not segments.by_number:
         return config
     if remembered is None:
-        if not config.adopt:
-            raise NotAdopted(_refusal(config, backends, segments))
         return attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
     if config.body.named and config.body.name != remembered.body:
         raise StoreMismatch(
@@ -39,6 +54,22 @@ def admit(
             f"the codec, make a fresh store with 'msgstore export' and 'msgstore import'."
         )
     return config
+
+
+def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> None:
+    """Raise NotAdopted for a directory whose ``msgstore.json`` says nothing, and in which a broker stopped cleanly."""
+    theirs = next((name for name in SAVED_INDEXES if name in files.list(config.path)), None)
+    if theirs is not None and not config.adopt:
+        raise NotAdopted(
+            f"{config.path}: seems to belong to a broker: there is {theirs}, which msgstore would have put away, and "
+            f"msgstore.json cannot be used ({error.reason}). To change the directory, copy it first, and adopt it: --adopt, or "
+            "adopt=True."
+        )
+
+
+def _of_a_broker(names: Iterable[str]) -> str | None:
+    """The first name that only a broker gives to a file or directory beside its segments; None if there is none."""
+    return next((name for name in sorted(names) if _BROKERS_NAME.fullmatch(name)), None)
 
 
 def _refusal(config: StoreConfig, backends: Backends, segments: Segments) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
@@ -25,14 +25,17 @@ from msgstore.engine.open.ets_file import Data, Table, Take
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segments import Segment, Segments
 
+if TYPE_CHECKING:
+    from msgstore.engine.open.recovery import Recovery
+
 log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # verbs that report damage themselves are silent about the other one
 
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
 Found = tuple[Segment, Hint, int]
 """A segment, its records, and how many copies it has besides."""
-_SMALLEST_RECORD = 16
-"""Bytes. Every record has an id, so a segment of this size has at most one."""
+_SMALLEST_ROW = 40
+"""Bytes of a row of either table, at the least: so no file claims more rows than it has room for."""
 
 
 @attrs.define
@@ -72,13 +75,16 @@ class BrokerCounts:
             log.info(what, self.directory, SAVED_COUNTS, len(live), sum(live.values()))
             return "msg_store_index.ets", live
         counts = {msg_id: 1 for _, records, _ in found for msg_id in records.id_list()}
+        there = len(counts)
+        if agreed:
+            counts |= {msg_id: count for msg_id, count in live.items() if msg_id not in counts}  # they are told as missing
         for segment, records, _ in found:
             counts.update((msg_id, live[msg_id]) for msg_id in self._agreeing(segment, records) if msg_id in live)
         what = (
             "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, "
             "and %d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
         )
-        _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, agreed, contradicted, len(counts) - agreed)
+        _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, agreed, contradicted, there - agreed)
         return ("msg_store_index.ets in part", counts) if agreed else ("one each", None)
 
     def _agreeing(self, segment: Segment, records: Hint) -> Iterator[bytes]:
@@ -101,9 +107,8 @@ def read_broker_counts(segments: Segments, leftovers: ShutdownFiles, *, read_onl
         _store_log.warning(what, path, "there is no clean.dot beside it, so it may be older than the segments")
         return None
     counts = BrokerCounts(segments.directory)
-    room = sum(segment.size for segment in segments) // _SMALLEST_RECORD
     try:
-        table = _read(segments, path, ets_file.read_locations, counts.take, room)
+        table = _read(segments, path, ets_file.read_locations, counts.take)
         if not table.rows and table.problem:
             _store_log.warning(what, path, table.problem)
             return None
@@ -121,9 +126,19 @@ def read_broker_counts(segments: Segments, leftovers: ShutdownFiles, *, read_onl
     return counts
 
 
-def _read(segments: Segments, path: Path, read: Callable[[Data, Take, int], Table], take: Take, max_rows: int) -> Table:
+def tell_missing(segments: Segments, leftovers: Leftovers, recovery: Recovery) -> None:
+    """Of a directory without a segment: what a broker's counts say was there is missing."""
+    counts = read_broker_counts(segments, leftovers, read_only=True)
+    live = [msg_id for msg_id, count in counts.references.items() if count] if counts is not None else []
+    if live:
+        recovery.how, recovery.missing, recovery.first_missing = "rebuild", len(live), live[0]
+        what = "%s: %s has %d messages, and no segment is there: they are lost"
+        _store_log.warning(what, segments.directory, SAVED_COUNTS, len(live))
+
+
+def _read(segments: Segments, path: Path, read: Callable[[Data, Take, int], Table], take: Take) -> Table:
     with segments.files.view(path) as data:
-        return read(data, take, max_rows)
+        return read(data, take, len(data) // _SMALLEST_ROW)
 
 
 def _compare_summary(segments: Segments, leftovers: ShutdownFiles, counts: BrokerCounts) -> None:
@@ -137,7 +152,9 @@ def _compare_summary(segments: Segments, leftovers: ShutdownFiles, counts: Broke
     def take(number: int, live_bytes: int, size: int) -> None:
         summary[number] = (live_bytes, size)
 
-    table = _read(segments, path, ets_file.read_summaries, take, len(segments.by_number))
+    table = _read(segments, path, ets_file.read_summaries, take)
+    for number in sorted(summary.keys() - segments.by_number.keys()):
+        counts.object(f"segment {number} is missing, and has {summary[number][0]} bytes of live records by {SAVED_SUMMARY}")
     if table.problem:
         counts.object(f"{SAVED_SUMMARY}: {table.problem}")
     live = dict.fromkeys(segments.by_number, 0)

@@ -67,7 +67,7 @@ def reconcile(
     recovery.scanned.clear()
     recovery.damaged.clear()
     before = len(index)
-    read = _read_changed(segments, plan.rows, recovery, progress)
+    read = _read_changed(segments, plan, recovery, progress)
     gone = _compare(segments, index, read)
     copies = find_copies(segments, gone, recovery, progress) if gone else {}
     entered, revived = _unknown(index, read, gone)
@@ -140,8 +140,8 @@ def _lines(index: Index) -> Iterator[bytes]:
 def _tell(segments: Segments, recovery: Recovery) -> None:
     where = "" if recovery.copy is None else f" The counts of before are in {segments.directory / recovery.copy}."
     log.warning(
-        "%s: the saved counts do not fit the directory: %s. %d messages keep their counts, %d are missing, %d dead ones are "
-        "live again, %d records were entered.%s",
+        "%s: the saved counts do not fit the directory: %s. %d messages keep their counts, %d are missing, %d may have "
+        "been removed and are live again, %d records were entered.%s",
         segments.directory, recovery.distrust, recovery.kept, recovery.missing, recovery.revived, recovery.entered, where,
     )  # fmt: skip
 
@@ -150,14 +150,13 @@ def _is_as_saved(segment: Segment, row: Row) -> bool:
     return not row.compacting and (segment.size, segment.sealed_mtime_ns) == (row.size, row.mtime_ns)
 
 
-def _read_changed(
-    segments: Segments, rows: Mapping[str, Row], recovery: Recovery, progress: Progress | None
-) -> dict[int, _Read]:
-    """By number the segments that are not as they were saved; the others get what their rows say of them."""
+def _read_changed(segments: Segments, plan: Plan, recovery: Recovery, progress: Progress | None) -> dict[int, _Read]:
+    """By number the segments that are not as they were saved; the others get what their rows say of them. All of them if the
+    index is damaged."""
     changed = []
     for segment in segments:
-        row = rows.get(segment.path.name)
-        if row is None or not _is_as_saved(segment, row):
+        row = plan.rows.get(segment.path.name)
+        if row is None or plan.is_damaged or not _is_as_saved(segment, row):
             changed.append((segment, row))
         else:
             segment.appendable, segment.quarantined = row.appendable, row.quarantined
@@ -194,8 +193,8 @@ def _compare(segments: Segments, index: Index, read: Mapping[int, _Read]) -> dic
 
 
 def _unknown(index: Index, read: Mapping[int, _Read], gone: Mapping[bytes, int]) -> tuple[dict[bytes, int], int]:
-    """Live records that the index does not have, id to location, and how many of them it may have known as dead. Of copies in
-    several files the highest-numbered file's wins, in one file the first."""
+    """Live records that the index does not have, id to location, and how many of them it may have known as dead: those of
+    segments that it does not know, too. Of copies in several files the highest-numbered file's wins, in one file the first."""
     entered: dict[bytes, int] = {}
     back = set()
     for number, found in read.items():
@@ -205,7 +204,7 @@ def _unknown(index: Index, read: Mapping[int, _Read], gone: Mapping[bytes, int])
             is_new = offset >= size or not found.agrees
             if is_new and msg_id not in here and msg_id not in gone and index.get(msg_id) is None:
                 here[msg_id] = pack_location(number, offset, length)
-                if offset < size:
+                if offset < size or found.row is None:
                     back.add(msg_id)
         entered |= here
     return entered, len(back)

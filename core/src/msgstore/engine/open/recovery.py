@@ -28,7 +28,7 @@ from typing import Literal
 
 import attrs
 
-from msgstore.contract import Index, SegmentScan, StoreError
+from msgstore.contract import RESCUED_KEY, Index, SegmentScan, StoreError
 from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
 from msgstore.engine.open.broker_counts import BrokerCounts, CountsFrom, Found
 from msgstore.engine.open.clean_marker import ShutdownFiles
@@ -94,7 +94,7 @@ class Recovery:
     kept: int = 0
     """Messages that keep the counts of a saved index which does not fit the directory."""
     revived: int = 0
-    """Messages that this index had as removed, and that are live again with one reference."""
+    """Messages that this index had as removed, or in segments that it does not know: live again with one reference."""
     distrust: str | None = None
     """Why the saved counts were not taken as they were; None if they were, or if there were none."""
     copy: str | None = None
@@ -131,6 +131,8 @@ class Plan:
     """Why the index cannot be trusted, if it cannot."""
     rows: Mapping[str, Row] = attrs.field(factory=dict)
     """What the index knows of each segment; empty if that is nothing, or damaged."""
+    is_damaged: bool = False
+    """True if any entry of the index may be wrong, whatever the rows say."""
 
 
 def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: ShutdownFiles) -> Plan:
@@ -150,6 +152,8 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: ShutdownF
         rows = checkpoint.rows(state)
     except ValueError as error:
         return Plan(refusal=str(error))
+    if RESCUED_KEY in state:
+        return Plan(refusal="it is damaged, and each entry is compared with its record", rows=rows, is_damaged=True)
     if not fits:
         return Plan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
     plan = Plan(lost=missing_files(rows, segments), rows=rows)

@@ -1,4 +1,4 @@
-"""The settings of a directory whose ``msgstore.json`` is damaged: rebuilt from what else is there.
+"""The settings of a directory whose ``msgstore.json`` is damaged: those of its copy, else rebuilt from what else is there.
 
 The index is the one whose files are the youngest, the format that of the newest segment; record types with assigned bytes are
 bound again where there are records of them. The rest is the configuration's. A record of a type that no byte stands for
@@ -37,8 +37,12 @@ def known_settings(files: Files, config: StoreConfig, catalogue: Catalogue) -> S
 
 
 def rebuild_settings(files: Files, config: StoreConfig, catalogue: Catalogue, error: DamagedSettings) -> Settings:
-    """Settings in place of those that cannot be read. Raises StoreError, which names ``error``."""
+    """Settings in place of those that cannot be read: those of the copy, else what the directory shows. Raises StoreError,
+    which names ``error``."""
     directory = config.path
+    if error.copy is not None:
+        log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.reason)
+        return error.copy
     formats = resolve(config, catalogue, None).formats
     segments = list_segments(files, directory, formats.extensions)
     newest = formats.extensions[segments[-1].extension] if segments else config.format.name

@@ -20,13 +20,14 @@ from msgstore.directory import (
     adopt_leftovers,
     check_writable,
     find_segments,
+    has_copy,
     read_settings,
     write_settings,
 )
 from msgstore.engine.backends import Backends, make_index, make_remembered_index, of_index, resolve
 from msgstore.engine.events.telemetry import Telemetry
-from msgstore.engine.open.adoption import admit, codec_of_records
-from msgstore.engine.open.broker_counts import read_broker_counts
+from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
+from msgstore.engine.open.broker_counts import read_broker_counts, tell_missing
 from msgstore.engine.open.clean_marker import ShutdownFiles
 from msgstore.engine.open.clean_stop import CleanMarker, publish_clean, save_clean
 from msgstore.engine.open.lost_segments import mend, tell_lost, without_segments
@@ -98,17 +99,19 @@ def open_parts(
         lock_text = read_lock(directory) if read_only else None
         lock = _enter(files, directory, read_only=read_only)
         rebuilt: Settings | None = None
+        is_guessed = False
         try:
             remembered = read_settings(files, directory)
         except DamagedSettings as error:
             remembered = rebuilt = rebuild_settings(files, config, catalogue, error)
+            is_guessed = error.copy is None
         backends = resolve(config, catalogue, remembered)
         if not read_only:
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
         segments = _find(config, backends, files, remembered, read_only=read_only)
         segments.place = lock.place if lock is not None else None
-        if rebuilt is not None and not (read_only and config.body.named):
+        if rebuilt is not None and is_guessed and not (read_only and config.body.named):
             config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
             remembered = rebuilt = attrs.evolve(rebuilt, body=config.body.name)
             backends = resolve(config, catalogue, remembered)
@@ -145,7 +148,7 @@ def open_parts(
                 with of_index(config.index.name, config, catalogue, "take the first changes in"):
                     ledger.commit(marker.state)
             settings = _settings(backends, segments)
-            if remembered != settings:
+            if remembered != settings or not has_copy(files, directory, settings):
                 write_settings(files, directory, settings)
             if ledger.marker is None:
                 marker.finish(ledger)
@@ -190,8 +193,12 @@ def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only:
     codec that an adopted directory has."""
     try:
         remembered = read_settings(files, config.path)
-    except DamagedSettings:
-        return config  # what it was is found out when nobody writes
+    except DamagedSettings as error:
+        if error.copy is None:
+            if not read_only:
+                check_guess(config, files, error)
+            return config  # what it was is found out when nobody writes
+        remembered = error.copy
     backends = resolve(config, catalogue, remembered)
     if not config.path.is_dir():
         return config
@@ -290,6 +297,8 @@ def _recover(
     rescued: Mapping[bytes, int] = {}  # of the index of the last opening, and of no broker's that came behind it
     if not segments.by_number:
         recovery = without_segments(state, index)
+        if leftovers.foreign and counts is None:
+            tell_missing(segments, leftovers, recovery)
         index.clear()
     elif leftovers.foreign:
         recovery, refusal = Recovery(), "RabbitMQ has saved one of its own since"
@@ -403,9 +412,12 @@ def _refuted(plan: Plan, segments: Segments, source: Index, recovery: Recovery, 
 
 
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
-    """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room."""
+    """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room. One with several
+    names is left as it is: a copy of the directory by hard links (``cp -al``) has it, too, and perhaps a writer of its own."""
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
-    if newest is not None and goes_on_in(newest, backends.write_format.name, config.file_size_limit):
+    if newest is None or not goes_on_in(newest, backends.write_format.name, config.file_size_limit):
+        return
+    if segments.files.identity_and_links(newest.path)[1] == 1:
         segments.resume(newest)
 
 

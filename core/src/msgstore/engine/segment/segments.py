@@ -308,17 +308,21 @@ class Segments:
             )
 
     def check_files(self) -> None:
-        """Check the directory and the current segment with one look: the path of the segment leads through the directory."""
+        """Check the directory and the current segment, with one look if the segment has one name: then its path leads through
+        this directory, and through no copy of it by hard links (``cp -al``)."""
         segment = self.current
-        if segment is None or self._identity(segment.path) != self._written:
+        if segment is None or self._identity_and_links(segment.path) != (self._written, 1):
             self.check_directory()
             self.check_current()
 
     def _identity(self, path: Path) -> tuple[int, int] | None:
+        return self._identity_and_links(path)[0]
+
+    def _identity_and_links(self, path: Path) -> tuple[tuple[int, int] | None, int]:
         try:
-            return self.files.identity(path)
+            return self.files.identity_and_links(path)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return None, 0
         except OSError as error:
             raise io_error(path, None, error) from error
 

@@ -107,6 +107,8 @@ class Writer:
         """Set if a change was interrupted in its middle: what is in memory may be half done, what is on disk is not."""
         self._is_stuck = False
         """True after an attempt to write failed, until one succeeds: each ``write`` flushes before it takes its message."""
+        self._is_unchecked = False
+        """True while there is something in the segments of which no flush has seen that its file and directory are in place."""
         if read_only:
             self.refuse(StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it"))
 
@@ -313,9 +315,7 @@ class Writer:
         try:
             work()
         except Exception as error:
-            if self._refusal is None:
-                self._is_stuck = True
-                self._set_gates()
+            self._set_stuck(True)
             if not self._at_once:
                 if not isinstance(error, StoreClosed):
                     log.warning("%s: writing failed, and is tried again before the next write: %s", self.config.path, error)
@@ -423,12 +423,19 @@ class Writer:
     def write_out(self, *, last: bool = False) -> list[tuple[Client, int]]:
         """Everything to disk and into the index. Returns whom to ``tell`` of how many. ``last``: the store is about to
         close."""
-        with self.whole():
-            confirmed = self._write_out(last=last)
-        if self._is_stuck:
-            self._is_stuck = False
-            self._set_gates()
+        try:
+            with self.whole():
+                confirmed = self._write_out(last=last)
+        except Exception:
+            self._set_stuck(True)
+            raise
+        self._set_stuck(False)
         return confirmed
+
+    def _set_stuck(self, stuck: bool) -> None:
+        if self._is_stuck != stuck and self._refusal is None:
+            self._is_stuck = stuck
+            self._set_gates()
 
     def _write_out(self, *, last: bool) -> list[tuple[Client, int]]:
         segments = self.ledger.segments
@@ -436,7 +443,7 @@ class Writer:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
             unconfirmed = self._unconfirmed
-        has_work = last or bool(ids or confirmed or segments.hints.finished)
+        self._is_unchecked |= last or self.ledger.changed or bool(ids or confirmed or segments.hints.finished)
         while ids:
             at = 0
             again: list[bytes] = []
@@ -447,8 +454,9 @@ class Writer:
             ids = again
         with self.ledger.lock:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
-        if has_work:  # records in a file that was removed or replaced are not safe
+        if self._is_unchecked:  # records in a file that was removed or replaced meanwhile are not safe
             segments.check_files()
+            self._is_unchecked = False
         overdue = self._uncommitted > self.config.max_unconfirmed
         self.settle(sync=last or overdue or not segments.sync_later)
         if unconfirmed:
@@ -484,6 +492,7 @@ class Writer:
     def _write_some(self, ids: Sequence[bytes], weight: int) -> Written:
         written = self._batches.write(ids, weight)
         if written.messages:
+            self._is_unchecked = True
             with self.ledger.lock:
                 self._held -= written.weight
                 self._average = written.weight / written.messages
