@@ -40,7 +40,7 @@ def test_manifest_agrees_record_by_record(path: Path, segment: dict[str, Any]) -
     assert (scan.header, scan.end.state, scan.end.offset) == (None, "clean", len(data))
     assert not scan.duplicates.ids
     assert not scan.damage
-    assert V1.scan(data, check_body=lambda body: body[:1] == b"\x83") == scan
+    assert V1.scan(data, check_body=lambda _, body: body[:1] == b"\x83") == scan
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert V1.scan(mapped) == scan
 

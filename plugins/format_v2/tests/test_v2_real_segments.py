@@ -75,10 +75,10 @@ def test_broken_segments_end_where_the_broker_ends(case: dict[str, Any]) -> None
         at = list(intact.records.offsets).index(error["offset"])
         begin, end = V2.body_span(data, error["offset"], intact.records.sizes[at])
         bad = data[begin:end]
-        scan = V2.scan(data, check_body=lambda body: body != bad)
+        scan = V2.scan(data, check_body=lambda _, body: body != bad)
     else:
         scan = V2.scan(data)
-        assert V2.scan(data, check_body=lambda _: True) == scan
+        assert V2.scan(data, check_body=lambda *_: True) == scan
     if error:
         assert (scan.end.state, scan.end.offset, scan.end.reason) == ("corrupt", error["offset"], error["reason"])
         assert rows(scan) == expected_rows(BASELINE[:3])

@@ -204,8 +204,7 @@ def import_messages(job: ImportJob, run: Run = map, progress: Progress | None = 
                 progress(done, job.size)
         messages = staging.commit(parts)
     files = len({share.path for share in job.shares})
-    last_trailer = next((part.trailer for part in reversed(parts) if part.files), 0)  # which a store that goes on has not yet
-    rows, size = sum(part.messages for part in parts), sum(part.bytes for part in parts) - last_trailer
+    rows, size = sum(part.messages for part in parts), sum(part.bytes for part in parts)
     return ImportReport(job.target.path, files, rows, messages, size)
 
 

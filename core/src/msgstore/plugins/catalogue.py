@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 import attrs
 
 from msgstore.contract import (
+    BodyCodecWithFields,
+    CompactableFormat,
+    RecordTypeWithFields,
     CONTRACT_VERSION,
     BodyCodec,
     BodyCodecDescriptor,
@@ -74,8 +77,12 @@ _PROTOCOLS: dict[type[Descriptor], type] = {
     BodyCodecDescriptor: BodyCodec,
 }
 """What each kind's factory makes, without what only some capability asks for. Bulk engines are not of the contract."""
-_OF_HOLES = ("gap_room", "fill_gap")
-"""Methods of a format that nobody calls unless it is SELF_DESCRIBING."""
+_EXTRA_PROTOCOLS: dict[tuple[type[Descriptor], Capability], type] = {
+    (SegmentFormatDescriptor, Capability.COMPACTABLE): CompactableFormat,
+    (RecordTypeDescriptor, Capability.FIELDS): RecordTypeWithFields,
+    (BodyCodecDescriptor, Capability.FIELDS): BodyCodecWithFields,
+}
+"""Protocols that a capability names."""
 
 
 @attrs.frozen
@@ -332,18 +339,17 @@ def _check_complete(made: object, descriptor: Descriptor) -> None:
 
 
 def _lacking(made: object, descriptor: Descriptor) -> Iterator[str]:
-    """What the contract's protocol of the kind has and ``made`` has not."""
-    protocol = next((protocol for kind, protocol in _PROTOCOLS.items() if isinstance(descriptor, kind)), None)
-    if protocol is None:
-        return
-    for name in inspect.get_annotations(protocol):
-        if not hasattr(made, name):
-            yield name
-    for name, method in vars(protocol).items():
-        asked = name not in _OF_HOLES or Capability.SELF_DESCRIBING in descriptor.capabilities
-        public = not name.startswith("_") or name == "__len__"
-        if public and asked and inspect.isfunction(method) and not callable(getattr(made, name, None)):
-            yield name
+    """Return the names that the protocols of the descriptor have and ``made`` has not."""
+    protocols = [protocol for kind, protocol in _PROTOCOLS.items() if isinstance(descriptor, kind)]
+    for (kind, capability), protocol in _EXTRA_PROTOCOLS.items():
+        if isinstance(descriptor, kind) and capability in descriptor.capabilities:
+            protocols.append(protocol)
+    for protocol in protocols:
+        yield from (name for name in inspect.get_annotations(protocol) if not hasattr(made, name))
+        for name, method in vars(protocol).items():
+            public = not name.startswith("_") or name == "__len__"
+            if public and inspect.isfunction(method) and not callable(getattr(made, name, None)):
+                yield name
 
 
 def _key(found: Registration) -> tuple[str, tuple[str, str]]:

@@ -179,7 +179,7 @@ def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
     for begin in {min(start, len(data)), len(form.header)}:
         if begin <= len(data):
             check_scan(form, data, form.scan(data, start=begin), begin)
-    form.scan(data, check_body=lambda body: len(body) % 3 == 0)
+    form.scan(data, check_body=lambda _, body: len(body) % 3 == 0)
     found = form.find_chain(data, start)
     assert found is None or start <= found < len(data), f"a chain at {found}, asked for from {start} on"
     if found is not None:

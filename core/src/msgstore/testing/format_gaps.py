@@ -10,7 +10,7 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, ScanEnd, SegmentFormat
+from msgstore.contract import Capability, ScanEnd, CompactableFormat
 from msgstore.contract.formats import Write
 from msgstore.testing.data import numbered, tried
 from msgstore.testing.guard import KitTests
@@ -24,7 +24,7 @@ _sizes = st.one_of(st.integers(0, 60), st.integers(400, 700))
 
 
 class GapTests(KitTests):
-    """For formats that claim SELF_DESCRIBING: the segments of others are not changed in place."""
+    """For formats that claim COMPACTABLE: the segments of others are not changed in place."""
 
     kinds = ("format",)
 
@@ -41,7 +41,7 @@ class GapTests(KitTests):
         """A failure means that a crash during a compaction costs messages. After and inside each of the three steps, whichever
         of its sectors have reached the disk, a scan finds each record outside the gaps; ``inside`` must be hidden until
         ``seal``, and what must not be torn must lie within one sector."""
-        subject.needs(Capability.SELF_DESCRIBING)
+        subject.needs(Capability.COMPACTABLE)
         form = made(subject)
         segment = Compacted.of(form, first, gaps, moved)
         for state in segment.crashes(Random(seed)):
@@ -55,7 +55,7 @@ class GapTests(KitTests):
     ) -> None:
         """A failure means that ``fill_gap`` counts on a gap of dead records only. A gap is everything between two live records:
         what an earlier compaction has left over in it, too."""
-        subject.needs(Capability.SELF_DESCRIBING)
+        subject.needs(Capability.COMPACTABLE)
         form = made(subject)
         segment = Compacted.of(form, first, [dead], moved)
         fewer = attrs.evolve(
@@ -68,7 +68,7 @@ class GapTests(KitTests):
     def test_whatever_is_left_over_is_no_record(self, subject: Subject) -> None:
         """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
         left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done."""
-        subject.needs(Capability.SELF_DESCRIBING)
+        subject.needs(Capability.COMPACTABLE)
         form = made(subject)
         _, (smallest,) = written(form, numbered(1))
         for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
@@ -82,7 +82,7 @@ class GapTests(KitTests):
     def test_room(self, subject: Subject) -> None:
         """A failure means that ``gap_room`` promises more than there is, or that no gap ever has room, so that nothing is
         compacted."""
-        subject.needs(Capability.SELF_DESCRIBING)
+        subject.needs(Capability.COMPACTABLE)
         form = made(subject)
         begin = len(form.header)
         rooms = [form.gap_room(offset, size) for offset in range(begin, begin + SECTOR) for size in (1, 2, 5, 20, 100, 1000)]
@@ -104,14 +104,14 @@ class Gap:
 class Compacted:
     """A segment with gaps between live records, and at its end records that move into them."""
 
-    form: SegmentFormat
+    form: CompactableFormat
     data: bytes
     live: Sequence[Placed]
     """Everything outside the gaps, what is moved included."""
     gaps: Sequence[Gap]
 
     @classmethod
-    def of(cls, form: SegmentFormat, first: int, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
+    def of(cls, form: CompactableFormat, first: int, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
         """With bodies of these sizes; of ``moved`` is moved what there is room for."""
         sizes = [first, *(size for gap in gaps for size in (*gap, 9)), *moved]
         random = Random(len(sizes))

@@ -134,18 +134,18 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
         that it refuses passes. It belongs into ``damage``, or ends the scan, as ``invalid_message_body``."""
         form = made(subject)
         data, placed = written(form, messages)
-        asked: list[bytes] = []
+        asked: list[tuple[bytes, bytes]] = []
 
-        def passes(body: bytes) -> bool:
-            asked.append(body)
+        def passes(msg_id: bytes, body: bytes) -> bool:
+            asked.append((msg_id, body))
             return True
 
         assert form.scan(data, check_body=passes) == form.scan(data)
-        assert all(type(body) is bytes for body in asked), "check_body is given bytes"
-        assert asked == [record.body for record in placed]
+        assert all(type(given) is bytes for pair in asked for given in pair), "check_body is given bytes"
+        assert asked == [(record.msg_id, record.body) for record in placed]
 
         bad = placed[number % len(placed)]
-        scan = form.scan(data, check_body=lambda body: body != bad.body)
+        scan = form.scan(data, check_body=lambda _, body: body != bad.body)
         check_scan(form, data, scan)
         good = [record for record in placed if record.body != bad.body]
         first = next(record for record in placed if record.body == bad.body)
@@ -196,7 +196,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
         with mapped(data) as buffer:
             scan = form.scan(buffer)
             assert scan == form.scan(data)
-            assert form.scan(buffer, check_body=lambda body: type(body) is bytes) == scan
+            assert form.scan(buffer, check_body=lambda msg_id, body: type(body) is type(msg_id) is bytes) == scan
             assert form.find_chain(buffer, len(form.header)) == form.find_chain(data, len(form.header))
             check_records(form, buffer, scan.records, placed)
         assert rows(scan.records) == expected(placed)

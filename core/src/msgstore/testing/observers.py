@@ -27,15 +27,10 @@ STATISTICS = (
 
 def life_of(store: Path) -> Iterator[events.Event]:
     """Everything that is announced of a store, each kind in the forms that it has."""
-    recovery = events.RecoverySummary(
-        how="rebuild",
-        scanned=("0.sqs", "1.sqs"),
-        hinted=("2.sqs",),
-        entered=7,
-        garbage=2,
-        missing=1,
-        damaged=("1.sqs at 40",),
-    )
+    recovery = {
+        "how": "rebuild", "scanned": ["0.sqs", "1.sqs"], "hinted": ["2.sqs"], "entered": 7, "garbage": 2, "missing": 1,
+        "damaged": ["1.sqs at 40"],
+    }  # fmt: skip
     open_ = True
 
     def statistics() -> Mapping[str, int]:
@@ -46,8 +41,8 @@ def life_of(store: Path) -> Iterator[events.Event]:
     yield events.SegmentRolledEvent(store=store, file="3.sqs", format="v2")
     yield events.CorruptionFoundEvent(store=store, file="1.sqs", offset=40, reason="invalid_message_size")
     yield events.CorruptionFoundEvent(store=store, file="2.sqs", offset=None, reason="the index is not of this segment")
-    for done in ("compacted", "combined", "migrated", "deleted", "none"):
-        yield _collected(store, done)
+    for outcome in ("compacted", "combined", "migrated", "deleted", "none"):
+        yield _collected(store, outcome)
     yield _collected(store, "none", skipped="it is being read", size_after=1000)
     yield _collected(store, "dropped", dropped=5)
     yield events.MessagesDroppedEvent(store=store, file="0.sqs", messages=5, bytes=600, reason="it is 8 days old")
@@ -58,10 +53,10 @@ def life_of(store: Path) -> Iterator[events.Event]:
 
 
 def _collected(
-    store: Path, done: events.CollectionOutcome, *, size_after: int = 0, skipped: str | None = None, dropped: int = 0
+    store: Path, outcome: events.CollectionOutcome, *, size_after: int = 0, skipped: str | None = None, dropped: int = 0
 ) -> events.CollectionFinishedEvent:
     return events.CollectionFinishedEvent(
-        store=store, file="0.sqs", done=done, size_before=1000, size_after=size_after, moved_records=2, moved_bytes=200,
+        store=store, file="0.sqs", outcome=outcome, size_before=1000, size_after=size_after, moved_records=2, moved_bytes=200,
         written=220, seconds=0.01, dropped=dropped, skipped=skipped,
     )  # fmt: skip
 

@@ -285,7 +285,7 @@ DESCRIPTORS: tuple[Descriptor, ...] = (
         factory=f"{_HERE}:HoledFormat",
         extension=".holed",
         generation=2,
-        capabilities=[Capability.SELF_DESCRIBING],
+        capabilities=[Capability.SELF_DESCRIBING, Capability.COMPACTABLE],
         summary="of the kit: the same with holes, compacted in place",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from msgstore import hookimpl
-from msgstore.contract import RecordField, RecordTypeDescriptor
+from msgstore.contract import Capability, RecordField, RecordTypeDescriptor
 
 ACTOR_SIZE = 32
 """Bytes that a record has for the actor, in UTF-8."""
@@ -35,6 +35,7 @@ def msgstore_record_types() -> list[RecordTypeDescriptor]:
             factory="acme_audit_record.record:AuditRecord",
             format="v2",
             options=AuditOptions,
+            capabilities=[Capability.FIELDS],
             fields=(
                 RecordField("time", "time", "when it was written"),
                 RecordField("actor", "text", "who wrote it"),

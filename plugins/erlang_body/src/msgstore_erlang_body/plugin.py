@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgstore import hookimpl
-from msgstore.contract import BodyCodecDescriptor, RecordField
+from msgstore.contract import BodyCodecDescriptor, Capability, RecordField
 
 
 @hookimpl
@@ -13,6 +13,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
             name="erlang",
             contract=(1, 0),
             factory="msgstore_erlang_body.codec:ErlangBody",
+            capabilities=[Capability.FIELDS],
             fields=(
                 RecordField("exchange", "text", "that the message was published to"),
                 RecordField("routing_key", "text", "that it was published with"),

@@ -17,7 +17,9 @@ def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
             factory="msgstore_format_v2.format:SegmentFormatV2",
             extension=".sqs",
             generation=2,
-            capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.TYPED_RECORDS, Capability.VERBATIM}),
+            capabilities=frozenset(
+                {Capability.SELF_DESCRIBING, Capability.COMPACTABLE, Capability.TYPED_RECORDS, Capability.VERBATIM}
+            ),
             summary="RabbitMQ's shared message store, typed records and explicit holes (.sqs)",
         )
     ]

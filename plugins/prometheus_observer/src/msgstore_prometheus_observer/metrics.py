@@ -103,7 +103,7 @@ class Metrics:
 
     def store_opened(self, event: events.StoreOpenedEvent) -> None:
         store = str(event.store)
-        self._openings.labels(store, event.recovery.how).inc()
+        self._openings.labels(store, event.recovery["how"]).inc()
         for metric in (self._rolled, self._deleted, self._deleted_bytes, self._corruptions, self._dropped, self._dropped_bytes):
             metric.labels(store)  # at 0: what appears only when it happens has no rate
         self._open.add(event)
@@ -125,7 +125,7 @@ class Metrics:
         self._corruptions.labels(str(event.store)).inc()
 
     def collection_finished(self, event: events.CollectionFinishedEvent) -> None:
-        labels = str(event.store), event.done
+        labels = str(event.store), event.outcome
         self._collection.labels(*labels).observe(event.seconds)
         self._moved.labels(*labels).inc(event.moved_bytes)
         self._written.labels(*labels).inc(event.written)

@@ -1,4 +1,4 @@
-"""The segment format ``ledger``; what its methods promise is said by ``msgstore.contract.TrailingFormat``."""
+"""The segment format ``ledger``; see :class:`msgstore.contract.CompactableFormat`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import zlib
 from collections.abc import Sequence
 
-from foreign_backends import trailing
 from foreign_backends.grammar import (
     CRC,
     FOREIGN,
@@ -103,25 +102,17 @@ class LedgerFormat:
             if kind in (RECORD, FOREIGN):
                 if not is_whole(data, offset, size):
                     scan.damage.append(Damage(offset, size, "checksum_mismatch"))
-                elif check_body is not None and not check_body(data[at + key : offset + size - CRC]):
+                elif check_body is not None and not check_body(
+                    id_of(kind, data[at : at + key]), data[at + key : offset + size - CRC]
+                ):
                     scan.damage.append(Damage(offset, size, "invalid_message_body"))
                 else:
                     scan.records.add(id_of(kind, data[at : at + key]), offset, size)
             else:
-                if kind == INDEX and offset + size == total:
-                    if not trailing.is_sound(data, offset, at, size):  # nothing is lost with it: as if it were cut off
-                        return scan.ended("torn", offset, "index_checksum_mismatch")
-                    scan.trailer = size
                 scan.hole_offsets.append(offset)
                 scan.hole_sizes.append(size)
             offset += size
         return scan.ended("clean", offset)
-
-    def trailer(self, data: Buffer) -> bytes:
-        scan = self.scan(data)
-        if scan.end.state != "clean" or scan.damage or not len(scan.records):
-            return b""
-        return trailing.index_of(scan, len(data))
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
         """A record, and behind it what holds. Only heads are looked at, each a few bytes, so the search is linear."""

@@ -23,8 +23,8 @@ def msgstore_segment_formats() -> list[SegmentFormatDescriptor]:
             factory="foreign_backends.ledger:LedgerFormat",
             extension=".ledger",
             generation=1,  # a store that writes v2 takes its messages over, as it does those of v1
-            capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.TRAILER, Capability.VERBATIM}),
-            summary="header of 4 KiB, keys of any length, checksums, and an index behind the last record",
+            capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.COMPACTABLE, Capability.VERBATIM}),
+            summary="header of 4 KiB, keys of any length, checksums",
         )
     ]
 

@@ -1,71 +1,67 @@
-"""GroupCommit: something that takes long and serves everybody who asked for it before it began, such as a flush with its sync."""
+"""Group commit: the first caller takes the lock and runs the work; callers that arrive before it starts wait for that run."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-_PATIENCE = 5.0
-"""Seconds that a thread waits for another one's turn before it takes one of its own."""
+_RETRY_SECONDS = 5.0
+"""Time that a thread waits for the run of another thread before it asks for one of its own."""
 
 
-class _Turn:
-    """One time that it is done."""
+class _Run:
+    """One execution of the work."""
 
     def __init__(self) -> None:
-        self.waiting: list[threading.Lock] = []
-        """One for each thread that waits for it, held until it is over."""
+        self.done = threading.Lock()
+        """Held until the run is over. Waiters pass it on to each other."""
+        self.done.acquire()
         self.succeeded = False
 
 
 class GroupCommit:
-    """Whoever comes first waits until the way is free, and does it for all who come meanwhile; the others wait for that one
-    turn.
+    """Runs one piece of work for all threads that ask for it. Thread-safe.
 
-    They do not queue for the lock itself: then each of them would be held up once more, by a turn that is not for it.
+    Waiting threads do not queue for ``lock`` itself: each would be delayed by one more run that is not for it.
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
-        """``lock``: held while it is done."""
+    def __init__(self, lock: threading.Lock) -> None:
+        """``lock`` is held while the work runs."""
         self._lock = lock
         self._mutex = threading.Lock()
-        self._next: _Turn | None = None
-        """The turn that has not begun yet, if anybody wants one."""
+        self._next: _Run | None = None
+        """Run that has not started yet, or None."""
 
-    def take(self, work: Callable[[], object]) -> None:
-        """Returns when ``work`` was done, by somebody, from its beginning on. Never with the lock. Raises what ``work`` raises
-        to whoever does it; the others then try for themselves."""
+    def run(self, work: Callable[[], object]) -> None:
+        """Return when ``work`` has been run from its begin on, by some thread. Caller holds no lock.
+
+        Raises what ``work`` raises in the calling thread; threads that waited for a failed run try it themselves.
+        """
         while True:
-            mine, waiting = _Turn(), threading.Lock()
-            waiting.acquire()
+            mine: _Run | None = None
             try:
                 with self._mutex:
-                    turn = self._next = self._next or mine
-                    if turn is not mine:
-                        turn.waiting.append(waiting)
-                if turn is mine:
-                    self._do(work, mine)
+                    run = self._next
+                    if run is None:
+                        run = mine = self._next = _Run()
+                if mine is not None:
+                    with self._lock:
+                        with self._mutex:
+                            self._next = None
+                        work()
+                    mine.succeeded = True
                     return
             finally:
-                self._end(mine)
-            waiting.acquire(timeout=_PATIENCE)
-            if turn.succeeded:
+                if mine is not None:
+                    with self._mutex:
+                        if self._next is mine:  # it failed, or was interrupted, before it started
+                            self._next = None
+                    mine.done.release()
+            if run.done.acquire(timeout=_RETRY_SECONDS):
+                run.done.release()
+            else:  # an exception from outside may have stopped the thread that was to run it
+                with self._mutex:
+                    if self._next is run:
+                        self._next = None
+            if run.succeeded:
                 return
-            with self._mutex:
-                if self._next is turn:  # an exception from outside stopped whoever was to do it: nobody joins it any more
-                    self._next = None
-
-    def _do(self, work: Callable[[], object], turn: _Turn) -> None:
-        with self._lock:
-            with self._mutex:
-                self._next = None  # who comes from now on is not served by this one
-            work()
-        turn.succeeded = True
-
-    def _end(self, turn: _Turn) -> None:
-        """It is over, however it ended, or never began."""
-        with self._mutex:
-            if self._next is turn:  # interrupted
-                self._next = None
-        for waiting in turn.waiting:
-            waiting.release()

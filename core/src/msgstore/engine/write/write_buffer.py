@@ -1,19 +1,22 @@
-"""The intake: what was written and is not on disk yet. Also the read cache of what was just written.
+"""Write buffer: messages that clients have written and that are not on disk yet. Reads look here first.
 
-``write`` and ``remove`` of a message that is still here take no lock; each rests on one operation of a dictionary that is
-atomic whatever threads do: ``setdefault`` tells one of many writers that its entry is the first, ``pop`` hands an entry to one
-of many removers, or to the flush. Whoever loses goes the slow way, under the store's lock:
+``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half of a short life (see
+``docs/adr/0011``). Each relies on one atomic dictionary operation:
 
-- A message that is here once has the entry ``(body, client number)``. The number, not the client: what refers to no object but
-  bytes and integers is let go of by the garbage collector, and there may be thousands.
-- A second reference, under the lock, makes it ``(body, {client number: references})``, also found in ``shared``. Only the
-  lock's holder changes ``shared``; whoever has the lock and finds an id neither in ``pending`` nor in ``shared`` nor in the
-  index can say that it is absent, even while a remover has popped the entry and waits for the lock to put it back with one
-  reference less.
-- The flush copies entries, writes, and pops them under the lock when the index gets them. What was popped meanwhile was
-  removed: its record is dead before anybody has seen it.
+- ``pending.setdefault`` selects one of several concurrent writers of an id. Its entry is ``(body, client number)``: a tuple of
+  bytes and int, which the garbage collector does not track.
+- ``pending.pop`` gives an entry to one remover, or to the flush.
 
-Whether the index knows an id already is asked by the flush, for a whole batch.
+A call that loses such a race, or meets a message with several references, takes the slow path, which holds the state lock:
+
+- A second reference turns the entry into ``(body, {client number: references})``, which is also in ``shared``. Only the holder
+  of the state lock changes ``shared``; an entry stays there while a remover has popped it from ``pending`` and waits for the
+  lock to put it back with one reference less.
+- So under the state lock an id that is in neither of them, nor in the index, is absent.
+- The flush copies entries, appends them, and pops them under the state lock when the index gets them. An entry that was popped
+  by then was removed: its new record is dead.
+
+Whether the index has an id already is checked by the flush, for a whole batch.
 """
 
 from __future__ import annotations
@@ -22,87 +25,143 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice, repeat
+from typing import Protocol
 
 import attrs
 
 from msgstore.contract import MsgStoreError
 
-Entry = tuple[bytes, int | dict[int, int]]
-"""(body, number of the client that wrote it, or of each client that did how many times)."""
+BufferedMessage = tuple[bytes, int | dict[int, int]]
+"""(stored body, number of the client that wrote it, or references by client number)."""
 OVERHEAD = 1024
-"""Bytes that a message counts beside its body: so many small ones are not worth holding back."""
+"""Bytes that a message is charged in addition to its body, so that many small messages do not fill the memory."""
+Popped = tuple[bytes, BufferedMessage | None]
+"""(id, entry that the caller has popped from the buffer, or None)."""
 
 
 @attrs.frozen
 class FastPath:
-    """The fast way in of one client."""
+    """Lock-free ``write`` of one client."""
 
     write: Callable[[bytes, bytes], None]
-    limit: Callable[[int], None]
-    """Bodies of so many bytes and more go the slow way from now on; 0 sends all of them."""
-    portion: Callable[[int], None]
-    """The client reports after so many bytes from now on."""
+    set_size_limit: Callable[[int], None]
+    """Send bodies of this many bytes and more to the slow path from now on; 0 sends all."""
+    set_report_size: Callable[[int], None]
+    """Report after this many charged bytes from now on."""
+
+
+class MessageBuffer(Protocol):
+    """What the engine needs of a write buffer. Callers of the methods hold the state lock, unless a method says otherwise."""
+
+    def make_fast_path(
+        self,
+        client: int,
+        unconfirmed: list[bytes] | None,
+        size_limit: int,
+        report_size: int,
+        wake: Callable[[], object],
+        report: Callable[[int], object],
+        slow_path: Callable[[bytes, bytes], object],
+    ) -> FastPath:
+        """Return the ``write`` of a client, which takes no lock.
+
+        ``wake`` is called before the first message in an empty buffer, ``report(bytes)`` after each ``report_size`` charged
+        bytes. ``slow_path`` gets what needs the lock, or is not valid.
+        """
+
+    def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:
+        """Return the ``remove`` of a client, which takes no lock for messages with one reference, of this client."""
+
+    def add(self, msg_id: bytes, body: bytes, client: int) -> None:
+        """Add one reference of a client, with the message if it is not here."""
+
+    def get(self, msg_id: bytes) -> BufferedMessage | None:
+        """Return the entry of an id, also while a remover has popped it."""
+
+    def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
+        """Remove one reference, preferably of this client. Return False if there is none. ``popped``: what a remover has popped."""
+
+    def restore_popped(self, popped: Iterable[Popped], is_known: Callable[[bytes], bool]) -> None:
+        """Put entries back whose removal was refused. ``is_known`` as for ``drop_client``."""
+
+    def drop_client(self, client: int, is_known: Callable[[bytes], bool]) -> None:
+        """Drop the messages that only this client has written, unless ``is_known``: the index has the id."""
+
+    def ids(self) -> list[bytes]:
+        """Return the ids of all messages in write order."""
+
+    def oldest(self, count: int) -> list[bytes]:
+        """Return up to ``count`` ids in write order. Needs no lock."""
+
+    def peek(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
+        """Return the entry of each id, or None if it was removed."""
+
+    def pop(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
+        """Take the entries out, for the index; None for each id that was removed."""
+
+    def reinsert(self, msg_id: bytes, entry: BufferedMessage) -> None:
+        """Put back an entry that was popped and has to be written again."""
+
+    def charged_bytes(self) -> int:
+        """Return the bytes of all messages, OVERHEAD included. Takes time linear in the number of messages."""
+
+    def clear(self) -> None:
+        """Drop everything."""
 
 
 class WriteBuffer:
-    """Of one open store. Methods are called under the store's lock, the functions of a FastPath and ``remove`` without it."""
+    """The :class:`MessageBuffer` in Python. One instance per open store."""
 
     def __init__(self) -> None:
-        self.pending: dict[bytes, Entry] = {}
-        """In the order of writing. Never another object: readers and writers are bound to it."""
+        self.pending: dict[bytes, BufferedMessage] = {}
+        """Entries in write order. Never replaced: fast paths are bound to it."""
         self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
-        """The entries with several references, also while they are not in ``pending`` for an instant."""
+        """Entries with several references, also while they are not in ``pending`` for an instant."""
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
-        """Empty, or one function that refuses a removal of these ids before any of them is popped."""
+        """Empty, or one function that refuses a removal before anything is popped."""
         self._dropped: deque[int] = deque(maxlen=1000)
-        """Clients of which ``drop_client`` was told lately: a remover may still have an entry of theirs in its hand."""
+        """Numbers of recently dropped clients: a remover may still hold an entry of theirs."""
 
-    def gate(
+    def make_fast_path(
         self,
-        number: int,
+        client: int,
         unconfirmed: list[bytes] | None,
-        limit: int,
-        portion: int,
+        size_limit: int,
+        report_size: int,
         wake: Callable[[], object],
-        due: Callable[[int], object],
-        slowly: Callable[[bytes, bytes], object],
+        report: Callable[[int], object],
+        slow_path: Callable[[bytes, bytes], object],
     ) -> FastPath:
-        """``due(weight)`` is called whenever the client has written some ``portion`` bytes, OVERHEAD included; ``wake`` before
-        the first message after a while. A function whose names are all its own: here nanoseconds count."""
-        pending, setdefault = self.pending, self.pending.setdefault
-        weight = 0
+        pending, setdefault = self.pending, self.pending.setdefault  # local names: here nanoseconds count
+        charged = 0
 
         def write(msg_id: bytes, body: bytes) -> None:
-            nonlocal weight
-            if msg_id.__class__ is bytes and body.__class__ is bytes and len(msg_id) == 16 and (size := len(body)) < limit:
+            nonlocal charged
+            if msg_id.__class__ is bytes and body.__class__ is bytes and len(msg_id) == 16 and (size := len(body)) < size_limit:
                 if not pending:
                     wake()
-                entry = (body, number)
+                entry = (body, client)
                 if setdefault(msg_id, entry) is entry:
-                    if unconfirmed is not None:  # behind the entry: a flush confirms what it has found before its batch
+                    if unconfirmed is not None:  # after the entry: a flush confirms only ids that it has found before its batch
                         unconfirmed.append(msg_id)
-                    weight += size + OVERHEAD
-                    if weight >= portion:
-                        whole, weight = weight, 0
-                        due(whole)
+                    charged += size + OVERHEAD
+                    if charged >= report_size:
+                        reported, charged = charged, 0
+                        report(reported)
                     return
-            slowly(msg_id, body)
+            slow_path(msg_id, body)
 
-        def set_limit(size: int) -> None:
-            nonlocal limit
-            limit = size
+        def set_size_limit(size: int) -> None:
+            nonlocal size_limit
+            size_limit = size
 
-        def set_portion(size: int) -> None:
-            nonlocal portion
-            portion = size
+        def set_report_size(size: int) -> None:
+            nonlocal report_size
+            report_size = size
 
-        return FastPath(write, set_limit, set_portion)
+        return FastPath(write, set_size_limit, set_report_size)
 
-    def remover(
-        self, number: int, slowly: Callable[[list[tuple[bytes, Entry | None]]], object]
-    ) -> Callable[[Iterable[bytes]], None]:
-        """``remove(ids)`` of one client: what has one reference, its own, and that here, goes at once. The other ids are handed
-        over, each with what was popped."""
+    def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:
         pop, before = self.pending.pop, self.before_removals
 
         def remove(ids: Iterable[bytes]) -> None:
@@ -110,160 +169,118 @@ class WriteBuffer:
                 raise ValueError("remove takes several ids: write remove([msg_id])")  # noqa: TRY004 - as for every wrong id
             if before:
                 before[0](ids)
-            rest = None
+            rest: list[Popped] | None = None
             msg_id: object = None
             try:
                 for msg_id in ids:
                     entry = pop(msg_id, None)
-                    if entry is None or entry[1] != number:
+                    if entry is None or entry[1] != client:
                         if rest is None:
                             rest = []
                         rest.append((msg_id, entry))
-            except BaseException as error:  # what came before it is removed, or it would be nowhere
+            except BaseException as error:  # the ids before it are removed all the same
                 if rest is not None:
                     with suppress(ValueError, MsgStoreError):
-                        slowly(rest)
-                iter(ids)  # raises what it is, if it is not several
+                        slow_path(rest)
+                iter(ids)  # raises TypeError if it is not iterable
                 if isinstance(error, TypeError) and not isinstance(msg_id, bytes | None):
                     raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}") from error  # noqa: TRY004
                 raise
             if rest is not None:
-                slowly(rest)
+                slow_path(rest)
 
         return remove
 
-    def add(self, msg_id: bytes, body: bytes, number: int) -> None:
-        """One more reference."""
+    def add(self, msg_id: bytes, body: bytes, client: int) -> None:
         shared = self.shared.get(msg_id)
         if shared is not None:
-            shared[1][number] = shared[1].get(number, 0) + 1
+            shared[1][client] = shared[1].get(client, 0) + 1
             return
         first = self.pending.pop(msg_id, None)
         if first is None:
-            mine = (body, number)
+            mine = (body, client)
             if self.pending.setdefault(msg_id, mine) is not mine:
-                self.add(msg_id, body, number)
+                self.add(msg_id, body, client)
             return
         owners = _owners(first)
-        owners[number] = owners.get(number, 0) + 1
+        owners[client] = owners.get(client, 0) + 1
         shared = self.shared[msg_id] = first[0], owners
-        self._put_back(msg_id, shared)
+        self._insert_shared(msg_id, shared)
 
-    def _put_back(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
-        while self.pending.setdefault(msg_id, entry) is not entry:
-            other = self.pending.pop(msg_id, None)  # of a writer who found nothing meanwhile
-            if other is not None:
-                for number, count in _owners(other).items():
-                    entry[1][number] = entry[1].get(number, 0) + count
+    def get(self, msg_id: bytes) -> BufferedMessage | None:
+        return self.pending.get(msg_id) or self.shared.get(msg_id)
 
-    def take_one(self, msg_id: bytes, number: int, popped: Entry | None) -> bool:
-        """Remove one reference, of client ``number`` if it has one, else of any. False if there is none here. ``popped``: what
-        the remover has in its hand."""
+    def references(self, msg_id: bytes) -> int:
+        """Return the number of references of a buffered message; 0 if it is not here."""
+        entry = self.get(msg_id)
+        return 0 if entry is None else count_references(entry)
+
+    def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
         shared = self.shared.get(msg_id)
         if popped is not None and not isinstance(popped[1], dict):
-            # Another client's, and gone already: a shared entry was in somebody's hand, and this one was written meanwhile.
-            # What client ``number`` has there becomes the other one's.
-            if shared is not None and number in shared[1]:
-                _move(shared[1], number, None if popped[1] in self._dropped else popped[1])
-                self._settle_shared(msg_id, shared)
+            # The only reference of another client, and popped: a remover held a shared entry when this one was written.
+            # A reference of ``client`` in the shared entry becomes one of the other client.
+            if shared is not None and client in shared[1]:
+                _transfer(shared[1], client, None if popped[1] in self._dropped else popped[1])
+                self._update_shared(msg_id, shared)
             return True
         if shared is None:
             return self.pending.pop(msg_id, None) is not None
-        _move(shared[1], number if number in shared[1] else next(iter(shared[1])), None)
-        self._settle_shared(msg_id, shared)
+        _transfer(shared[1], client if client in shared[1] else next(iter(shared[1])), None)
+        self._update_shared(msg_id, shared)
         return True
 
-    def hand_back(self, popped: Iterable[tuple[bytes, Entry | None]], known: Callable[[bytes], bool]) -> None:
-        """What a remover has popped, and does not remove after all. ``known`` as of ``drop_client``."""
+    def restore_popped(self, popped: Iterable[Popped], is_known: Callable[[bytes], bool]) -> None:
         for msg_id, entry in popped:
             if entry is None:
                 continue
             if not isinstance(entry[1], dict):
-                if entry[1] not in self._dropped or known(msg_id):
-                    self._put_plain(msg_id, entry)
+                if entry[1] not in self._dropped or is_known(msg_id):
+                    self._insert(msg_id, entry)
             elif msg_id in self.shared:
-                self._put_back(msg_id, self.shared[msg_id])
+                self._insert_shared(msg_id, self.shared[msg_id])
 
-    def _settle_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
-        """After its owners have changed: ``pending`` has it, or nobody does."""
-        if entry[1]:
-            self._put_back(msg_id, entry)
-        else:
-            del self.shared[msg_id]
-            last = self.pending.pop(msg_id, None)
-            if last is not None and last is not entry:  # written anew by somebody who found nothing
-                self._put_plain(msg_id, last)
-
-    def _put_plain(self, msg_id: bytes, entry: Entry) -> None:
-        if self.pending.setdefault(msg_id, entry) is not entry:
-            for number, count in _owners(entry).items():
-                for _ in range(count):
-                    self.add(msg_id, entry[0], number)
-
-    def drop_client(self, number: int, known: Callable[[bytes], bool]) -> None:
-        """Forget what only this client has written, unless the id is ``known`` elsewhere."""
-        self._dropped.append(number)
+    def drop_client(self, client: int, is_known: Callable[[bytes], bool]) -> None:
+        self._dropped.append(client)
         for msg_id, shared in list(self.shared.items()):
-            if number in shared[1] and not known(msg_id):
-                del shared[1][number]
-                self._settle_shared(msg_id, shared)
+            if client in shared[1] and not is_known(msg_id):
+                del shared[1][client]
+                self._update_shared(msg_id, shared)
         for msg_id, entry in list(self.pending.items()):
-            if entry[1] == number and not known(msg_id):
+            if entry[1] == client and not is_known(msg_id):
                 popped = self.pending.pop(msg_id, None)
-                if popped is not None and popped is not entry:  # removed and written anew meanwhile
-                    self._put_plain(msg_id, popped)
-
-    def get(self, msg_id: bytes) -> Entry | None:
-        """For sure, unlike ``pending.get``."""
-        return self.pending.get(msg_id) or self.shared.get(msg_id)
-
-    def references(self, msg_id: bytes) -> int:
-        entry = self.get(msg_id)
-        return 0 if entry is None else references(entry)
+                if popped is not None and popped is not entry:  # removed and written again meanwhile
+                    self._insert(msg_id, popped)
 
     def ids(self) -> list[bytes]:
-        """Of everything that is here, in the order of writing; behind it what a remover has in its hand, of several references:
-        it may not come back before the next flush, or not at all, if the remover is interrupted."""
         ids = list(self.pending)
         return ids + [msg_id for msg_id in self.shared if msg_id not in self.pending] if self.shared else ids
 
     def oldest(self, count: int) -> list[bytes]:
-        """Ids, at most so many."""
         while True:
             try:
                 return list(islice(self.pending, count))
-            except RuntimeError:  # without the interpreter's lock a writer may come between
+            except RuntimeError:  # a writer has changed the dictionary, which happens without the interpreter lock
                 continue
 
-    def entries(self, ids: Sequence[bytes]) -> list[Entry | None]:
-        """None for what was removed."""
+    def peek(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
         found = list(map(self.pending.get, ids))
         if self.shared and not all(found):
             return [entry or self.shared.get(msg_id) for msg_id, entry in zip(ids, found, strict=True)]
         return found
 
-    def pop(self, ids: Sequence[bytes]) -> list[Entry | None]:
-        """Take the entries of ``ids`` out, for the index; None for what was removed."""
+    def pop(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
         found = list(map(self.pending.pop, ids, repeat(None)))
-        return list(map(self._with_shared, ids, found)) if self.shared else found
+        return list(map(self._pop_shared, ids, found)) if self.shared else found
 
-    def _with_shared(self, msg_id: bytes, entry: Entry | None) -> Entry | None:
-        shared = self.shared.pop(msg_id, None)
-        if shared is not None and entry is not None and entry is not shared:  # written anew while a remover had it
-            for number, count in _owners(entry).items():
-                shared[1][number] = shared[1].get(number, 0) + count
-        return shared or entry
-
-    def put_back(self, msg_id: bytes, entry: Entry) -> None:
-        """What was popped and has to be written after all."""
+    def reinsert(self, msg_id: bytes, entry: BufferedMessage) -> None:
         if entry[1].__class__ is dict:
             shared = self.shared[msg_id] = entry[0], _owners(entry)
-            self._put_back(msg_id, shared)
+            self._insert_shared(msg_id, shared)
         else:
-            self._put_plain(msg_id, entry)
+            self._insert(msg_id, entry)
 
-    def weight(self) -> int:
-        """Bytes held back, OVERHEAD included."""
+    def charged_bytes(self) -> int:
         entries = list(self.pending.values())
         return sum([len(body) for body, _ in entries]) + OVERHEAD * len(entries)
 
@@ -271,22 +288,59 @@ class WriteBuffer:
         self.pending.clear()
         self.shared.clear()
 
+    # -- entries that change hands ----------------------------------------------------------------------------------------
 
-def references(entry: Entry) -> int:
+    def _insert(self, msg_id: bytes, entry: BufferedMessage) -> None:
+        """Insert an entry with one reference; add to the one that a writer has inserted meanwhile."""
+        if self.pending.setdefault(msg_id, entry) is not entry:
+            for client, count in _owners(entry).items():
+                for _ in range(count):
+                    self.add(msg_id, entry[0], client)
+
+    def _insert_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
+        """Insert a shared entry into ``pending``; take over what a writer has inserted meanwhile."""
+        while self.pending.setdefault(msg_id, entry) is not entry:
+            other = self.pending.pop(msg_id, None)
+            if other is not None:
+                _merge(entry[1], other)
+
+    def _update_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
+        """After a change of its owners: have a shared entry in ``pending``, or drop it if nobody owns it."""
+        if entry[1]:
+            self._insert_shared(msg_id, entry)
+        else:
+            del self.shared[msg_id]
+            last = self.pending.pop(msg_id, None)
+            if last is not None and last is not entry:  # written again while the shared entry was popped
+                self._insert(msg_id, last)
+
+    def _pop_shared(self, msg_id: bytes, entry: BufferedMessage | None) -> BufferedMessage | None:
+        shared = self.shared.pop(msg_id, None)
+        if shared is not None and entry is not None and entry is not shared:  # written again while a remover held it
+            _merge(shared[1], entry)
+        return shared or entry
+
+
+def count_references(entry: BufferedMessage) -> int:
     owners = entry[1]
     return sum(owners.values()) if isinstance(owners, dict) else 1
 
 
-def _move(owners: dict[int, int], number: int, to: int | None) -> None:
-    """One reference of client ``number`` becomes another's, or nobody's."""
-    owners[number] -= 1
-    if not owners[number]:
-        del owners[number]
-    if to is not None:
-        owners[to] = owners.get(to, 0) + 1
-
-
-def _owners(entry: Entry) -> dict[int, int]:
-    """For each client; a shared entry's own dictionary."""
+def _owners(entry: BufferedMessage) -> dict[int, int]:
+    """Return references by client; of a shared entry its own dictionary."""
     owners = entry[1]
     return owners if isinstance(owners, dict) else {owners: 1}
+
+
+def _merge(owners: dict[int, int], entry: BufferedMessage) -> None:
+    for client, count in _owners(entry).items():
+        owners[client] = owners.get(client, 0) + count
+
+
+def _transfer(owners: dict[int, int], client: int, to: int | None) -> None:
+    """Turn one reference of a client into one of another client, or drop it."""
+    owners[client] -= 1
+    if not owners[client]:
+        del owners[client]
+    if to is not None:
+        owners[to] = owners.get(to, 0) + 1

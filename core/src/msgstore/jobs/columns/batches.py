@@ -173,7 +173,7 @@ class _Reader:
             yield self._columns(part, bodies)
             return
         first = 0
-        for length, decoded in self._decoded(part.column("offset"), bodies):
+        for length, decoded in self._decoded(part, bodies):
             yield self._columns(part.slice(first, length), bodies.slice(first, length)) | decoded
             first += length
 
@@ -192,16 +192,17 @@ class _Reader:
     def _codec_names(self) -> set[str]:
         return {field.name for field in self.codec.fields} if self.codec else set()
 
-    def _decoded(self, offsets: pa.Int64Array, bodies: pa.BinaryArray) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    def _decoded(self, part: pa.RecordBatch, bodies: pa.BinaryArray) -> Iterator[tuple[int, dict[str, pa.Array]]]:
         """(rows, those columns of the codec that are asked for): as many rows as have about BATCH_BYTES of values, or one."""
         assert self.codec is not None
         read, fields = self.codec.read, self.codec.fields
+        offsets, ids = part.column("offset"), part.column("id").to_pylist()
         asked = [number for number, field in enumerate(fields) if field.name in self.schema.names]
         sized = [number for number in asked if fields[number].kind in ("text", "bytes")]
         rows: list[Values | None] = []
         held = 0
-        for at, body in enumerate(bodies.to_pylist()):
-            row: tuple[Any, ...] | None = None if body is None else read(body)
+        for at, (msg_id, body) in enumerate(zip(ids, bodies.to_pylist(), strict=True)):
+            row: tuple[Any, ...] | None = None if body is None else read(msg_id, body)
             if row is not None:
                 if len(asked) < len(fields):
                     row = tuple([value if number in asked else None for number, value in enumerate(row)])

@@ -164,9 +164,8 @@ class Staging:
         store = Path(self.path, _STORE)
         self._files.create_directory(store)
         number = 0
-        last = next((part for part in reversed(parts) if part.files), None)
         for part in parts:
-            number = self._gather(part, store, number, trailer=part.trailer if part is last else 0)
+            number = self._gather(part, store, number)
         messages = self._open_once(store, sum(part.messages for part in parts), counts)
         if not self._uses_hints:
             for name in self._files.list(store):
@@ -176,7 +175,7 @@ class Staging:
         self._publish(store)
         return messages
 
-    def _gather(self, part: Part, store: Path, number: int, *, trailer: int) -> int:
+    def _gather(self, part: Part, store: Path, number: int) -> int:
         """Move a part's segments to their numbers, from ``number`` on. Returns the next one."""
         directory = Path(part.directory)
         if directory.parent != Path(self.path, PARTS):
@@ -190,13 +189,7 @@ class Staging:
                 )
             new = f"{number}{Path(name).suffix}"
             self._files.replace(directory / name, store / new)
-            if trailer and name == part.files[-1][0]:  # a store goes on writing in its last segment, so that has no trailer yet
-                fd = self._files.open_write(store / new)
-                try:
-                    self._files.truncate(fd, size - trailer)
-                finally:
-                    self._files.close(fd)
-            elif hint_name(name) in there:
+            if hint_name(name) in there:
                 self._take_hint(directory, name, store, new)
             number += 1
         return number

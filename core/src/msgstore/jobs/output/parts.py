@@ -1,7 +1,7 @@
 """Writing a fresh store, the worker's side: each attempt of a task writes segments of its own into a directory of its own.
 
 What a worker writes is what the store itself would have written: the same records, rolled at the same places, with the same
-trailers. The driver gives the segments their numbers (:mod:`msgstore.jobs.output.commit`).
+hints. The driver gives the segments their numbers (:mod:`msgstore.jobs.output.commit`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError, StoreIOError, StoreLocked
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segments import Segment, Segments
-from msgstore.engine.segment.trailers import append_trailer
 from msgstore.files import Files
 from msgstore.jobs.output.references import Counts
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -82,8 +81,6 @@ class Part:
     messages: int
     bytes: int
     """Of the segments."""
-    trailer: int = 0
-    """Bytes of the trailer that the last segment ends in; a store that goes on would not have written it yet."""
     counted: bool = False
     """Whether the references of its messages stand beside them."""
 
@@ -151,16 +148,13 @@ class PartWriter:
         """Everything is on disk when it returns. Raises StoreIOError."""
         with self._working():
             self._write_held()
-            last = self._segments.current
-            before = last.size if last else 0
             self._seal()
-            trailer = last.size - before if last else 0
             self._segments.sync_written()
             if self._counts:
                 self._counts.finish()
             files = tuple((segment.path.name, segment.size) for segment in self._segments)
             size = sum(size for _, size in files)
-            self._part = Part(self._task, str(self._directory), files, self._messages, size, trailer, self._counts is not None)
+            self._part = Part(self._task, str(self._directory), files, self._messages, size, self._counts is not None)
         self._open = False
         return self._part
 
@@ -289,7 +283,6 @@ class PartWriter:
         """The current segment takes no more records of this attempt."""
         current = self._segments.current
         if current is not None:
-            append_trailer(self._segments, current)
             self._segments.seal_current()
             self._segments.hints.save(everything=True)
 

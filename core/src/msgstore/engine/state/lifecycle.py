@@ -1,0 +1,99 @@
+"""Lifecycle of an open store: whether it accepts calls, which threads are in a callback, and what an interrupt does.
+
+An exception from outside, such as KeyboardInterrupt or what a signal handler raises, can come between any two steps of a
+change. Memory may then be half changed, so the store ends as a killed process does: every later call raises StoreClosed, and
+the next opening recovers what is on disk. This is the only place that knows the rule; every change is inside ``guard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import get_ident
+
+from msgstore.contract import MsgStoreError, StoreClosed
+
+
+class Lifecycle:
+    """One instance per open store. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.refusal: MsgStoreError | None = None
+        """Error of every change; a StoreClosed is the error of every call. None while changes are accepted."""
+        self.interrupted: StoreClosed | None = None
+        """Set once an exception from outside has ended the store."""
+        self.on_refusal: list[Callable[[], None]] = []
+        """Called after each change of ``refusal``."""
+        self.release: Callable[[], None] = lambda: None
+        """Set by the store: closes files and index, unlocks the directory, stops threads. Takes the GC and the flush lock."""
+        self._in_callback: set[int] = set()
+
+    def refuse(self, error: MsgStoreError | None) -> None:
+        """Let every later change raise ``error``; accept changes again if it is None."""
+        self.refusal = error
+        for call in self.on_refusal:
+            call()
+
+    def check_open(self) -> None:
+        """Raise StoreClosed if the store is closed."""
+        if isinstance(self.refusal, StoreClosed):
+            raise self.refusal
+
+    def check_writable(self) -> None:
+        """Raise StoreClosed or StoreReadOnly if the store accepts no changes."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    # -- callbacks --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def callback(self) -> Iterator[None]:
+        """Inside, the calling thread runs a callback (``on_confirm``, progress, observer)."""
+        thread = get_ident()
+        is_outermost = thread not in self._in_callback
+        self._in_callback.add(thread)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                self._in_callback.discard(thread)
+
+    @property
+    def in_callback(self) -> bool:
+        """True if the calling thread runs a callback."""
+        return get_ident() in self._in_callback
+
+    def refuse_in_callback(self, call: str) -> None:
+        """Raise RuntimeError if the calling thread runs a callback: it may hold locks that ``call`` needs."""
+        if self.in_callback:
+            raise RuntimeError(
+                f"{self.path}: {call}() was called in a callback (on_confirm, progress or observer), which may only write, read "
+                f"and remove. Call it after the callback has returned, or on another thread."
+            )
+
+    # -- interrupts -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Enclose a change. Caller holds no lock. An exception from outside ends the store."""
+        try:
+            yield
+        except BaseException as error:
+            self.interrupt(error)
+            raise
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the store if ``error``, which has left a change, came from outside. Caller holds no lock.
+
+        In a callback the change that called it decides, as the exception passes through it.
+        """
+        if isinstance(error, Exception) or self.interrupted is not None or self.in_callback:
+            return
+        self.interrupted = StoreClosed(
+            f"{self.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a killed "
+            "process. Confirmed messages are on disk: open the store again."
+        )
+        self.refuse(self.interrupted)
+        self.release()
