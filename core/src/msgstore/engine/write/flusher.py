@@ -1,103 +1,166 @@
-"""The thread that flushes a store ``sync_interval`` after its first change, so that an idle writer is confirmed too."""
+"""Flusher: appends buffered messages to segments, commits the index, and confirms the messages to their clients.
+
+Records are written before the index entries that point to them; the index is committed before old data is deleted.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
-from msgstore.contract import MsgStoreError, StoreClosed
-from msgstore.engine.state.flag import Flag
+from msgstore.config import StoreConfig
+from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.engine.state.lifecycle import Lifecycle
+from msgstore.engine.write.batch_writer import BatchResult, BatchWriter
+from msgstore.engine.write.group_commit import GroupCommit
+from msgstore.engine.write.write_buffer import WriteBuffer
 
-if TYPE_CHECKING:
-    from msgstore.engine.write.writer import Writer
+log = logging.getLogger("msgstore.writer")
 
-log = logging.getLogger("msgstore.flusher")
+FLUSH_CHUNK = 2**21
+"""Bytes that a flush appends at once."""
+DRAIN_STEP = 2**18
+"""Bytes that a writing thread appends at once: the slowest ``write`` takes this long."""
+MAX_BATCH = 4096
+"""Messages of one batch."""
 
-_IDLE = 1.0
-"""Seconds after which a thread that nobody has woken looks for itself. Writers take no lock: one that is held up between its
-look at the intake and its entry there, for as long as a whole pause of the flusher, may wake nobody."""
 
+class ConfirmingClient(Protocol):
+    """What a flusher needs of a client."""
 
-class FlushSignal:
-    """How writers tell the flusher that there is something to do. Costs them one look while it knows already."""
+    name: str | None
+    unconfirmed: list[bytes] | None
 
-    def __init__(self) -> None:
-        self._asleep = False
-        self._awake = Flag()
-        self._now = Flag()
+    def take_unconfirmed(self, count: int) -> list[bytes]: ...
 
-    def changed(self) -> None:
-        """There is something to flush after the usual pause."""
-        if self._asleep:
-            self._awake.set()
-
-    def hurry(self) -> None:
-        """There is something to flush now."""
-        self._now.set()
-        self._awake.set()
-
-    def sleep(self, writer: Writer) -> None:
-        """Until there is something to do, or ``_IDLE``."""
-        self._awake.clear()
-        self._asleep = True
-        if not (writer.has_work or self._now.is_set()):
-            self._awake.wait(_IDLE)
-        self._asleep = False
-
-    def pause(self, seconds: float) -> None:
-        """Until somebody is in a hurry."""
-        self._now.wait(seconds)
-        self._now.clear()
+    def confirm(self, ids: list[bytes]) -> None: ...
 
 
 class Flusher:
-    """Runs from construction to ``stop``; with an interval of 0 it does nothing, because then each write flushes itself."""
+    """One instance per open store."""
 
-    def __init__(self, writer: Writer, interval: float, sync_interval: float | None) -> None:
-        """``sync_interval``: seconds between a flush and the sync of what it wrote, if that is not the flush's own business."""
-        self._writer = writer
-        self._sync_interval = sync_interval
-        shortest = min(interval or threading.TIMEOUT_MAX, sync_interval or threading.TIMEOUT_MAX)
-        self._interval = min(shortest, threading.TIMEOUT_MAX)
-        self._synced = time.monotonic()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {writer.config.path}", daemon=True)
-        if interval or sync_interval:
-            self._thread.start()
+    def __init__(
+        self, config: StoreConfig, buffer: WriteBuffer, batches: BatchWriter, accounting: LiveAccounting, lifecycle: Lifecycle
+    ) -> None:
+        self._path = config.path
+        self._max_unconfirmed = config.max_unconfirmed
+        self._buffer = buffer
+        self._batches = batches
+        self._accounting = accounting
+        self._segments = accounting.segments
+        self._lifecycle = lifecycle
+        self._group = GroupCommit(accounting.flush_lock)
+        self.clients: list[ConfirmingClient] = []
+        self.callback_failures = 0
+        self.buffered_bytes = 0
+        """Charged bytes in the buffer: an upper bound, as removals are not subtracted. Guarded by the state lock."""
+        self.uncommitted_bytes = 0
+        """Charged bytes of changes since the last successful flush began. Guarded by the state lock."""
+        self._is_unchecked = False
+        """True while something was appended since a flush last found segment and directory in place."""
+        self._flush_again = False
 
-    def _run(self) -> None:
-        wakeup = self._writer.wakeup
-        while not self._stopping:
-            wakeup.sleep(self._writer)
-            if self._stopping or not self._writer.has_work:
-                continue
-            wakeup.pause(self._interval)
+    def flush(self) -> None:
+        """Write all buffered messages, commit the index, and confirm the messages to their clients.
+
+        Returns when every message written before the call is confirmed. Raises StoreIOError if a write, sync or commit fails:
+        unwritten messages stay buffered, and the next flush retries. Raises StoreClosed or StoreReadOnly if the store accepts no
+        changes, RuntimeError in a callback. Thread-safe: takes the flush lock, and concurrent callers share one flush.
+        """
+        self._lifecycle.refuse_in_callback("flush")
+        self._lifecycle.check_writable()
+        self._group.run(self.flush_locked)
+
+    def flush_soon(self) -> None:
+        """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned."""
+        if self._lifecycle.in_callback and self._accounting.holds_flush_lock:
+            self._flush_again = True
+        else:
+            self._lifecycle.check_writable()
+            self._group.run(self.flush_locked)
+
+    def flush_locked(self) -> None:
+        """As ``flush``. Caller holds the flush lock."""
+        self._lifecycle.check_writable()
+        self._flush_again = True
+        while self._flush_again:
+            self._flush_again = False
+            self.deliver_confirms(self.write_out())
+
+    def write_out(self, *, last: bool = False) -> Sequence[tuple[ConfirmingClient, int]]:
+        """Append everything and commit. Return the clients to confirm, each with the number of its ids. Caller holds the flush
+        lock. ``last``: the store is about to close, so everything is synced and checked."""
+        accounting, buffer = self._accounting, self._buffer
+        with accounting.state_lock:
+            confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
+            ids = buffer.ids()
+            uncommitted = self.uncommitted_bytes
+        self._is_unchecked |= last or accounting.is_changed or bool(ids or confirmed or self._segments.hints.finished)
+        while ids:
+            at, again = 0, list[bytes]()
+            while at < len(ids):
+                result = self._append(ids[at : at + MAX_BATCH], FLUSH_CHUNK)
+                at += result.looked_at
+                again += result.late
+            ids = again
+        with accounting.state_lock:
+            self.buffered_bytes = buffer.charged_bytes() if buffer.pending else 0
+        if self._is_unchecked:  # records in a file that was removed or replaced are not safe
+            self._segments.check_files()
+            self._is_unchecked = False
+        self.commit_and_reclaim(sync=last or uncommitted > self._max_unconfirmed or not self._segments.sync_later)
+        with accounting.state_lock:
+            self.uncommitted_bytes -= uncommitted
+        buffer.before_removals.clear()
+        return confirmed
+
+    def drain(self) -> None:
+        """Append the oldest messages, about one step, unless another thread holds the flush lock."""
+        if self._accounting.flush_lock.locked():
+            return
+        with self._accounting.flush_lock:
+            self._segments.check_files()
+            count = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self.buffered_bytes, 1) + 1
+            self._append(self._buffer.oldest(count), DRAIN_STEP)
+
+    def _append(self, ids: Sequence[bytes], max_bytes: int) -> BatchResult:
+        result = self._batches.write(ids, max_bytes)
+        if result.messages:
+            self._is_unchecked = True
+            with self._accounting.state_lock:
+                self.buffered_bytes -= result.charged
+        return result
+
+    def commit_and_reclaim(self, *, sync: bool = True, all_hints: bool = False) -> None:
+        """Commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.
+
+        Without ``sync`` the commit waits for the periodic sync: the index must not get ahead of synced records.
+        """
+        if self._segments.hints.finished:
+            for segment in self._segments.hints.save(everything=all_hints):
+                self._accounting.mark_dirty(segment)
+        if sync:
+            if self._segments.sync_later:
+                self._segments.sync_written()
+            self._accounting.commit()
+            self._accounting.delete_empty()
+
+    def deliver_confirms(self, confirmed: Sequence[tuple[ConfirmingClient, int]]) -> None:
+        """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
+        for client, count in confirmed:
+            ids = client.take_unconfirmed(count)
             try:
-                if not self._stopping:
-                    self._flush()
-            except StoreClosed:
-                return
-            except MsgStoreError as error:  # what failed stays in the intake; the next write or flush meets the error as well
-                log.warning("a flush in the background failed and is tried again: %s", error)
-                wakeup.pause(self._interval)
-            except BaseException:  # of a plugin, or a client that exits when it is told: nobody else flushes then
-                log.exception("%s: a flush in the background failed and is tried again", self._writer.config.path)
-                wakeup.pause(self._interval)
+                with self._lifecycle.callback():
+                    client.confirm(ids)
+            except Exception:
+                self.callback_failures += 1
+                log.exception("%s: on_confirm of client %r failed for %d ids", self._path, client.name, len(ids))
 
-    def _flush(self) -> None:
-        self._writer.invite()
-        self._writer.flush()
-        if self._sync_interval is not None and time.monotonic() - self._synced >= self._sync_interval:
-            with self._writer.ledger.flushing:
-                self._writer.check_open()
-                self._writer.settle()
-            self._synced = time.monotonic()
-
-    def stop(self, *, wait: bool) -> None:
-        """The thread ends at once, or when it gets the lock that it is waiting for. ``wait`` for it only without a lock."""
-        self._stopping = True
-        self._writer.wakeup.hurry()
-        if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+    @property
+    def has_work(self) -> bool:
+        """True if a flush would do something. A hint unless the caller holds the state lock."""
+        if self._buffer.pending or self._buffer.shared or self._segments.hints.finished:
+            return True
+        # A writer inserts its entry before its id is in the list of ids to confirm: a flush may have come in between.
+        return self._accounting.is_changed or self._segments.unsynced or any(client.unconfirmed for client in self.clients)
