@@ -1,4 +1,4 @@
-"""What collection did, as ``store.compact()`` and the command line tell it."""
+"""Result of a collection, as ``store.compact()`` and the command line report it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from msgstore.contract.events import CollectionOutcome
 
 @attrs.frozen
 class CollectionResult:
-    """What happened to one segment. Sizes in bytes."""
+    """Result of one segment. Sizes in bytes."""
 
     file: str
-    """The segment's name."""
+    """Name of the segment."""
     size_before: int
-    """Of the file."""
+    """Size of the file."""
     size_after: int
-    """0 if the segment was deleted."""
+    """Size of the file; 0 if it was deleted."""
     moved_records: int = 0
-    """How many live records moved."""
+    """Number of live records that were moved."""
     moved_bytes: int = 0
-    """Of these."""
+    """Size of these records."""
     written: int = 0
-    """Bytes written: the moved records, and what holes cost."""
+    """Bytes written: moved records and hole headers."""
     skipped: str | None = None
-    """Why it was left as it is."""
+    """Why the segment was skipped, or None."""
     outcome: CollectionOutcome = "compacted"
-    """What was done with it: ``compacted``, ``combined``, ``migrated``, ``dropped``, ``deleted``, or ``none``."""
+    """What was done: ``compacted``, ``combined``, ``migrated``, ``dropped``, ``deleted`` or ``none``."""
     dropped: int = 0
-    """Live messages that went with it, because the policy says so."""
+    """Live messages that the policy deleted."""
