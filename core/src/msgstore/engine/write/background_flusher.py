@@ -1,0 +1,96 @@
+"""Background flusher: a thread that flushes ``sync_interval`` after the first change, so that an idle client is confirmed, too."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from queue import Empty, SimpleQueue
+
+from msgstore.contract import MsgStoreError, StoreClosed
+from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.engine.write.flusher import Flusher
+
+log = logging.getLogger("msgstore.flusher")
+
+_IDLE_SECONDS = 1.0
+"""Time after which an idle thread looks for work by itself: a writer takes no lock, and its signal can come too early."""
+
+
+class BackgroundFlusher:
+    """Runs from construction to ``stop``. With an interval of 0 there is no thread: each call flushes."""
+
+    def __init__(
+        self, flusher: Flusher, accounting: LiveAccounting, interval: float, sync_interval: float | None
+    ) -> None:
+        """``sync_interval``: seconds between syncs, if flushes do not sync themselves."""
+        self._flusher = flusher
+        self._accounting = accounting
+        self._path = accounting.segments.directory
+        self._sync_interval = sync_interval
+        self._interval = min(interval or threading.TIMEOUT_MAX, sync_interval or threading.TIMEOUT_MAX, threading.TIMEOUT_MAX)
+        self._last_sync = time.monotonic()
+        self._signals: SimpleQueue[bool] = SimpleQueue()
+        """True: flush now; False: flush after the interval. In C, so that no exception from outside leaves it locked."""
+        self._is_idle = False
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {self._path}", daemon=True)
+        if interval or sync_interval:
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Flush within the interval. Called for each first change after a flush: costs one check while the thread is awake."""
+        if self._is_idle:
+            self._signals.put(False)
+
+    def request(self) -> None:
+        """Flush now."""
+        if self._signals.qsize() < 2:
+            self._signals.put(True)
+
+    def stop(self, *, wait: bool) -> None:
+        """End the thread. Caller that waits for it holds no lock."""
+        self._is_stopping = True
+        self._signals.put(True)
+        if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._is_idle = True
+            is_urgent = not self._flusher.has_work and self._wait(_IDLE_SECONDS)
+            self._is_idle = False
+            if self._is_stopping or not self._flusher.has_work:
+                continue
+            if not is_urgent:
+                self._wait_until_urgent(self._interval)
+            try:
+                if not self._is_stopping:
+                    self._flush()
+            except StoreClosed:
+                return
+            except MsgStoreError as error:  # what failed stays buffered; the next write or flush meets the error as well
+                log.warning("a flush in the background failed and is tried again: %s", error)
+                self._wait_until_urgent(self._interval)
+            except BaseException:  # third-party code may raise anything; no other thread flushes for idle clients
+                log.exception("%s: a flush in the background failed and is tried again", self._path)
+                self._wait_until_urgent(self._interval)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for a signal. Return True if it says "now"."""
+        try:
+            return self._signals.get(timeout=max(seconds, 0))
+        except Empty:
+            return False
+
+    def _wait_until_urgent(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._wait(until - time.monotonic()) and time.monotonic() < until:
+            pass
+
+    def _flush(self) -> None:
+        self._flusher.flush()
+        if self._sync_interval is not None and time.monotonic() - self._last_sync >= self._sync_interval:
+            with self._accounting.flush_lock:
+                self._flusher.commit_and_reclaim()
+            self._last_sync = time.monotonic()
