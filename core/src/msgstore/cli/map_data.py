@@ -17,7 +17,7 @@ from msgstore.cli.downsampling import MAX_SPANS, Block, Piece, Thinner
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import KINDS, Live, Span, spans
 from msgstore.contract import MsgStoreError, RecordTypeDescriptor
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 from msgstore.jobs.policy_forecast import as_segment, picture_of, plans_of
 from msgstore.scan import FormatSet, SegmentReport
 

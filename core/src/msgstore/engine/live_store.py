@@ -14,7 +14,7 @@ from msgstore.engine.open.recovery import Recovery
 from msgstore.engine.open.startup import Parts
 from msgstore.engine.read.live_reader import LiveReader
 from msgstore.engine.read.writer_tracker import View, WriterTracker
-from msgstore.engine.segment.segments import io_errors
+from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.state.checkpoint import Row, rows
 from msgstore.engine.store import Entry, Store, StoreStats
 from msgstore.files import Files

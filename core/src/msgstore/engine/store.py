@@ -23,7 +23,7 @@ from msgstore.engine.events.counters import Counters
 from msgstore.engine.open.clean_stop import publish_clean, save_clean
 from msgstore.engine.open.recovery import Recovery
 from msgstore.engine.open.startup import Parts
-from msgstore.engine.segment.segments import io_errors
+from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.unclosed import watch_for_close
 from msgstore.engine.write.flusher import Flusher
 from msgstore.engine.write.writer import check_id

@@ -21,7 +21,7 @@ from msgstore.contract.formats import split_ids
 from msgstore.directory import SETTINGS
 from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store
 from msgstore.jobs.count_files import named_counts
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input

@@ -28,7 +28,7 @@ from msgstore.engine.compact import policy_actions as plans
 from msgstore.engine.open.recovery import CHAIN
 from msgstore.engine.open.startup import goes_on_in
 from msgstore.engine.opening import remembered_config
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, SegmentReport

@@ -34,12 +34,12 @@ from msgstore.directory import TEMP_SUFFIX
 from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live
 from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.compact.pinning import InconsistentSegment, Source, blamed
+from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, blamed
 from msgstore.engine.compact.rehearsal import check_copy, check_encoded
 from msgstore.engine.compact.relocation import still_alive, swap
 from msgstore.engine.segment.erasing import remove
 from msgstore.engine.segment.hint_file import Hint
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 
 _AT_ONCE = 2**20
 """Bytes that are copied with one write, and whose locations are swapped in one turn of the lock."""
@@ -49,7 +49,7 @@ _AT_ONCE = 2**20
 class _Batch:
     """Records of one source that were copied into one segment with one write."""
 
-    source: Source
+    source: PinnedSegment
     copy: Segment
     ids: Sequence[bytes]
     old: list[int]
@@ -60,32 +60,32 @@ class _Batch:
         return sum(location & MASK for location in self.new)
 
 
-def rewrite(site: GcContext, sources: Sequence[Source], outcome: CollectionOutcome) -> list[CollectionResult]:
+def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcome: CollectionOutcome) -> list[CollectionResult]:
     """Copy what is alive in marked segments, in this order, and leave them empty. Without the lock.
 
     Raises InconsistentSegment, StoreIOError; then nothing has happened, or it has happened in part and what is left can be rewritten.
     """
-    copying = _Copying(site)
+    copying = _CopyWriter(context)
     moved = []
     try:
         for source in sources:
-            with site.segments.errors(source.segment), site.segments.files.view(source.segment.path) as data:
-                live = source.live(site, data)
-                for records in _batches(live, site.size_limit):
+            with context.segments.errors(source.segment), context.segments.files.view(source.segment.path) as data:
+                live = source.live(context, data)
+                for records in _batches(live, context.size_limit):
                     copying.add(source, records, data)
             moved.append((len(live), live.total))
         copying.finish([source.segment.sealed_mtime_ns for source in sources])
-        _publish(site, copying)
+        _publish(context, copying)
     except BaseException:
         copying.discard()
         raise
     try:
         for batch in copying.batches:
-            with site.ledger.lock:
-                _swap(site, batch)
+            with context.state_lock:
+                _swap(context, batch)
     finally:
         copying.release()
-    site.commit()
+    context.commit()
     return [
         CollectionResult(
             source.name, source.segment.size, 0, records, size,
@@ -99,19 +99,19 @@ def unnamed(path: Path) -> Path:
     return path if path.suffix == TEMP_SUFFIX else path.with_name(path.name + TEMP_SUFFIX)
 
 
-class _Copying:
+class _CopyWriter:
     """The fresh segments, as long as nobody else knows them."""
 
-    def __init__(self, site: GcContext) -> None:
-        self._site = site
-        self._files = site.segments.files
-        self._form = site.form
+    def __init__(self, context: GcContext) -> None:
+        self._context = context
+        self._files = context.segments.files
+        self._form = context.form
         self._fd: int | None = None
         self._hints: list[tuple[bytearray, array[int]]] = []
         self.copies: list[Segment] = []
         self.batches: list[_Batch] = []
 
-    def add(self, source: Source, live: Live, data: Buffer) -> None:
+    def add(self, source: PinnedSegment, live: Live, data: Buffer) -> None:
         """Append copies of some records; they are not synced yet."""
         records = [data[offset : offset + size] for offset, size in zip(live.offsets, live.sizes, strict=True)]
         bodies = self._stored(source, live, records)
@@ -125,11 +125,11 @@ class _Copying:
                     check_encoded(self._form.format, live.ids, bodies, encoded, sizes)
                 elif list(sizes) != list(live.sizes):
                     raise ValueError("the sizes are not those of the records")
-        if self._fd is None or self.copies[-1].size >= self._site.size_limit:
+        if self._fd is None or self.copies[-1].size >= self._context.size_limit:
             self._begin()
         assert self._fd is not None
         copy = self.copies[-1]
-        with self._site.segments.errors(copy, copy.size):
+        with self._context.segments.errors(copy, copy.size):
             self._files.pwrite(self._fd, encoded, copy.size)
         places = Live(live.ids, list(accumulate(sizes[:-1], initial=copy.size)), sizes)
         old, new = live.locations(source.segment.number), places.locations(copy.number)
@@ -138,7 +138,7 @@ class _Copying:
         self._hints[-1][1].extend(sizes)
         copy.size += len(encoded)
 
-    def _stored(self, source: Source, live: Live, records: Sequence[bytes]) -> list[bytes]:
+    def _stored(self, source: PinnedSegment, live: Live, records: Sequence[bytes]) -> list[bytes]:
         """The bodies of some records. Raises InconsistentSegment."""
         decode = source.segment.form.format.decode
         bodies: list[bytes] = []
@@ -161,11 +161,11 @@ class _Copying:
 
     def _begin(self) -> None:
         self._end()
-        with self._site.turn():
-            number = self._site.segments.reserve()
-        path = unnamed(self._site.segments.directory / f"{number}{self._form.descriptor.extension}")
+        with self._context.flush_lock:
+            number = self._context.segments.reserve()
+        path = unnamed(self._context.segments.directory / f"{number}{self._form.descriptor.extension}")
         copy = Segment(number, path, self._form, len(self._form.format.header))
-        with self._site.segments.errors(copy):
+        with self._context.segments.errors(copy):
             self._files.unlink(path)  # of a crash
             self._fd = self._files.create(path)
             self.copies.append(copy)
@@ -177,7 +177,7 @@ class _Copying:
         fd, self._fd = self._fd, None
         if fd is not None:
             copy = self.copies[-1]
-            with self._site.segments.errors(copy):
+            with self._context.segments.errors(copy):
                 try:
                     self._files.sync(fd)
                 finally:
@@ -189,14 +189,14 @@ class _Copying:
         self._check()
         youngest = max((time for time in times if time is not None), default=0)
         for copy in self.copies:
-            with self._site.segments.errors(copy):
+            with self._context.segments.errors(copy):
                 _, copy.sealed_mtime_ns = self._files.set_mtime(copy.path, youngest)
 
     def _check(self) -> None:
         """Read the copies once more: the sources go on the strength of what stands in them. Raises InconsistentSegment."""
         for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
             source = next(batch.source for batch in self.batches if batch.copy is copy)
-            errors, view = self._site.segments.errors(copy), self._files.view(copy.path)
+            errors, view = self._context.segments.errors(copy), self._files.view(copy.path)
             with errors, view as data, blamed(source.segment, self._form, "scan"):
                 check_copy(self._form.format, data, ids, copy.header_bytes, sizes)
 
@@ -206,11 +206,11 @@ class _Copying:
 
     def release(self) -> None:
         """They may be deleted like any other segment from now on, and at once if everything has died meanwhile."""
-        with self._site.ledger.lock:
+        with self._context.state_lock:
             for copy in self.copies:
-                copy.died = None
+                copy.died_since_pin = None
                 if not copy.live_count:
-                    self._site.ledger.note_empty(copy)
+                    self._context.accounting.queue_deletion(copy)
 
     def discard(self) -> None:
         """Nothing came of it. What cannot be deleted now is deleted by the next start, or with the empty segments."""
@@ -218,11 +218,11 @@ class _Copying:
             self._end()
         for copy in self.copies:
             with contextlib.suppress(OSError):
-                remove(self._files, unnamed(copy.path), erase=self._site.segments.erase)
-            if copy.named:
-                with self._site.ledger.lock:
-                    copy.died = None
-                    self._site.ledger.note_empty(copy)
+                remove(self._files, unnamed(copy.path), erase=self._context.segments.erase)
+            if copy.is_published:
+                with self._context.state_lock:
+                    copy.died_since_pin = None
+                    self._context.accounting.queue_deletion(copy)
 
 
 def _batches(live: Live, limit: int) -> Iterator[Live]:
@@ -237,15 +237,15 @@ def _batches(live: Live, limit: int) -> Iterator[Live]:
         yield live.part(begin, len(live))
 
 
-def _publish(site: GcContext, copying: _Copying) -> None:
-    segments, files = site.segments, site.segments.files
-    with site.ledger.lock:
+def _publish(context: GcContext, copying: _CopyWriter) -> None:
+    segments, files = context.segments, context.segments.files
+    with context.state_lock:
         for copy in copying.copies:
             copy.path = copy.path.with_name(copy.path.name.removesuffix(TEMP_SUFFIX))
-            copy.died = set()  # or it could be deleted between two swaps, when all of the first has died
+            copy.died_since_pin = set()  # or it could be deleted between two swaps, when all of the first has died
             segments.by_number[copy.number] = copy
-            site.ledger.touch(copy)
-    site.commit()
+            context.accounting.mark_dirty(copy)
+    context.commit()
     for copy in copying.copies:
         with segments.errors(copy):
             files.replace(unnamed(copy.path), copy.path)
@@ -254,15 +254,15 @@ def _publish(site: GcContext, copying: _Copying) -> None:
         segments.hints.found(copy, hint)
 
 
-def _swap(site: GcContext, batch: _Batch) -> None:
+def _swap(context: GcContext, batch: _Batch) -> None:
     """Under the lock. What is alive is what has not died since the mark. Raises InconsistentSegment."""
     ids, old, new = still_alive(batch.source, batch.ids, batch.old, batch.new)
-    swap(site, batch.source.segment, ids, old, new)
-    _account(site, batch.source.segment, -1, old)
-    _account(site, batch.copy, 1, new)
+    swap(context, batch.source.segment, ids, old, new)
+    _account(context, batch.source.segment, -1, old)
+    _account(context, batch.copy, 1, new)
 
 
-def _account(site: GcContext, segment: Segment, sign: int, locations: Sequence[int]) -> None:
+def _account(context: GcContext, segment: Segment, sign: int, locations: Sequence[int]) -> None:
     segment.live_count += sign * len(locations)
     segment.live_bytes += sign * sum(location & MASK for location in locations)
-    site.ledger.touch(segment)
+    context.accounting.mark_dirty(segment)

@@ -30,7 +30,7 @@ from msgstore.contract.formats import Write
 from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live, Plan, plan
 from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.compact.pinning import Source, blamed
+from msgstore.engine.compact.pinning import PinnedSegment, blamed
 from msgstore.engine.compact.rehearsal import check, filled
 from msgstore.engine.compact.relocation import still_alive, swap
 
@@ -38,13 +38,13 @@ SWAPPED_AT_ONCE = 5000
 """Records whose locations are swapped in one turn of the lock: some milliseconds."""
 
 
-def compact(site: GcContext, source: Source) -> CollectionResult:
+def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult:
     """Compact one marked segment. Without the lock. Raises InconsistentSegment, StoreIOError."""
     segment = source.segment
-    files, form, before = site.segments.files, segment.form.compactable, segment.size
+    files, form, before = context.segments.files, segment.form.compactable, segment.size
     assert form is not None
-    with site.segments.errors(segment), files.view(segment.path) as data:
-        live = source.live(site, data)
+    with context.segments.errors(segment), files.view(segment.path) as data:
+        live = source.live(context, data)
         with blamed(segment, segment.form, "gap_room"):
             todo = plan(form, live)
         moves = list(todo.moves(live.sizes))
@@ -56,11 +56,11 @@ def compact(site: GcContext, source: Source) -> CollectionResult:
             places[position] = target
         with blamed(segment, segment.form, "fill_gap"):
             steps = _steps(form, todo, live, data, places)
-    _rewrite(site, source, todo, steps, live, moves)
-    site.segments.hints.rewrite(segment, live.ids, places, live.sizes)
-    with site.ledger.lock:
-        site.ledger.touch(segment)
-    site.commit()
+    _rewrite(context, source, todo, steps, live, moves)
+    context.segments.hints.rewrite(segment, live.ids, places, live.sizes)
+    with context.state_lock:
+        context.accounting.mark_dirty(segment)
+    context.commit()
     segment.compacted_live_bytes = live.total
     written = sum(len(chunk) for writes in steps for _, chunk in writes)
     moved = sum(live.sizes[position] for position, _ in moves)
@@ -68,16 +68,16 @@ def compact(site: GcContext, source: Source) -> CollectionResult:
 
 
 def _rewrite(
-    site: GcContext, source: Source, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
+    context: GcContext, source: PinnedSegment, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
 ) -> None:
-    ledger, segments, files, segment = site.ledger, site.segments, site.segments.files, source.segment
-    with site.turn():
+    ledger, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
+    with context.flush_lock:
         segments.hints.drop(segment, lasting=True)
-        with ledger.lock:
+        with context.state_lock:
             time, segment.sealed_mtime_ns, segment.compacting = segment.sealed_mtime_ns, None, True
-            ledger.touch(segment)
-        site.commit()
-    with ledger.lock:
+            ledger.mark_dirty(segment)
+        context.commit()
+    with context.state_lock:
         segments.epoch += 1
     with segments.errors(segment):
         fd = files.open_write(segment.path)
@@ -87,8 +87,8 @@ def _rewrite(
                     files.pwrite(fd, chunk, offset)
                 if writes:
                     files.sync(fd)
-            _swap(site, source, live, moves)
-            with ledger.lock:
+            _swap(context, source, live, moves)
+            with context.state_lock:
                 segments.epoch += 1
                 segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
             files.truncate(fd, todo.end)
@@ -96,9 +96,9 @@ def _rewrite(
         finally:
             try:
                 size, mtime_ns = files.size_and_mtime(fd)
-                with ledger.lock:
+                with context.state_lock:
                     segment.size, segment.sealed_mtime_ns, segment.compacting = size, mtime_ns, False
-                    ledger.touch(segment)
+                    ledger.mark_dirty(segment)
             finally:
                 files.close(fd)
         if time is not None:  # its age is that of its messages
@@ -124,7 +124,7 @@ def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places
     return steps
 
 
-def _swap(site: GcContext, source: Source, live: Live, moves: Sequence[tuple[int, int]]) -> None:
+def _swap(context: GcContext, source: PinnedSegment, live: Live, moves: Sequence[tuple[int, int]]) -> None:
     """What has died meanwhile stays dead. The row says that the file is longer than it will be. Raises InconsistentSegment."""
     segment, ids, offsets, sizes = source.segment, live.ids, live.offsets, live.sizes
     for begin in range(0, len(moves), SWAPPED_AT_ONCE):
@@ -133,8 +133,8 @@ def _swap(site: GcContext, source: Source, live: Live, moves: Sequence[tuple[int
         lengths = [sizes[position] for position, _ in some]
         old = Live(moved, [offsets[position] for position, _ in some], lengths).locations(segment.number)
         new = Live(moved, [target for _, target in some], lengths).locations(segment.number)
-        with site.ledger.lock:
-            swap(site, segment, *still_alive(source, moved, old, new))
-    with site.ledger.lock:
-        site.ledger.touch(segment)
-    site.commit()
+        with context.state_lock:
+            swap(context, segment, *still_alive(source, moved, old, new))
+    with context.state_lock:
+        context.accounting.mark_dirty(segment)
+    context.commit()

@@ -17,7 +17,7 @@ import attrs
 from msgstore.contract import BrokenPlugin, Buffer, Columns, Index, SegmentScan
 from msgstore.engine.compact.compaction_plan import Live
 from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 from msgstore.scan import OpenFormat
 from msgstore.scan.sound import scan_checked
 
@@ -43,15 +43,15 @@ def blamed(segment: Segment, form: OpenFormat, call: str) -> Iterator[None]:
 
 
 @attrs.define
-class Source:
+class PinnedSegment:
     segment: Segment
     count: int
     """Live records when it was marked."""
 
-    def live(self, site: GcContext, data: Buffer) -> Live:
+    def live(self, context: GcContext, data: Buffer) -> Live:
         """The records of ``data``, the whole segment, that are alive, by offset. Raises InconsistentSegment.
 
-        Without the lock; some may be dead when this returns, and then ``segment.died`` has them.
+        Without the lock; some may be dead when this returns, and then ``segment.died_since_pin`` has them.
         """
         segment = self.segment
         with blamed(segment, segment.form, "scan"):
@@ -59,11 +59,11 @@ class Source:
         reason = _damage(segment, scan)
         if reason:
             raise InconsistentSegment(segment, reason)
-        live = live_records(site.index, segment.number, scan)
+        live = live_records(context.index, segment.number, scan)
         if len(live) and live.offsets[0] < segment.header_bytes:
             raise InconsistentSegment(segment, f"a record begins at offset {live.offsets[0]}, inside of the header")
-        with site.ledger.lock:
-            died = self.died.copy()
+        with context.state_lock:
+            died = self.died_since_pin.copy()
         known = len(died.union(live.locations(segment.number))) if died else len(live)
         if known != self.count:
             lost = self.count - known
@@ -73,8 +73,8 @@ class Source:
     @property
     def died(self) -> set[int]:
         """Under the lock: the locations of the records that died since the mark."""
-        assert self.segment.died is not None
-        return self.segment.died
+        assert self.segment.died_since_pin is not None
+        return self.segment.died_since_pin
 
     @property
     def name(self) -> str:
@@ -82,28 +82,28 @@ class Source:
 
 
 @contextlib.contextmanager
-def marked(site: GcContext, numbers: Sequence[int]) -> Iterator[list[Source]]:
+def pin(context: GcContext, numbers: Sequence[int]) -> Iterator[list[PinnedSegment]]:
     """Inside, the segments are marked; none if one of them is gone meanwhile, or is empty and about to go.
 
     One that is empty afterwards is noted for deletion.
     """
     # In turn: records that were appended just before a segment was sealed may not be in the index yet.
-    with site.turn(), site.ledger.lock:
-        found = [segment for number in numbers if (segment := site.segments.by_number.get(number))]
+    with context.flush_lock, context.state_lock:
+        found = [segment for number in numbers if (segment := context.segments.by_number.get(number))]
         segments = found if len(found) == len(numbers) and any(segment.live_count for segment in found) else []
         for segment in segments:
-            segment.died = set()
-            site.ledger.forget_lingering(segment)
-        sources = [Source(segment, segment.live_count) for segment in segments]
+            segment.died_since_pin = set()
+            context.accounting.forget_revivable(segment)
+        sources = [PinnedSegment(segment, segment.live_count) for segment in segments]
     try:
         yield sources
     finally:
-        with site.ledger.lock:
+        with context.state_lock:
             for segment in segments:
-                segment.died = None
+                segment.died_since_pin = None
             for segment in found:
                 if not segment.live_count:
-                    site.ledger.note_empty(segment)
+                    context.accounting.queue_deletion(segment)
 
 
 def live_records(index: Index, number: int, scan: SegmentScan) -> Live:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, Migrate, SegmentStats
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 
 log = logging.getLogger("msgstore.collection")
 

@@ -12,40 +12,40 @@ from operator import eq
 
 from msgstore.contract import Index, StoreError
 from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.compact.pinning import InconsistentSegment, Source
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment
+from msgstore.engine.segment.segment import Segment
 from msgstore.scan.formats import blame
 
 
-def swap(site: GcContext, segment: Segment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> None:
+def swap(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> None:
     """Have the index point to ``new`` for records of ``segment`` that are alive at ``old``. Caller holds the state lock.
 
     Raises InconsistentSegment if it does not; then it points to ``old``. StoreError if not even that is so.
     """
-    shared = site.ledger.shared.ids.intersection(ids) if site.ledger.shared.ids else ()
-    references = {msg_id: site.index.references(msg_id) for msg_id in shared}
+    shared = context.accounting.shared.ids.intersection(ids) if context.accounting.shared.ids else ()
+    references = {msg_id: context.index.references(msg_id) for msg_id in shared}
     try:
-        moved = site.index.relocate(ids, old, new)
+        moved = context.index.relocate(ids, old, new)
         if type(moved) is not int:
             raise TypeError(f"it gives {moved!r}, not the number of entries")
         if moved != len(ids):
             raise ValueError(f"{moved} of {len(ids)} live records are said to have moved")
-        there = sum(map(eq, map(site.index.get, ids), new))
+        there = sum(map(eq, map(context.index.get, ids), new))
         if there != len(ids):
             raise ValueError(f"{len(ids) - there} of {len(ids)} live records are not where they were moved to")
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        _restore(site.index, segment, ids, old, references)
-        reason = blame("index", site.index_name, site.index_provider, "relocate", error)
+        _restore(context.index, segment, ids, old, references)
+        reason = blame("index", context.index_name, context.index_provider, "relocate", error)
         raise InconsistentSegment(segment, reason, damaged=False) from error
 
 
 def still_alive(
-    source: Source, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]
+    source: PinnedSegment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]
 ) -> tuple[Sequence[bytes], Sequence[int], Sequence[int]]:
     """The rows whose records have not died since the mark. Caller holds the state lock."""
-    if not (died := source.died):
+    if not (died := source.died_since_pin):
         return ids, old, new
     alive = [location not in died for location in old]
     return list(compress(ids, alive)), list(compress(old, alive)), list(compress(new, alive))

@@ -11,33 +11,33 @@ from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live
 from msgstore.engine.compact.gc_context import GcContext
 from msgstore.engine.compact.in_place import SWAPPED_AT_ONCE
-from msgstore.engine.compact.pinning import Source
+from msgstore.engine.compact.pinning import PinnedSegment
 
 log = logging.getLogger("msgstore.collection")
 
 
-def drop(site: GcContext, source: Source, reason: str) -> CollectionResult:
+def drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionResult:
     """Release every message of a marked segment, whatever its number of references. Without the lock.
 
     Raises InconsistentSegment, StoreIOError.
     """
     segment = source.segment
-    with site.segments.errors(segment), site.segments.files.view(segment.path) as data:
-        live = source.live(site, data)
+    with context.segments.errors(segment), context.segments.files.view(segment.path) as data:
+        live = source.live(context, data)
     released = 0
     for begin in range(0, len(live), SWAPPED_AT_ONCE):
-        with site.ledger.lock:
-            released += _release(site, source, live.part(begin, begin + SWAPPED_AT_ONCE))
-    site.commit()
+        with context.state_lock:
+            released += _release(context, source, live.part(begin, begin + SWAPPED_AT_ONCE))
+    context.commit()
     log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
     return CollectionResult(source.name, segment.size, 0, outcome="dropped", dropped=released)
 
 
-def _release(site: GcContext, source: Source, live: Live) -> int:
+def _release(context: GcContext, source: PinnedSegment, live: Live) -> int:
     """Under the lock. How many of them were still alive."""
-    index, died = site.index, source.died
+    index, died = context.index, source.died_since_pin
     locations = live.locations(source.segment.number)
     ids = [msg_id for msg_id, location in zip(live.ids, locations, strict=True) if location not in died]
     released = index.release([msg_id for msg_id in ids for _ in range(index.references(msg_id))])
-    site.ledger.bury(released.freed)
+    context.accounting.mark_dead(released.freed)
     return len(ids)

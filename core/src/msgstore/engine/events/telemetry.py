@@ -21,7 +21,7 @@ from msgstore.plugins.loader import Observer
 if TYPE_CHECKING:
     from msgstore.engine.compact.collection_result import CollectionResult
     from msgstore.engine.open.recovery import Recovery
-    from msgstore.engine.segment.segments import Segment
+    from msgstore.engine.segment.segment import Segment
 
 _store = logging.getLogger("msgstore.store")
 _recovery = logging.getLogger("msgstore.recovery")

@@ -23,7 +23,8 @@ from msgstore.engine.open import ets_file
 from msgstore.engine.open.clean_marker import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.open.ets_file import Data, Table, Take
 from msgstore.engine.segment.hint_file import Hint
-from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segments import Segments
 
 if TYPE_CHECKING:
     from msgstore.engine.open.recovery import Recovery

@@ -15,7 +15,7 @@ import attrs
 
 from msgstore.engine.open import clean_marker as shutdown
 from msgstore.engine.open.clean_marker import CLEAN, PENDING_CLEAN, ShutdownFiles
-from msgstore.engine.segment.segments import io_errors
+from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 
 
@@ -35,7 +35,7 @@ class CleanMarker:
         ``clean.dot`` goes before the index says that the store is open, or a crash in between would look as if RabbitMQ had
         been here. All rows go with the next commit: the current segment's says that it is written on.
         """
-        files, directory, sync = self.leftovers.files, self.leftovers.directory, ledger.segments.durable
+        files, directory, sync = self.leftovers.files, self.leftovers.directory, ledger.segments.is_durable
         with io_errors(directory):
             if self.saved is not None and self.saved == self.leftovers.pending:
                 files.unlink(directory / CLEAN)
@@ -58,7 +58,7 @@ class CleanMarker:
         The pending one may return after a power loss; beside an index that says "open" it means nothing.
         """
         with io_errors(self.leftovers.directory):
-            self.leftovers.remove(sync=ledger.segments.durable)
+            self.leftovers.remove(sync=ledger.segments.is_durable)
 
 
 def save_clean(ledger: LiveAccounting, client_refs: set[bytes]) -> bool:
@@ -75,7 +75,7 @@ def save_clean(ledger: LiveAccounting, client_refs: set[bytes]) -> bool:
     if ledger.marker is None:
         segments.hints.save(everything=True)
     with io_errors(segments.directory):
-        segments.files.write_file(segments.directory / PENDING_CLEAN, [clean], sync=segments.durable)
+        segments.files.write_file(segments.directory / PENDING_CLEAN, [clean], sync=segments.is_durable)
         with ledger.lock:
             ledger.index.close(ledger.state(clean))
     return True
@@ -86,5 +86,5 @@ def publish_clean(ledger: LiveAccounting) -> None:
     segments = ledger.segments
     with io_errors(segments.directory):
         segments.files.replace(segments.directory / PENDING_CLEAN, segments.directory / CLEAN)
-        if segments.durable:
+        if segments.is_durable:
             segments.files.sync_directory(segments.directory)

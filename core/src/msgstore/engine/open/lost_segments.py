@@ -13,7 +13,8 @@ from itertools import repeat
 from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.recovery import Meter, Progress, Recovery, count_live, missing_files, scan_segment
-from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint
 
 log = logging.getLogger("msgstore.recovery")

@@ -28,7 +28,8 @@ from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import BrokerCounts
 from msgstore.engine.open.lost_segments import find_copies
 from msgstore.engine.open.recovery import LostSegment, Meter, Plan, Progress, Recovery, count_live, rebuild, scan_segment
-from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import Row
 
 log = logging.getLogger("msgstore.recovery")
@@ -126,7 +127,7 @@ def save_counts(segments: Segments, index: Index) -> str:
     """Write every count of an index into a new file of counts in the store's directory. Returns its name."""
     there = segments.files.list(segments.directory)
     name = next(name for n in itertools.count(1) if (name := f"{_PREFIX}{n}{_SUFFIX}") not in there)
-    segments.files.write_file(segments.directory / name, _lines(index), sync=segments.durable)
+    segments.files.write_file(segments.directory / name, _lines(index), sync=segments.is_durable)
     return name
 
 

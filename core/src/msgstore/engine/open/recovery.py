@@ -33,7 +33,8 @@ from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIF
 from msgstore.engine.open.broker_counts import BrokerCounts, CountsFrom, Found
 from msgstore.engine.open.clean_marker import ShutdownFiles
 from msgstore.engine.segment.hint_file import Hint
-from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint
 from msgstore.engine.state.checkpoint import Row
 

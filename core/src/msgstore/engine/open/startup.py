@@ -48,7 +48,8 @@ from msgstore.engine.open.rescued_counts import rescued_counts, restore_counts
 from msgstore.engine.open.settings import keep_damaged, known_settings, rebuild_settings
 from msgstore.engine.read.reader import Reader
 from msgstore.engine.segment.erasing import remove_leftovers
-from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.state.shared_bodies import SharedBodies
@@ -258,7 +259,7 @@ def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Set
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     segments.sync_later = config.fsync_every is not None
     segments.erase = config.erase
-    segments.durable = config.durability != "os"
+    segments.is_durable = config.durability != "os"
     ours = backends.write_format.descriptor
     everything = find_segments(files, config.path, backends.formats.extensions, backends.formats.leftovers)
     if not read_only:

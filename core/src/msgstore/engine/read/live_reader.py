@@ -18,7 +18,7 @@ from msgstore.contract.locations import NUMBER_SHIFT, unpack_location
 from msgstore.engine.read.coalescing import runs
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
 from msgstore.engine.read.writer_tracker import View, WriterTracker
-from msgstore.engine.segment.segments import io_error
+from msgstore.engine.segment.errors import io_error
 from msgstore.engine.write.writer import check_id
 from msgstore.files import Files
 from msgstore.scan import WholeRecord

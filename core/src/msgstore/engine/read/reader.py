@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
 from msgstore.engine.read.coalescing import runs
-from msgstore.engine.segment.segments import Segments, io_error, io_errors
+from msgstore.engine.segment.errors import io_error, io_errors
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.write.write_buffer import Entry
 from msgstore.engine.write.writer import Writer, check_id
 from msgstore.lock_file import read_lock

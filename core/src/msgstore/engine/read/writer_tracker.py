@@ -23,7 +23,8 @@ from msgstore.engine.open.clean_marker import ShutdownFiles
 from msgstore.engine.open.recovery import judge
 from msgstore.engine.open.settings import known_settings
 from msgstore.engine.read.lock_text import Watch
-from msgstore.engine.segment.segments import Segments, io_error, io_errors
+from msgstore.engine.segment.errors import io_error, io_errors
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import LAYOUT, LAYOUT_KEY
 from msgstore.files import Files
 from msgstore.lock_file import parse_lock

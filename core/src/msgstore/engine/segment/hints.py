@@ -28,7 +28,7 @@ from msgstore.engine.segment.hint_file import Hint, InvalidHint
 from msgstore.files import UNFINISHED, Files
 
 if TYPE_CHECKING:
-    from msgstore.engine.segment.segments import Segment
+    from msgstore.engine.segment.segment import Segment
 
 log = logging.getLogger("msgstore.recovery")
 

@@ -18,68 +18,14 @@ import attrs
 from msgstore.contract import BrokenPlugin, SegmentStats, StoreError, StoreIOError
 from msgstore.directory import ERASE_SUFFIX, TEMP_SUFFIX, SegmentFile
 from msgstore.engine.events.telemetry import Telemetry
+from msgstore.engine.segment.errors import io_error, io_errors
 from msgstore.engine.segment.hints import Hints
+from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
 MAX_OPEN = 256
 """Descriptors that one store keeps open; the least recently opened one is closed first."""
-
-
-@attrs.define(eq=False)
-class Segment:
-    """One segment file and what the engine knows of it. Sizes in bytes, of whole records."""
-
-    number: int
-    path: Path
-    form: OpenFormat
-    size: int
-    """Where the next record would begin."""
-    live_count: int = 0
-    live_bytes: int = 0
-    appendable: bool = False
-    """True if its end is clean and it may go on being written."""
-    quarantined: bool = False
-    """True if damage was found: it is read as it is, never collected and never deleted."""
-    torn: bool = False
-    """True if recovery found a write at its end that was cut off."""
-    sealed_mtime_ns: int | None = None
-    """The file's time when it was last known not to change any more; None while it may."""
-    died: set[int] | None = None
-    """While it is being collected, the locations of the records in it that have died since that began; else None."""
-    compacting: bool = False
-    """True while its file is rewritten in place: then it may be shorter than ``size``, and its row says so."""
-    compacted_live_bytes: int = -1
-    """Its live bytes when collection last found nothing to gain from it."""
-
-    @property
-    def collecting(self) -> bool:
-        """True while it must not be deleted, and no dead record in it may be revived."""
-        return self.died is not None
-
-    @property
-    def named(self) -> bool:
-        """False for copies that are not all on disk yet."""
-        return self.path.suffix != TEMP_SUFFIX
-
-    @property
-    def header_bytes(self) -> int:
-        return len(self.form.format.header)
-
-    def stats(self, *, current: bool, size_limit: int = 0) -> SegmentStats:
-        return SegmentStats(
-            number=self.number,
-            file=self.path.name,
-            format=self.form.name,
-            size=self.size,
-            live_count=self.live_count,
-            live_bytes=self.live_bytes,
-            header_bytes=self.header_bytes,
-            current=current,
-            quarantined=self.quarantined,
-            sealed_at=None if self.sealed_mtime_ns is None else self.sealed_mtime_ns / 1e9,
-            size_limit=size_limit,
-        )
 
 
 class Segments:
@@ -114,7 +60,7 @@ class Segments:
         """Deleted segments only lose their names, and are overwritten by the collector."""
         self.pending_erase: list[Path] = []
         """Those."""
-        self.durable = sync
+        self.is_durable = sync
         """Whether what is on disk must be there after a power loss: at once, or ``sync_later``."""
         self.sync_later = False
         """What is appended is not synced at once, but by ``sync_written``."""
@@ -390,31 +336,3 @@ class Segments:
     def errors(self, segment: Segment, offset: int | None = None) -> io_errors:
         """Say where an error of the operating system happened, and what to do."""
         return io_errors(segment.path, offset)
-
-
-class io_errors:  # noqa: N801 - used as a function; a generator would cost a flush several microseconds
-    """A context in which errors of the operating system, about a file or a whole directory, become StoreIOError. What a format
-    cannot do with a file names the file."""
-
-    __slots__ = ("_offset", "_path")
-
-    def __init__(self, path: Path, offset: int | None = None) -> None:
-        self._path = path
-        self._offset = offset
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, OSError):
-            raise io_error(self._path, self._offset, error) from error
-        if isinstance(error, BrokenPlugin):
-            raise BrokenPlugin(f"{self._path}: {error}") from error.__cause__
-
-
-def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:
-    where = f"{path}" + (f" at offset {offset}" if offset is not None else "")
-    return StoreIOError(
-        f"{where}: {error.strerror or error}. Mend the cause (space, limits, permissions, the disk) and try again: what is "
-        f"on disk stays, and what was not confirmed is kept in memory until the next flush()."
-    )

@@ -14,7 +14,8 @@ from typing import Protocol
 from msgstore.contract import Index
 from msgstore.contract.locations import MASK, NUMBER_SHIFT
 from msgstore.engine.segment.errors import io_errors
-from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
 from msgstore.engine.state.shared_bodies import SharedBodies
 

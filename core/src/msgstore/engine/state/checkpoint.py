@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from msgstore.contract import StoreError
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 
 LAYOUT_KEY = b"layout"
 LAYOUT = b"1"

@@ -15,7 +15,7 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
 from msgstore.engine.backends import Backends
-from msgstore.engine.segment.segments import Segment
+from msgstore.engine.segment.segment import Segment
 from msgstore.engine.state.accounting import LiveAccounting, Part
 
 _STEP = 1 << OFFSET_SHIFT

@@ -12,7 +12,7 @@ from itertools import accumulate, islice
 
 import attrs
 
-from msgstore.engine.segment.segments import io_errors
+from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.write.appender import Appender, AppendResult
 from msgstore.engine.write.write_buffer import OVERHEAD, Entry, WriteBuffer, references

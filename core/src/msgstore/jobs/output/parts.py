@@ -21,7 +21,8 @@ import attrs
 from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError, StoreIOError, StoreLocked
 from msgstore.engine.backends import Backends, resolve
-from msgstore.engine.segment.segments import Segment, Segments
+from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.references import Counts
 from msgstore.plugins.catalogue import Catalogue, load_catalogue

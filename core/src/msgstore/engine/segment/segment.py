@@ -1,0 +1,67 @@
+"""One segment of an open store: its file and what the engine knows of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from msgstore.contract import SegmentStats
+from msgstore.directory import TEMP_SUFFIX
+from msgstore.scan import OpenFormat
+
+
+@attrs.define(eq=False)
+class Segment:
+    """One segment file and what the engine knows of it. Sizes in bytes, of whole records."""
+
+    number: int
+    path: Path
+    form: OpenFormat
+    size: int
+    """Where the next record would begin."""
+    live_count: int = 0
+    live_bytes: int = 0
+    appendable: bool = False
+    """True if its end is clean and it may go on being written."""
+    quarantined: bool = False
+    """True if damage was found: it is read as it is, never collected and never deleted."""
+    torn: bool = False
+    """True if recovery found a write at its end that was cut off."""
+    sealed_mtime_ns: int | None = None
+    """The file's time when it was last known not to change any more; None while it may."""
+    died_since_pin: set[int] | None = None
+    """While it is being collected, the locations of the records in it that have died_since_pin since that began; else None."""
+    compacting: bool = False
+    """True while its file is rewritten in place: then it may be shorter than ``size``, and its row says so."""
+    compacted_live_bytes: int = -1
+    """Its live bytes when collection last found nothing to gain from it."""
+
+    @property
+    def is_pinned(self) -> bool:
+        """True while it must not be deleted, and no dead record in it may be revived."""
+        return self.died_since_pin is not None
+
+    @property
+    def is_published(self) -> bool:
+        """False for copies that are not all on disk yet."""
+        return self.path.suffix != TEMP_SUFFIX
+
+    @property
+    def header_bytes(self) -> int:
+        return len(self.form.format.header)
+
+    def stats(self, *, current: bool, size_limit: int = 0) -> SegmentStats:
+        return SegmentStats(
+            number=self.number,
+            file=self.path.name,
+            format=self.form.name,
+            size=self.size,
+            live_count=self.live_count,
+            live_bytes=self.live_bytes,
+            header_bytes=self.header_bytes,
+            current=current,
+            quarantined=self.quarantined,
+            sealed_at=None if self.sealed_mtime_ns is None else self.sealed_mtime_ns / 1e9,
+            size_limit=size_limit,
+        )
