@@ -1,18 +1,17 @@
-"""Opening a directory: who may, what is in it, and whether the index still speaks of it."""
+"""Startup: lock a directory, find its segments, recover its index. The result is what a store is assembled from."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import Index, PluginError, StoreError, StoreMismatch
+from msgstore.contract import Index, StoreError, StoreMismatch
 from msgstore.contract.locations import LIMIT
 from msgstore.directory import (
     DamagedSettings,
@@ -24,81 +23,141 @@ from msgstore.directory import (
     read_settings,
     write_settings,
 )
-from msgstore.engine.backends import Backends, make_index, make_remembered_index, of_index, resolve
+from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events.telemetry import Telemetry
 from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
-from msgstore.engine.open.broker_counts import read_broker_counts, tell_missing
 from msgstore.engine.open.clean_marker import ShutdownFiles
-from msgstore.engine.open.clean_stop import CleanMarker, publish_clean, save_clean
-from msgstore.engine.open.lost_segments import mend, tell_lost, without_segments
-from msgstore.engine.open.reconcile import rebuild_distrusted, reconcile
-from msgstore.engine.open.recovery import (
-    Meter,
-    Plan,
-    Progress,
-    Recovery,
-    judge,
-    rebuild,
-    scan_tail,
-    sum_counts,
-    take_over,
-    verify,
-)
-from msgstore.engine.open.rescued_counts import rescued_counts, restore_counts
+from msgstore.engine.open.clean_stop import CleanStopMarker, publish_clean, save_clean
+from msgstore.engine.open.index_recovery import IndexRecovery
+from msgstore.engine.open.recovery import Recovery, RecoveryProgress, sum_counts
 from msgstore.engine.open.settings import keep_damaged, known_settings, rebuild_settings
-from msgstore.engine.read.reader import Reader
 from msgstore.engine.segment.erasing import remove_leftovers
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.engine.state.shared_bodies import SharedBodies
-from msgstore.engine.write.writer import Writer
 from msgstore.files import Files
 from msgstore.lock_file import read_lock
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.writer_lock import WriterLock, check_no_writer
 
-log = logging.getLogger("msgstore.recovery")
-_store_log = logging.getLogger("msgstore.store")
+log = logging.getLogger("msgstore.store")
 
 
 @attrs.frozen
-class Parts:
-    """What an open store is made of."""
+class OpenDirectory:
+    """A directory that is locked and recovered."""
 
+    config: StoreConfig
     backends: Backends
-    segments: Segments
-    writer: Writer
-    reader: Reader
+    accounting: LiveAccounting
     recovery: Recovery
     client_refs: set[bytes]
+    """Named clients of the last shutdown."""
     lock: WriterLock | None
     """None if the store is read-only."""
+    lock_text: bytes | None = None
+    """Text of the lock file at opening, if the store is read-only."""
 
 
-def open_parts(
+def open_directory(
     config: StoreConfig,
     catalogue: Catalogue,
     files: Files,
     *,
     read_only: bool,
     refcounts: Iterable[tuple[bytes, int]] | None,
-    progress: Progress | None = None,
+    progress: RecoveryProgress | None = None,
     live: bool = False,
-) -> Parts:
-    """Everything between a configuration and a store that serves. ``live``: the index is to see what others commit."""
-    directory = config.path
+) -> OpenDirectory:
+    """Open a directory for a store. ``live``: the index follows the commits of other processes.
+
+    If it fails, the directory is as it was, or better: reference counts survive. Raises as ``open_store``.
+    """
+    opening = _Opening(config, catalogue, files, read_only=read_only)
     counts = None if refcounts is None else sum_counts(refcounts)
-    index: Index | None = None
-    segments: Segments | None = None
-    lock: WriterLock | None = None
-    ledger: LiveAccounting | None = None
-    retired = False  # whether the clean stop of before is retired, and a failed opening has to be a clean stop of its own
     try:
-        config = _look(config, catalogue, files, read_only=read_only)
+        return opening.run(counts, progress, live=live)
+    except BaseException as error:
+        opening.undo()
+        if isinstance(error, OSError):
+            raise StoreError(
+                f"{error.filename or config.path}: the store cannot be opened: {error.strerror or error}"
+            ) from error
+        raise
+
+
+class _Opening:
+    """One opening, and what it has to undo if it fails."""
+
+    def __init__(self, config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
+        self._config = config
+        self._catalogue = catalogue
+        self._files = files
+        self._read_only = read_only
+        self._lock: WriterLock | None = None
+        self._segments: Segments | None = None
+        self._index: Index | None = None
+        self._accounting: LiveAccounting | None = None
+        self._client_refs: set[bytes] = set()
+        self._must_stop_cleanly = False
+        """True once the last clean shutdown is retired: a failed opening then has to shut down cleanly itself."""
+
+    def run(self, counts: dict[bytes, int] | None, progress: RecoveryProgress | None, *, live: bool) -> OpenDirectory:
+        catalogue, files, read_only = self._catalogue, self._files, self._read_only
+        directory = self._config.path
+        self._config = _check_without_lock(self._config, catalogue, files, read_only=read_only)
         lock_text = read_lock(directory) if read_only else None
-        lock = _enter(files, directory, read_only=read_only)
+        self._lock = _lock(files, directory, read_only=read_only)
+        backends, segments, remembered = self._find_segments()
+        config = self._config
+        segments.telemetry = Telemetry(directory, catalogue.observers)
+        shutdown_files = ShutdownFiles.read(files, directory)
+        self._client_refs = shutdown_files.client_refs()
+        self._index, is_persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
+        segments.hints.writes = not (read_only or is_persistent)
+        segments.hints.find(segments)
+        with of_index(config.index.name, config, catalogue, "load its entries in"):
+            state = self._index.load() or {}
+        begin = time.perf_counter()
+        recovery = IndexRecovery(
+            config, catalogue, segments, self._index, state, remembered, shutdown_files, counts, progress, read_only
+        ).run()
+        segments.telemetry.recovered(recovery, time.perf_counter() - begin)
+        accounting = LiveAccounting(
+            segments, self._index, SharedBodies(config.shared_cache), is_persistent=is_persistent
+        )
+        self._accounting = accounting
+        if not read_only:
+            _resume(config, backends, segments)
+            for segment in segments:
+                if segment.live_count == 0 and recovery.how != "rebuild":
+                    accounting.queue_deletion(segment)  # a crash came between the commit and the deletion
+            saved = state.get(CLEAN_KEY)
+            marker = CleanStopMarker(
+                shutdown_files, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None}
+            )
+            if recovery.how == "trust" and saved is not None and not recovery.scanned:
+                accounting.marker = marker  # nothing is written before the first change
+            else:
+                self._must_stop_cleanly = bool(segments.by_number)
+                marker.retire(accounting)
+                with of_index(config.index.name, config, catalogue, "take the first changes in"):
+                    accounting.commit(marker.state)
+            settings = _settings(backends, segments)
+            if remembered != settings or not has_copy(files, directory, settings):
+                write_settings(files, directory, settings)
+            if accounting.marker is None:
+                marker.finish(accounting)
+        if self._lock is not None:
+            self._lock.opened()
+        return OpenDirectory(config, backends, accounting, recovery, self._client_refs, self._lock, lock_text)
+
+    def _find_segments(self) -> tuple[Backends, Segments, Settings | None]:
+        """Return backends, segments, and the settings of the last opening. Rebuilds damaged settings."""
+        config, catalogue, files, read_only = self._config, self._catalogue, self._files, self._read_only
+        directory = config.path
         rebuilt: Settings | None = None
         is_guessed = False
         try:
@@ -110,95 +169,58 @@ def open_parts(
         if not read_only:
             adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
             remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
-        segments = _find(config, backends, files, remembered, read_only=read_only)
-        segments.place = lock.place if lock is not None else None
+        segments = self._segments = _find(config, backends, files, remembered, read_only=read_only)
+        segments.place = self._lock.place if self._lock is not None else None
         if rebuilt is not None and is_guessed and not (read_only and config.body.named):
             config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
             remembered = rebuilt = attrs.evolve(rebuilt, body=config.body.name)
             backends = resolve(config, catalogue, remembered)
-        if rebuilt is not None and not read_only:  # first, or an attempt that fails leaves younger files of another index
+        if rebuilt is not None and not read_only:  # before a failed opening leaves newer files of another index
             keep_damaged(files, directory)
             write_settings(files, directory, rebuilt)
         if segments.by_number:
-            _tell_of_codec(config, remembered)
-        segments.telemetry = Telemetry(directory, catalogue.observers)
-        leftovers = ShutdownFiles.read(files, directory)
-        shared = SharedBodies(config.shared_cache)
-        index, persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
-        segments.hints.writes = not (read_only or persistent)
-        segments.hints.find(segments)
-        with of_index(config.index.name, config, catalogue, "load its entries in"):
-            state = index.load() or {}
-        begin = time.perf_counter()
-        recovery = _recover(
-            config, catalogue, segments, index, state, remembered, leftovers, counts, progress, read_only=read_only
-        )
-        segments.telemetry.recovered(recovery, time.perf_counter() - begin)
-        ledger = LiveAccounting(segments, index, shared, persistent=persistent)
-        writer = Writer(config, backends, ledger, read_only=read_only)
-        if not read_only:
-            _resume(config, backends, segments)
-            _note_empty(segments, ledger, recovery)
-            saved = state.get(CLEAN_KEY)
-            marker = CleanMarker(leftovers, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
-            if recovery.how == "trust" and saved is not None and not recovery.scanned:
-                ledger.marker = marker  # nothing changes before the first change
-            else:
-                retired = bool(segments.by_number)
-                marker.hide(ledger)
-                with of_index(config.index.name, config, catalogue, "take the first changes in"):
-                    ledger.commit(marker.state)
-            settings = _settings(backends, segments)
-            if remembered != settings or not has_copy(files, directory, settings):
-                write_settings(files, directory, settings)
-            if ledger.marker is None:
-                marker.finish(ledger)
-        if lock is not None:
-            lock.opened()
-        mapped = config.reads == "mmap" and not read_only and _has_global_lock()
-        reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=mapped, lock_text=lock_text)
-        return Parts(backends, segments, writer, reader, recovery, leftovers.client_refs(), lock)
-    except BaseException as error:
+            _warn_of_codec(config, remembered)
+        self._config = config
+        return backends, segments, remembered
+
+    def undo(self) -> None:
+        """Release everything, and leave the counts that were found to the next opening."""
         with ExitStack() as stack:
-            if segments is not None:
-                stack.callback(segments.telemetry.failed_to_open)  # last, when nothing is held any more
-            if lock is not None:
-                stack.callback(lock.release)
-            if index is not None:
-                stack.callback(index.close, None)
-                if retired and ledger is not None:
-                    stack.callback(_stop_cleanly, ledger, leftovers.client_refs())
-            if segments is not None:
-                stack.callback(segments.close)
-        if isinstance(error, OSError):
-            raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
-        raise
+            if self._segments is not None:
+                stack.callback(self._segments.telemetry.failed_to_open)  # last, when nothing is held any more
+            if self._lock is not None:
+                stack.callback(self._lock.release)
+            if self._index is not None:
+                stack.callback(self._index.close, None)
+                if self._must_stop_cleanly and self._accounting is not None:
+                    stack.callback(_stop_cleanly, self._accounting, self._client_refs)
+            if self._segments is not None:
+                stack.callback(self._segments.close)
 
 
-def parts_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> Parts:
-    """The same for reading beside a writer in another process. The segments are that one's: nothing is looked at or loaded."""
+def open_beside_writer(config: StoreConfig, catalogue: Catalogue, files: Files) -> OpenDirectory:
+    """Open a directory for reading next to its writer in another process. Segments and index belong to the writer: nothing is
+    scanned or loaded."""
     remembered = known_settings(files, config, catalogue)
     backends = resolve(config, catalogue, remembered)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
-    _tell_of_codec(config, remembered)
+    _warn_of_codec(config, remembered)
     segments = Segments(config.path, files, backends.formats, sync=False)
-    shared = SharedBodies(config.shared_cache)
-    index, persistent = make_index(config, catalogue, files, read_only=True, live=True)
-    writer = Writer(config, backends, LiveAccounting(segments, index, shared, persistent=persistent), read_only=True)
-    reader = Reader(writer, segments, plain=backends.plain_bodies, mapped=False)
-    return Parts(backends, segments, writer, reader, Recovery("live"), set(), None)
+    index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
+    accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
+    return OpenDirectory(config, backends, accounting, Recovery("live"), set(), None)
 
 
-def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
-    """Refuse what can be refused without a lock, so that a mistake touches nothing. Returns the configuration, with the body
-    codec that an adopted directory has."""
+def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
+    """Refuse what can be refused without a lock, so that a mistake changes nothing. Return the configuration, with the body codec
+    of an adopted directory."""
     try:
         remembered = read_settings(files, config.path)
     except DamagedSettings as error:
         if error.copy is None:
             if not read_only:
                 check_guess(config, files, error)
-            return config  # what it was is found out when nobody writes
+            return config  # the settings are rebuilt under the lock
         remembered = error.copy
     backends = resolve(config, catalogue, remembered)
     if not config.path.is_dir():
@@ -207,42 +229,7 @@ def _look(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only:
     return config if read_only else admit(config, catalogue, backends, files, remembered, segments)
 
 
-def _tell_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
-    if remembered and config.body.named and remembered.body != config.body.name:
-        _store_log.warning(
-            "%s: was last opened with the body codec %r, and now with %r; bodies that are there stay as they were stored",
-            config.path,
-            remembered.body,
-            config.body.name,
-        )
-
-
-def _settings(backends: Backends, segments: Segments) -> Settings:
-    """What the directory will remember: where a format is somebody else's, for as long as there are segments of it."""
-    found = {segment.form.name: segment.form.descriptor for segment in segments.by_number.values()}
-    strangers = backends.formats.catalogue.strangers([("format", found[name]) for name in sorted(found)])
-    return attrs.evolve(backends.settings, distributions=strangers | backends.settings.distributions)
-
-
-def _has_global_lock() -> bool:
-    """Only the interpreter's lock keeps a slice of a mapping from being taken while another thread closes it."""
-    return getattr(sys, "_is_gil_enabled", lambda: True)()
-
-
-def _note_empty(segments: Segments, ledger: LiveAccounting, recovery: Recovery) -> None:
-    for segment in segments:
-        if segment.live_count == 0 and recovery.how != "rebuild":
-            ledger.note_empty(segment)  # a crash came between the commit that emptied it and its deletion
-
-
-def _stop_cleanly(ledger: LiveAccounting, client_refs: set[bytes]) -> None:
-    """Of an opening that fails late: leave what it has found out, counts above all, to the next one."""
-    with suppress(OSError, StoreError):
-        save_clean(ledger, client_refs)
-        publish_clean(ledger)
-
-
-def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
+def _lock(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
     if read_only:
         if not directory.is_dir():
             raise StoreError(f"{directory}: there is no such directory")
@@ -253,8 +240,8 @@ def _enter(files: Files, directory: Path, *, read_only: bool) -> WriterLock | No
 
 
 def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Settings | None, *, read_only: bool) -> Segments:
-    """The segments. Refuses those that no plugin reads, newer ones than the store writes, and older ones if the configuration
-    says so."""
+    """Return the segments. Refuses those that no plugin reads, newer ones than the store writes, and, if the configuration says
+    so, older ones."""
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
     segments.sync_later = config.fsync_every is not None
@@ -265,7 +252,7 @@ def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Set
     if not read_only:
         check_writable(files, config.path, everything, backends.formats.extensions)
     for found in everything:
-        if found.size >= LIMIT:  # said before anything is read: it may be sparse, and reading it take hours
+        if found.size >= LIMIT:  # before anything is read: the file may be sparse
             raise StoreError(f"{found.path}: has {found.size} bytes; segments of 1 TiB and more are not supported")
         theirs = segments.add_found(found).form.descriptor
         if theirs.generation > ours.generation and not read_only:
@@ -281,147 +268,41 @@ def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Set
     return segments
 
 
-def _recover(
-    config: StoreConfig,
-    catalogue: Catalogue,
-    segments: Segments,
-    index: Index,
-    state: Mapping[bytes, bytes],
-    remembered: Settings | None,
-    leftovers: ShutdownFiles,
-    counts: Mapping[bytes, int] | None,
-    progress: Progress | None,
-    *,
-    read_only: bool,
-) -> Recovery:
-    refusal = plan = None
-    rescued: Mapping[bytes, int] = {}  # of the index of the last opening, and of no broker's that came behind it
-    if not segments.by_number:
-        recovery = without_segments(state, index)
-        if leftovers.foreign and counts is None:
-            tell_missing(segments, leftovers, recovery)
-        index.clear()
-    elif leftovers.foreign:
-        recovery, refusal = Recovery(), "RabbitMQ has saved one of its own since"
-        plan = judge(state, segments, leftovers)
-    elif remembered is None or remembered.index == config.index.name:
-        recovery = Recovery("trust")
-        rescued = rescued_counts(index, state)
-        plan = judge(state, segments, leftovers)
-        refusal = _follow(
-            plan, segments, index, index, recovery, progress, counted=counts is not None, keeps_copy=not read_only
+def _warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
+    if remembered and config.body.named and remembered.body != config.body.name:
+        log.warning(
+            "%s: was last opened with the body codec %r, and now with %r; stored bodies stay as they are",
+            config.path,
+            remembered.body,
+            config.body.name,
         )
-    else:
-        recovery = Recovery("taken over")
-        refusal, rescued = _take_over(
-            config, catalogue, segments, index, remembered.index, leftovers, recovery, progress, counted=counts is not None
-        )
-    if refusal is not None:
-        log.info("%s: the index is made anew from the segments: %s", config.path, refusal)
-        broker = read_broker_counts(segments, leftovers, read_only=read_only) if leftovers.foreign and counts is None else None
-        recovery = Recovery("rebuild", lost=recovery.lost)
-        if plan is not None and plan.rows:
-            recovery.distrust = refusal
-            rebuild_distrusted(segments, index, plan, counts, recovery, progress, broker, keeps_copy=not read_only)
-        else:
-            rebuild(segments, index, counts, recovery, progress, broker)
-        if counts is None:
-            restore_counts(segments, index, rescued, recovery)
-    tell_lost(segments, recovery)
-    return recovery
 
 
-def _take_over(
-    config: StoreConfig,
-    catalogue: Catalogue,
-    segments: Segments,
-    index: Index,
-    name: str,
-    leftovers: ShutdownFiles,
-    recovery: Recovery,
-    progress: Progress | None,
-    *,
-    counted: bool,
-) -> tuple[str | None, Mapping[bytes, int]]:
-    """Move from the index of the last opening to the configured one, with every reference count. Returns why it cannot be, and
-    the counts that were read from its damaged files."""
-    try:
-        other = make_remembered_index(name, config, catalogue, segments.files)
-    except PluginError as error:
-        if counted:
-            return str(error), {}
-        raise StoreMismatch(
-            f"{config.path}: was last opened with the index {name!r}, which has the reference counts. To rebuild without it "
-            f"pass them yourself (refcounts=, --refcounts); to use it: {error}"
-        ) from error
-    try:
-        with of_index(name, config, catalogue, "load its entries in"):
-            state = other.load() or {}
-        plan = judge(state, segments, leftovers)
-        refusal = _follow(plan, segments, other, index, recovery, progress, counted=counted, keeps_copy=False)
-        return refusal, rescued_counts(other, state)
-    finally:
-        other.close(None)
+def _settings(backends: Backends, segments: Segments) -> Settings:
+    """Return the settings to remember: distributions of third-party formats as long as there are segments of them."""
+    found = {segment.form.name: segment.form.descriptor for segment in segments.by_number.values()}
+    formats = [("format", found[name]) for name in sorted(found)]
+    providers = backends.formats.catalogue.third_party_providers(formats)
+    return attrs.evolve(backends.settings, distributions=providers | backends.settings.distributions)
 
 
-def _follow(
-    plan: Plan,
-    segments: Segments,
-    source: Index,
-    index: Index,
-    recovery: Recovery,
-    progress: Progress | None,
-    *,
-    counted: bool,
-    keeps_copy: bool,
-) -> str | None:
-    """Carry a plan out: check, take over if ``source`` is another index, scan the tails, mend. Returns why it cannot be.
-
-    ``counted``: there are counts for a rebuild, which are better than those of an index that has to be mended. ``keeps_copy``:
-    of the counts of an index that has to be reconciled; one that is taken over stays as it is.
-    """
-    recovery.lost = plan.lost
-    refusal = plan.refusal or _refuted(plan, segments, source, recovery, progress)
-    if refusal is not None and plan.rows and not counted:
-        if source is not index:
-            take_over(segments, index, source)
-        reconcile(segments, index, plan, refusal, recovery, progress, keeps_copy=keeps_copy)
-        return None
-    if refusal is not None:
-        return refusal
-    if plan.lost and counted:
-        return "segments are missing or shortened, and counts were given"
-    if source is not index:
-        take_over(segments, index, source)
-    elif plan.tails:
-        recovery.how = "tail"
-    for segment, start in plan.tails:
-        scan_tail(segments, index, segment, start, recovery)
-    if plan.lost:
-        mend(segments, index, recovery, progress)
-    return None
-
-
-def _refuted(plan: Plan, segments: Segments, source: Index, recovery: Recovery, progress: Progress | None) -> str | None:
-    """What shows, in segments whose time has changed, that the index does not speak of them; None if nothing does."""
-    meter = Meter(plan.verify, progress)
-    for segment in plan.verify:
-        if not verify(segments, source, segment, recovery):
-            return f"{segment.path.name} was changed, and does not hold what the index has in it"
-        meter.add(segment)
-    return None
+def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
+    """Save what a late failure would lose, counts above all."""
+    with suppress(OSError, StoreError):
+        save_clean(accounting, client_refs)
+        publish_clean(accounting)
 
 
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
-    """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room. One with several
-    names is left as it is: a copy of the directory by hard links (``cp -al``) has it, too, and perhaps a writer of its own."""
+    """Continue the newest segment if it can be. One with several names is left alone: a copy of the directory by hard links
+    (``cp -al``) has it, too, perhaps with a writer of its own."""
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
-    if newest is None or not goes_on_in(newest, backends.write_format.name, config.file_size_limit):
+    if newest is None or not can_resume(newest, backends.write_format.name, config.file_size_limit):
         return
     if segments.files.identity_and_links(newest.path)[1] == 1:
         segments.resume(newest)
 
 
-def goes_on_in(newest: Segment, format_name: str, size_limit: int) -> bool:
-    """Whether a store that writes ``format_name`` goes on writing its newest segment."""
+def can_resume(newest: Segment, format_name: str, size_limit: int) -> bool:
+    """Return True if a store that writes ``format_name`` continues its newest segment."""
     return newest.appendable and newest.form.name == format_name and newest.header_bytes <= newest.size < size_limit
