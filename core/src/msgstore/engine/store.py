@@ -1,4 +1,4 @@
-"""The store: opening, closing, and what is asked of the whole of it. Messages go through its clients."""
+"""Store: opens and closes a directory, hands out clients, and answers questions about the whole. Messages pass through clients."""
 
 from __future__ import annotations
 
@@ -11,359 +11,398 @@ from typing import Literal
 
 import attrs
 
-from msgstore.config import StoreConfig
-from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed
+from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.contract.locations import unpack_location
 from msgstore.engine import forking
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compact.background_collector import BackgroundCollector
 from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.garbage_collector import GarbageCollector
+from msgstore.engine.compact.gc_context import GcContext
 from msgstore.engine.events.counters import Counters
 from msgstore.engine.open.clean_stop import publish_clean, save_clean
 from msgstore.engine.open.recovery import Recovery
-from msgstore.engine.open.startup import Parts
+from msgstore.engine.open.startup import OpenDirectory
+from msgstore.engine.read.reader import Reader
 from msgstore.engine.segment.errors import io_errors
-from msgstore.engine.unclosed import watch_for_close
+from msgstore.engine.state.lifecycle import Lifecycle
+from msgstore.engine.unclosed import warn_if_unclosed
+from msgstore.engine.write.appender import Appender
+from msgstore.engine.write.background_flusher import BackgroundFlusher
+from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.flusher import Flusher
-from msgstore.engine.write.writer import check_id
+from msgstore.engine.write.write_buffer import WriteBuffer
+from msgstore.engine.write.writer import Writer, check_id
 from msgstore.scan import WholeRecord
 
 Mode = Literal["rw", "r"]
-Progress = Callable[[int, int], object]
-"""Called with (done, total) of the segments at work."""
+ProgressCallback = Callable[[int, int], object]
+"""Called with (done, total) segments."""
 
 
 @attrs.frozen
 class StoreStats:
-    """One moment of a store. Sizes in bytes, of whole records."""
+    """Statistics of a store at one moment. Sizes in bytes, of whole records."""
 
     messages: int
-    """Live messages, pending ones included."""
+    """Live messages, buffered ones included."""
     pending: int
     """Messages that are not on disk yet."""
     segments: int
     """Segment files."""
     bytes_on_disk: int
-    """Of all segments."""
+    """Size of all segments."""
     live_bytes: int
-    """Of the records of live messages."""
+    """Size of the records of live messages."""
     garbage_bytes: int
-    """What a collection can give back, at most."""
+    """Bytes that a collection can free, at most."""
     quarantined: int
-    """Segments in which damage was found."""
+    """Damaged segments."""
     callback_failures: int
     """Times that an ``on_confirm`` raised."""
     recovery: Recovery
-    """How the store came up."""
+    """Result of the recovery at opening."""
     counters: Counters
-    """What it has done since."""
+    """What the store has done since it was opened."""
 
     @property
     def observer_failures(self) -> int:
-        """Times that an observer raised, or could not be told of an event."""
+        """Times that an observer raised, and events that were dropped."""
         return self.counters.observer_failures
 
 
 @attrs.frozen
-class Entry:
-    """One live message of a store, for tools."""
+class StoredMessage:
+    """One live message that is on disk, for tools."""
 
     msg_id: bytes
     """16 bytes."""
     number: int
-    """The segment's."""
+    """Number of the segment."""
     offset: int
-    """Of the record in its segment."""
+    """Offset of the record in the segment."""
     size: int
-    """Of the whole record."""
+    """Size of the record."""
     references: int
-    """How many."""
+    """Number of references."""
     location: int
-    """Number, offset and size in one integer, as indexes have it."""
+    """Number, offset and size in one integer (:mod:`msgstore.contract.locations`)."""
 
 
 class Store:
-    """An open store directory. Made by :func:`msgstore.open_store`. A context manager: leaving it closes the store.
+    """An open store directory. Made by :func:`msgstore.open_store`. Leaving it as a context manager closes it.
 
-    Every method may be called from any thread. Calls on one store take turns; reads of what is on disk need not wait.
+    Any method may be called from any thread. In a callback (``on_confirm``, progress, observer) ``flush``, ``roll``,
+    ``compact``, ``migrate`` and ``close`` raise RuntimeError.
     """
 
-    def __init__(self, config: StoreConfig, parts: Parts, mode: Mode) -> None:
+    def __init__(self, opened: OpenDirectory, mode: Mode) -> None:
+        config, backends, accounting = opened.config, opened.backends, opened.accounting
         self.path = config.path
         self.mode = mode
-        self._config = config
-        self._parts = parts
-        self._writer = parts.writer
-        self._reader = parts.reader
-        self._segments = parts.segments
-        self._closed = False
-        self._ledger = parts.writer.ledger
-        self._found = len(parts.writer.index) if mode == "rw" else 0
-        self._collection = GarbageCollector(parts.writer)
+        self._opened = opened
+        self._accounting = accounting
+        self._segments = accounting.segments
+        self._index = accounting.index
+        self._lifecycle = Lifecycle(config.path)
+        self._lifecycle.release = self._release_interrupted
+        self._segments.telemetry.dispatcher.lifecycle = self._lifecycle
+        self._buffer = WriteBuffer()
+        self._appender = Appender(config, backends, accounting)
+        batches = BatchWriter(self._buffer, self._appender, accounting)
+        self._flusher = Flusher(config, self._buffer, batches, accounting, self._lifecycle)
+        self._writer = Writer(config, backends, accounting, self._lifecycle, self._appender, self._buffer, self._flusher)
+        self._reader = Reader(opened, self._buffer, self._lifecycle)
+        provider = self._segments.formats.catalogue.provider(self._segments.formats.catalogue.index(config.index.name))
+        context = GcContext(accounting, backends.write_format, config.file_size_limit, config.index.name, provider)
+        self._gc_lock = context.gc_lock
+        self._collector = GarbageCollector(context, backends, self._lifecycle, self._flusher.commit_and_reclaim)
+        self._initial_messages = len(self._index) if mode == "rw" else 0
         self._numbers = count(1)
-        gc_interval = config.gc_interval if mode == "rw" else 0
-        self._collector = BackgroundCollector(self._collection, self._ledger, gc_interval, config.file_size_limit)
-        self._flusher = Flusher(parts.writer, config.sync_interval, config.fsync_every) if mode == "rw" else None
-        self._disowned = False
-        self._unclosed = watch_for_close(self, config.path, parts.writer.intake.pending, parts.writer.unconfirmed)
-        forking.watch(self)
+        self._is_closed = False
+        self._is_disowned = False
+        self._unclosed = warn_if_unclosed(self, config.path, self._buffer.pending, self._flusher.unconfirmed)
+        self._background_flusher: BackgroundFlusher | None = None
+        self._background_collector: BackgroundCollector | None = None
+        if mode == "r":
+            error = StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
+            self._lifecycle.refuse(error)
+        else:
+            self._start_threads()
+        forking.register(self)
+
+    def _start_threads(self) -> None:
+        config = self._opened.config
+        self._background_collector = BackgroundCollector(
+            self._collector, self._accounting, config.gc_interval, config.file_size_limit
+        )
+        self._accounting.request_gc = self._background_collector.request
+        self._appender.on_roll = self._background_collector.check_backlog
+        self._writer.wait_for_backlog = self._background_collector.wait_for_backlog
+        self._background_flusher = BackgroundFlusher(
+            self._flusher, self._accounting, config.sync_interval, config.fsync_every
+        )
+        self._writer.wake_flusher = self._background_flusher.wake
+        self._writer.request_flush = self._background_flusher.request
+
+    # -- clients ----------------------------------------------------------------------------------------------------------
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
-        """A new client. ``on_confirm(ids)`` is called once a flush with the ids that it made safe, in the order of writing,
-        on the thread whose call flushed or on the store's flusher thread, one client at a time; it may use the store.
+        """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
 
-        A named client is remembered in ``clean.dot``, as RabbitMQ remembers its queues; one without a name is not.
+        It is called on the thread that flushed, one client at a time, and may write, read and remove. A named client is
+        remembered in ``clean.dot``, as RabbitMQ remembers its queues. Raises TypeError, StoreClosed.
         """
         if not isinstance(name, str | bytes | None):
             raise TypeError(f"a client's name is text or bytes, not {type(name).__name__}")
         if on_confirm is not None and not callable(on_confirm):
             raise TypeError(f"on_confirm is a function that takes a list of ids, not {type(on_confirm).__name__}")
-        self._writer.check_open()
+        self._lifecycle.check_open()
         ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
-        with self._ledger.lock:
-            shown = name.hex() if isinstance(name, bytes) else name
+        shown = name.hex() if isinstance(name, bytes) else name
+        with self._accounting.state_lock:
             client = Client(self, next(self._numbers), shown, on_confirm)
             if ref is not None and self.mode == "rw":
-                self._parts.client_refs.add(ref)
+                self._opened.client_refs.add(ref)
         return client
 
-    def let_go(self, client: Client) -> None:
-        """``client.close()``: confirm what it wrote, and forget it."""
-        if not self._closed and self.mode == "rw":
-            self._writer.flush()
-        with self._ledger.lock:
-            self._writer.dismiss(client)
+    def close_client(self, client: Client) -> None:
+        """Flush and unregister; called by ``client.close()``."""
+        if not self._is_closed and self.mode == "rw":
+            self._flusher.flush()
+        with self._accounting.state_lock:
+            self._writer.unregister_client(client)
 
-    def forget(self, client: Client) -> None:
-        """``client.delete_and_close()``: forget it, and what only it has written."""
-        with self._ledger.lock:
-            self._writer.dismiss(client)
+    def discard_client(self, client: Client) -> None:
+        """Unregister a client and drop what only it has written; called by ``client.delete_and_close()``."""
+        with self._lifecycle.guard(), self._accounting.state_lock, io_errors(self.path):
+            self._writer.unregister_client(client)
             if client.unconfirmed is not None:
-                client.unconfirmed.clear()  # also for a flush that has counted them, and meets none of them any more
-            with self._writer.whole(), io_errors(self.path):
-                self._writer.intake.drop_client(client.number, lambda msg_id: self._writer.index.get(msg_id) is not None)
+                client.unconfirmed.clear()
+            self._buffer.drop_client(client.number, lambda msg_id: self._index.get(msg_id) is not None)
+
+    # -- changes ----------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Returns when everything written so far is confirmed. Raises StoreIOError; what failed stays pending."""
-        self._writer.flush()
+        """Write all buffered messages, commit the index, and confirm the messages to their clients.
+
+        Returns when every message written before the call is confirmed. Raises StoreIOError: unwritten messages stay buffered,
+        and the next flush retries. Raises StoreClosed, StoreReadOnly.
+        """
+        with self._lifecycle.guard():
+            self._flusher.flush()
 
     def roll(self) -> None:
-        """Seal the current segment; the next message begins a new one. Sealed segments change only when they are collected.
+        """Flush, and seal the current segment; the next message starts a new one. Writes all hint files. Raises as ``flush``."""
+        self._lifecycle.refuse_in_callback("roll")
+        with self._lifecycle.guard(), self._accounting.flush_lock:
+            self._flusher.flush_locked()
+            self._appender.seal()
+            self._flusher.commit_and_reclaim(all_hints=True)
 
-        Everything is flushed, and hints are written for what a start after a crash would have to read."""
-        with self._ledger.flushing:
-            self._writer.flush()
-            self._writer.check_open()  # a client that was told may have let go of the directory
-            with self._writer.whole():
-                self._writer.appender.seal()
-                self._writer.settle(hints=True)
+    def compact(self, *, everything: bool = False, progress: ProgressCallback | None = None) -> list[CollectionResult]:
+        """Flush, and collect what the GC policy names, or every segment with garbage. Delete empty segments.
 
-    def compact(self, *, everything: bool = False, progress: Progress | None = None) -> list[CollectionResult]:
-        """Collect what the GC policy names, or every segment with garbage; delete the empty ones. Returns what was done.
-
-        The current segment is left alone. Segments in which damage is found are left as they are, and say so.
+        The current segment and damaged segments are not changed. Raises as ``flush``.
         """
-        with self._collection.locks_kept():
-            return self._collection.collect(everything=everything, progress=progress)
+        self._lifecycle.refuse_in_callback("compact")
+        with self._lifecycle.guard():
+            self._flusher.flush()
+            return self._collector.collect(everything=everything, progress=progress)
 
-    def migrate(self, *, progress: Progress | None = None) -> list[CollectionResult]:
-        """Rewrite every segment of an older format in the store's own, and delete the old ones. Returns what was done."""
-        with self._collection.locks_kept():
-            return self._collection.migrate(progress)
+    def migrate(self, *, progress: ProgressCallback | None = None) -> list[CollectionResult]:
+        """Flush, and copy every segment of an older format into the store's format. Raises as ``flush``."""
+        self._lifecycle.refuse_in_callback("migrate")
+        with self._lifecycle.guard():
+            self._flusher.flush()
+            return self._collector.migrate(progress)
+
+    # -- questions --------------------------------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
-        """One moment of the store, in numbers. Takes time in proportion to the number of segments and of pending messages."""
-        with self._ledger.lock:
-            self._writer.check_open()
-            segments = self._collection.stats()
-            pending = list(self._writer.intake.pending)
+        """Return statistics. Takes time linear in the number of segments and buffered messages."""
+        with self._accounting.state_lock:
+            self._lifecycle.check_open()
+            segments = self._collector.stats()
+            pending = list(self._buffer.pending)
             with io_errors(self.path):
-                new = sum(self._writer.index.get(msg_id) is None for msg_id in pending)
+                new = sum(self._index.get(msg_id) is None for msg_id in pending)
             return StoreStats(
-                messages=len(self._writer.index) + new,
+                messages=len(self._index) + new,
                 pending=len(pending),
                 segments=len(segments),
                 bytes_on_disk=sum(s.size for s in segments),
                 live_bytes=sum(s.live_bytes for s in segments),
                 garbage_bytes=sum(s.garbage_bytes for s in segments),
                 quarantined=sum(s.quarantined for s in segments),
-                callback_failures=self._writer.callback_failures,
-                recovery=self._parts.recovery,
+                callback_failures=self._flusher.callback_failures,
+                recovery=self._opened.recovery,
                 counters=self._counters(),
             )
 
     def _counters(self) -> Counters:
-        """As of now. What was removed is calculated: to count it would cost something a message."""
+        """Return the counters. Removals are calculated: counting them would cost time per message."""
         telemetry = self._segments.telemetry
         now = telemetry.counters
-        come = self._found + now.written_messages + now.revived_messages
-        gone = come - len(self._writer.index) - now.dropped_messages if self.mode == "rw" else 0
-        return attrs.evolve(now, removed_messages=gone, observer_failures=telemetry.dispatcher.failures)
+        added = self._initial_messages + now.written_messages + now.revived_messages
+        removed = added - len(self._index) - now.dropped_messages if self.mode == "rw" else 0
+        return attrs.evolve(now, removed_messages=removed, observer_failures=telemetry.dispatcher.failures)
 
     def segments(self) -> list[SegmentStats]:
-        """Every segment, in number order."""
-        with self._ledger.lock:
-            self._writer.check_open()
-            return self._collection.stats()
+        """Return statistics of every segment in number order."""
+        with self._accounting.state_lock:
+            self._lifecycle.check_open()
+            return self._collector.stats()
 
-    def entries(self) -> Iterator[Entry]:
-        """Every live message that is on disk, by segment and offset, as of the call."""
-        with self._ledger.lock:
-            self._writer.check_open()
-            found = sorted((location, msg_id, refs) for msg_id, location, refs in self._writer.index.items())
-        return (Entry(msg_id, *unpack_location(location), refs, location) for location, msg_id, refs in found)
-
-    def stored_body(self, entry: Entry) -> bytes:
-        """The body of an entry as it is stored, without the codec, wherever it is by now.
-
-        Raises MessageNotFound if it was removed meanwhile, CorruptRecord, StoreIOError."""
-        with self._ledger.lock:
-            return self._reader.stored(entry.msg_id, self._place(entry))
-
-    def entry(self, msg_id: bytes) -> Entry | None:
-        """Of one message; None if it is not on disk. ValueError for what is not an id."""
-        check_id(msg_id)
-        with self._ledger.lock:
-            self._writer.check_open()
+    def entries(self) -> Iterator[StoredMessage]:
+        """Return every live message on disk at the time of the call, by segment and offset."""
+        with self._accounting.state_lock:
+            self._lifecycle.check_open()
             with io_errors(self.path):
-                location = self._writer.index.get(msg_id)
-            if location is None:
-                return None
-            return Entry(msg_id, *unpack_location(location), self._writer.references(msg_id), location)
+                found = sorted((location, msg_id, refs) for msg_id, location, refs in self._index.items())
+        return (StoredMessage(msg_id, *unpack_location(location), refs, location) for location, msg_id, refs in found)
 
-    def record(self, entry: Entry) -> WholeRecord:
-        """The whole record of an entry, checked, wherever it is by now. Raises what ``stored_body`` raises."""
-        with self._ledger.lock:
-            return self._reader.record(entry.msg_id, self._place(entry))
+    def entry(self, msg_id: bytes) -> StoredMessage | None:
+        """Return one message; None if it is not on disk. ValueError for what is not an id."""
+        check_id(msg_id)
+        with self._accounting.state_lock:
+            self._lifecycle.check_open()
+            with io_errors(self.path):
+                location = self._index.get(msg_id)
+                if location is None:
+                    return None
+                references = self._writer.references(msg_id)
+        return StoredMessage(msg_id, *unpack_location(location), references, location)
 
-    def _place(self, entry: Entry) -> int:
-        """Under the lock: where the message is now. Collections have moved it since, perhaps, and reused what it left."""
-        self._writer.check_open()
+    def stored_body(self, entry: StoredMessage) -> bytes:
+        """Return the stored body of a message, wherever its record is now. Raises MessageNotFound, CorruptRecord, StoreIOError."""
+        with self._accounting.state_lock:
+            return self._reader.stored(entry.msg_id, self._locate(entry))
+
+    def record(self, entry: StoredMessage) -> WholeRecord:
+        """Return the whole record of a message, wherever it is now. Raises as ``stored_body``."""
+        with self._accounting.state_lock:
+            return self._reader.record(entry.msg_id, self._locate(entry))
+
+    def _locate(self, entry: StoredMessage) -> int:
+        """Return the location now: collections may have moved the record. Caller holds the state lock."""
+        self._lifecycle.check_open()
         with io_errors(self.path):
-            location = self._writer.index.get(entry.msg_id)
+            location = self._index.get(entry.msg_id)
         if location is None:
             raise MessageNotFound([entry.msg_id], str(self.path))
         return location
 
     def references(self, msg_id: bytes) -> int:
-        """The number of references of a message; 0 if there is none. ValueError for what is not an id."""
+        """Return the number of references of a message; 0 if there is none. ValueError for what is not an id."""
         check_id(msg_id)
-        with self._ledger.lock:
-            self._writer.check_open()
+        with self._accounting.state_lock:
+            self._lifecycle.check_open()
             with io_errors(self.path):
                 return self._writer.references(msg_id)
 
-    def close(self) -> None:
-        """Flush, save the index and ``clean.dot``, let go of the directory. Closing twice is fine.
+    # -- the end ----------------------------------------------------------------------------------------------------------
 
-        If something cannot be written the error is raised and the store stays open, with everything in it: call ``close``
-        again when there is room, or ``abandon``.
-        StoreClosed is raised if a change was interrupted, by Ctrl-C or a signal's handler that raised: then nothing is flushed
-        or saved, and the next opening recovers as after a killed process.
+    def close(self) -> None:
+        """Flush, save the index and ``clean.dot``, and release the directory. A second call does nothing.
+
+        If something cannot be written, the error is raised and the store stays open: call ``close`` again when there is room,
+        or ``abandon``. Raises StoreClosed if an interrupt has ended the store: nothing is flushed or saved then.
         """
-        if self._disowned:
+        if self._is_disowned:
             return
-        if self._writer.broken is not None and not self._closed:
+        if self._lifecycle.interrupted is not None and not self._is_closed:
             self.abandon()
-            raise self._writer.broken
-        with self._collection.locks_kept(), self._ledger.flushing, self._collection.ended():
-            told = self._writer.depth > 0  # by a client that was told: the flusher may be waiting for that very flush
-            if self.mode == "rw" and not self._closed:
-                self._writer.flush()
-            if not self._closed:  # a client that was just told may have closed it
-                with self._writer.whole():
-                    self._close()
-        self._stop_threads(wait=not told)
+            raise self._lifecycle.interrupted
+        self._lifecycle.refuse_in_callback("close")
+        self._collector.is_stopping = True
+        with self._lifecycle.guard(), self._gc_lock, self._accounting.flush_lock:
+            if not self._is_closed:
+                self._close()
+        self._stop_threads(wait=True)
 
     def _close(self) -> None:
-        late: list[tuple[Client, int]] = []
+        """Caller holds the GC lock and the flush lock."""
         is_saved = False
         if self.mode == "rw":
-            self._refuse(StoreClosed(f"{self.path}: the store is being closed"))
             try:
-                late = self._writer.write_out(last=True)  # what was written since the flush, by a client that was told, for one
-                self._collection.erase()
-                is_saved = save_clean(self._ledger, self._parts.client_refs)
+                self._flusher.flush_locked()
+                self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is being closed"))
+                self._flusher.write_out(last=True)
+                self._collector.erase()
+                is_saved = save_clean(self._accounting, self._opened.client_refs)
             except Exception:
-                self._refuse(None)
+                self._lifecycle.refuse(None)
+                self._collector.is_stopping = False
                 raise
         try:
             if is_saved:
-                publish_clean(self._ledger)
+                publish_clean(self._accounting)
         finally:
-            self._let_go("closed")
-        self._writer.tell(late)
-
-    def _refuse(self, error: StoreClosed | None) -> None:
-        with self._ledger.lock:
-            self._writer.refuse(error)
+            self._release("closed")
 
     def abandon(self) -> None:
-        """Let go of the directory as a killed process would: nothing is flushed, nothing is saved."""
-        if self._disowned:
+        """Release the directory as a killed process would: nothing is flushed, nothing is saved."""
+        if self._is_disowned:
             return
-        with self._collection.locks_kept(), self._ledger.flushing, self._collection.ended():
-            told = self._writer.depth > 0
-            if not self._closed:
-                self._let_go("abandoned")
-        self._stop_threads(wait=not told)
+        self._collector.is_stopping = True
+        with self._gc_lock, self._accounting.flush_lock:
+            if not self._is_closed:
+                self._release("abandoned")
+        self._stop_threads(wait=True)
+
+    def _release_interrupted(self) -> None:
+        """Release everything after an interrupt. Caller holds no lock."""
+        for client in list(self._flusher.clients):
+            client.end(self._lifecycle.interrupted)  # type: ignore[attr-defined]
+        self.abandon()
+
+    def _release(self, how: Literal["closed", "abandoned"]) -> None:
+        """Close index and files, and unlock the directory; all of it, even if a part fails. Caller holds both locks."""
+        with self._accounting.state_lock, ExitStack() as stack:
+            if self._lifecycle.interrupted is None:
+                self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
+            self._buffer.clear()  # a read must not find what was never written
+            stack.callback(self._segments.telemetry.closed, how)
+            if self._opened.lock:
+                stack.callback(self._opened.lock.release)
+            stack.callback(self._segments.close)
+            stack.callback(self._index.close, None)
+        self._is_closed = True
+        self._unclosed.detach()
+
+    def _stop_threads(self, *, wait: bool) -> None:
+        """End all threads. Caller holds no lock."""
+        for thread in (self._background_flusher, self._background_collector):
+            if thread is not None:
+                thread.stop(wait=wait)
+        if wait:
+            self._segments.telemetry.dispatcher.wait()
 
     def disown(self) -> None:
-        """In a child process, right after the fork: the store stays the parent's, and every call here raises StoreClosed.
-
-        Waits for no lock: whoever held it is not in this process."""
-        self._disowned = self._closed = True
+        """In a child process, right after a fork: the store stays the parent's. Waits for no lock."""
+        self._is_disowned = self._is_closed = True
         self._unclosed.detach()
-        if self._parts.lock:
-            self._parts.lock.disown()
-        self._ledger.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
-        self._ledger.flushing._at_fork_reinit()  # type: ignore[attr-defined]  # the same
+        if self._opened.lock:
+            self._opened.lock.disown()
+        for lock in (self._accounting.state_lock, self._accounting.flush_lock, self._gc_lock):
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
         error = StoreClosed(
             f"{self.path}: the store is open in process {os.getppid()}, which this process was forked from. A fork does not "
             "share a store: open it after the fork, in one of the two."
         )
-        self._writer.refuse(error)
-        for client in list(self._writer.clients):
-            client.end(error)
-
-    def _let_go(self, how: Literal["closed", "abandoned"]) -> None:
-        try:
-            with self._ledger.lock:
-                self._let_go_of_all(how)
-        except BaseException as error:
-            self._writer.check_whole(error)
-            self._closed = isinstance(error, Exception)  # what was interrupted is done again
-            raise
-        self._closed = True
-        self._unclosed.detach()
-
-    def _let_go_of_all(self, how: Literal["closed", "abandoned"]) -> None:
-        with ExitStack() as stack:  # every one of them, even if one fails
-            self._writer.refuse(StoreClosed(f"{self.path}: the store is {how}"))
-            self._writer.intake.clear()  # or a read would still find what was never written
-            stack.callback(self._segments.telemetry.closed, how)
-            if self._parts.lock:
-                stack.callback(self._parts.lock.release)
-            stack.callback(self._segments.close)
-            stack.callback(self._writer.index.close, None)  # nothing to do if it was saved
-
-    def _stop_threads(self, *, wait: bool) -> None:
-        """Without any lock: the threads may be waiting for one."""
-        if self._flusher:
-            self._flusher.stop(wait=wait)
-        self._collector.stop(wait=wait)
-        if wait:
-            self._segments.telemetry.dispatcher.wait()
+        self._lifecycle.refuse(error)
+        for client in list(self._flusher.clients):
+            client.end(error)  # type: ignore[attr-defined]
 
     def __enter__(self) -> Store:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._writer.broken is not None and error is not None:
-            self.abandon()  # and what interrupted it goes on its way
+        if self._lifecycle.interrupted is not None and error is not None:
+            self.abandon()  # and the interrupt goes on
         else:
             self.close()
 
     def __repr__(self) -> str:
-        return f"<msgstore.Store {str(self.path)!r}{' closed' if self._closed else ''}>"
+        return f"<msgstore.Store {str(self.path)!r}{' closed' if self._is_closed else ''}>"
