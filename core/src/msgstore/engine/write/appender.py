@@ -1,12 +1,12 @@
-"""Appending: a batch of stored bodies becomes records of the current segment, and of the next ones when that is full.
+"""Appender: turns stored bodies into records at the end of the current segment, and seals it when it is full.
 
-With ``LiveAccounting.flushing``, without the lock: nobody knows these records before the index has them.
+Callers hold the flush lock, not the state lock: no other thread knows these records before the index has them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import add
 
@@ -16,106 +16,95 @@ from msgstore.config import StoreConfig
 from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
 from msgstore.engine.backends import Backends
 from msgstore.engine.segment.segment import Segment
-from msgstore.engine.state.accounting import LiveAccounting, Part
+from msgstore.engine.state.accounting import AppendedRun, LiveAccounting
 
 _STEP = 1 << OFFSET_SHIFT
 
 
 @attrs.define
 class AppendResult:
-    """Where records are that the index does not know yet."""
+    """Locations of appended, unindexed records."""
 
     locations: list[int] = attrs.field(factory=list)
-    parts: list[Part] = attrs.field(factory=list)
+    runs: list[AppendedRun] = attrs.field(factory=list)
 
 
 class Appender:
-    """Of one open store."""
+    """One instance per open store."""
 
-    def __init__(self, config: StoreConfig, backends: Backends, ledger: LiveAccounting) -> None:
-        self._limit = config.file_size_limit
-        self._large = config.large_message
+    def __init__(self, config: StoreConfig, backends: Backends, accounting: LiveAccounting) -> None:
+        self._size_limit = config.file_size_limit
+        self._large_message = config.large_message
         self._form = backends.write_format
-        self._ledger = ledger
-        self._segments = ledger.segments
+        self._accounting = accounting
+        self._segments = accounting.segments
         self.seen_large = False
-        """Set before a large body is handed in; from then on they are looked for."""
+        """Set before the first large body is buffered: from then on batches are searched for large bodies."""
+        self.on_roll: Callable[[], object] = lambda: None
+        """Set by the store: a new segment was started."""
 
     def append(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> AppendResult:
-        """Bodies as the codec stores them. A large one gets a segment of its own, so that its removal frees the space at once.
+        """Append records. A large body gets a segment of its own, so that its removal frees the space at once.
 
-        Raises StoreIOError; then what was appended is known to nobody, as are the records behind a crash.
+        Raises StoreIOError: records that were appended before are garbage then, as after a crash.
         """
-        self._ledger.begin_change()
-        appended = AppendResult()
-        at = 0
-        for end in self._large_ones(bodies):
-            if end > at:
-                self._append_run(ids[at:end], bodies[at:end], appended)
-            self._append_alone(ids[end], bodies[end], appended)
-            at = end + 1
-        if at < len(ids):
-            self._append_run(ids[at:] if at else ids, bodies[at:] if at else bodies, appended)
-        return appended
-
-    def _large_ones(self, bodies: Sequence[bytes]) -> Iterator[int]:
-        if self.seen_large:
-            yield from (at for at, body in enumerate(bodies) if len(body) >= self._large)
-
-    def _append_alone(self, msg_id: bytes, body: bytes, appended: AppendResult) -> None:
-        current = self._segments.current
-        if current is None or current.size > current.header_bytes:
-            self.roll()
-        self._append_run([msg_id], [body], appended)
-        self.seal(appendable=False)
-
-    def _append_run(self, ids: Sequence[bytes], bodies: Sequence[bytes], appended: AppendResult) -> None:
-        data, sizes = self._form.format.encode(ids, bodies)
-        ends = list(accumulate(sizes))
-        view = memoryview(data)
-        done = base = 0
-        while done < len(ends):
-            segment = self._segments.current
-            if segment is None or segment.size >= self._limit:
-                segment = self.roll()
-            room = self._limit - segment.size
-            cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # the record that fills the segment is its last
-            count, size, offset = cut - done, ends[cut - 1] - base, segment.size
-            part = sizes[done:cut] if count < len(sizes) else sizes
-            self._ledger.touch(segment)
-            self._segments.append(view[base : base + size])
-            self._segments.hints.add(segment, offset, size, ids[done:cut] if count < len(ids) else ids, part)
-            first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
-            appended.locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
-            appended.parts.append((segment, count, size))
-            done, base = cut, base + size
+        self._accounting.begin_change()
+        result = AppendResult()
+        large = [at for at, body in enumerate(bodies) if len(body) >= self._large_message] if self.seen_large else []
+        cuts = sorted({0, len(bodies), *large, *(at + 1 for at in large)})
+        for begin, end in zip(cuts, cuts[1:], strict=False):
+            is_alone = begin in large
+            current = self._segments.current
+            if is_alone and (current is None or current.size > current.header_bytes):
+                self.roll()
+            encoded = ids[begin:end] if end - begin < len(ids) else ids
+            data, sizes = self._form.format.encode(encoded, bodies[begin:end] if end - begin < len(bodies) else bodies)
+            ends = list(accumulate(sizes))
+            view, done, base = memoryview(data), 0, 0
+            while done < len(ends):
+                segment = self._segments.current
+                if segment is None or segment.size >= self._size_limit:
+                    segment = self.roll()
+                room = self._size_limit - segment.size
+                cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # the record that fills a segment is its last
+                count, size, offset = cut - done, ends[cut - 1] - base, segment.size
+                self._accounting.mark_dirty(segment)
+                self._segments.append(view[base : base + size])
+                part = sizes[done:cut] if count < len(sizes) else sizes
+                self._segments.hints.add(segment, offset, size, encoded[done:cut] if count < len(sizes) else encoded, part)
+                first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
+                result.locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
+                result.runs.append((segment, count, size))
+                done, base = cut, base + size
+            if is_alone:
+                self.seal(appendable=False)
+        return result
 
     def roll(self) -> Segment:
-        """A new current segment. StoreIOError if there is no room for it: then there is none."""
+        """Seal the current segment and start a new one. Raises StoreIOError: then there is no current segment."""
         self.seal()
         try:
             segment = self._segments.roll(self._form)
         except BaseException:
-            for segment in self._segments.unwritable:  # its file may be there: a file without a row would cost the whole index
-                with self._ledger.lock:
-                    self._ledger.touch(segment)
+            for segment in self._segments.unwritable:  # its file may exist: without a row it would cost the whole index
+                with self._accounting.state_lock:
+                    self._accounting.mark_dirty(segment)
             raise
-        self._ledger.touch(segment)
-        if self._ledger.collector is not None:
-            self._ledger.collector.look()
+        self._accounting.mark_dirty(segment)
+        self.on_roll()
         return segment
 
     def seal(self, *, appendable: bool = True) -> None:
-        """The current segment takes no more records; there is none until the next ``roll``."""
+        """Seal the current segment; there is none until the next ``roll``. Raises StoreIOError."""
         segment = self._segments.current
         if segment is None:
-            self._segments.seal_current()  # what was given up is measured
+            self._segments.seal_current()  # measures unwritable segments
             return
-        self._segments.check_current()  # or nobody would look again before its messages are confirmed
-        self._ledger.begin_change()
+        self._segments.check_current()  # no later check would look at it
+        self._accounting.begin_change()
         segment.appendable &= appendable
         try:
             self._segments.seal_current()
         finally:
-            with self._ledger.lock:
-                self._ledger.sealed(segment)
+            with self._accounting.state_lock:
+                self._accounting.on_sealed(segment)

@@ -1,7 +1,7 @@
-"""BatchWriter: from the intake into the segments, and from there into the index.
+"""Batch writer: moves a batch from the write buffer into segments, and from there into the index.
 
-With ``LiveAccounting.flushing``, without the lock, which is taken to look into the intake and to enter what was appended: between the
-two writers, removers and readers go on, and what they change meanwhile is seen when the batch is entered.
+Callers hold the flush lock. The state lock is taken to look into the buffer and to enter what was appended; writers, removers
+and readers go on in between, and their changes are seen when the batch is entered.
 """
 
 from __future__ import annotations
@@ -15,138 +15,149 @@ import attrs
 from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.write.appender import Appender, AppendResult
-from msgstore.engine.write.write_buffer import OVERHEAD, Entry, WriteBuffer, references
+from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, WriteBuffer, count_references
 
 
 @attrs.frozen
-class Written:
-    """What came of one batch."""
+class BatchResult:
+    """Result of one batch."""
 
     looked_at: int
-    """Ids, from the first one on."""
+    """Number of ids that were processed, from the first on."""
     messages: int = 0
-    """Of these, those that were still there."""
-    weight: int = 0
+    """Number of these that were still buffered."""
+    charged: int = 0
     """Their bytes, OVERHEAD included."""
     late: Sequence[bytes] = ()
-    """Ids that have to be written by another batch after all."""
+    """Ids that another batch has to write."""
 
 
 class BatchWriter:
-    """Of one open store."""
+    """One instance per open store."""
 
-    def __init__(self, intake: WriteBuffer, appender: Appender, ledger: LiveAccounting) -> None:
-        self._intake = intake
+    def __init__(self, buffer: WriteBuffer, appender: Appender, accounting: LiveAccounting) -> None:
+        self._buffer = buffer
         self._appender = appender
-        self._ledger = ledger
-        self._index = ledger.index
-        self._directory = ledger.segments.directory
+        self._accounting = accounting
+        self._index = accounting.index
+        self._directory = accounting.segments.directory
 
-    def write(self, ids: Sequence[bytes], weight: int) -> Written:
-        """Write the first of ``ids``, up to about so many bytes. Raises StoreIOError: then all of it is still in the intake.
-
-        What the body codec fails for is dropped, and noted in ``RejectedMessages``."""
-        with self._ledger.lock:
-            entries = self._intake.entries(ids)
-        looked_at, ids, bodies, size = _cut(ids, entries, weight)
+    def write(self, ids: Sequence[bytes], max_bytes: int) -> BatchResult:
+        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: then all of them are still buffered."""
+        with self._accounting.state_lock:
+            entries = self._buffer.peek(ids)
+        looked_at, ids, bodies, charged = _cut(ids, entries, max_bytes)
         if not ids:
-            return Written(looked_at)
+            return BatchResult(looked_at)
         known = self._known(ids)
         new_ids, new_bodies = ids, bodies
         if known is not None:
             new_ids = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
             new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
         appended = self._appender.append(new_ids, new_bodies) if new_ids else AppendResult()
-        with self._ledger.lock, io_errors(self._directory):
-            return Written(looked_at, len(ids), size, self._enter(ids, known, appended))
+        with self._accounting.state_lock, io_errors(self._directory):
+            return BatchResult(looked_at, len(ids), charged, self._enter(ids, known, appended))
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
-        """Which ids have a record already, alive or to be revived; None if none has."""
+        """Return which ids have a record already, live or revivable; None if none has."""
         with io_errors(self._directory):
             located = list(map(self._index.get, ids))
-        lingering = self._ledger.lingering
-        if located.count(None) == len(ids) and (not lingering or lingering.keys().isdisjoint(ids)):
+        revivable = self._accounting.revivable
+        if located.count(None) == len(ids) and (not revivable or revivable.keys().isdisjoint(ids)):
             return None
-        return [location is not None or msg_id in lingering for msg_id, location in zip(ids, located, strict=True)]
+        return [location is not None or msg_id in revivable for msg_id, location in zip(ids, located, strict=True)]
 
     def _enter(self, ids: Sequence[bytes], known: list[bool] | None, appended: AppendResult) -> list[bytes]:
-        """Under the lock: from the intake into the index. Returns the ids that were known, and are not any more.
+        """Move entries from the buffer into the index. Return the ids that were known and are not any more.
 
-        If the index fails, what it did not get stays in the intake."""
-        plain = known is None and not self._intake.shared
-        entries = self._intake.pop(ids)
-        if plain and all(entries):
-            try:
+        If the index fails, what it did not get stays buffered. Caller holds the state lock.
+        """
+        is_plain = known is None and not self._buffer.shared
+        entries = self._buffer.pop(ids)
+        waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
+        late: list[bytes] = []
+        dead: list[tuple[bytes, int]] = []
+        try:
+            if is_plain and len(waiting) == len(ids):
                 self._index.enter(ids, appended.locations)
-            except BaseException:
-                for msg_id, entry in zip(ids, entries, strict=True):
-                    assert entry is not None
-                    self._intake.put_back(msg_id, entry)
-                raise
-            self._ledger.appended(appended.parts)
-            return []
+                waiting.clear()
+            else:
+                late, dead = self._enter_mixed(ids, known, appended, entries, waiting)
+        finally:
+            for msg_id, entry in waiting.items():
+                self._buffer.reinsert(msg_id, entry)
+        self._accounting.add_live(appended.runs)
+        if appended.runs:
+            self._accounting.segments.telemetry.wrote(appended.runs)
+        if dead:
+            self._accounting.mark_dead(dead)
+        return late
+
+    def _enter_mixed(
+        self,
+        ids: Sequence[bytes],
+        known: list[bool] | None,
+        appended: AppendResult,
+        entries: Sequence[BufferedMessage | None],
+        waiting: dict[bytes, BufferedMessage],
+    ) -> tuple[list[bytes], list[tuple[bytes, int]]]:
+        """Enter messages of which some are known, shared, or were removed meanwhile. Return (late ids, dead records)."""
         late: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
         entered: list[tuple[bytes, int, int]] = []
-        left = dict(zip(ids, entries, strict=True))
-        places = iter(appended.locations)
-        try:
-            for at, (msg_id, entry) in enumerate(zip(ids, entries, strict=True)):
-                if known is None or not known[at]:
-                    location = next(places)
-                    if entry is None:
-                        dead.append((msg_id, location))  # removed while it was being written
-                    else:
-                        entered.append((msg_id, location, references(entry)))
-                elif entry is None or self._add_references(msg_id, entry):
-                    left[msg_id] = None
+        locations = iter(appended.locations)
+        for at, (msg_id, entry) in enumerate(zip(ids, entries, strict=True)):
+            if known is None or not known[at]:
+                location = next(locations)
+                if entry is None:
+                    dead.append((msg_id, location))  # removed while it was being written
                 else:
-                    late.append(msg_id)
-            if entered:
-                self._index.enter(*zip(*entered, strict=True))
-                self._ledger.shared.ids.update(msg_id for msg_id, _, count in entered if count > 1)
-            left.update((msg_id, None) for msg_id, _, _ in entered)
-        finally:
-            for msg_id, entry in left.items():
-                if entry is not None:
-                    self._intake.put_back(msg_id, entry)
-        self._ledger.appended(appended.parts)
-        self._ledger.bury(dead)
-        return late
+                    entered.append((msg_id, location, count_references(entry)))
+            elif entry is not None and not self._add_references(msg_id, entry):
+                late.append(msg_id)
+            else:
+                waiting.pop(msg_id, None)
+        if entered:
+            self._index.enter(*zip(*entered, strict=True))
+            self._accounting.shared.ids.update(msg_id for msg_id, _, count in entered if count > 1)
+        for msg_id, _, _ in entered:
+            waiting.pop(msg_id, None)
+        return late, dead
 
-    def _add_references(self, msg_id: bytes, entry: Entry) -> bool:
-        self._ledger.recounted = True
-        more = references(entry)
+    def _add_references(self, msg_id: bytes, entry: BufferedMessage) -> bool:
+        """Add the references of a buffered message to its record. Return False if the record cannot be had any more."""
+        self._accounting.mark_recounted()
+        more = count_references(entry)
         if self._index.get(msg_id) is None:
-            if not self._ledger.revive(msg_id):
+            if not self._accounting.revive(msg_id):
                 return False
             more -= 1
         for _ in range(more):
             self._index.add_reference(msg_id)
         if more:
-            self._ledger.shared.ids.add(msg_id)
+            self._accounting.shared.ids.add(msg_id)
         return True
 
 
 def _cut(
-    ids: Sequence[bytes], entries: Sequence[Entry | None], weight: int
+    ids: Sequence[bytes], entries: Sequence[BufferedMessage | None], max_bytes: int
 ) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
-    """How many of ``ids`` are looked at; of these the ones that are still there, at least one, up to about ``weight`` bytes,
-    with their bodies; and what they weigh."""
+    """Return how many ids are processed; the ids of these that are still buffered, at least one, about ``max_bytes``; their
+    bodies; their charged bytes."""
     looked_at = len(ids)
     if not all(entries):
         ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]
     bodies = [entry[0] for entry in entries if entry]
-    size = sum(map(len, bodies)) + OVERHEAD * len(bodies)
-    if size > weight + weight // 4 and len(bodies) > 1:
+    charged = sum(map(len, bodies)) + OVERHEAD * len(bodies)
+    if charged > max_bytes + max_bytes // 4 and len(bodies) > 1:
         so_far = list(accumulate(map(OVERHEAD.__add__, map(len, bodies))))
-        count = min(bisect_left(so_far, weight) + 1, len(bodies))
+        count = min(bisect_left(so_far, max_bytes) + 1, len(bodies))
         if count < len(bodies):
             looked_at = count if len(ids) == looked_at else _position(entries, count)
-            ids, bodies, size = ids[:count], bodies[:count], so_far[count - 1]
-    return looked_at, ids, bodies, size
+            ids, bodies, charged = ids[:count], bodies[:count], so_far[count - 1]
+    return looked_at, ids, bodies, charged
 
 
-def _position(entries: Sequence[Entry | None], count: int) -> int:
-    """Behind the ``count``-th that is there."""
+def _position(entries: Sequence[BufferedMessage | None], count: int) -> int:
+    """Return the position after the ``count``-th entry that is not None."""
     return next(islice((at for at, entry in enumerate(entries, 1) if entry), count - 1, None))
