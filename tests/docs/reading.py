@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 _READMES = ("core/*.md", "pipeline/README.md", "plugins/*/README.md", "examples/*/README.md")
 PAGES = sorted(
     [
-        *(ROOT / "README.md", ROOT / "SECURITY.md"),
+        *(ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"),
         *DOCS.rglob("*.md"),
         *(page for pattern in _READMES for page in ROOT.glob(pattern)),
     ]

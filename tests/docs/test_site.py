@@ -37,6 +37,7 @@ def project(tmp_path: Path) -> Path:
         "bench/README.md",
         "README.md",
         "SECURITY.md",
+        "CONTRIBUTING.md",
         "LICENSE",
         "mkdocs.yml",
     ):
