@@ -1,59 +1,78 @@
-"""The reading side: pending map, else index, else one ``pread``."""
+"""Reader: write buffer, else index, else one ``pread``. One reader for stores of this process and next to other processes.
+
+``read`` of a local store has a fast path without locks. It looks the location up, reads, and makes sure that nothing which an
+older lookup may point to was overwritten, cut or closed meanwhile (``Segments.epoch``). If anything is not as it should be, an
+unknown id included, the slow path decides: it gives the answer or the error.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import attrs
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
-from msgstore.engine.read.coalescing import runs
+from msgstore.engine.backends import Backends
+from msgstore.engine.ids import check_id
+from msgstore.engine.read.coalescing import coalesce_reads
+from msgstore.engine.read.strategy import Fetched, ReadStrategy
 from msgstore.engine.segment.errors import io_error, io_errors
-from msgstore.engine.segment.segments import Segments
-from msgstore.engine.write.write_buffer import Entry
-from msgstore.engine.write.writer import Writer, check_id
-from msgstore.lock_file import read_lock
+from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.scan import WholeRecord
+
+_MAX_MOVES = 1000
+"""Times that a record may move while it is read."""
+_MAX_RETRIES = 200
+"""Times that a segment file is looked for that the index points to ..."""
+_RETRY_SECONDS = 0.005
+"""... and the time between them."""
+
+
+@attrs.frozen
+class _Located:
+    """A record that was read and decoded."""
+
+    fetched: Fetched
+    offset: int
+    stored: bytes
+    """Stored body."""
 
 
 class Reader:
-    """Reads for one open store.
-
-    ``read`` takes no lock. It looks the location up, reads, and makes sure that nothing which an older lookup may point to
-    was overwritten, cut or closed meanwhile (``Segments.epoch``). Whatever goes wrong on that way, an unknown id included,
-    is done again under the lock, which gives the answer or the error.
-    """
+    """One instance per open store. Thread-safe."""
 
     read: Callable[[bytes], bytes]
 
-    def __init__(
-        self, writer: Writer, segments: Segments, *, plain: bool, mapped: bool, lock_text: bytes | None = None
-    ) -> None:
-        """``plain``: the codec's stored bodies are what clients read, so it need not be called. ``mapped``: ``read`` takes
-        records from mappings of the segments, which the slow way makes when it meets a segment or new bytes of it.
-        ``lock_text``: what the lock file said when the store was opened for reading, if nobody else follows its writers."""
-        self._writer = writer
-        self._segments = segments
-        self._lock = writer.ledger.lock
-        self._intake = writer.intake
-        self._shared = writer.ledger.shared
-        self._locate = writer.index.get
-        self._decode_body = writer.backends.decode_body
-        self._mapped = mapped
-        self._lock_text = lock_text
-        self.read = self._make_mapped_read(plain=plain) if mapped else self._make_read(plain=plain)
+    def __init__(self, strategy: ReadStrategy, accounting: LiveAccounting) -> None:
+        self._strategy = strategy
+        self._segments = accounting.segments
+        self._directory = accounting.segments.directory
+        self._shared = accounting.shared
+        self._locate = accounting.index.get
+        self._mapped = False
+        self.read = self.read_slow
 
-    def _make_read(self, *, plain: bool) -> Callable[[bytes], bytes]:
-        """A function whose names are all its own: for small messages attribute look-ups would cost as much as the disk."""
-        segments, pending, locate, slowly = self._segments, self._intake.pending, self._locate, self._read_slowly
-        opened, pread, decode_body = segments.readers, segments.files.pread, self._decode_body
+    # -- fast paths of a local store --------------------------------------------------------------------------------------
+
+    def use_fast_path(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends, *, mapped: bool) -> None:
+        """Serve ``read`` without locks. ``mapped``: from memory maps of the segments instead of ``pread``."""
+        self._mapped = mapped
+        self.read = self._make_mapped_read(pending, backends) if mapped else self._make_read(pending, backends)
+
+    def _make_read(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
+        segments, locate, slow_path, plain = self._segments, self._locate, self.read_slow, backends.plain_bodies
+        opened, pread, decode_body = segments.readers, segments.files.pread, backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
-        def read(msg_id: bytes) -> bytes:
+        def read(msg_id: bytes) -> bytes:  # all names are local: for small messages attribute lookups would cost as much as the disk
             try:
                 if msg_id in pending and (body := pending[msg_id][0]).__class__ is bytes:
                     return body
                 if shared and msg_id in shared:
-                    return slowly(msg_id)
+                    return slow_path(msg_id)
                 epoch = segments.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 fd, decode = opened[location >> number_shift]
@@ -63,22 +82,21 @@ class Reader:
                     return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
             except (TypeError, KeyError, OSError, RecordError):
                 pass
-            return slowly(msg_id)
+            return slow_path(msg_id)
 
         return read
 
-    def _make_mapped_read(self, *, plain: bool) -> Callable[[bytes], bytes]:
-        """As ``_make_read``, with a slice of a mapping for ``pread``; written out, since calls are what it saves."""
-        segments, pending, locate, slowly = self._segments, self._intake.pending, self._locate, self._read_slowly
-        maps, decode_body = segments.maps, self._decode_body
+    def _make_mapped_read(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
+        segments, locate, slow_path, plain = self._segments, self._locate, self.read_slow, backends.plain_bodies
+        maps, decode_body = segments.maps, backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
-        def read(msg_id: bytes) -> bytes:
+        def read(msg_id: bytes) -> bytes:  # as above, written out: calls are what a map saves
             try:
                 if msg_id in pending and (body := pending[msg_id][0]).__class__ is bytes:
                     return body
                 if shared and msg_id in shared:
-                    return slowly(msg_id)
+                    return slow_path(msg_id)
                 epoch = segments.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 mapped, decode = maps[location >> number_shift]
@@ -86,159 +104,184 @@ class Reader:
                 record = mapped[offset : offset + size]
                 if segments.epoch == epoch and len(record) == size:
                     return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
-            except (TypeError, KeyError, ValueError, RecordError):  # ValueError: the mapping was closed
+            except (TypeError, KeyError, ValueError, RecordError):  # ValueError: the map was closed
                 pass
-            return slowly(msg_id)
+            return slow_path(msg_id)
 
         return read
 
-    def _read_slowly(self, msg_id: bytes) -> bytes:
-        """The body of a live message. Raises MessageNotFound, CorruptRecord, StoreIOError, ValueError (id)."""
+    # -- for clients ------------------------------------------------------------------------------------------------------
+
+    def read_slow(self, msg_id: bytes) -> bytes:
+        """Return the body of a live message. Raises MessageNotFound, CorruptRecord, StoreError, ValueError (id)."""
         check_id(msg_id)
-        with self._lock:
-            body = self._look(msg_id)
+        body = self._strategy.consistently(lambda backends: self._body(msg_id, backends))
         if body is None:
-            raise MessageNotFound([msg_id], str(self._segments.directory))
+            raise MessageNotFound([msg_id], str(self._directory))
         return body
 
-    def _look(self, msg_id: bytes) -> bytes | None:
-        """Under the lock, which makes sure: nothing moves or goes meanwhile."""
-        self._writer.check_open()
-        if (entry := self._intake.get(msg_id)) is not None:
-            return self._pending_body(msg_id, entry)
-        with io_errors(self._segments.directory):
+    def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the bodies of the present ids. Sorted by segment and offset, neighbours are read with one ``pread``."""
+        wanted = list(ids)
+        for msg_id in wanted:
+            check_id(msg_id)
+        wanted = list(dict.fromkeys(wanted))
+        return self._strategy.consistently(lambda backends: self._read_many(wanted, backends))
+
+    def contains(self, msg_id: bytes) -> bool:
+        """Return True if a live message has this id. ValueError for what is not an id."""
+        check_id(msg_id)
+
+        def is_there(_: Backends) -> bool:
+            with io_errors(self._directory):
+                return self._strategy.buffered(msg_id) is not None or self._locate(msg_id) is not None
+
+        return self._strategy.consistently(is_there)
+
+    # -- for tools; inside ``consistently`` -------------------------------------------------------------------------------
+
+    def stored(self, msg_id: bytes, location: int, backends: Backends) -> bytes:
+        """Return the stored body of a message. Raises MessageNotFound, CorruptRecord, StoreIOError."""
+        return self._find(msg_id, location, backends).stored
+
+    def record(self, msg_id: bytes, location: int, backends: Backends) -> WholeRecord:
+        """Return the whole record of a message. Raises as ``stored``."""
+        found = self._find(msg_id, location, backends)
+        return WholeRecord(found.fetched.path, found.offset, found.fetched.form, found.fetched.data, found.stored)
+
+    # -- the slow path ----------------------------------------------------------------------------------------------------
+
+    def _body(self, msg_id: bytes, backends: Backends) -> bytes | None:
+        """Return the body, or None if there is no such message."""
+        if (entry := self._strategy.buffered(msg_id)) is not None:
+            body = entry[0]
+            return backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
+        with io_errors(self._directory):
             location = self._locate(msg_id)
         if location is None:
             return None
-        if msg_id in self._shared.ids and (body := self._shared.get(msg_id)) is not None:
-            return body
-        stored = self.stored(msg_id, location)
+        if msg_id in self._shared.ids and (cached := self._shared.get(msg_id)) is not None:
+            return cached
+        try:
+            found = self._find(msg_id, location, backends)
+        except MessageNotFound:
+            return None
         if self._mapped:
             self._segments.map(location >> NUMBER_SHIFT)
-        try:
-            body = self._decode_body(msg_id, stored)
-        except RecordError as error:
-            raise self._corrupt(msg_id, location, error) from error
+        body = self._decode_body(msg_id, found, backends)
         if msg_id in self._shared.ids:
             self._shared.put(msg_id, body)
         return body
 
-    def _pending_body(self, msg_id: bytes, entry: Entry) -> bytes:
-        """As it will be read after the flush: a StoredBody goes through the codec once, here or there."""
-        body = entry[0]
-        return self._decode_body(msg_id, body) if isinstance(body, StoredBody) else body
+    def _find(self, msg_id: bytes, location: int, backends: Backends) -> _Located:
+        """Read the record of a message, wherever it moves. Raises MessageNotFound, CorruptRecord, StoreError."""
+        retries = 0
+        here: int | None = location
+        for _ in range(_MAX_MOVES):
+            if here is None:
+                raise MessageNotFound([msg_id], str(self._directory))
+            problem: RecordError | OSError | None = None
+            found: _Located | None = None
+            try:
+                found = self._read_record(msg_id, here, backends)
+            except (RecordError, OSError) as error:
+                problem = error
+            except StoreError:
+                self._strategy.check_unchanged()
+                raise
+            before, here = here, self._locate(msg_id)
+            if here != before:
+                continue
+            if found is not None:
+                return found
+            if problem is not None:
+                if self._strategy.is_final or retries == (_MAX_RETRIES if isinstance(problem, FileNotFoundError) else 1):
+                    raise self._error(msg_id, before, problem)
+                retries += 1
+                self._strategy.drop_file(before >> NUMBER_SHIFT)
+                if retries > 1:
+                    time.sleep(_RETRY_SECONDS)
+        raise StoreError(f"{self._directory}: {msg_id.hex()} was moved {_MAX_MOVES} times while it was read; try again")
 
-    def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The bodies of those that are present. Sorted by file and offset, neighbours are read with one ``pread``.
+    def _read_record(self, msg_id: bytes, location: int, backends: Backends) -> _Located | None:
+        number, offset, size = unpack_location(location)
+        fetched = self._strategy.fetch(number, offset, size, backends)
+        if fetched is None:
+            return None
+        return _Located(fetched, offset, _decode(msg_id, fetched, fetched.data, size))
 
-        As ``read``: without the lock, and whatever is in doubt once more with it.
-        """
-        wanted = list(ids)
-        for msg_id in wanted:
-            check_id(msg_id)
+    def _read_many(self, wanted: list[bytes], backends: Backends) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        doubtful: list[bytes] = []
         located: list[tuple[int, bytes]] = []
-        epoch, pending, shared = self._segments.epoch, self._intake.pending, self._shared.ids
-        with io_errors(self._segments.directory):
-            for msg_id in dict.fromkeys(wanted):
-                if entry := pending.get(msg_id):
-                    found[msg_id] = self._pending_body(msg_id, entry)
-                elif msg_id in shared or (location := self._locate(msg_id)) is None:
-                    doubtful.append(msg_id)
-                else:
+        with io_errors(self._directory):
+            for msg_id in wanted:
+                if (entry := self._strategy.buffered(msg_id)) is not None:
+                    body = entry[0]
+                    found[msg_id] = backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
+                elif (location := self._locate(msg_id)) is not None:
                     located.append((location, msg_id))
-        for run in runs(sorted(located)):
-            bodies = self._read_run(run)
-            if bodies is None or self._segments.epoch != epoch:
-                doubtful += [msg_id for _, msg_id in run]
-            else:
-                found |= bodies
-        with self._lock:
-            self._writer.check_open()
-            for msg_id in doubtful:
-                if (body := self._look(msg_id)) is not None:
+        for run in coalesce_reads(sorted(located)):
+            self._read_run(run, found, backends)
+        for location, msg_id in located:
+            if msg_id not in found or (not self._strategy.is_final and self._locate(msg_id) != location):
+                found.pop(msg_id, None)
+                body = self._body(msg_id, backends)
+                if body is not None:
                     found[msg_id] = body
         return found
 
-    def contains(self, msg_id: bytes) -> bool:
-        check_id(msg_id)
-        with self._lock:
-            self._writer.check_open()
-            with io_errors(self._segments.directory):
-                return self._intake.get(msg_id) is not None or self._locate(msg_id) is not None
-
-    def stored(self, msg_id: bytes, location: int) -> bytes:
-        """The body as it is stored, without the codec. For tools and migration."""
-        return self._checked(msg_id, location)[1]
-
-    def record(self, msg_id: bytes, location: int) -> WholeRecord:
-        """For tools. Raises what ``stored`` raises."""
-        record, body = self._checked(msg_id, location)
-        number, offset, _ = unpack_location(location)
-        segment = self._segments.get(number)
-        return WholeRecord(segment.path, offset, segment.form, record, body)
-
-    def _checked(self, msg_id: bytes, location: int) -> tuple[bytes, bytes]:
-        """A whole record, and the stored body in it."""
-        number, offset, size = unpack_location(location)
-        try:
-            fd, decode = self._segments.reader(number)
-            record = _whole(self._segments.files.pread(fd, size, offset), size)
-            return record, decode(msg_id, record)
-        except RecordError as error:
-            raise self._corrupt(msg_id, location, error) from error
-        except OSError as error:
-            raise self._io_error(location, error) from error
-        except StoreError:
-            self._check_unchanged()
-            raise
-
-    def _check_unchanged(self) -> None:
-        """Before anything is called damage in a store that was opened for reading. Raises StoreError if a writer came since."""
-        if self._lock_text is not None and read_lock(self._segments.directory) != self._lock_text:
-            raise StoreError(
-                f"{self._segments.directory}: another process has opened the store for writing since it was opened for reading "
-                f"here, and may have moved the message; open it again"
-            )
-
-    def _read_run(self, run: list[tuple[int, bytes]]) -> dict[bytes, bytes] | None:
-        """Without the lock; None if anything is not as it should be, or the segment not open."""
+    def _read_run(self, run: list[tuple[int, bytes]], found: dict[bytes, bytes], backends: Backends) -> None:
+        """Add the bodies of neighbouring records that can be read; the others are read one by one."""
         number, start, _ = unpack_location(run[0][0])
         _, last, size = unpack_location(run[-1][0])
-        bodies = {}
-        try:
-            fd, decode = self._segments.readers[number]
-            data = self._segments.files.pread(fd, last + size - start, start)
+        with suppress(OSError, StoreError):
+            fetched = self._strategy.fetch(number, start, last + size - start, backends)
+            if fetched is None:
+                return
             for location, msg_id in run:
                 _, offset, size = unpack_location(location)
-                record = _whole(data[offset - start : offset - start + size], size)
-                bodies[msg_id] = self._decode_body(msg_id, decode(msg_id, record))
-        except (KeyError, OSError, RecordError):
-            return None
-        return bodies
+                with suppress(RecordError):
+                    stored = _decode(msg_id, fetched, fetched.data[offset - start : offset - start + size], size)
+                    found[msg_id] = stored if backends.plain_bodies else backends.decode_body(msg_id, stored)
 
-    def _corrupt(self, msg_id: bytes, location: int, error: RecordError) -> CorruptRecord:
-        self._check_unchanged()
+    # -- errors -----------------------------------------------------------------------------------------------------------
+
+    def _decode_body(self, msg_id: bytes, found: _Located, backends: Backends) -> bytes:
+        try:
+            return found.stored if backends.plain_bodies else backends.decode_body(msg_id, found.stored)
+        except RecordError as error:
+            raise self._corrupt(msg_id, found.fetched.path, found.offset, error) from error
+
+    def _error(self, msg_id: bytes, location: int, problem: RecordError | OSError) -> StoreError:
+        self._strategy.check_unchanged()
         number, offset, _ = unpack_location(location)
-        path = self._segments.by_number[number].path
-        self._segments.telemetry.damage(path.name, offset, error.reason)
+        segment = self._segments.by_number.get(number)
+        path = segment.path if segment is not None else self._directory / str(number)
+        if isinstance(problem, FileNotFoundError):
+            return StoreError(
+                f"{self._directory}: the index is damaged: it points to segment {number}, which does not exist. Stop the "
+                "writer, move the index files (msgstore-*) away, and open the store again: it is rebuilt from the segments."
+            )
+        if isinstance(problem, OSError):
+            return io_error(path, offset, problem)
+        return self._corrupt(msg_id, path, offset, problem)
+
+    def _corrupt(self, msg_id: bytes, path: object, offset: int, error: RecordError) -> CorruptRecord:
+        self._strategy.check_unchanged()
+        file = self._directory / str(path)
+        self._segments.telemetry.damage(file.name, offset, error.reason)
         return CorruptRecord(
-            f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
-            f"'msgstore salvage' copies every good record into a fresh store.",
+            f"{file} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
+            f"'msgstore salvage' copies every intact record into a new store.",
             reason=error.reason,
-            path=path,
+            path=file,
             offset=offset,
             msg_id=msg_id,
         )
 
-    def _io_error(self, location: int, error: OSError) -> Exception:
-        self._check_unchanged()
-        number, offset, _ = unpack_location(location)
-        return io_error(self._segments.by_number[number].path, offset, error)
 
-
-def _whole(record: bytes, size: int) -> bytes:
+def _decode(msg_id: bytes, fetched: Fetched, record: bytes, size: int) -> bytes:
+    """Return the stored body of a record. Raises RecordError."""
     if len(record) != size:
         raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
-    return record
+    return fetched.form.format.decode(msg_id, record)
