@@ -145,7 +145,7 @@ def test_a_wrong_id_in_a_removal_costs_no_message(opened):
     store.flush()
     assert one.read(A) == b"1"
     assert store.stats().pending == 0
-    assert store._writer.intake.shared == {}
+    assert store._buffer.shared == {}
 
 
 def test_refused_removal_keeps_pending_messages(opened):
@@ -186,7 +186,7 @@ def test_reference_written_beside_a_remover_is_flushed(opened):
     client = store.client()
     client.write(A, b"1")
     client.write(A, b"1")
-    store._writer.intake.pending.pop(A)
+    store._buffer.pending.pop(A)
     client.write(A, b"1")
     store.flush()
     assert store.references(A) == 3
@@ -321,9 +321,9 @@ def test_what_dies_on_disk_while_a_second_reference_waits_is_written_again(opene
 
     def known_and_gone(ids):
         found = known(ids)
-        with store._ledger.lock:
-            store._ledger.bury(store._writer.index.release([A]).freed)
-            store._ledger.lingering.clear()
+        with store._accounting.state_lock:
+            store._accounting.bury(store._writer.index.release([A]).freed)
+            store._accounting.lingering.clear()
         store._writer._batches._known = known
         return found
 
@@ -374,7 +374,7 @@ def test_counts_are_exact_whoever_meets_whom(opened):
     store.flush()
     wanted = sum(outcomes, Counter())
     assert {msg_id: store.references(msg_id) for msg_id in ids} == {msg_id: wanted[msg_id] for msg_id in ids}
-    assert store._writer.intake.shared == {}
+    assert store._buffer.shared == {}
     client = store.client()
     for msg_id, count in wanted.items():
         client.remove([msg_id] * count)
@@ -487,7 +487,7 @@ def test_at_the_bound_of_unconfirmed_bytes_a_writer_waits(opened):
     filling.start()
     assert files.inside.wait(30)
     assert not done.wait(0.2)
-    assert store._writer.intake.weight() < 3 * 2**20
+    assert store._buffer.weight() < 3 * 2**20
     files.go_on.set()
     assert done.wait(30)
     filling.join(30)
@@ -646,8 +646,8 @@ def test_clients_that_go_while_others_write_the_same_ids(opened):
                 client.remove([msg_id])
 
     in_threads(*(lambda seed=seed: come_and_go(seed) for seed in range(3)), stay, stay)
-    assert store._writer.intake.pending == {}
-    assert store._writer.intake.shared == {}
+    assert store._buffer.pending == {}
+    assert store._buffer.shared == {}
 
 
 # -- one object for many readers ------------------------------------------------------------------------------------------
@@ -667,7 +667,7 @@ def test_readers_of_a_shared_body_get_one_object(opened):
     two.remove([A])
     with pytest.raises(msgstore.MessageNotFound):
         one.read(A)
-    assert not store._ledger.shared.ids
+    assert not store._accounting.shared.ids
 
 
 def test_the_cache_of_shared_bodies_is_bounded(opened):
@@ -679,7 +679,7 @@ def test_the_cache_of_shared_bodies_is_bounded(opened):
     store.flush()
     for number in range(30):
         assert one.read(bytes([number]) * 16) == bytes([number]) * 1000
-    shared = store._ledger.shared
+    shared = store._accounting.shared
     assert shared._bytes == sum(map(len, shared._bodies.values())) <= 10 * 1024
     assert len(shared._bodies) == 10
     assert one.read(bytes([29]) * 16) is two.read(bytes([29]) * 16)

@@ -40,7 +40,7 @@ class Says:
 
 
 def told(store, *actions):
-    store._collection._policy = Says(*actions)
+    store._collector._policy = Says(*actions)
     return store.compact()
 
 
@@ -223,7 +223,7 @@ def test_compaction_in_place_syncs_every_step(tmp_path, monkeypatch):
     files = RecordingFiles()
     with open_with(tmp_path, files, index="lmdb", **HOUR) as store:
         _, (number, _) = halves(store)
-        index = store._ledger.index
+        index = store._accounting.index
         commit = index.commit
         monkeypatch.setattr(index, "commit", lambda: (files.operations.append(("commit", "", 0)), commit()))
 
@@ -232,7 +232,7 @@ def test_compaction_in_place_syncs_every_step(tmp_path, monkeypatch):
                 files.operations.clear()
                 return super().plan(segments, now)
 
-        store._collection._policy = Planned(Compact(number))
+        store._collector._policy = Planned(Compact(number))
         store.compact()
         kinds = ("pwrite", "sync", "truncate")
         happened = [

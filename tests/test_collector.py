@@ -213,7 +213,7 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
 def test_whatever_happens_to_a_look_the_collector_goes_on(opened, monkeypatch):
     """Writers would wait for ever for one that has ended."""
     store = opened()
-    totals, failures = store._ledger.totals, []
+    totals, failures = store._accounting.totals, []
 
     def fail():
         if len(failures) < 3 and threading.current_thread() is store._collector._thread:
@@ -221,7 +221,7 @@ def test_whatever_happens_to_a_look_the_collector_goes_on(opened, monkeypatch):
             raise RuntimeError("dictionary changed size during iteration")
         return totals()
 
-    monkeypatch.setattr(store._ledger, "totals", fail)
+    monkeypatch.setattr(store._accounting, "totals", fail)
     client = store.client()
     ids = fill(client, 1000)
     store.roll()
@@ -252,7 +252,7 @@ def test_segments_are_added_up_while_others_begin_new_ones(opened):
 
     by_number[999] = Adding()
     try:
-        assert store._ledger.totals() == (0, 0)
+        assert store._accounting.totals() == (0, 0)
     finally:
         by_number.clear()
 

@@ -23,7 +23,7 @@ class Says:
 
 
 def told(store, *actions):
-    store._collection._policy = Says(*actions)
+    store._collector._policy = Says(*actions)
     return store.compact()
 
 

@@ -90,8 +90,8 @@ def run(path, index, fail, last, sync):
     files = Faults(last)
     store = open_with(path, files, index=index, sync_interval=sync, max_unconfirmed="12KiB", large_message=800, gc_interval=0)
     try:
-        commit = store._ledger.index.commit
-        store._ledger.index.commit = files.commit_first(commit)
+        commit = store._accounting.index.commit
+        store._accounting.index.commit = files.commit_first(commit)
         counted = Counted(store.client())
         files.fail = fail
         work(counted)
@@ -179,17 +179,17 @@ def test_remove_of_unreadable_entries_removes_none(tmp_path, index, monkeypatch)
     store.flush()
     client.write(IDS[4], b"memory")
     other.write(IDS[4], b"memory")
-    release = store._ledger.index.release
+    release = store._accounting.index.release
 
     def failing(ids):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(store._ledger.index, "release", failing)
+    monkeypatch.setattr(store._accounting.index, "release", failing)
     with pytest.raises(msgstore.StoreIOError) as caught:
         client.remove([IDS[0], IDS[4], IDS[1]])
     assert not getattr(caught.value, "applied", False)
     assert [store.references(msg_id) for msg_id in (IDS[0], IDS[1], IDS[4])] == [1, 1, 2], "a failed removal took references"
-    monkeypatch.setattr(store._ledger.index, "release", release)
+    monkeypatch.setattr(store._accounting.index, "release", release)
     client.remove([IDS[0], IDS[4], IDS[1]])
     assert [store.references(msg_id) for msg_id in (IDS[0], IDS[1], IDS[4])] == [0, 0, 1]
     store.close()
@@ -206,11 +206,11 @@ def test_repeated_removal_takes_no_second_reference(tmp_path, index, monkeypatch
     def failing(ids):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    release = store._ledger.index.release
-    monkeypatch.setattr(store._ledger.index, "release", failing)
+    release = store._accounting.index.release
+    monkeypatch.setattr(store._accounting.index, "release", failing)
     with pytest.raises(msgstore.StoreIOError) as caught:
         client.remove(IDS[:2])
-    monkeypatch.setattr(store._ledger.index, "release", release)
+    monkeypatch.setattr(store._accounting.index, "release", release)
     client.remove(getattr(caught.value, "ids", IDS[:2]))
     assert (store.references(IDS[0]), store.references(IDS[1])) == (1, 0), "a message lost more references than were removed"
     store.close()

@@ -291,7 +291,7 @@ def test_closing_from_a_confirm_does_not_wait_for_a_flusher_that_waits_for_it(ce
         store.close()
 
     def write_and_flush():
-        with store._ledger.flushing:  # the flusher must not come first
+        with store._accounting.flush_lock:  # the flusher must not come first
             store.client("c", on_confirm=close).write(KEPT, b"1")
             store.flush()
 

@@ -182,7 +182,7 @@ def test_a_sealed_segment_ends_in_an_index_that_an_outsider_reads(index_name, tm
         client.remove([i for n, i in enumerate(IDS) if n % 3 and n % 5])
         small = [s.number for s in store.segments() if s.live_count and not s.current]
         pairs = [Combine(pair) for pair in list(pairwise(small))[:1]]
-        with mock.patch.object(store._collection, "_policy", SimpleNamespace(plan=lambda *_: pairs)):
+        with mock.patch.object(store._collector, "_policy", SimpleNamespace(plan=lambda *_: pairs)):
             assert [one.done for one in store.compact()] == ["combined", "combined"]
         assert set(named_ids(tmp_path)) >= {entry.msg_id for entry in store.entries()}
         live = hashes(store)
@@ -434,7 +434,7 @@ def test_a_store_serves_them_and_their_long_keys_stay(index_name, others):
         store.compact(everything=True)
         left = {key for n, key in enumerate(MESSAGES) if n % 3}
         assert keys_of(store) == left
-        with mock.patch.object(store._collection, "_policy", SimpleNamespace(plan=lambda *_: [Combine((0, 1))])):
+        with mock.patch.object(store._collector, "_policy", SimpleNamespace(plan=lambda *_: [Combine((0, 1))])):
             assert [one.done for one in store.compact()] == ["combined", "combined"]
         assert keys_of(store) == left
         assert set(named_ids(others)) >= left

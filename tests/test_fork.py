@@ -74,7 +74,7 @@ def test_the_child_is_refused_and_the_parent_goes_on(tmp_path, cell, held):
             taken, done = threading.Event(), threading.Event()
 
             def hold():
-                with store._ledger.flushing, store._ledger.lock:
+                with store._accounting.flush_lock, store._accounting.state_lock:
                     taken.set()
                     done.wait(60)
 

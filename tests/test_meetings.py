@@ -272,7 +272,7 @@ def test_a_segment_that_becomes_empty_behind_a_commit_is_deleted_behind_the_next
     store.roll()
     client.remove([A])
     store.flush()
-    index = store._ledger.index
+    index = store._accounting.index
     commit = index.commit
 
     def and_remove():
@@ -283,7 +283,7 @@ def test_a_segment_that_becomes_empty_behind_a_commit_is_deleted_behind_the_next
 
     monkeypatch.setattr(index, "commit", and_remove)
     client.write(D, b"d")
-    store._ledger._committed = False  # with an index that is not persistent, too
+    store._accounting._committed = False  # with an index that is not persistent, too
     with contextlib.suppress(Crash):
         store.flush()
     store.abandon()
@@ -321,7 +321,7 @@ def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypa
                 site.ledger.lock.acquire()
 
     monkeypatch.setattr(rewriting, "_swap", swap_and_remove)
-    store._collection._policy = Says(Combine((0, 1)))
+    store._collector._policy = Says(Combine((0, 1)))
     store.compact()
     assert len(calls) > 1
     left = [id_of(number) for number in range(6) if id_of(number) not in calls[0].ids]
@@ -331,8 +331,8 @@ def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypa
 def test_a_commit_that_failed_is_tried_again_by_the_flusher(opened, monkeypatch):
     store, told = opened(sync_interval="1ms"), threading.Event()
     client = store.client(on_confirm=lambda ids: told.set())
-    index = store._ledger.index
-    store._ledger._committed = False
+    index = store._accounting.index
+    store._accounting._committed = False
     commit, failures = index.commit, []
 
     def failing():
@@ -354,7 +354,7 @@ def test_a_write_that_is_confirmed_late_is_confirmed_all_the_same(opened):
 
     def trace(frame, event, arg):
         if frame.f_code is client.write.__code__:
-            if event == "line" and A in store._writer.intake.pending:
+            if event == "line" and A in store._buffer.pending:
                 beside(store.flush)
             return trace
         return None
@@ -579,7 +579,7 @@ def test_removals_whose_commit_failed_are_committed_by_the_flusher(opened, cell,
     store.flush()
     if cell.index == "ets":
         return  # it commits nothing
-    index = store._ledger.index
+    index = store._accounting.index
     commit, failures = index.commit, []
 
     def failing():
@@ -612,7 +612,7 @@ def test_commits_that_fail_hold_writers_up_until_they_succeed(opened, cell, monk
     def failing():
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(store._ledger.index, "commit", failing)
+    monkeypatch.setattr(store._accounting.index, "commit", failing)
     refused = 0
     for number in range(200):
         try:
@@ -638,7 +638,7 @@ def test_a_disk_that_takes_its_time_to_fail_lets_nobody_by_meanwhile(opened, cel
             raised.wait(0.2)  # at most: who is held up waits for this commit
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(store._ledger.index, "commit", failing)
+    monkeypatch.setattr(store._accounting.index, "commit", failing)
     ids = iter(map(id_of, range(200)))
     with pytest.raises(msgstore.StoreIOError):
         deque(client.remove([msg_id]) for msg_id in ids)  # until the bound
@@ -658,7 +658,7 @@ def test_a_disk_that_takes_its_time_to_fail_lets_nobody_by_meanwhile(opened, cel
 def test_what_an_index_refuses_stays_in_the_intake(opened, monkeypatch):
     store, told = opened(), []
     client = store.client(on_confirm=told.extend)
-    index = store._ledger.index
+    index = store._accounting.index
 
     def refuse(*columns):
         monkeypatch.undo()
@@ -713,7 +713,7 @@ def test_deleted_segment_is_synced_before_the_index_forgets_it(opened, cell, mon
     store.roll()
     client.write(B, b"b")
     store.roll()
-    index = store._ledger.index
+    index = store._accounting.index
     commit = index.commit
     monkeypatch.setattr(index, "commit", lambda: (files.add("commit"), commit()))
     client.remove([A])
@@ -760,7 +760,7 @@ def test_many_clients_hold_back_little_more_together_than_one(opened):
         client = store.client()
         for number in range(4):
             client.write(id_of(4 * client_number + number), bytes(100 * 2**10))
-    assert store._writer.intake.weight() < WINDOW + 12 * 2**20
+    assert store._buffer.weight() < WINDOW + 12 * 2**20
 
 
 class Meeting:
@@ -785,7 +785,7 @@ def test_a_removal_that_meets_a_close_is_told_so(opened, how):
     client = store.client()
     client.write(A, b"a")
     store.flush()
-    store._ledger.lock = Meeting(store._ledger.lock, getattr(store, how))
+    store._accounting.state_lock = Meeting(store._accounting.state_lock, getattr(store, how))
     with pytest.raises(msgstore.StoreClosed):
         client.remove([A])
     assert on_disk(opened()) == {A: 1}

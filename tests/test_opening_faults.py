@@ -140,7 +140,7 @@ def test_killed_before_first_commit_scans_the_tail(stores, tmp_path, monkeypatch
     store = open_with(path, index=kind, sync_interval="1h")
     store.client().write(new, b"new")
     with monkeypatch.context() as patch:
-        patch.setattr(store._ledger.index, "commit", stop)
+        patch.setattr(store._accounting.index, "commit", stop)
         with pytest.raises(Crash):
             store.flush()
     store.abandon()

@@ -378,7 +378,7 @@ def test_records_behind_the_last_commit_keep_older_counts(tmp_path):
     client = store.client()
     client.write_many([(a, b"a"), (a, b"a")])
     store.roll()
-    store._ledger.commit = lambda: None  # the process is killed before the next one
+    store._accounting.commit = lambda: None  # the process is killed before the next one
     client.remove([a, a])
     client.write_many([(a, b"a"), (b, b"b")])
     store.flush()

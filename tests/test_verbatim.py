@@ -38,7 +38,7 @@ def test_records_are_moved_byte_for_byte(index, tmp_path, action, erase):
         client.remove(ids[::3])
         store.flush()
         before = records(store)
-        store._collection._policy = Says(action)
+        store._collector._policy = Says(action)
         assert {done.done for done in store.compact()} <= {"combined", "compacted"}
         assert records(store) == before
         assert all(b"tests" in record for record in before.values())

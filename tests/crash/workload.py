@@ -207,7 +207,7 @@ class Run:
         self.dropping = None
 
     def _collect(self, *actions: Action) -> None:
-        with mock.patch.object(self.store._collection, "_policy", SimpleNamespace(plan=lambda *_: actions)):
+        with mock.patch.object(self.store._collector, "_policy", SimpleNamespace(plan=lambda *_: actions)):
             done = self.store.compact()
         self.truth.settle()
         assert not [segment for segment in done if segment.skipped], done

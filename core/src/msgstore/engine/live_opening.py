@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreLocked
 from msgstore.engine.live_store import LiveStore
-from msgstore.engine.open.recovery import Progress
+from msgstore.engine.open.recovery import RecoveryProgress
 from msgstore.engine.open.startup import open_parts, parts_beside
-from msgstore.engine.read.writer_tracker import View, WriterTracker
+from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.writer_lock import check_no_writer
@@ -26,7 +26,7 @@ def open_live(
     files: Files,
     *,
     refcounts: Iterable[tuple[bytes, int]] | None,
-    progress: Progress | None,
+    progress: RecoveryProgress | None,
     follow: bool,
 ) -> LiveStore:
     """Beside a writer nothing is recovered: its index is right. Without one the store is opened as any other; unless it is to
@@ -36,15 +36,15 @@ def open_live(
         raise StoreError(f"{config.path}: there is no such directory")
     counts = None if refcounts is None else list(refcounts)
     for _ in range(_ATTEMPTS):
-        following = WriterTracker(config, catalogue, files)
+        tracker = WriterTracker(config, catalogue, files)
         try:
-            store = _open(config, catalogue, files, following, counts, progress, follow=follow)
+            store = _open(config, catalogue, files, tracker, counts, progress, follow=follow)
         except BaseException:
-            following.close()
+            tracker.close()
             raise
         if store is not None:
             return store
-        following.close()
+        tracker.close()
     raise StoreError(f"{config.path}: writers came and went {_ATTEMPTS} times while the store was being opened; try again")
 
 
@@ -52,20 +52,20 @@ def _open(
     config: StoreConfig,
     catalogue: Catalogue,
     files: Files,
-    following: WriterTracker,
+    tracker: WriterTracker,
     counts: Iterable[tuple[bytes, int]] | None,
-    progress: Progress | None,
+    progress: RecoveryProgress | None,
     *,
     follow: bool,
 ) -> LiveStore | None:
     """None if a writer came meanwhile."""
-    text = following.text()
+    text = tracker.text()
     try:
         check_no_writer(config.path)
     except StoreLocked as error:
         if error.pid == os.getpid():
             raise
-        return _beside(config, catalogue, files, following)
+        return _beside(config, catalogue, files, tracker)
     obstacle = None if follow else _NOT_NOTED
     try:
         try:
@@ -76,22 +76,22 @@ def _open(
             obstacle = str(error)  # without a writer all can be read, but no writer would know of this reader
             parts = open_parts(config, catalogue, files, read_only=True, refcounts=counts, progress=progress)
     except StoreError:
-        if following.text() == text:
+        if tracker.text() == text:
             raise
         return None
-    store = LiveStore(config, parts, following, files)
-    following.begin(parts.writer.index, View(text, parts.backends, live=False), obstacle=obstacle)
-    if following.text() != text:
+    store = LiveStore(config, parts, tracker, files)
+    tracker.begin(parts.writer.index, ReadView(text, parts.backends, live=False), obstacle=obstacle)
+    if tracker.text() != text:
         store.close()
         return None
     return store
 
 
-def _beside(config: StoreConfig, catalogue: Catalogue, files: Files, following: WriterTracker) -> LiveStore:
+def _beside(config: StoreConfig, catalogue: Catalogue, files: Files, tracker: WriterTracker) -> LiveStore:
     parts = parts_beside(config, catalogue, files)
-    store = LiveStore(config, parts, following, files)
+    store = LiveStore(config, parts, tracker, files)
     try:
-        following.begin(parts.writer.index, None)
+        tracker.begin(parts.writer.index, None)
     except BaseException:
         store.close()
         raise

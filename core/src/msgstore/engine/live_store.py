@@ -13,7 +13,7 @@ from msgstore.directory import segment_number
 from msgstore.engine.open.recovery import Recovery
 from msgstore.engine.open.startup import Parts
 from msgstore.engine.read.live_reader import LiveReader
-from msgstore.engine.read.writer_tracker import View, WriterTracker
+from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.state.checkpoint import Row, rows
 from msgstore.engine.store import Entry, Store, StoreStats
@@ -29,14 +29,14 @@ class LiveStore(Store):
     it shows what its opening has recovered, unconfirmed records included.
     """
 
-    def __init__(self, config: StoreConfig, parts: Parts, following: WriterTracker, files: Files) -> None:
+    def __init__(self, config: StoreConfig, parts: Parts, tracker: WriterTracker, files: Files) -> None:
         super().__init__(config, parts, "r")
-        self._following = following
+        self._following = tracker
         self._index = parts.writer.index
-        self._reader: LiveReader = LiveReader(following, files, self._index, parts.reader)  # type: ignore[assignment]
+        self._reader: LiveReader = LiveReader(tracker, files, self._index, parts.reader)  # type: ignore[assignment]
 
     def stats(self) -> StoreStats:
-        def look(view: View) -> StoreStats:
+        def look(view: ReadView) -> StoreStats:
             stats = super(LiveStore, self).stats()
             if not view.live:
                 return stats
@@ -58,7 +58,7 @@ class LiveStore(Store):
         """Every segment as of the last commit, in number order."""
         return self._following.consistently(lambda view: self._rows(view) if view.live else super(LiveStore, self).segments())
 
-    def _rows(self, view: View) -> list[SegmentStats]:
+    def _rows(self, view: ReadView) -> list[SegmentStats]:
         with io_errors(self.path):
             state = self._index.load() or {}
         try:

@@ -94,17 +94,17 @@ class BrokerCounts:
         return (msg_id for msg_id, location in pairs if self.locations.get(msg_id) == location)
 
 
-def read_broker_counts(segments: Segments, leftovers: ShutdownFiles, *, read_only: bool) -> BrokerCounts | None:
+def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, read_only: bool) -> BrokerCounts | None:
     """Read the counts that a broker saved. Return None, and log why, if there are none that can be used.
 
     Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes removes them permanently.
     """
-    path = leftovers.saved(SAVED_COUNTS)
+    path = shutdown_files.saved(SAVED_COUNTS)
     what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."
     if path is None:
         _store_log.warning(what, segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it")
         return None
-    if leftovers.text is None:
+    if shutdown_files.text is None:
         _store_log.warning(what, path, "there is no clean.dot beside it, so it may be older than the segments")
         return None
     counts = BrokerCounts(segments.directory)
@@ -115,7 +115,7 @@ def read_broker_counts(segments: Segments, leftovers: ShutdownFiles, *, read_onl
             return None
         if table.problem:
             counts.object(table.problem)
-        _compare_summary(segments, leftovers, counts)
+        _compare_summary(segments, shutdown_files, counts)
     except OSError as error:
         if not read_only:
             raise StoreError(
@@ -127,9 +127,9 @@ def read_broker_counts(segments: Segments, leftovers: ShutdownFiles, *, read_onl
     return counts
 
 
-def tell_missing(segments: Segments, leftovers: Leftovers, recovery: Recovery) -> None:
+def report_missing(segments: Segments, shutdown_files: Leftovers, recovery: Recovery) -> None:
     """Of a directory without a segment: what a broker's counts say was there is missing."""
-    counts = read_broker_counts(segments, leftovers, read_only=True)
+    counts = read_broker_counts(segments, shutdown_files, read_only=True)
     live = [msg_id for msg_id, count in counts.references.items() if count] if counts is not None else []
     if live:
         recovery.how, recovery.missing, recovery.first_missing = "rebuild", len(live), live[0]
@@ -142,9 +142,9 @@ def _read(segments: Segments, path: Path, read: Callable[[Data, Take, int], Tabl
         return read(data, take, len(data) // _SMALLEST_ROW)
 
 
-def _compare_summary(segments: Segments, leftovers: ShutdownFiles, counts: BrokerCounts) -> None:
+def _compare_summary(segments: Segments, shutdown_files: ShutdownFiles, counts: BrokerCounts) -> None:
     """Compare ``file_summary.ets`` with the sizes of the segments, and with what the counts say is alive in each."""
-    path = leftovers.saved(SAVED_SUMMARY)
+    path = shutdown_files.saved(SAVED_SUMMARY)
     if path is None:
         counts.object(f"there is no {SAVED_SUMMARY} beside it")
         return

@@ -12,7 +12,7 @@ from itertools import repeat
 
 from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
-from msgstore.engine.open.recovery import Meter, Progress, Recovery, count_live, missing_files, scan_segment
+from msgstore.engine.open.recovery import ProgressMeter, RecoveryProgress, Recovery, count_live, missing_files, scan_segment
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint
@@ -20,7 +20,7 @@ from msgstore.engine.state import checkpoint
 log = logging.getLogger("msgstore.recovery")
 
 
-def without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
+def recover_without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
     """Of a directory that has none: it is new, unless the index knows better."""
     try:
         lost = missing_files(checkpoint.rows(state), ())
@@ -32,7 +32,7 @@ def without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
     return Recovery("rebuild", lost=lost, missing=sum(found.messages for found in lost), first_missing=first)
 
 
-def tell_lost(segments: Segments, recovery: Recovery) -> None:
+def report_lost(segments: Segments, recovery: Recovery) -> None:
     """Once it is known what becomes of the others."""
     for found in recovery.lost:
         recovery.damaged.append(f"{found.file}: {found}")
@@ -44,7 +44,7 @@ def tell_lost(segments: Segments, recovery: Recovery) -> None:
         log.warning(what, segments.directory, recovery.missing)
 
 
-def mend(segments: Segments, index: Index, recovery: Recovery, progress: Progress | None) -> None:
+def repair_index(segments: Segments, index: Index, recovery: Recovery, progress: RecoveryProgress | None) -> None:
     """Have the index speak of what is there, and nothing else, where segments are missing or shortened. Counts stay.
 
     An id names one body for ever, so any copy will do for a record that is gone: of several the one that a rebuild would take.
@@ -79,11 +79,11 @@ def _places(segments: Segments, segment: Segment, recovery: Recovery) -> set[tup
 
 
 def find_copies(
-    segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: Progress | None
+    segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: RecoveryProgress | None
 ) -> dict[bytes, int]:
     """Where these ids have another record. Only what is whole is taken; damage beside it is for others to find."""
     copies: dict[bytes, int] = {}
-    meter = Meter(segments, progress)
+    meter = ProgressMeter(segments, progress)
     for segment in segments:
         with segments.errors(segment), segments.files.view(segment.path) as data:
             scan = segment.form.scan(data)

@@ -27,7 +27,7 @@ from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import BrokerCounts
 from msgstore.engine.open.lost_segments import find_copies
-from msgstore.engine.open.recovery import LostSegment, Meter, Plan, Progress, Recovery, count_live, rebuild, scan_segment
+from msgstore.engine.open.recovery import LostSegment, ProgressMeter, RecoveryPlan, RecoveryProgress, Recovery, count_live, rebuild, scan_segment
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import Row
@@ -61,7 +61,7 @@ class _Read:
 
 
 def reconcile(
-    segments: Segments, index: Index, plan: Plan, why: str, recovery: Recovery, progress: Progress | None, *, keeps_copy: bool
+    segments: Segments, index: Index, plan: RecoveryPlan, why: str, recovery: Recovery, progress: RecoveryProgress | None, *, keeps_copy: bool
 ) -> None:
     """Have the index speak of what is there. ``keeps_copy``: of the counts before, if any of them changes."""
     recovery.how, recovery.distrust = "reconciled", why
@@ -92,10 +92,10 @@ def reconcile(
 def rebuild_distrusted(
     segments: Segments,
     index: Index,
-    plan: Plan | None,
+    plan: RecoveryPlan | None,
     counts: Mapping[bytes, int] | None,
     recovery: Recovery,
-    progress: Progress | None,
+    progress: RecoveryProgress | None,
     broker: BrokerCounts | None,
     *,
     keeps_copy: bool,
@@ -151,7 +151,7 @@ def _is_as_saved(segment: Segment, row: Row) -> bool:
     return not row.compacting and (segment.size, segment.sealed_mtime_ns) == (row.size, row.mtime_ns)
 
 
-def _read_changed(segments: Segments, plan: Plan, recovery: Recovery, progress: Progress | None) -> dict[int, _Read]:
+def _read_changed(segments: Segments, plan: RecoveryPlan, recovery: Recovery, progress: RecoveryProgress | None) -> dict[int, _Read]:
     """By number the segments that are not as they were saved; the others get what their rows say of them. All of them if the
     index is damaged."""
     changed = []
@@ -161,7 +161,7 @@ def _read_changed(segments: Segments, plan: Plan, recovery: Recovery, progress: 
             changed.append((segment, row))
         else:
             segment.appendable, segment.quarantined = row.appendable, row.quarantined
-    meter = Meter([segment for segment, _ in changed], progress)
+    meter = ProgressMeter([segment for segment, _ in changed], progress)
     read = {}
     for segment, row in changed:
         segment.quarantined = row is not None and row.quarantined

@@ -42,7 +42,7 @@ log = logging.getLogger("msgstore.recovery")
 
 CHAIN = 2
 """Records in a row behind a torn end that make it damage instead of a write that was cut off."""
-Progress = Callable[[int, int], object]
+RecoveryProgress = Callable[[int, int], object]
 """Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being
 checked turns out to be wrong. If it raises, the store does not open."""
 BATCH = 100_000
@@ -119,7 +119,7 @@ class Recovery:
 
 
 @attrs.frozen
-class Plan:
+class RecoveryPlan:
     """What is to be done before an index can be trusted, or why it cannot be."""
 
     tails: list[tuple[Segment, int]] = attrs.field(factory=list)
@@ -136,7 +136,7 @@ class Plan:
     """True if any entry of the index may be wrong, whatever the rows say."""
 
 
-def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: ShutdownFiles) -> Plan:
+def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdown_files: ShutdownFiles) -> RecoveryPlan:
     """Whether the index's ``state`` speaks of the segments that are there.
 
     Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none. If
@@ -144,22 +144,22 @@ def judge(state: Mapping[bytes, bytes], segments: Segments, leftovers: ShutdownF
     may have been appended to (:mod:`msgstore.engine.open.clean_stop`).
     """
     if not state:
-        return Plan(refusal="there is none that was saved")
+        return RecoveryPlan(refusal="there is none that was saved")
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
-        return Plan(refusal="it is not complete, or of another version")
+        return RecoveryPlan(refusal="it is not complete, or of another version")
     saved = state.get(checkpoint.CLEAN_KEY)
-    fits = leftovers.clean is None if saved is None else saved in (leftovers.clean, leftovers.pending)
+    fits = shutdown_files.clean is None if saved is None else saved in (shutdown_files.clean, shutdown_files.pending)
     try:
         rows = checkpoint.rows(state)
     except ValueError as error:
-        return Plan(refusal=str(error))
+        return RecoveryPlan(refusal=str(error))
     if RESCUED_KEY in state:
-        return Plan(refusal="it is damaged, and each entry is compared with its record", rows=rows, is_damaged=True)
+        return RecoveryPlan(refusal="it is damaged, and each entry is compared with its record", rows=rows, is_damaged=True)
     if not fits:
-        return Plan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
-    plan = Plan(lost=missing_files(rows, segments), rows=rows)
+        return RecoveryPlan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
+    plan = RecoveryPlan(lost=missing_files(rows, segments), rows=rows)
     refusals = []
-    hidden = saved is not None and leftovers.clean is None
+    hidden = saved is not None and shutdown_files.clean is None
     newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
     names = {segment.path.name: segment for segment in segments}
     for name, row in rows.items():
@@ -183,7 +183,7 @@ def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[
     ]
 
 
-def _compare(segment: Segment, row: Row, plan: Plan) -> list[str]:
+def _compare(segment: Segment, row: Row, plan: RecoveryPlan) -> list[str]:
     """Adds to the plan what the segment needs. Returns what shows that the index cannot speak of it."""
     name = segment.path.name
     if row.compacting:
@@ -238,7 +238,7 @@ def rebuild(
     index: Index,
     counts: Mapping[bytes, int] | None,
     recovery: Recovery,
-    progress: Progress | None = None,
+    progress: RecoveryProgress | None = None,
     broker: BrokerCounts | None = None,
 ) -> None:
     """Fill the index from every segment: from its hint if it has one, else by a scan.
@@ -252,7 +252,7 @@ def rebuild(
     index.clear()
     recovery.how = "rebuild"
     recovery.counts = "one each" if counts is None else "given"
-    found_records: Iterable[Found] = _read_all(segments, recovery, Meter(segments, progress))
+    found_records: Iterable[Found] = _read_all(segments, recovery, ProgressMeter(segments, progress))
     if broker is not None:
         found_records = everything = list(found_records)
         recovery.counts, counts = broker.decide(everything)
@@ -280,7 +280,7 @@ def rebuild(
                 segment.quarantined |= segment.torn
 
 
-def _read_all(segments: Segments, recovery: Recovery, meter: Meter) -> Iterator[Found]:
+def _read_all(segments: Segments, recovery: Recovery, meter: ProgressMeter) -> Iterator[Found]:
     """In number order. One segment is in memory at a time."""
     newest = max(segments.by_number)
     for segment in segments:
@@ -331,10 +331,10 @@ def count_live(segments: Segments, index: Index) -> None:
         segment.live_bytes += location & MASK
 
 
-class Meter:
+class ProgressMeter:
     """Tells whoever waits how many bytes of how many are done, segment by segment."""
 
-    def __init__(self, todo: Iterable[Segment], progress: Progress | None) -> None:
+    def __init__(self, todo: Iterable[Segment], progress: RecoveryProgress | None) -> None:
         self._progress = progress
         self._sizes = {segment.number: segment.size for segment in todo}
         self._total = sum(self._sizes.values())
@@ -348,7 +348,7 @@ class Meter:
             self._progress(self._done, self._total)
 
 
-def take_over(segments: Segments, index: Index, other: Index) -> None:
+def copy_entries(segments: Segments, index: Index, other: Index) -> None:
     """Copy every entry of the index that the directory was last opened with."""
     index.clear()
     batch: list[tuple[bytes, int, int]] = []

@@ -21,7 +21,7 @@ from msgstore.files import Files
 from msgstore.lock_file import MAX_TEXT, open_lock
 
 
-class Watch:
+class LockTextReader:
     """One system call a look, once the file is there. Any thread."""
 
     def __init__(self, directory: Path) -> None:

@@ -20,9 +20,9 @@ from msgstore.contract import Index, MsgStoreError, StoreClosed, StoreError, Sto
 from msgstore.directory import find_segments
 from msgstore.engine.backends import Backends, of_index, resolve
 from msgstore.engine.open.clean_marker import ShutdownFiles
-from msgstore.engine.open.recovery import judge
+from msgstore.engine.open.recovery import compare_with_index
 from msgstore.engine.open.settings import known_settings
-from msgstore.engine.read.lock_text import Watch
+from msgstore.engine.read.lock_text import LockTextReader
 from msgstore.engine.segment.errors import io_error, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import LAYOUT, LAYOUT_KEY
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @attrs.frozen(eq=False)
-class View:
+class ReadView:
     text: bytes
     """Of the lock file."""
     backends: Backends
@@ -57,9 +57,9 @@ class WriterTracker:
         self._config = config
         self._catalogue = catalogue
         self._files = files
-        self._watch = Watch(config.path)
+        self._watch = LockTextReader(config.path)
         self._settling = threading.Lock()
-        self._view: View | None = None
+        self._view: ReadView | None = None
         self._index: Index | None = None
         self._obstacle: str | None = None
         self._closed = False
@@ -73,14 +73,14 @@ class WriterTracker:
         with io_errors(self._config.path):
             return self._watch.text()
 
-    def begin(self, index: Index, view: View | None, *, obstacle: str | None = None) -> None:
+    def begin(self, index: Index, view: ReadView | None, *, obstacle: str | None = None) -> None:
         """Follow the writer that there is, if ``view`` is None, else the next one that comes. ``obstacle``: why the index
         cannot do that."""
         self._index, self._view, self._obstacle = index, view, obstacle
         if view is None:
             self._settle()
 
-    def consistently(self, call: Callable[[View], T]) -> T:
+    def consistently(self, call: Callable[[ReadView], T]) -> T:
         """``call(view)``, within one view. Raises what it raises, and StoreError if the store cannot be followed any more."""
         for _ in range(_VIEWS):
             view = self._view
@@ -96,7 +96,7 @@ class WriterTracker:
             self._settle()
         raise StoreError(f"{self._config.path}: writers came and went {_VIEWS} times within one call; try again")
 
-    def _is_current(self, view: View) -> bool:
+    def _is_current(self, view: ReadView) -> bool:
         try:
             text = self._watch.text()
         except OSError as error:
@@ -124,7 +124,7 @@ class WriterTracker:
                 else:
                     time.sleep(_PAUSE)
 
-    def _look(self, text: bytes) -> View | None:
+    def _look(self, text: bytes) -> ReadView | None:
         """The view that belongs to ``text``, if it is still there at the end. None: not yet."""
         directory, index = self._config.path, self._index
         assert index is not None
@@ -159,7 +159,7 @@ class WriterTracker:
         backends.formats.check_all_read(directory, self._files.list(directory), remembered)
         if writer is None:
             self._check_unchanged(state, backends)
-        return View(text, backends)
+        return ReadView(text, backends)
 
     def _check_unchanged(self, state: dict[bytes, bytes], backends: Backends) -> None:
         """Without a writer another program may have been here; what it left says what is in its segments, not our index."""
@@ -168,7 +168,7 @@ class WriterTracker:
         for found in find_segments(self._files, directory, backends.formats.extensions):
             segments.add_found(found)
         leftovers = ShutdownFiles.read(self._files, directory)
-        plan = judge(state, segments, leftovers)
+        plan = compare_with_index(state, segments, leftovers)
         if leftovers.foreign or plan.refusal is not None or plan.lost:
             raise StoreError(
                 f"{directory}: another program has changed the segments since the last writer; close the store, and open it "
