@@ -1,14 +1,14 @@
-"""What a process that only reads knows of the writer beside it: the text of ``msgstore.lock``.
+"""Lock text: what a reader in another process learns about the writer from the text of ``msgstore.lock``.
 
 ======================  ==========================================================================
 ``PID``                 a writer is opening the store, or was killed while it did
-``PID SESSION``         it has opened it: the index is whole. Stays when the writer is killed
+``PID SESSION``         a writer has opened the store: the index is complete. Stays if it is killed
 ``- TOKEN``             no writer: the last one has closed the store
-nothing                 there never was one
+nothing                 no writer so far
 ======================  ==========================================================================
 
-``SESSION`` and ``TOKEN`` are random, so no text returns once it was another. A writer changes it before it touches anything,
-and when it is done. Whoever finds the same text before and behind what he did has done it within one session.
+``SESSION`` and ``TOKEN`` are random, so a text never returns after it changed. A writer changes it before it touches anything, and
+when it is done. So the same text before and after a read proves that the read lies within one session.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from msgstore.lock_file import MAX_TEXT, open_lock
 
 
 class LockTextReader:
-    """One system call a look, once the file is there. Any thread."""
+    """Reads the text with one system call, once the file exists. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._fd: int | None = None
         self._opening = threading.Lock()
-        self._closed = False
+        self._is_closed = False
 
     def text(self) -> bytes:
-        """Empty if there is no file, or it was closed here. Raises OSError, and StoreError for what is no plain file."""
+        """Return the text; empty if there is no file, or after ``close``. Raises OSError; StoreError if it is no plain file."""
         fd = self._fd
         if fd is None:
             fd = self._open()
@@ -39,7 +39,7 @@ class LockTextReader:
 
     def _open(self) -> int | None:
         with self._opening:
-            if self._fd is None and not self._closed:
+            if self._fd is None and not self._is_closed:
                 try:
                     self._fd = open_lock(self._directory, os.O_RDONLY)
                 except FileNotFoundError:
@@ -47,8 +47,9 @@ class LockTextReader:
             return self._fd
 
     def close(self) -> None:
+        """Close the file."""
         with self._opening:
-            self._closed = True
+            self._is_closed = True
             fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
