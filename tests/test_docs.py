@@ -176,7 +176,7 @@ def test_every_option_of_a_backend_is_explained():
             continue  # strangers have READMEs of their own
         for name in attrs.fields_dict(found.descriptor.options):
             names.append(name)
-            explained = f"`{name}`: " in jobs if found.kind == "engine" else f"| `{name}` |" in configuration
+            explained = f"`{name}`: " in jobs if found.kind == "runner" else f"| `{name}` |" in configuration
             missing += [] if explained else [name]
     assert {"map_size", "processes"} <= set(names)
     assert missing == []

@@ -239,7 +239,7 @@ def test_a_record_type_is_named_and_bound_with_the_format(tmp_path: Path, record
     file.write_text(f"[stores.a]\npath = 'a'\nrecord = {record}\n{form}\n")
     [error] = run("config", "check", "--config", file).stderr.splitlines()
     assert error.startswith(f"msgstore: {file}: [stores.a] record: {{'use': 'acme-stamp'")
-    assert error.endswith(f'is not a name; write record = "acme-stamp" and {bound}')
+    assert error.endswith(f'is not a name. Write record = "acme-stamp" and {bound}.')
 
 
 def test_what_is_logged_with_an_error_says_why() -> None:
@@ -273,7 +273,7 @@ def test_disabled_is_a_list(tmp_path: Path) -> None:
         file.write_text(f"disabled = {value}\n[stores.a]\npath = 'a'\n")
         result = run("config", "check", "--config", file)
         assert result.exit_code == 2
-        assert "is not a list; write [" in result.stderr
+        assert "is not a list. Write [" in result.stderr
 
 
 def test_config_check_of_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

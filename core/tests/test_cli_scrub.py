@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import msgstore
 from msgstore.cli import scrub as verb
 from msgstore.cli.main import main
-from msgstore.cli.scrub_state import STATE, Spot, State, read_state, write_state
+from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, write_state
 from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.contract.locations import pack_location
@@ -194,7 +194,9 @@ def test_a_damaged_state_is_told_and_left(store: Path, text: str) -> None:
 
 
 def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
-    state = State(3, 4, 40, 4000, [Spot("1.sqs", 64, 100, "torn"), Spot("2.sqs", 64, 100, "id_mismatch", "00" * 16)])
+    state = ScrubState(
+        3, 4, 40, 4000, [DamagedSpan("1.sqs", 64, 100, "torn"), DamagedSpan("2.sqs", 64, 100, "id_mismatch", "00" * 16)]
+    )
     write_state(Files(), tmp_path, state)
     assert read_state(Files(), tmp_path) == state
     whole = (tmp_path / STATE).read_bytes()
@@ -214,7 +216,7 @@ def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_state_that_somebody_made(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """Its checksum is right, and no scrub has written it."""
-    members = {"layout": 1, **attrs.asdict(State()), **wrong}
+    members = {"layout": 1, **attrs.asdict(ScrubState()), **wrong}
     crc32 = zlib.crc32(json.dumps(members, sort_keys=True).encode())
     (tmp_path / STATE).write_text(json.dumps({**members, "crc32": crc32}))
     with pytest.raises(ValueError, match=r"its|it is not|it has more"):
@@ -290,7 +292,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
 
     spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
     assert size == 64 + 10 * 425
-    assert spots[0] == Spot("0.sqs", 0, size, "unreadable")
+    assert spots[0] == DamagedSpan("0.sqs", 0, size, "unreadable")
     assert (spots[1].offset, spots[1].msg_id) == (64, IDS[0].hex())
     assert size < CHUNK
 
@@ -318,7 +320,7 @@ def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.Mo
     bad = Files()
     bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
     spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
-    assert spots == [Spot("0.sqs", 0, size, "unreadable")]
+    assert spots == [DamagedSpan("0.sqs", 0, size, "unreadable")]
 
 
 def test_what_was_moved_or_removed_meanwhile_is_not_damaged(store: Path, form: Any) -> None:

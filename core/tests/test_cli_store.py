@@ -183,7 +183,7 @@ def test_a_name_in_a_configuration(tmp_path: Path) -> None:
     assert listed["body_sha256"] == hashlib.sha256(b"\x83m\0\0\0\5hello").hexdigest()
     wrong = run("info", "order", "--config", file)
     assert wrong.exit_code == 2
-    assert "did you mean 'orders'?" in wrong.stderr
+    assert "Did you mean 'orders'?" in wrong.stderr
 
 
 def test_info_says_how_a_store_would_come_up(copy: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def _methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def engines() -> str:
     found = {
-        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "engine"
+        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "runner"
     }
     local = found["local"]
     rows = [("`local`", "`msgstore`", _options(local.options), cell(local.summary))]

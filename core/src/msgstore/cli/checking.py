@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from msgstore.cli.consistency import Finding, contradictions
-from msgstore.cli.stores import Target
+from msgstore.cli.consistency import Inconsistency, find_inconsistencies
+from msgstore.cli.stores import StoreTarget
 from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
 from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
@@ -47,7 +47,7 @@ class SegmentCheck:
     entry_bytes: int
     verified: int
     unreachable: list[Unreachable]
-    findings: list[Finding]
+    findings: list[Inconsistency]
 
     @property
     def counts_agree(self) -> bool:
@@ -92,7 +92,7 @@ class SegmentCheck:
         }
 
 
-def found_damage(target: Target, store: Store) -> list[SpanReport]:
+def found_damage(target: StoreTarget, store: Store) -> list[SpanReport]:
     """The damaged spans of the segments in which this opening found any, before they are collected, and what is missing."""
     formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
     recovery = store.stats().recovery
@@ -107,7 +107,7 @@ def found_damage(target: Target, store: Store) -> list[SpanReport]:
     return found
 
 
-def check_segments(target: Target, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:
+def check_segments(target: StoreTarget, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:
     """One check a segment, in number order; one segment's records in memory at a time."""
     formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
     by_number = groupby(store.entries(), key=lambda entry: entry.number)
@@ -155,11 +155,11 @@ def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats
         entry_bytes=sum(entry.size for entry in entries),
         verified=len(entries) - len(unreachable),
         unreachable=unreachable,
-        findings=list(contradictions(segment, report.size, entries)),
+        findings=list(find_inconsistencies(segment, report.size, entries)),
     )
 
 
-def _check_lost(target: Target, number: int, entries: list[Entry]) -> SegmentCheck:
+def _check_lost(target: StoreTarget, number: int, entries: list[Entry]) -> SegmentCheck:
     return SegmentCheck(
         path=target.path / str(number),
         format="?",

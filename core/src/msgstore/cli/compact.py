@@ -9,7 +9,7 @@ import click
 
 from msgstore.cli import options, output
 from msgstore.cli.checking import found_damage
-from msgstore.cli.scan import show_spots
+from msgstore.cli.scan import show_damage
 from msgstore.cli.stores import find_store
 from msgstore.contract import Damage
 from msgstore.engine.compact.collection_result import CollectionResult
@@ -89,6 +89,6 @@ def _show(done: list[CollectionResult], skipped: dict[str, str], spots: list[Spa
         console.print(nothing)
     if spots:
         console.print()
-        show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
+        show_damage(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
     for file, reason in skipped.items():
         output.note(f"{file}: left as it is: {reason}")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots
+from msgstore.cli import runners, not_read, options, output
+from msgstore.cli.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.diff import DiffReport, plan_diff
 from msgstore.plugins.catalogue import load_catalogue
@@ -24,9 +24,9 @@ _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": 
 @click.argument("a", metavar="A", type=_path)
 @click.argument("b", metavar="B", type=_path)
 @options.records
-@engines.options
+@runners.options
 @options.as_json
-def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], wanted: engines.Wanted, as_json: bool) -> None:
+def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], runner_options: runners.RunnerOptions, as_json: bool) -> None:
     """Compare the messages of A and B, by id and a hash of the body: which only one has, and which are not the same.
 
     Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Good records count,
@@ -40,9 +40,9 @@ def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], wanted: engines
     """
     catalogue = load_catalogue()
     job = plan_diff(catalogue, a, b, records=bind_records(catalogue, records, "--record"))
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("comparing", quiet=as_json) as progress:
-        report = engine.diff(job, progress)
+        report = runner.diff(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=not report.agrees, not_read=report.not_read)
 
@@ -74,5 +74,5 @@ def _show(report: DiffReport) -> None:
     counts = [f"{len(report.ids[kind]):,} {meaning}" for kind, meaning in _MEANINGS.items()]
     console.print(f"{report.same:,} the same, {', '.join(counts)}")
     spots = [*report.a.damage, *report.b.damage]
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
+    show_damage(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
     not_read.show(console, report.not_read)

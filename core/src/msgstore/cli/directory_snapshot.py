@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.cli.stores import Target
+from msgstore.cli.stores import StoreTarget
 from msgstore.contract import Capability, MsgStoreError, StoreError, StoreLocked
 from msgstore.directory import SETTINGS, list_segments
 from msgstore.engine.open.clean_marker import CLEAN
@@ -22,7 +22,7 @@ from msgstore.writer_lock import check_no_writer
 
 
 @attrs.frozen
-class Known:
+class IndexFigures:
     """What only the index knows, as of its last commit."""
 
     messages: int
@@ -32,7 +32,7 @@ class Known:
 
 
 @attrs.frozen
-class Look:
+class DirectorySnapshot:
     """A directory at one moment. Sizes in bytes."""
 
     at: float
@@ -47,7 +47,7 @@ class Look:
     """Whether somebody has the store open for writing."""
     writer: int | None
     """The process that has, if the lock says which."""
-    known: Known | None
+    known: IndexFigures | None
     """None if nobody but a writer knows."""
 
     @property
@@ -56,7 +56,7 @@ class Look:
 
 
 @attrs.frozen
-class Change:
+class SnapshotDiff:
     """What happened between two looks, as far as sizes tell. What came and went in between is not seen."""
 
     seconds: float
@@ -72,7 +72,7 @@ class Change:
     """By how many there are more, or less; None if that is not known."""
 
     @classmethod
-    def between(cls, before: Look, after: Look) -> Change:
+    def between(cls, before: DirectorySnapshot, after: DirectorySnapshot) -> SnapshotDiff:
         old = {name: size for name, (size, _) in before.segments.items()}
         new = {name: size for name, (size, _) in after.segments.items()}
         grown = {name: size - old.get(name, 0) for name, size in new.items()}
@@ -89,17 +89,17 @@ class Change:
         )
 
 
-class Observer:
+class DirectorySampler:
     """Looks at one store's directory."""
 
-    def __init__(self, target: Target, files: Files) -> None:
+    def __init__(self, target: StoreTarget, files: Files) -> None:
         self._target = target
         self._files = files
         self._extensions = target.catalogue.formats_by_extension()
         self._persistent = Capability.PERSISTENT in target.catalogue.index(target.config.index.name).capabilities
-        self._last: tuple[object, Known | None] = None, None
+        self._last: tuple[object, IndexFigures | None] = None, None
 
-    def look(self) -> Look:
+    def sample(self) -> DirectorySnapshot:
         """Raises OSError if the directory cannot be listed."""
         directory = self._target.path
         at, clock = time.monotonic(), time.time()
@@ -107,7 +107,7 @@ class Observer:
         found = list_segments(self._files, directory, self._extensions)
         segments = {segment.path.name: (segment.size, segment.mtime_ns) for segment in found}
         is_open, writer = self._writer(directory)
-        return Look(
+        return DirectorySnapshot(
             at=at,
             clock=clock,
             segments=segments,
@@ -126,7 +126,7 @@ class Observer:
             return False, None
         return False, None
 
-    def _known(self, names: Mapping[str, tuple[int, int]], *, is_open: bool) -> Known | None:
+    def _known(self, names: Mapping[str, tuple[int, int]], *, is_open: bool) -> IndexFigures | None:
         """From an index that can say so without reading segments: a persistent one, or one that was saved at a clean stop.
 
         Of a store that nobody has open it is asked again only when a file has changed.
@@ -135,14 +135,14 @@ class Observer:
             return None
         seen = dict(names)
         if is_open or self._last[0] != seen:
-            self._last = seen, self._ask()
+            self._last = seen, self._read_index()
         return self._last[1]
 
-    def _ask(self) -> Known | None:
+    def _read_index(self) -> IndexFigures | None:
         try:
             with open_configured(self._target.config, self._target.catalogue, mode="r", files=self._files) as store:
                 stats = store.stats()
                 live = {segment.file: segment.live_bytes for segment in store.segments()}
-                return Known(stats.messages, live, stats.garbage_bytes)
+                return IndexFigures(stats.messages, live, stats.garbage_bytes)
         except (MsgStoreError, OSError):
             return None

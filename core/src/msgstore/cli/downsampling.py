@@ -13,7 +13,7 @@ MAX_SPANS = 100_000
 """About how many a page draws one by one: some 5 MB of it, and a second in a browser."""
 
 
-class Block(NamedTuple):
+class MergedSpans(NamedTuple):
     """Neighbours together: too many for each to be told of."""
 
     offset: int
@@ -24,10 +24,10 @@ class Block(NamedTuple):
     """Bytes of each kind."""
 
 
-Piece = Span | Block
+Piece = Span | MergedSpans
 
 
-def thin(pieces: Iterable[Piece], grain: int) -> Iterator[Piece]:
+def downsample(pieces: Iterable[Piece], grain: int) -> Iterator[Piece]:
     """Pieces shorter than ``grain`` bytes are merged with such neighbours until they are that long; no byte goes missing.
 
     At most 3 pieces for every ``grain`` bytes, and one more. Those that stand alone stay what they are.
@@ -55,16 +55,16 @@ def _together(pieces: list[Piece]) -> Iterator[Piece]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for piece in pieces:
-        if isinstance(piece, Block):
+        if isinstance(piece, MergedSpans):
             counts.update(piece.counts)
             sizes.update(piece.sizes)
         else:
             counts[piece.kind] += 1
             sizes[piece.kind] += piece.size
-    yield Block(pieces[0].offset, sum(sizes.values()), counts, sizes)
+    yield MergedSpans(pieces[0].offset, sum(sizes.values()), counts, sizes)
 
 
-class Thinner:
+class Downsampler:
     """The pieces of one segment after the other, all of a page as many as ``limit``, or some more.
 
     All are exact as long as they are few. Once they are not, they are as coarse as the bytes of the whole page demand, so that
@@ -89,6 +89,6 @@ class Thinner:
                 self.kept.append(first)
                 return
             self.grain = self._coarse
-            self.kept = [list(thin(earlier, self.grain)) for earlier in self.kept]
+            self.kept = [list(downsample(earlier, self.grain)) for earlier in self.kept]
             rest = chain(first, rest)
-        self.kept.append(list(thin(rest, self.grain)))
+        self.kept.append(list(downsample(rest, self.grain)))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots
+from msgstore.cli import runners, not_read, options, output
+from msgstore.cli.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.export import ExportReport, plan_export
 from msgstore.plugins.catalogue import load_catalogue
@@ -25,7 +25,7 @@ _SEGMENTS = 40
 @click.option("--partition-by", default="", metavar="NAME,...", help="Columns that make directories, as in DEST/format=v2.")
 @click.option("--body", metavar="NAME", help="Body codec, such as erlang, that decodes bodies into columns of their own.")
 @options.records
-@engines.options
+@runners.options
 @options.as_json
 def export(
     sources: tuple[Path, ...],
@@ -34,7 +34,7 @@ def export(
     partition_by: str,
     body: str | None,
     records: tuple[tuple[str, int], ...],
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
     """Write the records in PATH as Parquet files into DEST: where each stands, its id and body, and what its type adds.
@@ -60,9 +60,9 @@ def export(
         body=body,
         records=bind_records(catalogue, records, "--record"),
     )
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("exporting", quiet=as_json) as progress:
-        report = engine.export(job, progress)
+        report = runner.export(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=bool(report.damage), not_read=report.not_read)
 
@@ -91,7 +91,7 @@ def _show(report: ExportReport) -> None:
             )
         console.print(rows)
         console.print()
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_damage(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
     files = output.plural(report.files, "file")
     console.print(f"{output.plural(report.rows, 'row')} in {files} of {output.size(report.written)}, {report.destination}")
     console.print(f"columns: {', '.join(report.columns)}", style="dim")

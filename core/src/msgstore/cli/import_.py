@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, options, output
+from msgstore.cli import runners, options, output
 from msgstore.jobs.importing import plan_import
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
@@ -23,7 +23,7 @@ from msgstore.scan import bind_records
 )
 @click.option("--body", default="raw", metavar="NAME", show_default=True, help="Body codec: bodies must be valid for it.")
 @click.option("--ignore-others", is_flag=True, help="Leave out columns and members that a store does not keep.")
-@engines.options
+@runners.options
 @options.as_json
 def import_(
     sources: tuple[str, ...],
@@ -34,7 +34,7 @@ def import_(
     records: tuple[tuple[str, int], ...],
     body: str,
     ignore_others: bool,
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
     """Make a fresh store at DEST of messages in Parquet files or JSON Lines.
@@ -60,9 +60,9 @@ def import_(
         records=bind_records(catalogue, records, "--bind"),
         ignore_others=ignore_others,
     )
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("importing", quiet=as_json) as progress:
-        report = engine.import_messages(job, progress)
+        report = runner.import_messages(job, progress)
     if as_json:
         output.emit(report.as_json())
         return

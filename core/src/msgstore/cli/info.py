@@ -12,8 +12,8 @@ from rich.table import Table
 
 from msgstore.cli import not_read, options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
-from msgstore.cli.scan import MAX_SPOTS, show_spots
-from msgstore.cli.stores import Target, find_store, find_stores
+from msgstore.cli.scan import MAX_LISTED_SPANS, show_damage
+from msgstore.cli.stores import StoreTarget, find_store, find_stores
 from msgstore.contract import ConfigError
 from msgstore.engine.open.clean_marker import ShutdownFiles, last_v1_file
 from msgstore.engine.open.settings import known_settings
@@ -66,7 +66,7 @@ def info(store: str, config_file: Path | None, refcounts_file: Path | None, as_j
         click.get_current_context().exit(1)
 
 
-def _facts(target: Target, store: Store) -> dict[str, Any]:
+def _facts(target: StoreTarget, store: Store) -> dict[str, Any]:
     stats, segments, files = store.stats(), store.segments(), Files()
     settings = known_settings(files, target.config, target.catalogue)
     recovery = stats.recovery
@@ -172,7 +172,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
     not_read.leave(damaged=not all(verdicts), not_read=others)
 
 
-def _verify(target: Target, refcounts_file: Path | None, *, as_json: bool) -> bool:
+def _verify(target: StoreTarget, refcounts_file: Path | None, *, as_json: bool) -> bool:
     """Check one store and print what was found. Returns False if anything is wrong."""
     checks: list[SegmentCheck] = []
     with target.open("r", options.read_refcounts(refcounts_file), live="never") as opened:
@@ -237,7 +237,7 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
     if summary["distrust"]:
         console.print(counts_line(summary), style="red")
     if spots or not (summary["lost"] or summary["distrust"]):
-        show_spots(console, spots)
+        show_damage(console, spots)
     for check in checks:
         for entry in check.unreachable[:20]:
             console.print(f"{check.path.name} at offset {entry.offset}: {entry.msg_id.hex()}: {entry.reason}", style="red")
@@ -257,8 +257,8 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
 def _show_findings(console: output.Terminal, checks: list[SegmentCheck]) -> None:
     """Where index, counts and segments contradict each other, a line each."""
     found = [(check.path.name, finding) for check in checks for finding in check.findings]
-    for file, finding in found[:MAX_SPOTS]:
+    for file, finding in found[:MAX_LISTED_SPANS]:
         where = "" if finding.msg_id is None else f" at offset {finding.offset}: {finding.msg_id.hex()}"
         console.print(f"{file}{where}: {finding.what}: {finding.detail}", style="red")
-    if len(found) > MAX_SPOTS:
-        console.print(f"... and {len(found) - MAX_SPOTS:,} more; --json lists them all")
+    if len(found) > MAX_LISTED_SPANS:
+        console.print(f"... and {len(found) - MAX_LISTED_SPANS:,} more; --json lists them all")

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots, show_types
+from msgstore.cli import runners, not_read, options, output
+from msgstore.cli.scan import show_damage, show_types
 from msgstore.contract import Damage
 from msgstore.jobs.inventory import plan_inventory
 from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, totals
@@ -31,10 +31,10 @@ _SEGMENTS = 40
     help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Without it each store's own, if it has some.",
 )
 @options.records
-@engines.options
+@runners.options
 @options.as_json
 def inventory(
-    paths: tuple[Path, ...], counts: Path | None, records: tuple[tuple[str, int], ...], wanted: engines.Wanted, as_json: bool
+    paths: tuple[Path, ...], counts: Path | None, records: tuple[tuple[str, int], ...], runner_options: runners.RunnerOptions, as_json: bool
 ) -> None:
     """Count what is in PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would give back.
 
@@ -51,9 +51,9 @@ def inventory(
     catalogue = load_catalogue()
     bound = bind_records(catalogue, records, "--record")
     job = plan_inventory(catalogue, paths, time.time(), counts=counts, records=bound)
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("counting", quiet=as_json) as progress:
-        report = engine.inventory(job, progress)
+        report = runner.inventory(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=bool(report.damage), not_read=report.not_read)
 
@@ -101,7 +101,7 @@ def _show(report: InventoryReport) -> None:
             f"of {output.plural(unknown, 'store')} nobody knows what is dead, so all is taken to be alive (--refcounts)",
             style="dim",
         )
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_damage(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
     not_read.show(console, report.not_read)
 
 

@@ -54,7 +54,7 @@ _REPORTS_DAMAGE_ITSELF = {
     "top",
     "verify",
 }
-_OF_DAMAGE = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
+_DAMAGE_LOGGERS = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
 """Loggers of what the verbs above say themselves."""
 
 
@@ -147,7 +147,7 @@ def main(ctx: click.Context) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
-    handler = _Echo(_OF_DAMAGE if ctx.invoked_subcommand in _REPORTS_DAMAGE_ITSELF else ())
+    handler = _Echo(_DAMAGE_LOGGERS if ctx.invoked_subcommand in _REPORTS_DAMAGE_ITSELF else ())
     logger = logging.getLogger("msgstore")
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))

@@ -19,13 +19,13 @@ from msgstore.cli.inputs import Input, Inputs
 from msgstore.cli.map_data import PageData
 from msgstore.cli.map_page import check_target, write_page
 from msgstore.cli.scan import scan_inputs, show_types
-from msgstore.cli.spans import KINDS, Live, Span, live_records, spans
+from msgstore.cli.spans import KINDS, LiveReferences, Span, live_records, spans
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
 
 
 @attrs.frozen
-class Look:
+class CellStyle:
     """How bytes of one kind are drawn: apart without colour, and on a terminal that knows ASCII only."""
 
     glyph: str
@@ -33,15 +33,15 @@ class Look:
     style: str
 
 
-LOOKS = {
-    "header": Look("H", "H", "dim"),
-    "live": Look("█", "#", "green"),
-    "record": Look("▓", "=", "cyan"),
-    "dead": Look("▒", "-", "yellow"),
-    "hole": Look("·", ".", "bright_black"),
-    "other": Look("≡", "o", "dim"),
-    "torn": Look("~", "~", "magenta"),
-    "damaged": Look("X", "X", "bold red"),
+CELL_STYLES = {
+    "header": CellStyle("H", "H", "dim"),
+    "live": CellStyle("█", "#", "green"),
+    "record": CellStyle("▓", "=", "cyan"),
+    "dead": CellStyle("▒", "-", "yellow"),
+    "hole": CellStyle("·", ".", "bright_black"),
+    "other": CellStyle("≡", "o", "dim"),
+    "torn": CellStyle("~", "~", "magenta"),
+    "damaged": CellStyle("X", "X", "bold red"),
 }
 _ALWAYS_SEEN = ("damaged", "torn")
 """A cell with one byte of these shows it."""
@@ -144,7 +144,7 @@ def _bytes_of(found: Iterable[Input]) -> int:
     return total
 
 
-def draw(report: SegmentReport, live: Live | None) -> Drawing:
+def draw(report: SegmentReport, live: LiveReferences | None) -> Drawing:
     merged = list(_merged(spans(report, live)))
     return Drawing(report.path, report.format.name, report.size, merged, live is not None, report.count_types())
 
@@ -177,7 +177,7 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
             line.append(f"  {percent}" if percent else "", style="dim")
             console.print(line, no_wrap=True, soft_wrap=True)
     legend = Text("\n")
-    for kind, look in LOOKS.items():
+    for kind, look in CELL_STYLES.items():
         if kind in seen:
             legend.append(look.ascii if ascii_only else look.glyph, style=look.style)
             legend.append(f" {KINDS[kind]}   ")
@@ -209,8 +209,8 @@ def _cells(drawing: Drawing, cells: int) -> list[str]:
 def _bar(kinds: list[str], *, ascii_only: bool) -> Text:
     bar = Text()
     for kind, run in groupby(kinds):
-        glyph = LOOKS[kind].ascii if ascii_only else LOOKS[kind].glyph
-        bar.append(glyph * len(list(run)), style=LOOKS[kind].style)
+        glyph = CELL_STYLES[kind].ascii if ascii_only else CELL_STYLES[kind].glyph
+        bar.append(glyph * len(list(run)), style=CELL_STYLES[kind].style)
     return bar
 
 

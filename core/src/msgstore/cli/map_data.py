@@ -13,15 +13,15 @@ from typing import Any
 import attrs
 
 import msgstore
-from msgstore.cli.downsampling import MAX_SPANS, Block, Piece, Thinner
+from msgstore.cli.downsampling import MAX_SPANS, MergedSpans, Piece, Downsampler
 from msgstore.cli.inputs import Inputs
-from msgstore.cli.spans import KINDS, Live, Span, spans
+from msgstore.cli.spans import KINDS, LiveReferences, Span, spans
 from msgstore.contract import MsgStoreError, RecordTypeDescriptor
 from msgstore.engine.segment.segment import Segment
 from msgstore.jobs.policy_forecast import as_segment, picture_of, plans_of
 from msgstore.scan import FormatSet, SegmentReport
 
-MAX_SPOTS = 200
+MAX_LISTED_SPANS = 200
 """Damaged spans that a directory lists with their reasons."""
 _CODES = {kind: chr(ord("a") + at) for at, kind in enumerate(KINDS)}
 _BLOCK = "+"
@@ -51,11 +51,11 @@ class PageData:
     def __init__(self, inputs: Inputs, all_bytes: int, limit: int = MAX_SPANS) -> None:
         """``all_bytes``: of all the segments that will be added."""
         self._inputs = inputs
-        self._thinner = Thinner(all_bytes, limit)
+        self._downsampler = Downsampler(all_bytes, limit)
         self._directories: list[_Directory] = []
         self._words: dict[str, int] = {}
 
-    def add(self, report: SegmentReport, live: Live | None) -> None:
+    def add(self, report: SegmentReport, live: LiveReferences | None) -> None:
         """Segments of one directory come one after the other."""
         where = report.path.parent
         if not self._directories or self._directories[-1].path != where:
@@ -63,19 +63,19 @@ class PageData:
         directory = self._directories[-1]
         row = _Row(as_segment(report, live is not None and report.path.name in live.quarantined))
         directory.rows.append(row)
-        self._thinner.add(_counted(spans(report, live), row, directory))
+        self._downsampler.add(_counted(spans(report, live), row, directory))
         row.segment.live_count = row.counts["live"] + row.counts["record"]
         row.segment.live_bytes = row.sizes["live"] + row.sizes["record"]
 
     def as_json(self, now: float) -> dict[str, Any]:
         """``now``: in seconds since the epoch, what the policies take it for."""
-        kept = iter(self._thinner.kept)
+        kept = iter(self._downsampler.kept)
         stores = [self._directory(directory, kept, now) for directory in self._directories]
         return {
             "made": datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "version": msgstore.__version__,
             "kinds": [[_CODES[kind], kind, meaning] for kind, meaning in KINDS.items()],
-            "grain": self._thinner.grain,
+            "grain": self._downsampler.grain,
             "stores": stores,
             "words": list(self._words),
         }
@@ -110,7 +110,7 @@ class PageData:
             "blocks": [
                 [[_CODES[kind], piece.counts[kind], piece.sizes[kind]] for kind in piece.counts]
                 for piece in pieces
-                if isinstance(piece, Block)
+                if isinstance(piece, MergedSpans)
             ],
         }
 
@@ -140,7 +140,7 @@ def _counted(everything: Iterable[Span], row: _Row, directory: _Directory) -> It
         row.sizes[span.kind] += span.size
         if span.kind in ("torn", "damaged"):
             directory.spot_count += 1
-            if len(directory.spots) < MAX_SPOTS:
+            if len(directory.spots) < MAX_LISTED_SPANS:
                 directory.spots.append((row.segment.path.name, span.offset, span.size, span.why))
         yield span
 

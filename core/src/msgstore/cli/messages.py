@@ -23,7 +23,7 @@ _HASH_AT = len(_ROW.format("", "", "", "", "", ""))
 
 
 @attrs.frozen
-class Found:
+class ListedMessage:
     """One message of a list: what its record is, and the hash of its body."""
 
     entry: Entry
@@ -32,7 +32,7 @@ class Found:
     """None if the record is damaged."""
 
     @classmethod
-    def of(cls, store: Store, entry: Entry) -> Found:
+    def of(cls, store: Store, entry: Entry) -> ListedMessage:
         """Raises MessageNotFound if somebody has removed it meanwhile. Damage is told on standard error."""
         try:
             record = store.record(entry)
@@ -58,7 +58,7 @@ class Found:
             return "damaged"
         if not fields:
             return self.body_sha256[:digits]
-        return " ".join([self.described.record or "-", *(f"{name}={text}" for name, text in self.described.shown().items())])
+        return " ".join([self.described.record or "-", *(f"{name}={text}" for name, text in self.described.as_text().items())])
 
 
 @click.command()
@@ -87,7 +87,7 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
             try:
-                found = Found.of(opened, entry)
+                found = ListedMessage.of(opened, entry)
             except MessageNotFound:  # somebody has removed it meanwhile
                 continue
             damaged |= found.body_sha256 is None
@@ -138,7 +138,7 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
             }
         )
     elif fields:
-        shown = {"record": described.record or "-", **described.shown(), "size": output.size(len(body)), "refs": references}
+        shown = {"record": described.record or "-", **described.as_text(), "size": output.size(len(body)), "refs": references}
         width = max(map(len, shown))
         for name, value in shown.items():
             click.echo(f"{name:<{width}}  {value}")

@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 import click
 
-from msgstore.cli import engines, not_read, options, output
+from msgstore.cli import runners, not_read, options, output
 from msgstore.cli.checking import found_damage
 from msgstore.cli.compact import report
 from msgstore.cli.salvage import emit, show
-from msgstore.cli.stores import Target, find_store, resolve_store
+from msgstore.cli.stores import StoreTarget, find_store, resolve_store
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS
@@ -34,7 +34,7 @@ from msgstore.jobs.salvage import plan_salvage
 @options.config_file
 @options.adopt
 @options.refcounts
-@engines.options
+@runners.options
 @options.as_json
 def migrate(
     store: str,
@@ -43,7 +43,7 @@ def migrate(
     config_file: Path | None,
     adopt: bool,
     refcounts_file: Path | None,
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
     """Rewrite a store's segments in FORMAT: in place, or into a fresh store at DEST.
@@ -59,11 +59,11 @@ def migrate(
       msgstore migrate msg_store_persistent fresh --to v2 --refcounts counts.csv --processes 8
     """
     if destination is not None:
-        _copy(resolve_store(store, config_file), destination, to_format, refcounts_file, wanted, as_json=as_json)
+        _copy(resolve_store(store, config_file), destination, to_format, refcounts_file, runner_options, as_json=as_json)
         return
     target = find_store(store, config_file, adopt=adopt)
-    if wanted != engines.Wanted():
-        raise ConfigError("migrate: in place a store rewrites its own segments; engines copy, so name a DEST as well")
+    if runner_options != runners.RunnerOptions():
+        raise ConfigError("migrate: in place a store rewrites its own segments; runners copy, so name a DEST as well")
     form = target.config.format if target.config.format.name == to_format else Backend(to_format)
     # Opening must neither refuse what is about to be migrated, nor do it unseen.
     target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
@@ -77,7 +77,7 @@ def migrate(
 
 
 def _copy(
-    target: Target, destination: Path, to_format: str, refcounts: Path | None, wanted: engines.Wanted, *, as_json: bool
+    target: StoreTarget, destination: Path, to_format: str, refcounts: Path | None, runner_options: runners.RunnerOptions, *, as_json: bool
 ) -> None:
     with _counts(target, refcounts, destination) as counts:
         job = plan_salvage(
@@ -93,15 +93,15 @@ def _copy(
             counts=counts,
             complete=True,
         )
-        engine = wanted.make(target.catalogue, job.size)
+        runner = runner_options.make(target.catalogue, job.size)
         with output.progress("migrating", quiet=as_json) as progress:
-            done = engine.salvage(job, progress)
+            done = runner.salvage(job, progress)
     (emit if as_json else show)(done)
     not_read.leave(damaged=bool(done.damage), not_read=done.not_read)
 
 
 @contextlib.contextmanager
-def _counts(target: Target, given: Path | None, destination: Path) -> Iterator[Path | None]:
+def _counts(target: StoreTarget, given: Path | None, destination: Path) -> Iterator[Path | None]:
     """A file of the counts that the copy is made with: those that were given, else those of a store that keeps some, or that a
     broker saved. It stands beside the destination, which every worker of an engine sees.
 
@@ -126,7 +126,7 @@ def _counts(target: Target, given: Path | None, destination: Path) -> Iterator[P
         yield found
 
 
-def _write_counts(target: Target, path: Path, *, is_ours: bool) -> None:
+def _write_counts(target: StoreTarget, path: Path, *, is_ours: bool) -> None:
     with target.open("r") as opened:
         if is_ours and not opened.stats().recovery.counts_are_kept:
             raise StoreError(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots
+from msgstore.cli import runners, not_read, options, output
+from msgstore.cli.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.reconcile import CLASSES, ReconcileReport, plan_reconcile
 from msgstore.plugins.catalogue import load_catalogue
@@ -31,14 +31,14 @@ _STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
 )
 @click.option("--to", type=_path, metavar="DIR", help="Write the ids of each class there, as Parquet.")
 @options.records
-@engines.options
+@runners.options
 @options.as_json
 def reconcile(
     paths: tuple[Path, ...],
     deltas: tuple[Path, ...],
     to: Path | None,
     records: tuple[tuple[str, int], ...],
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
     """Compare the records in PATH with changes of reference counts: what is alive, garbage, lost, or counted wrong.
@@ -55,9 +55,9 @@ def reconcile(
     """
     catalogue = load_catalogue()
     job = plan_reconcile(catalogue, paths, deltas, to=to, records=bind_records(catalogue, records, "--record"))
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("reconciling", quiet=as_json) as progress:
-        report = engine.reconcile(job, progress)
+        report = runner.reconcile(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=not report.agrees, not_read=report.not_read)
 
@@ -91,5 +91,5 @@ def _show(report: ReconcileReport) -> None:
             first = ", ".join(f"{msg_id.hex()} ({count:+,})" for msg_id, count in named[:_NAMED])
             more = report.classes[name].ids - _NAMED
             console.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", style=_STYLES[name])
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_damage(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
     not_read.show(console, report.not_read)

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots
+from msgstore.cli import runners, not_read, options, output
+from msgstore.cli.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.reports import SETTINGS_DAMAGED, InputReport, SalvageReport
 from msgstore.jobs.salvage import plan_salvage
@@ -46,7 +46,7 @@ _SEGMENTS = 40
     metavar="FILE",
     help="Lines 'id,count', or Parquet: other ids are dead and left out, and the new store has these counts.",
 )
-@engines.options
+@runners.options
 @options.as_json
 def salvage(
     sources: tuple[Path, ...],
@@ -57,7 +57,7 @@ def salvage(
     body: str | None,
     records: tuple[tuple[str, int], ...],
     counts: Path | None,
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
     """Copy every good record in SRC into a fresh store at DEST, and report every damaged span. SRC is only read.
@@ -86,9 +86,9 @@ def salvage(
         records=bind_records(catalogue, records, "--source-record"),
         counts=counts,
     )
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("salvaging", quiet=as_json) as progress:
-        report = engine.salvage(job, progress)
+        report = runner.salvage(job, progress)
     (emit if as_json else show)(report)
     not_read.leave(damaged=bool(report.damage or report.missing), not_read=report.not_read)
 
@@ -123,7 +123,7 @@ def show(report: SalvageReport) -> None:
             rows.add_row(one.path if several else Path(one.path).name, one.format, *_numbers([one], counted=counted))
     console.print(rows)
     console.print()
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_damage(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
     if any(spot.reason == SETTINGS_DAMAGED for spot in report.damage):
         what = "bindings of record types and the name of the body codec are lost; give those of third parties with"
         output.note(f"{what} --source-record NAME=BYTE and --body NAME")

@@ -20,7 +20,7 @@ from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore.scan.bindings import OWN_RECORD, bind_records
 
-MAX_SPOTS = 40
+MAX_LISTED_SPANS = 40
 """Damaged spans that are listed for people; --json lists all."""
 
 
@@ -149,18 +149,18 @@ def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:
             )
         console.print(rows)
         console.print()
-    show_spots(console, spots)
+    show_damage(console, spots)
 
 
-def show_spots(console: output.Terminal, spots: list[tuple[Path, Damage]]) -> None:
+def show_damage(console: output.Terminal, spots: list[tuple[Path, Damage]]) -> None:
     """The damaged spans, a line each; with directories, if there are several."""
     if not spots:
         console.print("no damage", style="green")
         return
     rows = output.table("damaged spans", "file", "offset", "size", "reason", right="offset size")
     several = len({path.parent for path, _ in spots}) > 1
-    for path, spot in spots[:MAX_SPOTS]:
+    for path, spot in spots[:MAX_LISTED_SPANS]:
         rows.add_row(str(path) if several else path.name, f"{spot.offset:,}", output.size(spot.size), spot.reason, style="red")
     console.print(rows)
-    if len(spots) > MAX_SPOTS:
-        console.print(f"... and {len(spots) - MAX_SPOTS:,} more; --json lists them all")
+    if len(spots) > MAX_LISTED_SPANS:
+        console.print(f"... and {len(spots) - MAX_LISTED_SPANS:,} more; --json lists them all")

@@ -12,10 +12,10 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.scan import show_spots
-from msgstore.cli.scrub_state import STATE, Spot, State, read_state, remove_state, write_state
+from msgstore.cli.scan import show_damage
+from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, remove_state, write_state
 from msgstore.cli.scrubbing import Scrubber, Throttle
-from msgstore.cli.stores import Target, find_store
+from msgstore.cli.stores import StoreTarget, find_store
 from msgstore.contract import Damage
 from msgstore.directory import SETTINGS
 from msgstore.engine.backends import resolve
@@ -49,7 +49,7 @@ def scrub(
     """
     target = find_store(store, config_file)
     progress_of = _Progress(Files(), target.path)
-    state = State() if restart else progress_of.read()
+    state = ScrubState() if restart else progress_of.read()
     resumed = state.behind if state.behind >= 0 else None
     if resumed is not None:
         output.note(f"{target.path}: going on behind segment {resumed}; --restart begins anew")
@@ -80,14 +80,14 @@ class _Progress:
         self._written = time.monotonic()
         self._writes = (directory / SETTINGS).exists()  # in a broker's directory nothing is written
 
-    def read(self) -> State:
+    def read(self) -> ScrubState:
         try:
-            return read_state(self._files, self._directory) or State()
+            return read_state(self._files, self._directory) or ScrubState()
         except ValueError as error:
             output.note(f"{self._directory / STATE}: cannot be used: {error}. Beginning at the first segment.")
-            return State()
+            return ScrubState()
 
-    def write(self, state: State, *, now: bool = False) -> None:
+    def write(self, state: ScrubState, *, now: bool = False) -> None:
         if not self._writes or (not now and time.monotonic() - self._written < EVERY):
             return
         try:
@@ -106,16 +106,16 @@ class _Progress:
 class _Scrub:
     """One run through the segments that are left."""
 
-    target: Target
+    target: StoreTarget
     store: Store
-    state: State
+    state: ScrubState
     throttle: Throttle
 
     def run(
         self,
-        write: Callable[[State], object],
+        write: Callable[[ScrubState], object],
         progress: Callable[[int, int], object] | None,
-        tell: Callable[[Path, Spot], object],
+        tell: Callable[[Path, DamagedSpan], object],
     ) -> None:
         """``state`` is always that of a whole number of segments."""
         files, directory, state = Files(), self.target.path, self.state
@@ -151,11 +151,11 @@ class _Scrub:
                     progress(done, total)
 
 
-def _keep(_: Path, __: Spot) -> None:
+def _keep(_: Path, __: DamagedSpan) -> None:
     """People are told at the end, in one table."""
 
 
-def _emit(directory: Path, spot: Spot) -> None:
+def _emit(directory: Path, spot: DamagedSpan) -> None:
     output.emit(
         {
             "kind": "damage",
@@ -168,7 +168,7 @@ def _emit(directory: Path, spot: Spot) -> None:
     )
 
 
-def _summary(directory: Path, state: State, resumed: int | None, seconds: float) -> dict[str, Any]:
+def _summary(directory: Path, state: ScrubState, resumed: int | None, seconds: float) -> dict[str, Any]:
     return {
         "kind": "summary",
         "path": str(directory),
@@ -182,13 +182,13 @@ def _summary(directory: Path, state: State, resumed: int | None, seconds: float)
     }
 
 
-def _show(directory: Path, state: State, size: int, seconds: float) -> None:
+def _show(directory: Path, state: ScrubState, size: int, seconds: float) -> None:
     console = output.Terminal()
-    show_spots(console, [(directory / spot.file, Damage(spot.offset, spot.size, _told(spot))) for spot in state.spots])
+    show_damage(console, [(directory / spot.file, Damage(spot.offset, spot.size, _describe(spot))) for spot in state.spots])
     pace = f", {output.size(int(size / seconds))}/s" if seconds > 0.1 else ""
     read = f"{output.plural(state.records, 'live record')} in {output.plural(state.segments, 'segment')} checked"
     console.print(f"{read}, {output.size(state.bytes)}{pace}", style="bold red" if state.spots else "green")
 
 
-def _told(spot: Spot) -> str:
+def _describe(spot: DamagedSpan) -> str:
     return spot.reason if spot.msg_id is None else f"{spot.reason}: message {spot.msg_id}"

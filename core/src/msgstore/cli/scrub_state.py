@@ -32,7 +32,7 @@ def _check_text(_: object, field: attrs.Attribute[str], value: object) -> None:
 
 
 @attrs.frozen
-class Spot:
+class DamagedSpan:
     """A damaged span, or a record that is not what the index says."""
 
     file: str = attrs.field(validator=_check_text)
@@ -44,17 +44,17 @@ class Spot:
 
 
 @attrs.define
-class State:
+class ScrubState:
     """What a scrub has done, up to and including the segment ``behind``."""
 
     behind: int = attrs.field(default=-1, validator=_check_count)
     segments: int = attrs.field(default=0, validator=_check_count)
     records: int = attrs.field(default=0, validator=_check_count)
     bytes: int = attrs.field(default=0, validator=_check_count)
-    spots: list[Spot] = attrs.field(factory=list)
+    spots: list[DamagedSpan] = attrs.field(factory=list)
 
 
-def read_state(files: Files, directory: Path) -> State | None:
+def read_state(files: Files, directory: Path) -> ScrubState | None:
     """None if there is none. Raises ValueError for what no scrub has written, OSError."""
     try:
         with files.view(directory / STATE) as data:
@@ -63,7 +63,7 @@ def read_state(files: Files, directory: Path) -> State | None:
         return None
 
 
-def parse_state(data: Buffer) -> State:
+def parse_state(data: Buffer) -> ScrubState:
     """Raises ValueError for what no scrub has written. A right checksum is no proof: who can write the file can make one."""
     if len(data) > _LARGEST:
         raise ValueError(f"it is larger than {_LARGEST} bytes")
@@ -73,8 +73,8 @@ def parse_state(data: Buffer) -> State:
             raise ValueError("its checksum is wrong")
         if members.pop("layout") != _LAYOUT:
             raise ValueError("it was written by a newer msgstore")
-        members["spots"] = [Spot(**spot) for spot in members["spots"]]
-        state = State(**members)
+        members["spots"] = [DamagedSpan(**spot) for spot in members["spots"]]
+        state = ScrubState(**members)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("it is not what a scrub writes") from error
     if not all((spot.file + spot.reason + (spot.msg_id or "")).isprintable() for spot in state.spots):
@@ -82,7 +82,7 @@ def parse_state(data: Buffer) -> State:
     return state
 
 
-def write_state(files: Files, directory: Path, state: State) -> None:
+def write_state(files: Files, directory: Path, state: ScrubState) -> None:
     """Atomically; not synced: after a power loss an older one, or none, serves as well. Raises OSError."""
     members: dict[str, Any] = {"layout": _LAYOUT, **attrs.asdict(state)}
     text = json.dumps({**members, "crc32": _checksum(members)})

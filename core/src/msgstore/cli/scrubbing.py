@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.cli.scrub_state import Spot
+from msgstore.cli.scrub_state import DamagedSpan
 from msgstore.contract import Buffer, MessageNotFound, MsgStoreError, RecordError
 from msgstore.engine.store import Entry
 from msgstore.files import READ_WHOLE, Files
@@ -58,7 +58,7 @@ class Content:
     """Zeros stand for what the disk cannot read; None if the file is too large for that."""
     state: tuple[int, int]
     """(size, time) before it was read."""
-    unreadable: list[Spot]
+    unreadable: list[DamagedSpan]
 
 
 class Scrubber:
@@ -70,17 +70,17 @@ class Scrubber:
         self._throttle = throttle
         self._read = read
 
-    def check(self, path: Path, form: OpenFormat, entries: Sequence[Entry]) -> tuple[list[Spot], int]:
+    def check(self, path: Path, form: OpenFormat, entries: Sequence[Entry]) -> tuple[list[DamagedSpan], int]:
         """(what is damaged, by offset; bytes read). ``entries``: every live record of the segment. Raises OSError.
 
         A store that is open elsewhere may be collected meanwhile: a segment that has changed is read again, and a record is
         only damaged if it cannot be read where it is now.
         """
         size = 0
-        spots: list[Spot] = []
+        spots: list[DamagedSpan] = []
         for _ in range(ATTEMPTS):
             try:
-                with self._slowly(path) as content:
+                with self._read_throttled(path) as content:
                     size += content.state[0]
                     spots = self._check(path, form, content, entries)
             except FileNotFoundError:
@@ -89,14 +89,14 @@ class Scrubber:
                 break
         return spots, size
 
-    def check_gone(self, path: Path, entries: Sequence[Entry]) -> list[Spot]:
+    def check_gone(self, path: Path, entries: Sequence[Entry]) -> list[DamagedSpan]:
         """The live records of a segment that is not there."""
         lost = [entry for entry in entries if self._is_lost(entry)]
-        return [Spot(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
+        return [DamagedSpan(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
 
-    def _check(self, path: Path, form: OpenFormat, content: Content, entries: Sequence[Entry]) -> list[Spot]:
+    def _check(self, path: Path, form: OpenFormat, content: Content, entries: Sequence[Entry]) -> list[DamagedSpan]:
         """Of what is said of one offset the record's own counts; what the format says of zeros that nobody read is no news."""
-        found: dict[int, Spot] = {}
+        found: dict[int, DamagedSpan] = {}
         if content.data is not None:
             for spot in self._check_bytes(path, form, content.data, entries):
                 unread = any(bad.offset <= spot.offset < bad.offset + bad.size for bad in content.unreadable)
@@ -104,18 +104,18 @@ class Scrubber:
                     found[spot.offset] = spot
         return sorted([*content.unreadable, *found.values()], key=lambda spot: spot.offset)
 
-    def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[Entry]) -> Iterator[Spot]:
+    def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[Entry]) -> Iterator[DamagedSpan]:
         """What the format says of the segment, then what the index says of its records."""
         scan = form.scan(data)
         for spot in damaged_spans(SegmentReport(path, form, len(data), scan)):
-            yield Spot(path.name, spot.offset, spot.size, spot.reason)
+            yield DamagedSpan(path.name, spot.offset, spot.size, spot.reason)
         whole = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
         for entry in entries:
             reason = _damage(form, data, entry)
             if reason is not None and self._is_lost(entry):
-                yield Spot(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
+                yield DamagedSpan(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
             elif entry.offset < scan.end.offset and reason is None and (entry.msg_id, entry.offset, entry.size) not in whole:
-                yield Spot(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
+                yield DamagedSpan(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
 
     def _is_lost(self, entry: Entry) -> bool:
         """False if the message is somewhere else by now, or removed."""
@@ -138,13 +138,13 @@ class Scrubber:
             self._files.close(fd)
 
     @contextlib.contextmanager
-    def _slowly(self, path: Path) -> Iterator[Content]:
+    def _read_throttled(self, path: Path) -> Iterator[Content]:
         """The whole file. Larger ones than fit into memory are mapped, after they were read once."""
         fd = self._files.open_read(path)
         try:
             state = size, _ = self._files.size_and_mtime(fd)
             parts: list[bytes] = []
-            unreadable: list[Spot] = []
+            unreadable: list[DamagedSpan] = []
             for offset in range(0, size, CHUNK):
                 length = min(CHUNK, size - offset)
                 try:
@@ -152,7 +152,7 @@ class Scrubber:
                 except OSError as error:
                     if error.errno != errno.EIO:
                         raise
-                    unreadable.append(Spot(path.name, offset, length, "unreadable"))
+                    unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
                     part = bytes(length)
                 if size <= READ_WHOLE:
                     parts.append(part)

@@ -34,7 +34,7 @@ _TRUSTED = {"trust", "tail", "taken over"}
 
 
 @attrs.frozen
-class Live:
+class LiveReferences:
     """What an index says of a directory's segments, by the name of the file."""
 
     references: Mapping[str, Mapping[int, int]]
@@ -57,7 +57,7 @@ class Span(NamedTuple):
     """Of damage, and of a record that is dead because it is a later copy."""
 
 
-def live_records(directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None) -> Live | None:
+def live_records(directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None) -> LiveReferences | None:
     """What a store's index says, if it says anything that can be trusted; None if not."""
     if refcounts is None and not any((directory / name).exists() for name in (SETTINGS, SAVED_COUNTS)):
         return None
@@ -68,7 +68,7 @@ def live_records(directory: Path, catalogue: Catalogue, refcounts: list[tuple[by
                 found = store.segments()
                 names = {segment.number: segment.file for segment in found}
                 by_number = groupby(store.entries(), key=lambda entry: entry.number)
-                return Live(
+                return LiveReferences(
                     {names.get(number, ""): {e.offset: e.references for e in entries} for number, entries in by_number},
                     frozenset(segment.file for segment in found if segment.quarantined),
                 )
@@ -77,7 +77,7 @@ def live_records(directory: Path, catalogue: Catalogue, refcounts: list[tuple[by
     return None
 
 
-def spans(report: SegmentReport, live: Live | None) -> Iterator[Span]:
+def spans(report: SegmentReport, live: LiveReferences | None) -> Iterator[Span]:
     """Every byte of a segment once, in order. What the scan does not account for is the format's own."""
     at = 0
     for span in heapq.merge(*_parts(report, live)):
@@ -92,7 +92,7 @@ def spans(report: SegmentReport, live: Live | None) -> Iterator[Span]:
         yield Span(at, report.size - at, "other")
 
 
-def _parts(report: SegmentReport, live: Live | None) -> Iterator[Iterator[Span]]:
+def _parts(report: SegmentReport, live: LiveReferences | None) -> Iterator[Iterator[Span]]:
     """By offset each. Records are not made before they are asked for."""
     scan = report.scan
     references = None if live is None else live.references.get(report.path.name, {})

@@ -23,7 +23,7 @@ from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
 @attrs.frozen
-class Target:
+class StoreTarget:
     """A store that is not open yet."""
 
     config: StoreConfig
@@ -41,7 +41,7 @@ class Target:
             return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
 
 
-def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
+def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> StoreTarget:
     """One that is there. Raises ConfigError, PluginError, and StoreError for a directory that is none: of that there is nothing
     to be shown, and that it has no damage would be said of any directory."""
     target = resolve_store(store, config_file, adopt=adopt)
@@ -53,7 +53,7 @@ def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> 
     return target
 
 
-def find_stores(store: str, config_file: Path | None) -> tuple[list[Target], tuple[NotRead, ...]]:
+def find_stores(store: str, config_file: Path | None) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:
     """The store; or those in a broker's directory, and what else was recognised there. Raises as ``find_store`` does."""
     target = resolve_store(store, config_file)
     top = target.path
@@ -71,21 +71,21 @@ def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
     return remembered_config(path) if (path / SETTINGS).exists() else attrs.evolve(config, path=path)
 
 
-def resolve_store(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
+def resolve_store(store: str, config_file: Path | None, *, adopt: bool = False) -> StoreTarget:
     """A store, or where one can be made. ``adopt``: a broker's directory may be changed. Raises ConfigError, PluginError, and
     StoreError for a directory that is not there."""
     if config_file is not None:
         config = read_config(config_file)
-        target = Target(config.store(store), load_catalogue(config.disabled))
+        target = StoreTarget(config.store(store), load_catalogue(config.disabled))
     else:
         target = bare_store(Path(store), load_catalogue())
     return attrs.evolve(target, config=attrs.evolve(target.config, adopt=target.config.adopt or adopt))
 
 
-def bare_store(directory: Path, catalogue: Catalogue) -> Target:
+def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:
     """A directory, with the backends of its last opening, else the defaults."""
     check_directory(directory)
-    return Target(remembered_config(directory), catalogue)
+    return StoreTarget(remembered_config(directory), catalogue)
 
 
 def check_directory(directory: Path) -> None:

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from msgstore.cli import options, output
-from msgstore.cli.directory_snapshot import Change, Look, Observer
-from msgstore.cli.stores import Target, find_store
+from msgstore.cli.directory_snapshot import SnapshotDiff, DirectorySnapshot, DirectorySampler
+from msgstore.cli.stores import StoreTarget, find_store
 from msgstore.files import Files
 
 ROWS_ABOVE = 12
@@ -35,7 +35,7 @@ class Totals:
     last: str = ""
     """What the collector was last seen to do, and when."""
 
-    def add(self, change: Change, look: Look) -> None:
+    def add(self, change: SnapshotDiff, look: DirectorySnapshot) -> None:
         self.begun += len(change.begun)
         self.deleted += len(change.deleted)
         self.shrunk += len(change.shrunk)
@@ -66,24 +66,24 @@ def top(store: str, interval: float, once: bool, config_file: Path | None, as_js
       msgstore top data/orders --interval 5s --json
     """
     target = find_store(store, config_file)
-    observer = Observer(target, Files())
+    sampler = DirectorySampler(target, Files())
     try:
-        _watch(target, observer, interval, once=once, as_json=as_json)
+        _watch(target, sampler, interval, once=once, as_json=as_json)
     except KeyboardInterrupt:
         return  # the usual way to end it
 
 
-def _watch(target: Target, observer: Observer, interval: float, *, once: bool, as_json: bool) -> None:
+def _watch(target: StoreTarget, sampler: DirectorySampler, interval: float, *, once: bool, as_json: bool) -> None:
     console, totals = output.Terminal(), Totals()
-    before = observer.look()
+    before = sampler.sample()
     live = None if once or as_json or not console.is_terminal else Live(console=console, auto_refresh=False, screen=True)
     with live or contextlib.nullcontext():
         if live:
             live.update(_screen(target, console, before, None, totals), refresh=True)
         while True:
             time.sleep(interval)
-            after = observer.look()
-            change = Change.between(before, after)
+            after = sampler.sample()
+            change = SnapshotDiff.between(before, after)
             totals.add(change, after)
             if as_json:
                 output.emit(_as_json(target, after, change))
@@ -96,7 +96,7 @@ def _watch(target: Target, observer: Observer, interval: float, *, once: bool, a
             before = after
 
 
-def _as_json(target: Target, look: Look, change: Change) -> dict[str, Any]:
+def _as_json(target: StoreTarget, look: DirectorySnapshot, change: SnapshotDiff) -> dict[str, Any]:
     known = look.known
     return {
         "path": str(target.path),
@@ -119,11 +119,11 @@ def _as_json(target: Target, look: Look, change: Change) -> dict[str, Any]:
     }
 
 
-def _screen(target: Target, console: output.Terminal, look: Look, change: Change | None, totals: Totals) -> RenderableType:
+def _screen(target: StoreTarget, console: output.Terminal, look: DirectorySnapshot, change: SnapshotDiff | None, totals: Totals) -> RenderableType:
     return Group(_facts(target, look, change, totals), Text(), _segments(console, look, change))
 
 
-def _facts(target: Target, look: Look, change: Change | None, totals: Totals) -> Table:
+def _facts(target: StoreTarget, look: DirectorySnapshot, change: SnapshotDiff | None, totals: Totals) -> Table:
     rows = output.table(None, "", "")
     # On a screen that is drawn over and over a line that is too long would be cut.
     rows.title = Text(f"{target.path}  {time.strftime('%H:%M:%S', time.localtime(look.clock))}")
@@ -150,7 +150,7 @@ def _facts(target: Target, look: Look, change: Change | None, totals: Totals) ->
     return rows
 
 
-def _segments(console: output.Terminal, look: Look, change: Change | None) -> Table:
+def _segments(console: output.Terminal, look: DirectorySnapshot, change: SnapshotDiff | None) -> Table:
     """The segments that changed last; as many as fit."""
     newest = sorted(look.segments, key=lambda name: look.segments[name][1], reverse=True)
     fitting = max(console.height - ROWS_ABOVE, FEWEST_ROWS) if console.is_terminal else FEWEST_ROWS
@@ -168,5 +168,5 @@ def _segments(console: output.Terminal, look: Look, change: Change | None) -> Ta
     return rows
 
 
-def _rate(size: int, change: Change) -> str:
+def _rate(size: int, change: SnapshotDiff) -> str:
     return f"{output.size(int(size / change.seconds))}/s"

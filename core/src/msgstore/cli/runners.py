@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @attrs.frozen
-class Wanted:
+class RunnerOptions:
     """What the options say."""
 
     engine: str = AUTO
@@ -34,13 +34,13 @@ class Wanted:
 
 
 def options(function: F) -> F:
-    """``--engine``, ``--master``, ``--processes``; the command takes them as ``wanted``."""
+    """``--engine``, ``--master``, ``--processes``; the command takes them as ``runner_options``."""
     engine = click.option("--engine", default=AUTO, metavar="NAME", show_default=True, help="auto (by size), local, or spark.")
     master = click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002.")
     processes = click.option("--processes", type=int, metavar="N", help="How many the local engine uses at a time.")
 
     def wanting(*args: Any, engine: str, master: str | None, processes: int | None, **rest: Any) -> Any:
-        return function(*args, wanted=Wanted(engine, master, processes), **rest)
+        return function(*args, runner_options=RunnerOptions(engine, master, processes), **rest)
 
     wanting.__name__, wanting.__doc__ = function.__name__, function.__doc__
     wanting.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click keeps them there
