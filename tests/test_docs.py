@@ -196,8 +196,9 @@ def test_every_verb_and_option_is_explained(name, command):
     page = (DOCS / "reference/command-line.md").read_text(encoding="utf-8")
     section = re.search(rf"^## `{re.escape(name)}[ `].*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section, f"no section about {name}"
-    options = [parameter.opts[0] for parameter in command.params if isinstance(parameter, click.Option)]
-    shared = {"--json", "--config", "--refcounts", "--engine", "--master", "--processes"}
+    visible = [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
+    options = [parameter.opts[0] for parameter in visible]
+    shared = {"--json", "--config", "--refcounts", "--runner", "--master", "--processes"}
     assert [option for option in options if option not in section[0] and option not in shared] == []
     assert all(option in page for option in shared)
 

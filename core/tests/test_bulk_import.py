@@ -228,7 +228,7 @@ def test_command(tmp_path: Path) -> None:
     file = to_lines(tmp_path / "in.jsonl", some(30) + some(10))
     result = invoke("import", file, tmp_path / "store", "--record", "audit", "--bind", "audit=200")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("30 messages imported from 1 file, 10 rows came again; ")
+    assert result.stdout.startswith("30 messages imported from 1 file, 10 repeated rows; ")
     result = invoke("import", file, tmp_path / "second", "--json")
     assert json.loads(result.stdout)["messages"] == 30
     result = invoke("import", file, tmp_path / "store")

@@ -301,7 +301,7 @@ def test_a_policy_that_is_wrong_says_so_and_the_others_go_on(tmp_path: Path) -> 
     assert "was written against contract 99.0" in plans["newer"]["error"]
     [fallen] = [plan for plan in one["plans"] if plan["name"] == "odd"]
     assert fallen["error"] == "ZeroDivisionError: no </script> here"
-    assert "</script>" not in map_page.as_data(one)
+    assert "</script>" not in map_page.as_inline_json(one)
 
 
 def test_two_segments_of_one_number_are_drawn_but_no_policy_is_asked(tmp_path: Path) -> None:
@@ -338,8 +338,8 @@ def test_what_stands_on_disk_stays_data(tmp_path: Path) -> None:
 
 @given(st.text(st.sampled_from("<>&/!-sript\"'\\\u2028\ud800 ")))
 def test_any_text_is_read_back_as_it_was(text: str) -> None:
-    assert json.loads(map_page.as_data({"reason": text})) == {"reason": text}
-    assert not set("<>&") & set(map_page.as_data({"reason": text}))
+    assert json.loads(map_page.as_inline_json({"reason": text})) == {"reason": text}
+    assert not set("<>&") & set(map_page.as_inline_json({"reason": text}))
 
 
 def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_behind_a_symbolic_link_the_page_is_replaced_not_the_link(tmp_path: Path
         ("there", "is a directory"),
         ("absent/map.html", "there is no directory"),
         ("file/map.html", "there is no such directory"),
-        ("file", "no page of 'msgstore map'"),
+        ("file", "not a page of 'msgstore map'"),
         ("7.sqs", "the name of a part of a store"),
         ("msgstore.json", "the name of a part of a store"),
     ],
@@ -424,7 +424,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
     monkeypatch.setattr(Files, operation, fail)
     result = run("map", "--html", page, DATA / "v1_compacted" / "store")
     assert result.exit_code == 2
-    assert result.stderr == f"msgstore: {page}: the page cannot be written: No space left on device; nothing is left of it\n"
+    assert result.stderr == f"msgstore: {page}: the page cannot be written: No space left on device. Nothing was left behind.\n"
     assert page.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [page]
 

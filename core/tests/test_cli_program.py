@@ -305,14 +305,14 @@ def test_demo_for_programs() -> None:
     assert result.exit_code == 0
     *steps, summary = objects(result.stdout)
     assert summary == {"kind": "summary", "messages": 468, "intact": True}
-    assert [step["good"] for step in steps if "good" in step] == [468] * 4
+    assert [step["verified"] for step in steps if "verified" in step] == [468] * 4
 
 
 def test_demo_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     from msgstore.cli import demo
 
     expected = demo.expected_messages()
-    expected[next(iter(expected))] = demo.Expected(1, "0" * 64)
+    expected[next(iter(expected))] = demo.ExpectedMessage(1, "0" * 64)
     monkeypatch.setattr(demo, "expected_messages", lambda: expected)
     assert run("demo").exit_code == 1
 

@@ -168,7 +168,7 @@ def test_restart(store: Path, stop_behind: Callable[[int], None]) -> None:
 
 def test_a_kill_costs_a_second_of_work(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is written while it runs, not only when it ends."""
-    monkeypatch.setattr(verb, "EVERY", 0)
+    monkeypatch.setattr(verb, "SAVE_INTERVAL_SECONDS", 0)
     written = []
     write = Files.write_file
 
@@ -227,7 +227,7 @@ def test_a_directory_that_cannot_be_written(store: Path, monkeypatch: pytest.Mon
     def refuse(self: Files, path: Path, chunks: Any, *, sync: bool) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(verb, "EVERY", 0)
+    monkeypatch.setattr(verb, "SAVE_INTERVAL_SECONDS", 0)
     monkeypatch.setattr(Files, "write_file", refuse)
     result = scrub(store)
     assert result.exit_code == 0
@@ -258,7 +258,7 @@ def test_a_scrub_takes_its_time(store: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("rate", "message"), [("0", "never come to an end"), ("quick", "is not a size"), ("-5", "is not a size")]
+    ("rate", "message"), [("0", "the size must not be 0"), ("quick", "is not a size"), ("-5", "is not a size")]
 )
 def test_a_wrong_rate(store: Path, rate: str, message: str) -> None:
     result = scrub(store, f"--rate={rate}")

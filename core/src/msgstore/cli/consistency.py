@@ -1,4 +1,4 @@
-"""Where index, counts and segments contradict each other: what ``verify`` finds without reading a record. Pure."""
+"""Consistency of index, counts and segments: the checks of ``verify`` that read no record. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ What = Literal["outside_the_segment", "same_place", "overlap", "no_reference", "
 
 @attrs.frozen
 class Inconsistency:
-    """One contradiction. Without an id it is about the segment as a whole."""
+    """One contradiction. Without an id it concerns the whole segment."""
 
     what: What
     detail: str
@@ -34,7 +34,8 @@ class Inconsistency:
 
 
 def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[Entry]) -> Iterator[Inconsistency]:
-    """``entries`` are all that the index has in the segment, by offset; ``file_size`` is that of the file, not of the row."""
+    """Yield the contradictions of one segment. ``entries``: all index entries of the segment, by offset. ``file_size``: size of
+    the file, not of the segment's row."""
     count = total = end = 0
     previous: Entry | None = None
     for entry in entries:

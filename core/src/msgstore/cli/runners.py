@@ -1,4 +1,4 @@
-"""``--engine``: who carries a job over many segments out, and where."""
+"""``--runner``: selection of the job runner that executes a job, and its options."""
 
 from __future__ import annotations
 
@@ -17,31 +17,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @attrs.frozen
 class RunnerOptions:
-    """What the options say."""
+    """Values of the options that select a job runner."""
 
-    engine: str = AUTO
+    name: str = AUTO
     master: str | None = None
     processes: int | None = None
 
     def make(self, catalogue: Catalogue, size: int) -> JobRunner:
-        """The engine for ``size`` bytes of input; what ``auto`` chose, and why, is said on standard error."""
+        """Return the runner for ``size`` bytes of input. If ``auto`` had a choice, print the choice and its reason on standard
+        error."""
         given = {"master": self.master, "processes": self.processes}
         given = {key: value for key, value in given.items() if value is not None}
-        name, why = choose_engine(catalogue, self.engine, size, given)
-        if why:
-            output.note(f"engine {name}: {why}")
+        name, reason = choose_engine(catalogue, self.name, size, given)
+        if reason:
+            output.note(f"runner {name}: {reason}")
         return make_engine(catalogue, name, given)
 
 
 def options(function: F) -> F:
-    """``--engine``, ``--master``, ``--processes``; the command takes them as ``runner_options``."""
-    engine = click.option("--engine", default=AUTO, metavar="NAME", show_default=True, help="auto (by size), local, or spark.")
+    """Add ``--runner``, ``--master`` and ``--processes``. The command gets them as ``runner_options``.
+
+    ``--engine``, the former name of ``--runner``, is accepted and hidden.
+    """
+    runner = click.option("--runner", default=AUTO, metavar="NAME", show_default=True, help="auto (by size), local, or spark.")
+    engine = click.option("--engine", metavar="NAME", hidden=True, help="Former name of --runner.")
     master = click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002.")
-    processes = click.option("--processes", type=int, metavar="N", help="How many the local engine uses at a time.")
+    processes = click.option("--processes", type=int, metavar="N", help="Number of worker processes of the local runner.")
 
-    def wanting(*args: Any, engine: str, master: str | None, processes: int | None, **rest: Any) -> Any:
-        return function(*args, runner_options=RunnerOptions(engine, master, processes), **rest)
+    def with_options(
+        *args: Any, runner: str, engine: str | None, master: str | None, processes: int | None, **rest: Any
+    ) -> Any:
+        return function(*args, runner_options=RunnerOptions(runner if engine is None else engine, master, processes), **rest)
 
-    wanting.__name__, wanting.__doc__ = function.__name__, function.__doc__
-    wanting.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click keeps them there
-    return engine(master(processes(wanting)))  # type: ignore[return-value]  # it is called as the function is
+    with_options.__name__, with_options.__doc__ = function.__name__, function.__doc__
+    with_options.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click keeps them there
+    return runner(engine(master(processes(with_options))))  # type: ignore[return-value]  # called like the function

@@ -73,7 +73,7 @@ def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[s
             pays[other] = descriptor.min_input_bytes
     if not pays:
         wanted = f" with the options {', '.join(keys)}" if keys else ""
-        raise ConfigError(f"--engine auto: no engine{wanted} is installed that says when it pays; name one")
+        raise ConfigError(f"--runner auto: no runner{wanted} is installed that says when it pays; name one")
     chosen = max(
         (other for other in pays if pays[other] <= size),
         key=lambda other: (pays[other], other),
@@ -86,5 +86,5 @@ def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[s
 def make_engine(catalogue: Catalogue, name: str, options: Mapping[str, Any]) -> JobRunner:
     """Raises ConfigError for options that the engine does not have, and the catalogue's errors."""
     descriptor = catalogue.job_runner(name)
-    engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--engine {name}"))
+    engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--runner {name}"))
     return engine
