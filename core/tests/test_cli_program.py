@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.main import _Echo, main
+from msgstore.cli.main import _ErrorEcho, main
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 PROGRAM = [sys.executable, "-m", "msgstore"]
@@ -243,7 +243,7 @@ def test_a_record_type_is_named_and_bound_with_the_format(tmp_path: Path, record
 
 
 def test_what_is_logged_with_an_error_says_why() -> None:
-    handler = _Echo([])
+    handler = _ErrorEcho([])
 
     def printed(message: str, error: Exception | None) -> str:
         info = error and (type(error), error, None)

@@ -78,7 +78,7 @@ def test_what_brokers_wrote(tmp_path: Path, name: str) -> None:
 
 def test_a_good_store(store: Path) -> None:
     damage, summary, _ = told(store)
-    assert (damage, summary["segments"], summary["records"], summary["resumed_behind"]) == ([], 10, 100, None)
+    assert (damage, summary["segments"], summary["records"], summary["resumed_after"]) == ([], 10, 100, None)
     assert summary["bytes"] == 10 * (64 + 10 * 425)
     assert "100 live records in 10 segments checked" in scrub(store).stdout
     assert not (store / STATE).exists()
@@ -153,7 +153,7 @@ def test_it_goes_on_where_it_was_stopped(store: Path, stop_behind: Callable[[int
     flip(store / "8.sqs", 64 + 424)
     damage, summary, _ = told(store)
     assert [Path(spot["path"]).name for spot in damage] == ["1.sqs", "8.sqs"]
-    assert (summary["resumed_behind"], summary["segments"], summary["records"]) == (4, 10, 100)
+    assert (summary["resumed_after"], summary["segments"], summary["records"]) == (4, 10, 100)
     assert not (store / STATE).exists()
     damage, summary, _ = told(store)
     assert [Path(spot["path"]).name for spot in damage] == ["0.sqs", "1.sqs", "8.sqs"]
@@ -163,7 +163,7 @@ def test_restart(store: Path, stop_behind: Callable[[int], None]) -> None:
     stop_behind(4)
     scrub(store)
     _, summary, _ = told(store, "--restart")
-    assert (summary["resumed_behind"], summary["segments"]) == (None, 10)
+    assert (summary["resumed_after"], summary["segments"]) == (None, 10)
 
 
 def test_a_kill_costs_a_second_of_work(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Configuration: one TOML file, checked key by key. Reading it loads no plugin and opens no store.
 
-:func:`structure` checks the options of a plugin against the attrs class of its descriptor, when a store that selects the plugin
-is opened or by ``msgstore config check``. Its errors have the same form: file, table, key, and the nearest known key.
+:func:`structure` checks the options of a plugin against the attrs class of its descriptor. It runs when a store that selects
+the plugin is opened, and in ``msgstore config check``. Its errors have the same form: file, table, key, and the nearest known
+key.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class SnapshotDiff:
         new = {name: size for name, (size, _) in after.segments.items()}
         grown = {name: size - old.get(name, 0) for name, size in new.items()}
         deleted = [name for name in old if name not in new]
-        figures = before.index_figures, after.index_figures
+        old_figures, new_figures = before.index_figures, after.index_figures
         return cls(
             seconds=max(after.at - before.at, 1e-9),
             written=sum(size for size in grown.values() if size > 0),
@@ -85,7 +85,7 @@ class SnapshotDiff:
             created=[name for name in new if name not in old],
             deleted=deleted,
             shrunk=[name for name, size in grown.items() if size < 0],
-            messages=figures[1].messages - figures[0].messages if figures[0] and figures[1] else None,
+            messages=new_figures.messages - old_figures.messages if old_figures and new_figures else None,
         )
 
 

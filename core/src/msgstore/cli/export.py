@@ -15,7 +15,7 @@ from msgstore.scan.bindings import bind_records
 
 _path = click.Path(path_type=Path)
 _MAX_LISTED_SEGMENTS = 40
-"""With more segments, people get no line per segment."""
+"""Segments up to which people get one line per segment."""
 
 
 @click.command()

@@ -38,7 +38,7 @@ _COUNTS_TEXT = {
     "one each": "one for each record, live or dead",
 }
 _EXACT_COUNTS = ("index", "given", "msg_store_index.ets")
-"""With these counts, a record is known to be a live message."""
+"""Origins of counts with which a record is known to be a live message."""
 
 
 @click.command()
@@ -152,8 +152,8 @@ def counts_line(recovery: Mapping[str, Any]) -> str:
 def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
     """Check segments, index and counts against one another, and read every live message. Writes nothing.
 
-    Checks that every index entry has a reference and a record of its id and size, which lies inside its segment and overlaps
-    no other, and that every segment's row has the counts of the index. In a broker's directory, checks every store.
+    Every index entry must have a reference and a record of its id and size, inside its segment and without overlap. The row of
+    each segment must have the counts of the index. In a broker's directory, every store is checked.
 
     \b
     Examples:

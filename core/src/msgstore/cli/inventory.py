@@ -18,7 +18,7 @@ from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 
 _MAX_LISTED_SEGMENTS = 40
-"""With more segments, people get no line per segment."""
+"""Segments up to which people get one line per segment."""
 
 
 @click.command()

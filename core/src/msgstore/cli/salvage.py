@@ -19,7 +19,7 @@ from msgstore.scan import bind_records
 
 _path = click.Path(path_type=Path)
 _MAX_LISTED_SEGMENTS = 40
-"""With more segments, people get one line per store."""
+"""Segments up to which people get one line per segment instead of one per store."""
 
 
 @click.command()

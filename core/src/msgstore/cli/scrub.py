@@ -176,7 +176,7 @@ def _summary(directory: Path, state: ScrubState, resumed: int | None, seconds: f
         "records": state.records,
         "bytes": state.bytes,
         "damaged_spans": len(state.spots),
-        "resumed_behind": resumed,
+        "resumed_after": resumed,
         "seconds": round(seconds, 3),
         "ok": not state.spots,
     }

@@ -73,8 +73,8 @@ class Scrubber:
     def check(self, path: Path, form: OpenFormat, entries: Sequence[Entry]) -> tuple[list[DamagedSpan], int]:
         """Return (damaged spans by offset, bytes read). ``entries``: every live record of the segment. Raises OSError.
 
-        A store that is open elsewhere may be collected meanwhile. Therefore a segment that has changed is read again, and a
-        record counts as damaged only if the message cannot be read from its new location either.
+        A store that is open elsewhere may be collected meanwhile. Therefore a changed segment is read again. A record is
+        damaged only if a client cannot read the message either.
         """
         size = 0
         spans: list[DamagedSpan] = []

@@ -1,7 +1,7 @@
 """Catalogue: selects the backend that a name means. A catalogue is a value: built once, passed as an argument, never global.
 
-No conflict is resolved silently. If a selected name is not available, the error names the distributions, their versions and
-entry points, the installed alternatives, and the ``pip install`` line that helps.
+No conflict is resolved silently. If a selected name is not available, the error names the distributions with versions and entry
+points. It also lists the installed alternatives and the ``pip install`` line that helps.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ class Loaded:
 def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
     """Return the entry points of the group, ordered by distribution and name, each distribution once.
 
-    Reading the metadata of all installed distributions takes about 10 ms, so the result is cached until ``sys.meta_path``
-    changes, or the modification time of an entry of ``sys.path``, as an installation causes. It is not cached within
-    INSTALLATION_SECONDS of such a change: the installation may not be complete. Thread-safe.
+    Reading the metadata of all installed distributions takes about 10 ms, so the result is cached. The cache is valid until
+    ``sys.meta_path`` changes, or an installation changes the modification time of an entry of ``sys.path``. Within
+    INSTALLATION_SECONDS of such a change nothing is cached, because the installation may be incomplete. Thread-safe.
     """
     times = tuple((path, _mtime(path)) for path in sys.path)
     if max((time_ns for _, time_ns in times), default=0) > time.time_ns() - INSTALLATION_SECONDS * 1_000_000_000:
