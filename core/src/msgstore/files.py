@@ -195,6 +195,7 @@ class Files:
         source.replace(target)
 
     def read_file(self, path: Path) -> bytes:
+        """Return the content of a regular file. Raises OSError for anything else."""
         fd = self.open_read(path)
         try:
             return self._read_all(fd, os.fstat(fd).st_size)

@@ -53,10 +53,12 @@ class SegmentCheck:
 
     @property
     def counts_agree(self) -> bool:
+        """True if the segment's row has the counts of the index."""
         return self.live_count == self.entries and self.live_bytes == self.entry_bytes
 
     @property
     def ok(self) -> bool:
+        """True if nothing is wrong with the segment."""
         return self.report is not None and not self.report.is_damaged and not self.unreachable and not self.findings
 
     def without_records(self) -> SegmentCheck:

@@ -93,6 +93,7 @@ class _Demonstration:
         self._number = 0
 
     def run(self) -> bool:
+        """Run all steps. Returns True if no message was lost."""
         self._scan()
         self._open()
         self._migrate()

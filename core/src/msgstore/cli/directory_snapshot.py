@@ -73,6 +73,7 @@ class SnapshotDiff:
 
     @classmethod
     def between(cls, before: DirectorySnapshot, after: DirectorySnapshot) -> SnapshotDiff:
+        """Compare two snapshots of one directory."""
         old = {name: size for name, (size, _) in before.segments.items()}
         new = {name: size for name, (size, _) in after.segments.items()}
         grown = {name: size - old.get(name, 0) for name, size in new.items()}

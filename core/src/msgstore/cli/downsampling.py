@@ -81,6 +81,7 @@ class Downsampler:
         self._coarse = max(1, -(-3 * all_bytes // limit))
 
     def add(self, pieces: Iterable[Piece]) -> None:
+        """Add the pieces of one segment. If the limit is exceeded, downsample all segments."""
         rest = iter(pieces)
         if not self.grain:
             first = list(islice(rest, self._room + 1))

@@ -62,10 +62,12 @@ class Drawing:
 
     @property
     def live_bytes(self) -> int | None:
+        """Bytes of live records, or None if unknown."""
         return sum(size for kind, _, size in self.spans if kind == "live") if self.live_known else None
 
     @property
     def live_percent(self) -> float | None:
+        """Share of live records in the file, or None if unknown."""
         return None if self.live_bytes is None else round(100 * self.live_bytes / self.size, 1) if self.size else 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class ListedMessage:
         }
 
     def last_column(self, digits: int, *, fields: bool) -> str:
+        """Return the first ``digits`` of the hash, or the record type with its fields."""
         if self.body_sha256 is None:
             return "damaged"
         if not fields:

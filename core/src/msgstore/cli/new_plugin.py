@@ -151,6 +151,7 @@ def _versions(version: str) -> str:
 
 
 def _check_name(kind: str, name: str) -> None:
+    """Raise BadParameter for a name that is invalid, taken, or would clash with other names."""
     if _NAME.fullmatch(name) is None or len(name) > _MAX_NAME:
         raise click.BadParameter(
             f"{name!r} is not a name: use words of lower-case letters and digits, joined by '-', a letter first, at most "

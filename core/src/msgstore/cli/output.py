@@ -42,6 +42,7 @@ class Terminal(Console):
             click.echo(line.rstrip())
 
     def on_broken_pipe(self) -> None:
+        """Pass the exception on, unlike rich, which would end the program."""
         raise  # re-raises BrokenPipeError, which the program converts to an exit code
 
 

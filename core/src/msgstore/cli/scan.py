@@ -41,6 +41,7 @@ class ScanSummary:
 
     @classmethod
     def of(cls, report: SegmentReport) -> ScanSummary:
+        """Summarise the report of one segment."""
         found = report.scan
         return cls(
             report.path,

@@ -81,6 +81,7 @@ class _StateFile:
         self._writes = (directory / SETTINGS).exists()  # nothing is written to a broker's directory
 
     def read(self) -> ScrubState:
+        """Return the saved state, or a new one if it is missing or damaged."""
         try:
             return read_state(self._files, self._directory) or ScrubState()
         except ValueError as error:
@@ -88,6 +89,7 @@ class _StateFile:
             return ScrubState()
 
     def write(self, state: ScrubState, *, now: bool = False) -> None:
+        """Write the state, at most once per SAVE_INTERVAL_SECONDS unless ``now`` is set."""
         if not self._writes or (not now and time.monotonic() - self._written < SAVE_INTERVAL_SECONDS):
             return
         try:

@@ -37,6 +37,7 @@ class Totals:
     """The last observed action of the collector, with its time."""
 
     def add(self, change: SnapshotDiff, snapshot: DirectorySnapshot) -> None:
+        """Add the changes between two snapshots. ``snapshot`` is the second one."""
         self.created += len(change.created)
         self.deleted += len(change.deleted)
         self.shrunk += len(change.shrunk)
@@ -75,6 +76,7 @@ def top(store: str, interval: float, once: bool, config_file: Path | None, as_js
 
 
 def _watch(target: StoreTarget, sampler: DirectorySampler, interval: float, *, once: bool, as_json: bool) -> None:
+    """Print a snapshot and its changes once per interval."""
     console, totals = output.Terminal(), Totals()
     before = sampler.sample()
     live = None if once or as_json or not console.is_terminal else Live(console=console, auto_refresh=False, screen=True)

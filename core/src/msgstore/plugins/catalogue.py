@@ -109,15 +109,19 @@ class Catalogue:
         return found
 
     def record(self, format_name: str, name: str) -> RecordTypeDescriptor:
+        """Return a record type of a format. Raises PluginError if it is not available."""
         return self._resolve(RecordTypeDescriptor, "record", name, of_format=format_name)
 
     def index(self, name: str) -> IndexDescriptor:
+        """Return an index. Raises PluginError if it is not available."""
         return self._resolve(IndexDescriptor, "index", name)
 
     def gc_policy(self, name: str) -> GcPolicyDescriptor:
+        """Return a GC policy. Raises PluginError if it is not available."""
         return self._resolve(GcPolicyDescriptor, "gc", name)
 
     def body_codec(self, name: str) -> BodyCodecDescriptor:
+        """Return a body codec. Raises PluginError if it is not available."""
         return self._resolve(BodyCodecDescriptor, "body", name)
 
     def known_codec(self, stored: bytes) -> str | None:
@@ -125,6 +129,7 @@ class Catalogue:
         return _KNOWN_BODIES.get(stored[:2])
 
     def job_runner(self, name: str) -> JobRunnerDescriptor:
+        """Return a job runner. Raises PluginError if it is not available."""
         return self._resolve(JobRunnerDescriptor, "runner", name)
 
     def third_party_providers(self, selected: Iterable[tuple[str, Descriptor]]) -> dict[str, str]:
@@ -168,6 +173,7 @@ class Catalogue:
                 yield found.descriptor
 
     def names(self, kind: str) -> list[str]:
+        """Return the registered names of a kind, sorted."""
         return sorted({found.descriptor.name for found in self.registrations if found.kind == kind})
 
     def problems(self) -> Iterator[str]:
@@ -261,6 +267,7 @@ class Catalogue:
         return chosen
 
     def _choose(self, kind: str, name: str, same: list[Registration]) -> Descriptor:
+        """Return the only registration in ``same``. Raises DuplicatePlugin or IncompatiblePlugin."""
         if len(same) > 1:
             listed = "; ".join(str(found.provider) for found in same)
             raise DuplicatePlugin(
@@ -279,6 +286,7 @@ class Catalogue:
         return found.descriptor
 
     def _missing(self, kind: str, name: str, of_format: str | None) -> PluginError:
+        """Return the error for a name without a registration: what is installed, what failed to load, and what to do."""
         what = f"{NOUNS[kind]} {name!r}" + (f" of format {of_format!r}" if of_format else "")
         distribution = _KNOWN_DISTRIBUTIONS.get((kind, name)) or self.remembered.get(f"{kind} {name}")
         suspects = [f for f in self.failures if f.provider.distribution == distribution or f.provider.entry_point == name]

@@ -136,9 +136,12 @@ class FormatSet:
             raise type(error)(f"{directory / name}: no installed format reads *{Path(name).suffix}: {error}")
 
     def by_extension(self, extension: str) -> OpenFormat:
+        """Return the format that reads files with this extension."""
         return self.by_name(self.extensions[extension])
 
     def by_name(self, name: str) -> OpenFormat:
+        """Return the format, created on the first call. Raises ConfigError for wrong options, PluginError if it is not
+        available."""
         if name not in self._opened:
             descriptor = self.catalogue.format(name)
             given = self._options if name == self._options_of else {}
