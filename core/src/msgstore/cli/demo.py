@@ -40,7 +40,7 @@ class ExpectedMessage:
     "directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Work in DIR and leave the store there; it must not exist, or be empty.",
+    help="Work in DIR and leave the store there. DIR must not exist or must be empty.",
 )
 @options.as_json
 def demo(directory: Path | None, as_json: bool) -> None:
