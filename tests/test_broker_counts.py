@@ -468,7 +468,7 @@ def test_verbs_say_where_counts_come_from(path):
 def test_verify_without_counts_speaks_of_records(path):
     (path / "clean.dot").unlink()
     output = run("verify", path)
-    assert "301 of 301 records verified (rebuild; counts: one for each record, dead or not)" in output
+    assert "301 of 301 records verified (rebuild; counts: one for each record, live or dead)" in output
     assert "msg_store_index.ets: not used" in output
 
 

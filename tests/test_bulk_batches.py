@@ -419,7 +419,7 @@ def test_a_plugin_that_raises_is_damage_and_not_a_failed_job(tmp_path: Path, mon
     monkeypatch.setattr(type(audit), "fields", lambda self, record: ("tomorrow", "ü"))
     assert judge(found).summary.state == "unreadable"
     assert [spot.reason for spot in judge(found).damage] == [
-        "unreadable: BrokenPlugin: at offset 116: the record type 'audit' gives 'tomorrow' for its field 'time' of kind 'time'"
+        "unreadable: BrokenPlugin: at offset 116: the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'"
     ]
     assert read(found) == read(found, "actor") == []
     assert len(read(found, "id", "body")) == 30
@@ -434,7 +434,7 @@ def test_a_plugin_that_raises_is_damage_and_not_a_failed_job(tmp_path: Path, mon
     monkeypatch.setattr(type(open_input(found).format), "scan", lambda *_, **__: scan)
     [spot] = judge(found).damage
     assert spot.reason.startswith("unreadable: BrokenPlugin: the segment format 'v2' of msgstore-format-v2 ")
-    assert "failed in scan: ValueError: the scan gives records in columns of different lengths" in spot.reason
+    assert "failed in scan: ValueError: the scan returns records in columns of different lengths" in spot.reason
     assert read(found, "id") == []
     monkeypatch.setattr(type(open_input(found).format), "scan", lambda *_, **__: 1 / 0)
     assert "failed in scan: ZeroDivisionError: division by zero" in judge(found).damage[0].reason

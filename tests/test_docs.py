@@ -176,7 +176,7 @@ def test_every_option_of_a_backend_is_explained():
             continue  # strangers have READMEs of their own
         for name in attrs.fields_dict(found.descriptor.options):
             names.append(name)
-            explained = f"`{name}`: " in jobs if found.kind == "engine" else f"| `{name}` |" in configuration
+            explained = f"`{name}`: " in jobs if found.kind == "runner" else f"| `{name}` |" in configuration
             missing += [] if explained else [name]
     assert {"map_size", "processes"} <= set(names)
     assert missing == []
@@ -196,8 +196,9 @@ def test_every_verb_and_option_is_explained(name, command):
     page = (DOCS / "reference/command-line.md").read_text(encoding="utf-8")
     section = re.search(rf"^## `{re.escape(name)}[ `].*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section, f"no section about {name}"
-    options = [parameter.opts[0] for parameter in command.params if isinstance(parameter, click.Option)]
-    shared = {"--json", "--config", "--refcounts", "--engine", "--master", "--processes"}
+    visible = [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
+    options = [parameter.opts[0] for parameter in visible]
+    shared = {"--json", "--config", "--refcounts", "--runner", "--master", "--processes"}
     assert [option for option in options if option not in section[0] and option not in shared] == []
     assert all(option in page for option in shared)
 

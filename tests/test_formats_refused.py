@@ -372,5 +372,5 @@ def test_salvage_scan_fails_is_no_chain(spoil, opened, tmp_path, faults):
     store.close()
     odd = FormatSet(odd_catalogue()).by_name("odd").format
     faults["scan"] = scanning(spoil)
-    with pytest.raises(ValueError, match="the scan gives records"):
+    with pytest.raises(ValueError, match="the scan returns records"):
         read_chains(odd, (tmp_path / "0.odd").read_bytes())

@@ -127,7 +127,7 @@ def test_a_number_that_leaves_no_room_is_refused(made, cell):
             store.flush()
     assert use(made) == 9  # 5, two new ones that are the same, three: behind the number, too
     (made["path"] / f"9999999999{extension}").rename(made["path"] / f"{MAX_NUMBER}{extension}")
-    with pytest.raises(msgstore.StoreMismatch, match="no numbers"):
+    with pytest.raises(msgstore.StoreMismatch, match="highest possible number"):
         use(made)
 
 

@@ -34,6 +34,6 @@ def test_loaded_plugins_are_those_of_the_cells(request, cells):
     assert list(catalogue().problems()) == []
 
 
-@pytest.mark.parametrize("kind", ["format", "index", "gc", "body", "engine"])
+@pytest.mark.parametrize("kind", ["format", "index", "gc", "body", "runner"])
 def test_every_kind_has_a_backend(kind):
     assert catalogue().names(kind)

@@ -276,7 +276,7 @@ def test_a_message_is_found_by_the_beginning_of_its_id(browser, fixtures):
     browser.all("#id")[0].clear()
     browser.all("#id")[0].send_keys("f" * 32)
     browser.all("#find button")[0].click()
-    assert browser.texts("#found") == [f"No message {'f' * 32} among the 301 records that this page tells apart."]
+    assert browser.texts("#found") == [f"No message {'f' * 32} among the 301 records that this page shows separately."]
 
 
 def test_choosing_a_policy_marks_what_it_would_touch(browser, fixtures, request):
@@ -285,14 +285,14 @@ def test_choosing_a_policy_marks_what_it_would_touch(browser, fixtures, request)
     browser.look(page, width=1200, height=640, scheme="dark")
     choices = browser.all(".policy")
     names = [re.split("\n| nothing", text)[0] for text in browser.texts(".policy")]
-    assert names == ["as it is", "combine", "half-empty", "never", "retention", "retention"]
+    assert names == ["unchanged", "combine", "half-empty", "never", "retention", "retention"]
     assert browser.all(".touched") == []
 
     choices[names.index("half-empty")].click()
     browser.settle()
     assert [row.get_attribute("data-file") for row in browser.all(".touched")] == ["0.rdq", "1.rdq"]
-    assert browser.texts(".touched .does") == ["compact\ngives back about 97.2 KiB", "compact\ngives back about 97.8 KiB"]
-    assert "compact 2: gives back about 195.0 KiB (48 %)" in choices[names.index("half-empty")].text
+    assert browser.texts(".touched .does") == ["compact\nfrees about 97.2 KiB", "compact\nfrees about 97.8 KiB"]
+    assert "compact 2: frees about 195.0 KiB (48 %)" in choices[names.index("half-empty")].text
     wanted(request, browser, "map-v1-compacted.png")
     browser.all(".only input")[0].click()
     assert [text.split("\n")[0] for text in browser.texts(".row .file")] == ["0.rdq", "1.rdq"]
@@ -304,7 +304,7 @@ def test_choosing_a_policy_marks_what_it_would_touch(browser, fixtures, request)
         ["drop", "loses 13 live messages"], ["drop", "loses 12 live messages"],
     ]  # fmt: skip
     choices[names.index("never")].click()
-    assert browser.texts(".list p") == ["It touches no segment."]
+    assert browser.texts(".list p") == ["The policy changes no segment."]
     choices[0].click()
     assert len(browser.all(".row")) == 4
     assert browser.all(".touched, .does") == []

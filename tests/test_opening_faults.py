@@ -19,7 +19,7 @@ COUNTS = {msg_id: n for n, msg_id in enumerate(IDS[:6], 1)}
 """The last two ids are removed."""
 OPERATIONS = (
     "open_read", "open_write", "create", "close", "pread", "pwrite", "overwrite", "sync", "sync_directory", "truncate",
-    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory", "strangers",
+    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory", "non_regular_files",
     "view",
 )  # fmt: skip
 FAULTS = {

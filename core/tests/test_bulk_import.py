@@ -228,7 +228,7 @@ def test_command(tmp_path: Path) -> None:
     file = to_lines(tmp_path / "in.jsonl", some(30) + some(10))
     result = invoke("import", file, tmp_path / "store", "--record", "audit", "--bind", "audit=200")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("30 messages imported from 1 file, 10 rows came again; ")
+    assert result.stdout.startswith("30 messages imported from 1 file, 10 repeated rows; ")
     result = invoke("import", file, tmp_path / "second", "--json")
     assert json.loads(result.stdout)["messages"] == 30
     result = invoke("import", file, tmp_path / "store")
@@ -287,7 +287,7 @@ def make_fifo(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (make_fifo, "bad.jsonl: cannot be imported: is not a plain file"),
+        (make_fifo, "bad.jsonl: cannot be imported: is not a regular file"),
         (lambda path: path.symlink_to("nowhere"), "bad.jsonl: cannot be imported: No such file"),
         (lambda path: path.symlink_to(path.parent.parent), "bad.jsonl: is a link to a directory"),
     ],
@@ -302,7 +302,7 @@ def test_nothing_that_might_be_a_file_is_passed_over(make: Callable[[Path], None
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p.jsonl")
-    with pytest.raises(StoreError, match=r"p\.jsonl: cannot be imported: is not a plain file"):
+    with pytest.raises(StoreError, match=r"p\.jsonl: cannot be imported: is not a regular file"):
         run(tmp_path / "p.jsonl", to=tmp_path / "to")
 
 

@@ -203,9 +203,9 @@ def make_unreadable(directory: Path) -> list[tuple[str, int, int, str]]:
     reasons = {
         "9.rdq": "is a link to nothing",
         "8.rdq": "is a directory",
-        "7.sqs": "is not a plain file",
+        "7.sqs": "is not a regular file",
         "6.sqs": os.strerror(errno.ELOOP),
-        "5.rdq": "is not a plain file",
+        "5.rdq": "is not a regular file",
     }
     return [(str(directory / name), 0, 0, f"unreadable: {reason}") for name, reason in reasons.items()]
 

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 import msgstore
 from msgstore.cli import map_page
-from msgstore.cli.downsampling import Block, thin
+from msgstore.cli.downsampling import MergedSpans, downsample
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.main import main
-from msgstore.cli.map_data import MAX_SPOTS, PageData
+from msgstore.cli.map_data import MAX_LISTED_SPANS, PageData
 from msgstore.cli.scan import scan_inputs
 from msgstore.cli.spans import Span
 from msgstore.contract import Combine, Compact, Drop, GcPolicyDescriptor
@@ -199,14 +199,14 @@ def test_merging_loses_no_byte_and_comes_to_an_end(lengths: list[tuple[int, str]
     for size, kind in lengths:
         spans.append(Span(at, size, kind))
         at += size
-    merged = list(thin(thin(spans, grain), coarser))
+    merged = list(downsample(downsample(spans, grain), coarser))
     assert [piece.offset for piece in merged] == [sum(p.size for p in merged[:n]) for n in range(len(merged))]
     assert sum(piece.size for piece in merged) == at
     assert len(merged) <= 3 * at / coarser + 1
     for kind in ("live", "dead", "hole"):
         same = [span.size for span in spans if span.kind == kind]
         alone = [piece.size for piece in merged if isinstance(piece, Span) and piece.kind == kind]
-        blocks = [piece for piece in merged if isinstance(piece, Block)]
+        blocks = [piece for piece in merged if isinstance(piece, MergedSpans)]
         assert len(alone) + sum(block.counts[kind] for block in blocks) == len(same)
         assert sum(alone) + sum(block.sizes[kind] for block in blocks) == sum(same)
 
@@ -236,13 +236,13 @@ def test_what_is_merged_is_counted_and_the_rest_stays_exact(tmp_path: Path) -> N
 def test_damage_is_listed_up_to_a_bound_and_counted_beyond(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('[stores.a]\npath = "store"\nrecord = "checksum"\n')
     with msgstore.load_config(tmp_path / "c.toml").open("a") as store, store.client() as client:
-        client.write_many((n.to_bytes(16), b"body") for n in range(MAX_SPOTS + 50))
+        client.write_many((n.to_bytes(16), b"body") for n in range(MAX_LISTED_SPANS + 50))
     data = bytearray((tmp_path / "store" / "0.sqs").read_bytes())
     for offset in range(64, len(data), 29):
         data[offset + 28] ^= 1
     (tmp_path / "store" / "0.sqs").write_bytes(data)
     [found] = drawn(tmp_path / "store", page=tmp_path / "map.html", exit_code=1)["stores"]
-    assert (len(found["spots"]), found["spot_count"]) == (MAX_SPOTS, MAX_SPOTS + 50)
+    assert (len(found["spots"]), found["spot_count"]) == (MAX_LISTED_SPANS, MAX_LISTED_SPANS + 50)
     assert found["spots"][1] == ["0.sqs", 93, 29, "checksum_mismatch"]
     assert found["segments"][0]["quarantined"]
 
@@ -301,7 +301,7 @@ def test_a_policy_that_is_wrong_says_so_and_the_others_go_on(tmp_path: Path) -> 
     assert "was written against contract 99.0" in plans["newer"]["error"]
     [fallen] = [plan for plan in one["plans"] if plan["name"] == "odd"]
     assert fallen["error"] == "ZeroDivisionError: no </script> here"
-    assert "</script>" not in map_page.as_data(one)
+    assert "</script>" not in map_page.as_inline_json(one)
 
 
 def test_two_segments_of_one_number_are_drawn_but_no_policy_is_asked(tmp_path: Path) -> None:
@@ -338,8 +338,8 @@ def test_what_stands_on_disk_stays_data(tmp_path: Path) -> None:
 
 @given(st.text(st.sampled_from("<>&/!-sript\"'\\\u2028\ud800 ")))
 def test_any_text_is_read_back_as_it_was(text: str) -> None:
-    assert json.loads(map_page.as_data({"reason": text})) == {"reason": text}
-    assert not set("<>&") & set(map_page.as_data({"reason": text}))
+    assert json.loads(map_page.as_inline_json({"reason": text})) == {"reason": text}
+    assert not set("<>&") & set(map_page.as_inline_json({"reason": text}))
 
 
 def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_behind_a_symbolic_link_the_page_is_replaced_not_the_link(tmp_path: Path
         ("there", "is a directory"),
         ("absent/map.html", "there is no directory"),
         ("file/map.html", "there is no such directory"),
-        ("file", "no page of 'msgstore map'"),
+        ("file", "not a page of 'msgstore map'"),
         ("7.sqs", "the name of a part of a store"),
         ("msgstore.json", "the name of a part of a store"),
     ],
@@ -424,7 +424,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
     monkeypatch.setattr(Files, operation, fail)
     result = run("map", "--html", page, DATA / "v1_compacted" / "store")
     assert result.exit_code == 2
-    assert result.stderr == f"msgstore: {page}: the page cannot be written: No space left on device; nothing is left of it\n"
+    assert result.stderr == f"msgstore: {page}: the page cannot be written: No space left on device. Nothing was left behind.\n"
     assert page.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [page]
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.main import _Echo, main
+from msgstore.cli.main import _ErrorEcho, main
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 PROGRAM = [sys.executable, "-m", "msgstore"]
@@ -239,11 +239,11 @@ def test_a_record_type_is_named_and_bound_with_the_format(tmp_path: Path, record
     file.write_text(f"[stores.a]\npath = 'a'\nrecord = {record}\n{form}\n")
     [error] = run("config", "check", "--config", file).stderr.splitlines()
     assert error.startswith(f"msgstore: {file}: [stores.a] record: {{'use': 'acme-stamp'")
-    assert error.endswith(f'is not a name; write record = "acme-stamp" and {bound}')
+    assert error.endswith(f'is not a name. Write record = "acme-stamp" and {bound}.')
 
 
 def test_what_is_logged_with_an_error_says_why() -> None:
-    handler = _Echo([])
+    handler = _ErrorEcho([])
 
     def printed(message: str, error: Exception | None) -> str:
         info = error and (type(error), error, None)
@@ -273,7 +273,7 @@ def test_disabled_is_a_list(tmp_path: Path) -> None:
         file.write_text(f"disabled = {value}\n[stores.a]\npath = 'a'\n")
         result = run("config", "check", "--config", file)
         assert result.exit_code == 2
-        assert "is not a list; write [" in result.stderr
+        assert "is not a list. Write [" in result.stderr
 
 
 def test_config_check_of_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,14 +305,14 @@ def test_demo_for_programs() -> None:
     assert result.exit_code == 0
     *steps, summary = objects(result.stdout)
     assert summary == {"kind": "summary", "messages": 468, "intact": True}
-    assert [step["good"] for step in steps if "good" in step] == [468] * 4
+    assert [step["verified"] for step in steps if "verified" in step] == [468] * 4
 
 
 def test_demo_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     from msgstore.cli import demo
 
     expected = demo.expected_messages()
-    expected[next(iter(expected))] = demo.Expected(1, "0" * 64)
+    expected[next(iter(expected))] = demo.ExpectedMessage(1, "0" * 64)
     monkeypatch.setattr(demo, "expected_messages", lambda: expected)
     assert run("demo").exit_code == 1
 

@@ -216,7 +216,7 @@ def test_map_says_what_is_too_small_to_be_seen() -> None:
     store = str(DATA / "mixed_upgrade" / "store")
     narrow = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["map", store]).stdout
     wide = CliRunner(env={"COLUMNS": "4000"}).invoke(main, ["map", store]).stdout
-    assert "too small to be seen here: hole\n" in narrow
+    assert "too small to be shown here: hole\n" in narrow
     assert "too small" not in wide
 
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import msgstore
 from msgstore.cli import scrub as verb
 from msgstore.cli.main import main
-from msgstore.cli.scrub_state import STATE, Spot, State, read_state, write_state
+from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, write_state
 from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.contract.locations import pack_location
@@ -78,7 +78,7 @@ def test_what_brokers_wrote(tmp_path: Path, name: str) -> None:
 
 def test_a_good_store(store: Path) -> None:
     damage, summary, _ = told(store)
-    assert (damage, summary["segments"], summary["records"], summary["resumed_behind"]) == ([], 10, 100, None)
+    assert (damage, summary["segments"], summary["records"], summary["resumed_after"]) == ([], 10, 100, None)
     assert summary["bytes"] == 10 * (64 + 10 * 425)
     assert "100 live records in 10 segments checked" in scrub(store).stdout
     assert not (store / STATE).exists()
@@ -153,7 +153,7 @@ def test_it_goes_on_where_it_was_stopped(store: Path, stop_behind: Callable[[int
     flip(store / "8.sqs", 64 + 424)
     damage, summary, _ = told(store)
     assert [Path(spot["path"]).name for spot in damage] == ["1.sqs", "8.sqs"]
-    assert (summary["resumed_behind"], summary["segments"], summary["records"]) == (4, 10, 100)
+    assert (summary["resumed_after"], summary["segments"], summary["records"]) == (4, 10, 100)
     assert not (store / STATE).exists()
     damage, summary, _ = told(store)
     assert [Path(spot["path"]).name for spot in damage] == ["0.sqs", "1.sqs", "8.sqs"]
@@ -163,12 +163,12 @@ def test_restart(store: Path, stop_behind: Callable[[int], None]) -> None:
     stop_behind(4)
     scrub(store)
     _, summary, _ = told(store, "--restart")
-    assert (summary["resumed_behind"], summary["segments"]) == (None, 10)
+    assert (summary["resumed_after"], summary["segments"]) == (None, 10)
 
 
 def test_a_kill_costs_a_second_of_work(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is written while it runs, not only when it ends."""
-    monkeypatch.setattr(verb, "EVERY", 0)
+    monkeypatch.setattr(verb, "SAVE_INTERVAL_SECONDS", 0)
     written = []
     write = Files.write_file
 
@@ -194,7 +194,9 @@ def test_a_damaged_state_is_told_and_left(store: Path, text: str) -> None:
 
 
 def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
-    state = State(3, 4, 40, 4000, [Spot("1.sqs", 64, 100, "torn"), Spot("2.sqs", 64, 100, "id_mismatch", "00" * 16)])
+    state = ScrubState(
+        3, 4, 40, 4000, [DamagedSpan("1.sqs", 64, 100, "torn"), DamagedSpan("2.sqs", 64, 100, "id_mismatch", "00" * 16)]
+    )
     write_state(Files(), tmp_path, state)
     assert read_state(Files(), tmp_path) == state
     whole = (tmp_path / STATE).read_bytes()
@@ -214,7 +216,7 @@ def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_state_that_somebody_made(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """Its checksum is right, and no scrub has written it."""
-    members = {"layout": 1, **attrs.asdict(State()), **wrong}
+    members = {"layout": 1, **attrs.asdict(ScrubState()), **wrong}
     crc32 = zlib.crc32(json.dumps(members, sort_keys=True).encode())
     (tmp_path / STATE).write_text(json.dumps({**members, "crc32": crc32}))
     with pytest.raises(ValueError, match=r"its|it is not|it has more"):
@@ -225,7 +227,7 @@ def test_a_directory_that_cannot_be_written(store: Path, monkeypatch: pytest.Mon
     def refuse(self: Files, path: Path, chunks: Any, *, sync: bool) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(verb, "EVERY", 0)
+    monkeypatch.setattr(verb, "SAVE_INTERVAL_SECONDS", 0)
     monkeypatch.setattr(Files, "write_file", refuse)
     result = scrub(store)
     assert result.exit_code == 0
@@ -256,7 +258,7 @@ def test_a_scrub_takes_its_time(store: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("rate", "message"), [("0", "never come to an end"), ("quick", "is not a size"), ("-5", "is not a size")]
+    ("rate", "message"), [("0", "the size must not be 0"), ("quick", "is not a size"), ("-5", "is not a size")]
 )
 def test_a_wrong_rate(store: Path, rate: str, message: str) -> None:
     result = scrub(store, f"--rate={rate}")
@@ -290,7 +292,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
 
     spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
     assert size == 64 + 10 * 425
-    assert spots[0] == Spot("0.sqs", 0, size, "unreadable")
+    assert spots[0] == DamagedSpan("0.sqs", 0, size, "unreadable")
     assert (spots[1].offset, spots[1].msg_id) == (64, IDS[0].hex())
     assert size < CHUNK
 
@@ -318,7 +320,7 @@ def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.Mo
     bad = Files()
     bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
     spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
-    assert spots == [Spot("0.sqs", 0, size, "unreadable")]
+    assert spots == [DamagedSpan("0.sqs", 0, size, "unreadable")]
 
 
 def test_what_was_moved_or_removed_meanwhile_is_not_damaged(store: Path, form: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.directory_snapshot import Change, Known, Look, Observer
+from msgstore.cli.directory_snapshot import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff
 from msgstore.cli.main import main
 from msgstore.cli.stores import find_store
 from msgstore.cli.top import Totals
@@ -40,44 +40,46 @@ def shown(*arguments: object) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def look(at: float, segments: dict[str, int], messages: int | None = None) -> Look:
-    known = None if messages is None else Known(messages, {}, 0)
-    return Look(at, 0.0, {name: (size, 0) for name, size in segments.items()}, 0, is_open=False, writer=None, known=known)
+def snapshot(at: float, segments: dict[str, int], messages: int | None = None) -> DirectorySnapshot:
+    figures = None if messages is None else IndexFigures(messages, {}, 0)
+    return DirectorySnapshot(
+        at, 0.0, {name: (size, 0) for name, size in segments.items()}, 0, is_open=False, writer=None, index_figures=figures
+    )
 
 
-def test_what_two_looks_tell() -> None:
-    before = look(10.0, {"0.sqs": 1000, "1.sqs": 5000, "2.sqs": 100}, 50)
-    after = look(12.0, {"1.sqs": 2000, "2.sqs": 600, "3.sqs": 64}, 46)
-    change = Change.between(before, after)
+def test_snapshot_diff_sums_sizes_and_names() -> None:
+    before = snapshot(10.0, {"0.sqs": 1000, "1.sqs": 5000, "2.sqs": 100}, 50)
+    after = snapshot(12.0, {"1.sqs": 2000, "2.sqs": 600, "3.sqs": 64}, 46)
+    change = SnapshotDiff.between(before, after)
     assert (change.seconds, change.written, change.freed, change.messages) == (2.0, 564, 4000, -4)
-    assert (change.begun, change.deleted, change.shrunk) == (["3.sqs"], ["0.sqs"], ["1.sqs"])
+    assert (change.created, change.deleted, change.shrunk) == (["3.sqs"], ["0.sqs"], ["1.sqs"])
     totals = Totals()
     totals.add(change, after)
-    totals.add(Change.between(after, after), after)
-    assert (totals.begun, totals.deleted, totals.shrunk, totals.freed) == (1, 1, 1, 4000)
-    assert totals.last.startswith("cut 1.sqs and 1 more at ")
-    assert Change.between(before, look(12.0, {})).messages is None
+    totals.add(SnapshotDiff.between(after, after), after)
+    assert (totals.created, totals.deleted, totals.shrunk, totals.freed) == (1, 1, 1, 4000)
+    assert totals.last_collection.startswith("cut 1.sqs and 1 more at ")
+    assert SnapshotDiff.between(before, snapshot(12.0, {})).messages is None
 
 
-def test_looks_at_a_store_at_work(tmp_path: Path) -> None:
-    """Sizes are the writer's own, and what it does between two looks is what they tell."""
+def test_snapshots_of_a_working_store_agree_with_counters(tmp_path: Path) -> None:
+    """Sizes equal those of the writer, and two snapshots show what it did in between."""
     with msgstore.open_store(tmp_path, file_size_limit="8KiB", gc_interval=0) as store, store.client() as client:
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:20])
         store.flush()
-        observer = Observer(find_store(str(tmp_path), None), Files())
-        before = observer.look()
-        assert (before.is_open, before.writer, before.known) == (True, os.getpid(), None)
+        sampler = DirectorySampler(find_store(str(tmp_path), None), Files())
+        before = sampler.sample()
+        assert (before.is_open, before.writer, before.index_figures) == (True, os.getpid(), None)
         assert before.bytes_on_disk == store.stats().bytes_on_disk
         client.remove(IDS[:15])
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[30:40])
         store.roll()
         counters = store.stats().counters
         (done,) = store.compact(everything=True)
-        change = Change.between(before, observer.look())
+        change = SnapshotDiff.between(before, sampler.sample())
         assert done.size_after
         assert change.deleted == ["0.sqs"]
         assert change.shrunk == ["1.sqs"]
-        assert change.begun == ["3.sqs"]
+        assert change.created == ["3.sqs"]
         assert change.written == counters.written_bytes - 20 * 1021 + 64
         assert change.freed == store.stats().counters.collected_bytes
 
@@ -96,13 +98,13 @@ def test_a_store_that_nobody_has_open(tmp_path: Path, index: str) -> None:
         assert found[member] == getattr(stats, member), member
     assert (found["written_per_second"], found["freed_per_second"], found["messages_per_second"]) == (0, 0, 0)
     text = top(tmp_path).stdout
-    assert "open for writing  nobody" in text
+    assert "open for writing  no process" in text
     assert "15  +0/s" in text
     assert "0.sqs" in text
 
 
 def test_a_crashed_store_is_not_read_for_it(tmp_path: Path) -> None:
-    """With ``ets`` that would be a scan of everything, at each look."""
+    """With ``ets``, each snapshot would scan all segments."""
     store = msgstore.open_store(tmp_path)
     store.client().write(IDS[0], b"body")
     store.flush()
@@ -122,11 +124,11 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 def test_a_closed_store_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with msgstore.open_store(tmp_path) as store, store.client() as client:
         client.write(IDS[0], b"body")
-    observer = Observer(find_store(str(tmp_path), None), Files())
+    sampler = DirectorySampler(find_store(str(tmp_path), None), Files())
     asked = []
-    ask = Observer._ask
-    monkeypatch.setattr(Observer, "_ask", lambda self: asked.append(1) or ask(self))
-    assert [observer.look().known for _ in range(3)][2] is not None
+    ask = DirectorySampler._read_index
+    monkeypatch.setattr(DirectorySampler, "_read_index", lambda self: asked.append(1) or ask(self))
+    assert [sampler.sample().index_figures for _ in range(3)][2] is not None
     assert len(asked) == 1
 
 

@@ -73,7 +73,7 @@ def test_settings_of_the_wrong_kind(tmp_path, changes, reason):
     forge(tmp_path / SETTINGS)
     assert read_settings(Files(), tmp_path) == Settings()
     forge(tmp_path / SETTINGS, **changes)
-    with pytest.raises(StoreError, match=f"{SETTINGS}: cannot be used: .*{reason}.*; restore it from a backup"):
+    with pytest.raises(StoreError, match=rf"{SETTINGS}: cannot be used: .*{reason}.*\. Restore it from a backup"):
         read_settings(Files(), tmp_path)
 
 

@@ -494,7 +494,7 @@ def test_a_plugin_that_registers_nothing_is_a_problem(plugin: Callable[..., Load
 
 def test_a_value_that_is_no_path_of_a_module_is_said() -> None:
     [failure] = load([(ACME, metadata.EntryPoint("watch", "acme-idx.plugin", "msgstore"))]).failures
-    assert failure.what == "cannot be loaded: ValueError: 'acme-idx.plugin' is no module's path, such as 'acme_idx.plugin'"
+    assert failure.what == "cannot be loaded: ValueError: 'acme-idx.plugin' is not a module path, such as 'acme_idx.plugin'"
 
 
 def test_two_entry_points_of_one_module(plugin: Callable[..., Loaded]) -> None:
@@ -505,7 +505,10 @@ def test_two_entry_points_of_one_module(plugin: Callable[..., Loaded]) -> None:
 
     plugin(msgstore_store_closed=msgstore_store_closed)
     entry_point = metadata.EntryPoint("watch", "acme_watch", "msgstore")
-    for second, said in (("again", "acme_watch is the module of the entry point acme-watch:watch"), ("watch", "another entry")):
+    for second, said in (
+        ("again", "acme_watch is already the module of the entry point acme-watch:watch"),
+        ("watch", "two entry points"),
+    ):
         other = attrs.evolve(ACME, entry_point=second)
         loaded = load([(ACME, entry_point), (other, metadata.EntryPoint(second, "acme_watch", "msgstore"))])
         assert [(failure.provider, said in failure.what) for failure in loaded.failures] == [(other, True)]

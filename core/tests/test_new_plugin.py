@@ -144,7 +144,7 @@ def test_what_is_installed_is_not_replaced(name: str, taken: str, tmp_path: Path
     """``pip install -e .`` would uninstall the one of the name, and msgstore needs it."""
     result = run("new-plugin", "index", name, "--into", tmp_path)
     assert result.exit_code == 2
-    assert "would take the place of" in result.stderr
+    assert "would replace" in result.stderr
     assert taken in result.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -192,14 +192,14 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     result = run("new-plugin", "index", "mine", "--into", tmp_path)
     assert (result.exit_code, result.stderr) == (
-        2, f"msgstore: {tmp_path}/mine: is there already; choose another name, or another directory with --into\n",
+        2, f"msgstore: {tmp_path}/mine: already exists. Choose another name, or another directory with --into.\n",
     )  # fmt: skip
     assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_where_there_is_no_directory(tmp_path: Path) -> None:
     result = run("new-plugin", "index", "mine", "--into", tmp_path / "no")
-    assert (result.exit_code, result.stderr) == (2, f"msgstore: {tmp_path}/no: there is no such directory; make it first\n")
+    assert (result.exit_code, result.stderr) == (2, f"msgstore: {tmp_path}/no: there is no such directory. Create it first.\n")
 
 
 def test_if_anything_fails_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

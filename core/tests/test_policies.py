@@ -165,9 +165,9 @@ def test_retention_says_why():
     [
         (RetentionOptions, {}, "give max_age, max_bytes, or both"),
         (RetentionOptions, {"max_age": "7 weeks"}, "is not a time"),
-        (RetentionOptions, {"max_bytes": "1GiB", "then": "half-emty"}, "did you mean 'half-empty'"),
-        (RetentionOptions, {"max_bites": 1}, "did you mean 'max_bytes'"),
-        (HalfEmptyOptions, {"garbage": 1}, "is not a share between 0 and 1"),
+        (RetentionOptions, {"max_bytes": "1GiB", "then": "half-emty"}, "Did you mean 'half-empty'"),
+        (RetentionOptions, {"max_bites": 1}, "Did you mean 'max_bytes'"),
+        (HalfEmptyOptions, {"garbage": 1}, "is not a fraction between 0 and 1"),
         (HalfEmptyOptions, {"garbage": "half"}, "'half' is not a number"),
         (HalfEmptyOptions, {"garbage": True}, "True is not a number"),
     ],

@@ -146,7 +146,7 @@ def test_a_record_is_seen_beside_its_writer(ranked: None, tmp_path: Path, index:
         store.flush()
         entry = store.entry(MSG_ID)
         assert entry is not None
-        assert describe(store.record(entry)).shown() == {"priority": "68", "letter": "D", "at": "-"}
+        assert describe(store.record(entry)).as_text() == {"priority": "68", "letter": "D", "at": "-"}
 
 
 def test_scans_give_fields_in_python(ranked: None, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_how_values_are_shown(kind: str, value: object, as_json: object, shown: 
     record = bound(kind, value)
     values = values_of(record, b"")
     assert fields_as_json(record, values) == {"it": as_json}
-    assert Described("mine", record, values).shown() == {"it": shown}
+    assert Described("mine", record, values).as_text() == {"it": shown}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_how_values_are_shown(kind: str, value: object, as_json: object, shown: 
         ("text", (b"",), "of kind 'text'"),
         ("text", ("a", "b"), "for its 1 fields"),
         ("text", (["a"],), "for its 1 fields"),
-        ("text", (KeyError("x"),), "cannot say what a record holds: KeyError"),
+        ("text", (KeyError("x"),), "cannot read the fields of a record: KeyError"),
     ],
 )
 def test_values_that_are_not_as_the_descriptor_says(kind: str, values: tuple[object, ...], reason: str) -> None:
@@ -257,7 +257,7 @@ def test_values_that_are_not_as_the_descriptor_says(kind: str, values: tuple[obj
 def test_a_record_that_cannot_say() -> None:
     record = bound("int", RecordError("unlucky"))
     assert values_of(record, b"") is None
-    assert Described("mine", record, None).shown() == {}
+    assert Described("mine", record, None).as_text() == {}
 
 
 def test_fields_without_a_method_break_the_record_type(ranked: None, tmp_path: Path) -> None:
@@ -297,4 +297,4 @@ def test_who_breaks_its_word_is_told_with_file_and_offset(ranked: None, tmp_path
     sys.modules.pop("acme_ranked", None)
     found = run(*verb, store, *(["42" * 16] if verb[0] == "get" else []), code=2)
     offset = 64 + 34  # behind the first
-    assert f"{store}/0.sqs at offset {offset}: the record type 'ranked' gives 0 for its field 'letter'" in found.stderr
+    assert f"{store}/0.sqs at offset {offset}: the record type 'ranked' returns 0 for its field 'letter'" in found.stderr

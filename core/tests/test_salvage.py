@@ -435,7 +435,7 @@ def test_what_the_command_prints(tmp_path: Path) -> None:
     assert out[-2] == {"kind": "damage", "path": str(source / "0.sqs"), **entry_of(spans[10]), "reason": reason}
     assert (out[-1]["messages"], out[-1]["recovered"], out[-1]["damaged_spans"]) == (29, 19, 1)
     text, _ = cli("salvage", source, tmp_path / "second")
-    assert "29 messages copied, 19 of them found again behind damage" in text.stdout
+    assert "29 messages copied, 19 of them recovered after damage" in text.stdout
     assert "unrecognised_record_type" in text.stdout
 
 

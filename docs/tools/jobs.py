@@ -70,9 +70,9 @@ def _methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield from methods(kind)
 
 
-def engines() -> str:
+def runners() -> str:
     found = {
-        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "engine"
+        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "runner"
     }
     local = found["local"]
     rows = [("`local`", "`msgstore`", _options(local.options), cell(local.summary))]
@@ -88,7 +88,7 @@ def engines() -> str:
     said = "; ".join(f"`{name}`: {cell(doc)}" for name, doc in documented.items())
     name, summary = (str(ast.literal_eval(named[key])) for key in ("name", "summary"))
     rows.append((f"`{name}`", f"`{project['name']}`", said, cell(summary)))
-    return table(("engine", "distribution", "options", ""), rows)
+    return table(("runner", "distribution", "options", ""), rows)
 
 
 def _options(kind: type) -> str:
@@ -173,7 +173,7 @@ def _option_table(module: str) -> str:
 REGIONS: dict[str, Callable[[], str]] = {
     "bulk, jobs": lambda: _sections(CALLED),
     "bulk, writing": lambda: _sections(WRITING),
-    "bulk engines": engines,
+    "job runners": runners,
     "classes of reconcile": classes,
     "spark, functions": spark_functions,
     "spark, errors": spark_errors,

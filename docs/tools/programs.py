@@ -12,7 +12,7 @@ import click
 from msgstore.cli.main import main
 from source import UndocumentedError, cell, table
 
-SHARED = ("--json", "--config", "--refcounts", "--engine", "--master", "--processes")
+SHARED = ("--json", "--config", "--refcounts", "--runner", "--master", "--processes")
 """Said once, at the top of the page, unless a verb means something of its own by them."""
 
 
@@ -38,7 +38,7 @@ def _usual() -> dict[str, str]:
 
 
 def _options(command: click.Command) -> list[click.Option]:
-    found = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    found = [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
     for option in found:
         if not option.help:
             raise UndocumentedError(f"msgstore {command.name} {option.opts[0]} has no help")
@@ -56,7 +56,7 @@ def _who(name: str) -> str:
     has = {verb.removeprefix("msgstore "): name in [o.opts[0] for o in _options(command)] for verb, command in verbs()}
     those, others = ([verb for verb, there in has.items() if there == wanted] for wanted in (True, False))
     if not others:
-        return "every verb"
+        return "every command"
     return f"only: {', '.join(those)}" if len(those) < len(others) else f"not: {', '.join(others)}"
 
 

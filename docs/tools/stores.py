@@ -43,7 +43,7 @@ def registrations() -> list[Registration]:
     missing = set(ours) - {"msgstore-prometheus-observer"} - {entry.provider.distribution for entry in found}
     if missing:
         raise SystemExit(f"not installed: {', '.join(sorted(missing))}")
-    return [entry for entry in found if entry.kind != "engine"]
+    return [entry for entry in found if entry.kind != "runner"]
 
 
 # -- the configuration ----------------------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def test_the_commands_print_the_same(spark: SparkSession, tmp_path: Path, verb: 
     places = {"SOURCE": str(DATA / "msg-store" / "v2_dirty_torn"), "DELTAS": str(deltas)}
     printed = {}
     for name in ENGINES:
-        result = CliRunner().invoke(main, [*(places.get(word, word) for word in verb), "--json", "--engine", name])
+        result = CliRunner().invoke(main, [*(places.get(word, word) for word in verb), "--json", "--runner", name])
         assert result.exit_code == 1, result.output
         printed[name] = result.stdout
     assert printed["spark"] == printed["local"]

@@ -131,7 +131,7 @@ def test_the_command_says_which_engine_it_takes(spark: SparkSession, tmp_path: P
     printed = {}
     for name in ("local", "spark"):
         out = tmp_path / "out"
-        arguments = ["salvage", "--json", str(DATA / "msg-store/v2_dirty_torn/store"), str(out), "--engine", name]
+        arguments = ["salvage", "--json", str(DATA / "msg-store/v2_dirty_torn/store"), str(out), "--runner", name]
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 1, result.output
         printed[name] = result.stdout
@@ -140,5 +140,5 @@ def test_the_command_says_which_engine_it_takes(spark: SparkSession, tmp_path: P
         out.rmdir()
     assert printed["local"] == printed["spark"]
     result = CliRunner().invoke(main, ["salvage", str(DATA / "msg-store/v2_clean/store"), str(tmp_path / "auto")])
-    assert "engine local: " in result.stderr
+    assert "runner local: " in result.stderr
     assert "spark pays from" in result.stderr

@@ -13,7 +13,7 @@ from msgstore.files import Files
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory", "set_mtime")
 """Operations that change something, or decide what survives a power loss."""
 LOOKS = (
-    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity", "list", "strangers",
+    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity", "list", "non_regular_files",
     "read_file", "set_mtime",
 )  # fmt: skip
 COMPOSED = ("write_file", "view")
@@ -118,10 +118,10 @@ class WatchedFiles(Files):
             self.before("list", directory)
             return super().list(directory)
 
-    def strangers(self, directory):
+    def non_regular_files(self, directory):
         with self.busy:
-            self.before("strangers", directory)
-            return super().strangers(directory)
+            self.before("non_regular_files", directory)
+            return super().non_regular_files(directory)
 
     def set_mtime(self, path, mtime_ns):
         with self.busy:

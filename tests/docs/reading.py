@@ -36,8 +36,8 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
 _GIVES = re.compile(r"^(\s*)(.+?)  # -> (.+)$", re.MULTILINE)
 _EXIT = re.compile(r"\s+# exit (\d+)$")
-_CHOSEN = re.compile(r"^msgstore: engine \w+: .*\n", re.MULTILINE)
-"""What ``--engine auto`` says only where several are installed."""
+_CHOSEN = re.compile(r"^msgstore: runner \w+: .*\n", re.MULTILINE)
+"""Note of ``--runner auto``, printed only if several runners are installed."""
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -21,7 +21,7 @@ from msgstore.files import Files
 
 OPERATIONS = (
     "open_read", "open_write", "create", "close", "pread", "pwrite", "map", "sync", "sync_directory", "truncate",
-    "size_and_mtime", "is_deleted", "set_mtime", "list", "entries", "strangers", "make_directory", "create_directory",
+    "size_and_mtime", "is_deleted", "set_mtime", "list", "entries", "non_regular_files", "make_directory", "create_directory",
     "copy_permissions", "remove_tree", "unlink", "replace",
 )  # fmt: skip
 LMDB_WRITES = ("lmdb.commit", "lmdb.close")

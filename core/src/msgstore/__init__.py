@@ -2,12 +2,11 @@
 
 ::
 
-    import msgstore
+import msgstore
 
-    with msgstore.open_store("data/orders", index="lmdb") as store, store.client("worker-1") as client:
-        client.write(msg_id, body)
+with msgstore.open_store("data/orders", index="lmdb") as store, store.client("worker-1") as client: client.write(msg_id, body)
 
-Every name is imported when it is first used: a bare ``import msgstore`` costs next to nothing.
+Each public name is imported on first use, so a bare ``import msgstore`` is cheap.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_FOUND_IN = {
+_MODULE_OF = {
     "Catalogue": "msgstore.plugins.catalogue",
     "Client": "msgstore.engine.client",
     "Store": "msgstore.engine.store",
@@ -56,7 +55,7 @@ _FOUND_IN = {
     "load_config": "msgstore.engine.opening",
     "open_store": "msgstore.engine.opening",
 }
-"""Every other public name is an error."""
+"""Public name to the module that defines it. Every other public name is in ``msgstore.contract.errors``."""
 
 __all__ = [
     "BodyRefused",
@@ -92,8 +91,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'msgstore' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_FOUND_IN.get(name, "msgstore.contract.errors")), name)
-    return found
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF.get(name, "msgstore.contract.errors")), name)
+    return value
 
 
 def __dir__() -> list[str]:

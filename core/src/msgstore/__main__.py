@@ -1,4 +1,4 @@
-"""``python -m msgstore``: the program, where its script is not on the path."""
+"""Run the program with ``python -m msgstore``, also where its script is not on the path."""
 
 from msgstore.cli.main import main
 

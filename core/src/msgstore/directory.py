@@ -1,8 +1,8 @@
-"""What a store directory holds: its segments, and the few things that it remembers about itself.
+"""Content of a store directory: its segments and its settings.
 
-``msgstore.json`` remembers what later openings must not contradict: the type bytes that record types are bound to, and the
-backends of the last opening, which tools take when they are given a bare directory. It is written atomically, with a
-CRC-32 over its other members, and is as readable to a person as it is small.
+``msgstore.json`` holds the facts that later openings must not contradict: the type bytes of record types, and the backends of
+the last opening. Tools use these backends for a bare directory. The file is written atomically, has a CRC-32 over its other
+members, and is readable to people.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ log = logging.getLogger("msgstore.recovery")
 
 SETTINGS = "msgstore.json"
 SETTINGS_COPY = "msgstore.json.copy"
-"""The same text once more. It is read only if ``msgstore.json`` is damaged."""
+"""Copy of ``msgstore.json``. It is read only if ``msgstore.json`` is damaged."""
 LOCK = "msgstore.lock"
 _LAYOUT = 1
 MAX_SETTINGS = 2**20
-"""Bytes of a ``msgstore.json`` that is read."""
+"""Size limit of ``msgstore.json``, in bytes."""
 MAX_NUMBER = 10**18 - 10**9
-"""A store with a segment of this number or above is not opened for writing: numbers have 18 digits, and it goes on counting."""
+"""A store with a segment of this number or above is not opened for writing: numbers have 18 digits, and later segments need
+more numbers."""
 TEMP_SUFFIX = UNFINISHED
-"""What the name of a segment ends in that is not to be read yet."""
+"""Suffix of a segment that is still being written. No opening reads it."""
 ERASE_SUFFIX = ".erase"
-"""What the name of a segment ends in that is deleted, and whose bytes are not overwritten yet."""
+"""Suffix of a deleted segment that still has to be overwritten with zeros."""
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
 class DamagedSettings(StoreError):
-    """A ``msgstore.json`` that is empty, torn or changed: it is not what was written."""
+    """A ``msgstore.json`` that is empty, torn or changed."""
 
     def __init__(self, message: str, reason: str = "", copy: Settings | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.copy = copy
-        """The settings in ``msgstore.json.copy``, or None if that is missing or damaged, too."""
+        """The settings in ``msgstore.json.copy``, or None if that file is missing or damaged, too."""
 
 
-class _NotWhole(ValueError):
-    """Why a text is none that was written as settings."""
+class _InvalidSettings(ValueError):
+    """Raised for a text that msgstore cannot have written as settings."""
 
 
 @attrs.frozen
 class SegmentFile:
+    """Name, size and modification time of one segment file."""
+
     number: int
     extension: str
     path: Path
@@ -81,26 +84,27 @@ def _check_distributions(_: object, __: object, value: object) -> None:
 
 @attrs.frozen
 class Settings:
-    """What ``msgstore.json`` holds. Raises ValueError, TypeError if it is made of anything else."""
+    """Content of ``msgstore.json``. Raises ValueError or TypeError for invalid members."""
 
     index: str = attrs.field(default="ets", validator=_check_name)
     format: str = attrs.field(default="v2", validator=_check_name)
     record: str = attrs.field(default="message", validator=_check_name)
     body: str = attrs.field(default="raw", validator=_check_name)
     records: dict[str, int] = attrs.field(factory=dict, validator=_check_records)
-    """Record type name to the type byte it is bound to, in this directory, for ever."""
+    """Record type name to its type byte. A binding is permanent for the directory."""
     distributions: dict[str, str] = attrs.field(factory=dict, validator=_check_distributions)
-    """``kind name`` of what somebody else's distribution provided, to that distribution: what to install if it is missing."""
+    """``kind name`` of each third-party backend to its distribution: what to install if it is missing."""
 
     @property
     def formats(self) -> list[str]:
-        """Of which there may be segments: what the last opening wrote, and what of somebody else's it found."""
+        """Names of formats that the directory may have segments of: that of the last opening, and third-party formats found
+        then."""
         kinds = (key.partition(" ") for key in self.distributions)
         return [self.format, *(name for kind, _, name in kinds if kind == "format" and name != self.format)]
 
 
 def segment_number(name: str, extensions: Collection[str]) -> int | None:
-    """The number in a segment's name; None if it is no segment's."""
+    """Return the number in the name of a segment, or None for any other file."""
     match = _SEGMENT.fullmatch(name)
     if match and match[2] in extensions and str(int(match[1])) == match[1]:
         return int(match[1])
@@ -108,13 +112,13 @@ def segment_number(name: str, extensions: Collection[str]) -> int | None:
 
 
 def unread_segments(names: Iterable[str], extensions: Collection[str]) -> list[str]:
-    """Of the names in a store's directory those that are a segment's but for the extension, which no installed format has."""
+    """Return the names that look like segments but have an extension that no installed format reads."""
     matches = ((name, _SEGMENT.fullmatch(name)) for name in names)
     return sorted(name for name, match in matches if match and match[2] not in extensions and str(int(match[1])) == match[1])
 
 
 def list_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
-    """The segments in ``directory``, in number order; several of one number in the order of their extensions."""
+    """Return the segments in ``directory`` in number order; several of one number in the order of their extensions."""
     found = []
     for name, (size, mtime_ns) in files.list(directory).items():
         number = segment_number(name, extensions)
@@ -127,17 +131,17 @@ def list_segments(files: Files, directory: Path, extensions: Collection[str]) ->
 def find_segments(
     files: Files, directory: Path, extensions: Collection[str], leftovers: Collection[str] = ()
 ) -> list[SegmentFile]:
-    """The segments of a store in ``directory``, in number order. Raises StoreMismatch if two files claim one number.
+    """Return the segments of a store in ``directory`` in number order. Raises StoreMismatch if two files claim one number.
 
-    A file with one of the extensions ``leftovers`` counts as a segment of the next number that is free.
+    A file with one of the extensions ``leftovers`` counts as a segment with the next free number.
     """
     everything = list_segments(files, directory, extensions)
     found = [segment for segment in everything if segment.extension not in leftovers]
     for one, other in itertools.pairwise(found):
         if one.number == other.number:
             raise StoreMismatch(
-                f"{directory}: {one.path.name} and {other.path.name} have the same number; a store has one segment a number. "
-                f"Use 'msgstore salvage' to make a fresh store of both."
+                f"{directory}: {one.path.name} and {other.path.name} have the same number; a store has one segment per number. "
+                f"Use 'msgstore salvage' to make a new store of both."
             )
     left = [segment for segment in everything if segment.extension in leftovers]
     free = itertools.count(max((segment.number for segment in everything), default=-1) + 1)
@@ -145,16 +149,16 @@ def find_segments(
 
 
 def adopt_leftovers(files: Files, directory: Path, formats: Mapping[str, str], leftovers: Collection[str]) -> None:
-    """Give each leftover the name that it counts as: its format's extension, the next free number. On disk when it returns.
+    """Rename each leftover to its segment name: the extension of its format, the next free number. Durable on return.
 
-    ``formats``: extension to format. Killed in between, some are segments and the others are adopted by the next start.
+    ``formats``: extension to format. After a crash in between, the next start renames the remaining files.
     """
     adopted = False
     own = {name: extension for extension, name in formats.items() if extension not in leftovers}
     for segment in find_segments(files, directory, formats, leftovers):
         if segment.extension in leftovers:
             name = f"{segment.number}{own[formats[segment.extension]]}"
-            log.warning("%s: is left over from a collection that did not finish, and becomes %s", segment.path, name)
+            log.warning("%s: left over from an unfinished collection. Renamed to %s.", segment.path, name)
             files.replace(segment.path, directory / name)
             adopted = True
     if adopted:
@@ -162,7 +166,7 @@ def adopt_leftovers(files: Files, directory: Path, formats: Mapping[str, str], l
 
 
 def segments_ending(names: Iterable[str], suffix: str, extensions: Collection[str]) -> list[str]:
-    """Of ``names`` those of a segment with ``suffix`` behind them, which no start reads."""
+    """Return the names that are a segment name plus ``suffix``. No start reads such files."""
     found = []
     for name in names:
         match = _SEGMENT.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
@@ -172,41 +176,40 @@ def segments_ending(names: Iterable[str], suffix: str, extensions: Collection[st
 
 
 def check_writable(files: Files, directory: Path, segments: Iterable[SegmentFile], extensions: Collection[str]) -> None:
-    """Raises StoreMismatch if what has a segment's name is none that may be written to, moved into, or cut."""
-    for name, kind in files.strangers(directory).items():
+    """Raise StoreMismatch for a segment name that is not a regular file, and if the segment numbers are used up."""
+    for name, kind in files.non_regular_files(directory).items():
         match = _SEGMENT.fullmatch(name)
         if match and match[2] in extensions:
             raise StoreMismatch(
-                f"{directory}: {name} is {kind}, not a file of this directory, so msgstore does not write here. Put a file in "
-                f"its place, or remove it; 'msgstore salvage' copies what can be read into a fresh store."
+                f"{directory}: {name} is {kind}, not a regular file, so msgstore does not write here. Replace it by a "
+                f"file, or remove it. 'msgstore salvage' copies all intact records into a new store."
             )
     highest = max(segments, key=lambda segment: segment.number, default=None)
     if highest is not None and highest.number >= MAX_NUMBER:
         raise StoreMismatch(
-            f"{directory}: {highest.path.name} leaves no numbers for the segments behind it. Use 'msgstore salvage' to make a "
-            f"fresh store."
+            f"{directory}: {highest.path.name} has the highest possible number. Use 'msgstore salvage' to make a new store."
         )
 
 
 def read_settings(files: Files, directory: Path) -> Settings | None:
-    """What the directory remembers, or None if it was never opened by msgstore. Raises DamagedSettings if it is not
-    what was written, StoreError if it cannot be used."""
+    """Return the settings of the directory, or None if msgstore never opened it. Raises DamagedSettings if the file is not as
+    msgstore wrote it, StoreError if it cannot be used."""
     path = directory / SETTINGS
     try:
         with files.view(path) as data:
             return _settings(data)
     except FileNotFoundError:
         return None
-    except _NotWhole as error:
+    except _InvalidSettings as error:
         raise DamagedSettings(
-            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; "
-            f"restore it from a backup, or move it away if the store has none.",
+            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes. "
+            f"Restore it from a backup, or move it away if the store has none.",
             str(error),
             _read_copy(files, directory),
         ) from error
     except (ValueError, TypeError) as error:
         raise StoreError(
-            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes; restore it from a backup. "
+            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes. Restore it from a backup. "
             f"If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
         ) from error
 
@@ -220,26 +223,26 @@ def _read_copy(files: Files, directory: Path) -> Settings | None:
 
 
 def _settings(data: Buffer) -> Settings:
-    """Raises _NotWhole, ValueError, TypeError."""
+    """Parse the text of a settings file. Raises _InvalidSettings, ValueError or TypeError."""
     if len(data) > MAX_SETTINGS:
-        raise _NotWhole(f"it is larger than {MAX_SETTINGS} bytes")
+        raise _InvalidSettings(f"it is larger than {MAX_SETTINGS} bytes")
     try:
         members = json.loads(data[:])
         if not isinstance(members, dict):
-            raise _NotWhole("it is not an object")
+            raise _InvalidSettings("it is not an object")
         if members.pop("crc32", None) != _checksum(members):
-            raise _NotWhole("its checksum is wrong")
+            raise _InvalidSettings("its checksum is wrong")
     except RecursionError as error:
-        raise _NotWhole("it is nested too deeply") from error
+        raise _InvalidSettings("it is nested too deeply") from error
     except ValueError as error:
-        raise error if isinstance(error, _NotWhole) else _NotWhole(str(error)) from error
+        raise error if isinstance(error, _InvalidSettings) else _InvalidSettings(str(error)) from error
     if members.pop("layout", None) != _LAYOUT:
         raise ValueError("it was written by a newer msgstore")
     return Settings(**members)
 
 
 def write_settings(files: Files, directory: Path, settings: Settings) -> None:
-    """Write ``msgstore.json`` and its copy, synced whatever the durability: without it nobody knows what the directory is."""
+    """Write ``msgstore.json`` and its copy. Both are always synced: without them the directory cannot be identified."""
     members = {"layout": _LAYOUT, **attrs.asdict(settings)}
     if not settings.distributions:
         del members["distributions"]
@@ -249,7 +252,7 @@ def write_settings(files: Files, directory: Path, settings: Settings) -> None:
 
 
 def has_copy(files: Files, directory: Path, settings: Settings) -> bool:
-    """Whether the copy says the same. It does not after a crash between the two, and in directories of older versions."""
+    """Return True if the copy is equal. It differs after a crash between the two writes, and is missing in old directories."""
     return _read_copy(files, directory) == settings
 
 

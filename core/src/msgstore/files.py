@@ -1,6 +1,6 @@
-"""Every file operation of core, in one small class: the place where tests count operations and inject faults.
+"""File operations of core, in one class. Tests count operations and inject faults here.
 
-Methods raise OSError as the operating system does; who calls them adds store, file and offset.
+Methods raise the OSError of the operating system. Callers add store, file and offset.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ UNFINISHED = ".tmp"
 """Suffix of a file that is still being written. No opening reads it."""
 
 READ_WHOLE = 64 * 2**20
-"""Files up to this size are read into memory; larger ones are mapped. A mapped file that another process shortens kills the
-process that reads past its new end, so only files that hold one huge record, which nobody compacts, are mapped."""
+"""Files up to this size, in bytes, are read into memory; larger ones are mapped. If another process truncates a mapped file, a
+read past the new end kills this process. Therefore only files with one huge record are mapped; nothing compacts them."""
 
 
 class Files:
-    """File operations by the real file system. Stateless; one object may serve many stores."""
+    """File operations on the real file system. Stateless; one object may serve many stores."""
 
     def open_read(self, path: Path) -> int:
-        """Of a plain file. OSError for anything else: a pipe is not waited for."""
+        """Open a regular file for reading. Raises OSError for anything else, and never blocks on a pipe."""
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-        return _plain(os.open(path, flags), path)
+        return _require_regular(os.open(path, flags), path)
 
     def open_write(self, path: Path) -> int:
-        """Of a plain file that exists, for reading and writing. OSError for a symbolic link: what it leads to is not ours."""
+        """Open an existing regular file for reading and writing. Raises OSError for a symbolic link: its target may belong to
+        others."""
         flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-        return _plain(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0)), path)
+        return _require_regular(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0)), path)
 
     def create(self, path: Path) -> int:
-        """A new, empty file for reading and writing; FileExistsError if the name is taken."""
+        """Create an empty file and open it for reading and writing. Raises FileExistsError if the name is taken."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
         return os.open(path, flags, 0o644)
 
@@ -44,10 +45,10 @@ class Files:
         os.close(fd)
 
     if hasattr(os, "pread"):
-        pread = staticmethod(os.pread)  # a bare built-in: one call less for each read
+        pread = staticmethod(os.pread)  # the built-in itself saves one call per read
 
         def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-            """All of ``data`` at ``offset``; a short write is continued."""
+            """Write all of ``data`` at ``offset``. Continues after a short write."""
             written = os.pwrite(fd, data, offset)
             if written < len(data):
                 view = memoryview(data)
@@ -69,20 +70,20 @@ class Files:
                 view = view[os.write(fd, view) :]
 
     def overwrite(self, fd: int, data: bytes) -> None:
-        """``data`` as the whole content of a small file, in one write; what stood behind it is cut off."""
+        """Replace the whole content of a small file in one write, and truncate the rest."""
         os.lseek(fd, 0, os.SEEK_SET)
         os.write(fd, data)
         os.ftruncate(fd, len(data))
 
     def map(self, fd: int, size: int) -> mmap.mmap:
-        """The first ``size`` bytes of a file, read-only. ValueError if there are not so many, or none."""
+        """Map the first ``size`` bytes of a file read-only. Raises ValueError if the file is shorter, or ``size`` is 0."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
 
     def sync(self, fd: int) -> None:
         os.fsync(fd)
 
     def sync_directory(self, path: Path) -> None:
-        """Make names durable; nothing to do where directories cannot be opened."""
+        """Make the names in a directory durable. Does nothing where directories cannot be opened."""
         if os.name == "posix":
             fd = os.open(path, os.O_RDONLY)
             try:
@@ -94,31 +95,32 @@ class Files:
         os.ftruncate(fd, size)
 
     def size_and_mtime(self, fd: int) -> tuple[int, int]:
-        """(bytes, modification time in nanoseconds)."""
+        """Return (bytes, modification time in nanoseconds)."""
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns
 
     def identity(self, file: Path | int) -> tuple[int, int]:
-        """(device, inode) of what has this path or descriptor: no two files or directories that exist share it."""
+        """Return (device, inode) of a path or descriptor. No two existing files or directories share it."""
         return self.identity_and_links(file)[0]
 
     def identity_and_links(self, file: Path | int) -> tuple[tuple[int, int], int]:
-        """As ``identity``, and the number of names that it has."""
-        status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
+        """Return the result of ``identity``, and the number of hard links."""
+        status = os.stat(file)  # noqa: PTH116 - also for descriptors
         return (status.st_dev, status.st_ino), status.st_nlink
 
     def is_deleted(self, fd: int) -> bool:
-        """Whether the file has no name any more, and its space comes back only when its last descriptor is closed."""
+        """Return True if the file has no name any more. Its space is freed when the last descriptor is closed."""
         return os.fstat(fd).st_nlink == 0
 
     def set_mtime(self, path: Path, mtime_ns: int) -> tuple[int, int]:
-        """Set a file's modification time. Returns (bytes, modification time) as the file system keeps them."""
+        """Set the modification time of a file. Returns (bytes, modification time) as the file system stores them."""
         os.utime(path, ns=(path.stat().st_atime_ns, mtime_ns))
         status = path.stat()
         return status.st_size, status.st_mtime_ns
 
     def list(self, directory: Path) -> dict[str, tuple[int, int]]:
-        """Name to (bytes, modification time in nanoseconds) of every plain file; one that goes meanwhile is not there."""
+        """Return name to (bytes, modification time in nanoseconds) of every regular file. Omits files that are deleted
+        meanwhile."""
         found = {}
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -129,29 +131,31 @@ class Files:
         return found
 
     def entries(self, directory: Path) -> tuple[dict[str, tuple[int, int]], dict[str, OSError]]:
-        """As :meth:`list`, but what is wrong with one name concerns this name only: (plain files, name to error of all else).
+        """Return (regular files, name to error of everything else). Unlike :meth:`list`, an error of one name affects only that
+        name.
 
-        All else are directories (EISDIR), pipes and the like, links to nothing, and what cannot be looked at. OSError if no
-        name can be, as the directory may not be listed or searched.
+        Everything else: directories (EISDIR), pipes and the like, dangling links, and names without permission. Raises OSError
+        if the directory cannot be listed or searched.
         """
         check_listable(directory)
         found, refused = {}, {}
         for path in directory.iterdir():
             try:
-                found[path.name] = look(path)
+                found[path.name] = stat_regular_file(path)
             except OSError as error:
                 if not is_gone(path, error):
                     refused[path.name] = error
         return found, refused
 
-    def strangers(self, directory: Path) -> dict[str, str]:
-        """Name to what it is, of everything in a directory that is not a plain file of its own."""
+    def non_regular_files(self, directory: Path) -> dict[str, str]:
+        """Return name to kind, such as ``a symbolic link``, of everything in a directory that is not a regular file."""
         with os.scandir(directory) as entries:
             kinds = {entry.name: _kind(entry) for entry in entries}
         return {name: kind for name, kind in kinds.items() if kind}
 
     def make_directory(self, path: Path) -> None:
-        """With the parents that are missing. Each new name is durable when this returns; if that fails, none is left."""
+        """Create a directory with its missing parents. Each new name is durable on return; on an error, all new ones are
+        removed."""
         made: list[Path] = []
         try:
             for missing in reversed(_missing(path)):
@@ -160,17 +164,17 @@ class Files:
                 self.sync_directory(missing.parent)
         except OSError:
             for new in reversed(made):
-                with contextlib.suppress(OSError):  # somebody else has put something there
+                with contextlib.suppress(OSError):  # another process has created a file in it
                     new.rmdir()
             raise
-        path.mkdir(exist_ok=True)  # FileExistsError for what is no directory
+        path.mkdir(exist_ok=True)  # FileExistsError if it is not a directory
 
     def create_directory(self, path: Path) -> None:
-        """FileExistsError if the name is taken, FileNotFoundError if its parent is not there."""
+        """Create a directory. Raises FileExistsError if the name is taken, FileNotFoundError if its parent is missing."""
         path.mkdir()
 
     def copy_permissions(self, source: Path, target: Path) -> None:
-        """The mode of a directory for another one, and its owner and group, if this process may give directories away."""
+        """Copy the mode of a directory to another, and its owner and group if this process has the permission."""
         status = source.stat()
         if os.name == "posix":
             with contextlib.suppress(PermissionError):
@@ -178,18 +182,20 @@ class Files:
         target.chmod(stat.S_IMODE(status.st_mode))
 
     def remove_tree(self, path: Path) -> None:
-        """A directory and all that is in it, as far as that can be deleted. Links are not followed."""
+        """Delete a directory and its content, as far as possible. Links are not followed."""
         shutil.rmtree(path, ignore_errors=True)
 
     def unlink(self, path: Path) -> None:
-        """No error if there is no such file."""
+        """Delete a file. A missing file is no error."""
         path.unlink(missing_ok=True)
 
     def replace(self, source: Path, target: Path) -> None:
-        """In one step. A directory takes the place of an empty one only; OSError if there is anything else."""
+        """Rename ``source`` to ``target`` in one step. A directory replaces only an empty directory; otherwise raises
+        OSError."""
         source.replace(target)
 
     def read_file(self, path: Path) -> bytes:
+        """Return the content of a regular file. Raises OSError for anything else."""
         fd = self.open_read(path)
         try:
             return self._read_all(fd, os.fstat(fd).st_size)
@@ -197,7 +203,8 @@ class Files:
             self.close(fd)
 
     def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
-        """Atomically: under a temporary name, synced if asked, then renamed. The temporary file goes if anything fails."""
+        """Write a file atomically: write a temporary name, sync it if asked, and rename it. On an error the temporary file is
+        deleted."""
         temporary = path.with_name(path.name + UNFINISHED)
         self.unlink(temporary)
         fd = self.create(temporary)
@@ -221,7 +228,7 @@ class Files:
 
     @contextlib.contextmanager
     def view(self, path: Path) -> Iterator[bytes | mmap.mmap]:
-        """The whole file, to scan it."""
+        """Yield the content of the whole file for a scan."""
         fd = self.open_read(path)
         try:
             size = os.fstat(fd).st_size
@@ -242,7 +249,7 @@ class Files:
 
 
 def _missing(path: Path) -> list[Path]:
-    """``path`` and those above it that do not exist, the lowest first."""
+    """Return ``path`` and its parents that do not exist, the deepest first."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -250,42 +257,43 @@ def _missing(path: Path) -> list[Path]:
     return missing
 
 
-def look(path: Path) -> tuple[int, int]:
-    """(bytes, modification time in nanoseconds) of a plain file. OSError for anything else."""
+def stat_regular_file(path: Path) -> tuple[int, int]:
+    """Return (bytes, modification time in nanoseconds) of a regular file. Raises OSError for anything else."""
     status = path.stat()
-    _check_plain(status.st_mode, path)
+    _check_regular(status.st_mode, path)
     return status.st_size, status.st_mtime_ns
 
 
 def is_gone(path: Path, error: OSError) -> bool:
-    """Whether ``error`` says no more than that there is no such name any more. A link to nothing is there."""
+    """Return True if ``error`` only says that the name no longer exists. A dangling link still exists."""
     return isinstance(error, FileNotFoundError) and not path.is_symlink()
 
 
 def check_listable(directory: Path) -> None:
-    """OSError if the names in a directory cannot be read, or nothing can be found out about any of them."""
+    """Raise OSError if the names in a directory cannot be read, or no name in it can be examined."""
     os.scandir(directory).close()
     check_searchable(directory)
 
 
 def check_searchable(directory: Path) -> None:
-    """OSError if nothing can be found out about any name in a directory."""
-    os.stat(os.path.join(directory, "."))  # noqa: PTH116, PTH118 - a Path forgets the dot, for which the directory is searched
+    """Raise OSError if no name in a directory can be examined."""
+    os.stat(os.path.join(directory, "."))  # noqa: PTH116, PTH118 - a Path drops the dot, which forces a search of the directory
 
 
-def _plain(fd: int, path: Path) -> int:
+def _require_regular(fd: int, path: Path) -> int:
+    """Return ``fd`` if it is a regular file; otherwise close it and raise OSError."""
     try:
-        _check_plain(os.fstat(fd).st_mode, path)
+        _check_regular(os.fstat(fd).st_mode, path)
     except OSError:
         os.close(fd)
         raise
     return fd
 
 
-def _check_plain(mode: int, path: Path) -> None:
+def _check_regular(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
         code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(code, "is a directory" if stat.S_ISDIR(mode) else "is not a plain file", str(path))
+        raise OSError(code, "is a directory" if stat.S_ISDIR(mode) else "is not a regular file", str(path))
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

@@ -1,4 +1,4 @@
-"""The file ``msgstore.lock``: opened so that it can be nothing else, and read so that it may hold anything."""
+"""Access to the file ``msgstore.lock``: open regular files only, and parse any content."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ MAX_TEXT = 64
 
 
 def open_lock(directory: Path, flags: int) -> int:
-    """A descriptor of the lock file. A link would lead to a file that is not ours, and that is emptied; a pipe would wait.
+    """Open the lock file and return its descriptor. ``flags`` are those of ``os.open``.
 
-    Raises StoreError for either, FileNotFoundError if there is none and ``flags`` do not say to make it.
+    Refuses a link, because the writer empties the file, and a pipe, because opening it would block. Raises StoreError for
+    anything that is not a regular file, FileNotFoundError if the file is missing and ``flags`` do not create it.
     """
     path = directory / LOCK
     extra = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -25,16 +26,16 @@ def open_lock(directory: Path, flags: int) -> int:
         fd = os.open(path, flags | extra, 0o644)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise _not_plain(path) from error
+            raise _not_regular(path) from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise _not_plain(path)
+        raise _not_regular(path)
     return fd
 
 
 def read_lock(directory: Path) -> bytes:
-    """What the lock file says; empty if it cannot be read, for it only serves messages."""
+    """Return the text of the lock file, empty if it cannot be read. The text is used in messages only."""
     try:
         fd = open_lock(directory, os.O_RDONLY)
     except (OSError, StoreError):
@@ -48,7 +49,7 @@ def read_lock(directory: Path) -> bytes:
 
 
 def parse_lock(text: bytes) -> tuple[int | None, bytes]:
-    """(process id, session) in the text of a lock file; None and nothing for what it does not say."""
+    """Return (process id, session) from the text of a lock file; (None, empty) for invalid text, an empty session if absent."""
     lines = text[:MAX_TEXT].split()
     digits = lines[0] if lines else b""
     pid = int(digits) if digits.isdigit() and len(digits) <= 10 else 0
@@ -60,5 +61,5 @@ def parse_lock(text: bytes) -> tuple[int | None, bytes]:
         return pid, b""
 
 
-def _not_plain(path: Path) -> StoreError:
-    return StoreError(f"{path}: is a link, a directory or a device where a plain file belongs; remove it")
+def _not_regular(path: Path) -> StoreError:
+    return StoreError(f"{path}: is a link, a directory or a device, not a regular file. Remove it.")

@@ -1,4 +1,4 @@
-"""Parsing of sizes and durations as configurations have them."""
+"""Parse sizes and durations as configurations write them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SIZE_UNITS = {
 }  # fmt: skip
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_SIZE = 2**40 - 1
-"""Bytes; segments of 1 TiB and more are not supported."""
+"""Bytes. Segments of 1 TiB and more are not supported."""
 MAX_DURATION = 365 * 86400.0
-"""Seconds; far below what a thread can be told to wait."""
+"""Seconds. Far below the longest timeout that a thread can wait."""
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 def parse_size(value: object) -> Size:
-    """``value`` in bytes. Raises ValueError with the accepted forms."""
+    """Return the bytes of a number or of text such as ``16MiB``. Raises ValueError with the accepted forms."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         _refuse_above(MAX_SIZE, value, value, "a size is less than 1 TiB")
         return Size(value)
@@ -37,7 +37,7 @@ def parse_size(value: object) -> Size:
 
 
 def parse_duration(value: object) -> Duration:
-    """``value`` in seconds. Raises ValueError with the accepted forms."""
+    """Return the seconds of a number or of text such as ``200ms``. Raises ValueError with the accepted forms."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
         _refuse_above(MAX_DURATION, value, value, "a time is at most 365d")
         return Duration(float(value))

@@ -1,4 +1,4 @@
-"""One writer a directory. The lock is the operating system's, so it ends with its process, however that ends."""
+"""Writer lock of a store directory: one writing process. It is an operating-system lock, so it ends with its process."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ except ImportError:  # Windows
 
 log = logging.getLogger("msgstore.store")
 
-_ATTEMPTS, _PAUSE = 50, 0.02
-"""A reader holds the lock for an instant to see whether there is a writer; a writer waits that out, a second at most."""
-_ATTEMPTS_AT_A_WRITER = 3
-"""If the file names a process that is alive. The name may be old, and whoever holds the lock a reader."""
+_ATTEMPTS, _PAUSE_SECONDS = 50, 0.02
+"""Retries of the lock, up to one second in total. A reader holds the lock for an instant to detect a writer."""
+_ATTEMPTS_LIVE_WRITER = 3
+"""Retries if the file names a live process. The process id may be stale, and the actual holder may be a reader."""
 
 
 class WriterLock:
-    """Held from construction to ``release``. Raises StoreLocked with the holder's process id.
+    """Writer lock, held from construction until ``release``. Raises StoreLocked with the holder's process id.
 
-    The file's text tells other processes what they read beside: see :mod:`msgstore.engine.read.lock_text`. The directory itself is
-    locked, too: the file can be removed, and a second writer would lock another one of its name.
+    The text of the lock file tells other processes which writer they read next to: see :mod:`msgstore.engine.read.lock_text`.
+    The directory is locked too. Otherwise, if the lock file is removed, a second writer could lock a new file of that name.
     """
 
     def __init__(self, directory: Path, files: Files | None = None) -> None:
         self._files = files or Files()
-        self._directory = _Directory(directory)
+        self._directory = _DirectoryLock(directory)
         self._file = FileIO(open_lock(directory, os.O_RDWR | os.O_CREAT), "r+")
-        """Not a descriptor: closing it is one step, wherever a signal comes, and may be done again."""
+        """File object instead of a descriptor: ``close`` is one step under signals, and may be called twice."""
         for attempt in range(_ATTEMPTS):
             try:
                 _lock(self._file.fileno())
@@ -48,59 +48,62 @@ class WriterLock:
                 break
             except OSError as error:
                 holder = locked(directory)
-                if attempt + 1 < (_ATTEMPTS_AT_A_WRITER if _alive(holder.pid) else _ATTEMPTS):
-                    time.sleep(_PAUSE)
+                if attempt + 1 < (_ATTEMPTS_LIVE_WRITER if _alive(holder.pid) else _ATTEMPTS):
+                    time.sleep(_PAUSE_SECONDS)
                     continue
                 self._close()
                 raise holder from error
         try:
-            self._say(f"{os.getpid()}")
+            self._write_text(f"{os.getpid()}")
         except BaseException:
             self._close()
             raise
 
     def opened(self) -> None:
-        """The store is open: what another process finds in the index is whole from now on."""
+        """Mark the store as open: from now on, other processes can read a complete index."""
         if not self._file.closed:
-            self._say(f"{os.getpid()} {os.urandom(8).hex()}")
+            self._write_text(f"{os.getpid()} {os.urandom(8).hex()}")
 
     @property
     def place(self) -> tuple[int, int]:
-        """The identity of the directory, which no other one has while this is locked."""
+        """Identity of the directory (device, inode). No other directory has it while this lock is held."""
         return self._directory.place
 
     def is_in(self, directory: Path) -> bool:
-        """Whether that is still the directory that is locked: it may have been moved away or deleted."""
+        """Return True if ``directory`` is still the locked directory. It may have been moved away or deleted."""
         if self._file.closed:
             return False
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(directory / LOCK))  # noqa: PTH116 - beside a descriptor's
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(directory / LOCK))  # noqa: PTH116 - compared with fstat
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
+        """Write the end marker into the lock file and release the lock. May be called again."""
         if not self._file.closed:
             try:
-                with suppress(OSError):  # a full disk: what stands there is of a process that is not there
-                    self._say(f"- {os.urandom(8).hex()}")
+                with suppress(OSError):  # a full disk: the old text names a process that has ended
+                    self._write_text(f"- {os.urandom(8).hex()}")
             finally:
                 self._close()
 
     def hand_over(self, pid: int) -> int:
-        """From here on the lock is said to be process ``pid``'s, and lasts as long as anybody has the descriptor open that is
-        returned. Nothing is left to release here."""
-        self._say(f"{pid}")
+        """Write ``pid`` into the lock file as the holder, and return a descriptor that keeps the lock.
+
+        The lock lasts until the last copy of the descriptor is closed. This object no longer has a lock to release.
+        """
+        self._write_text(f"{pid}")
         with self._file:
             self._directory.close()
             return os.dup(self._file.fileno())
 
-    def _say(self, text: str) -> None:
-        """In one write: who reads meanwhile finds what stood there before, or this, or for an instant something else."""
+    def _write_text(self, text: str) -> None:
+        """Replace the text in one write. A concurrent reader sees the old text, the new text, or briefly a mixture."""
         data = f"{text}\n".encode()
         self._files.overwrite(self._file.fileno(), data)
 
     def disown(self) -> None:
-        """In a forked child: the lock lasts as long as anybody has its file open, and whose it is may want to open again."""
+        """Close the lock file in a forked child. Otherwise the lock would outlive the parent's store."""
         self._close()
 
     def _close(self) -> None:
@@ -108,8 +111,8 @@ class WriterLock:
         self._file.close()
 
 
-class _Directory:
-    """An open directory, and a lock on it where the operating system has one. Closed when nobody refers to it any more."""
+class _DirectoryLock:
+    """Open directory with a lock, where the operating system supports it. Closed on garbage collection."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = -1
@@ -120,14 +123,15 @@ class _Directory:
             self.place = status.st_dev, status.st_ino
 
     def lock(self, *, shared: bool = False) -> None:
-        """Raises BlockingIOError if another process has the lock. Some network file systems lock files only."""
+        """Lock the directory. Raises BlockingIOError if another process has the lock. Some network file systems lock only
+        files: then do nothing."""
         if self._fd >= 0:
             try:
                 _lock(self._fd, shared=shared)
             except BlockingIOError:
                 raise
             except OSError as error:
-                log.debug("the directory cannot be locked, the lock file has to do: %s", error)
+                log.debug("the directory cannot be locked: %s. Only the lock file is locked.", error)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -138,10 +142,10 @@ class _Directory:
 
 
 def _alive(pid: int | None) -> bool:
-    """False if there is surely no such process."""
+    """Return False if there is certainly no such process."""
     if pid is None:
         return False
-    if os.name == "posix":  # elsewhere signal 0 is none
+    if os.name == "posix":  # elsewhere signal 0 is a real signal
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -152,7 +156,7 @@ def _alive(pid: int | None) -> bool:
 
 
 def check_no_writer(directory: Path) -> None:
-    """Raises StoreLocked while a writer has the directory. Writes nothing, creates nothing."""
+    """Raise StoreLocked while a writer has the directory open. Writes nothing, creates nothing."""
     try:
         fd = open_lock(directory, os.O_RDONLY)
     except FileNotFoundError:
@@ -168,20 +172,21 @@ def check_no_writer(directory: Path) -> None:
 
 
 def _check_directory(directory: Path) -> None:
-    """The lock file may have been removed, or another one put there, while a writer has the directory."""
-    with suppress(FileNotFoundError, PermissionError), closing(_Directory(directory)) as looked_at:
+    """Check the lock of the directory. The lock file may have been removed or replaced while a writer is running."""
+    with suppress(FileNotFoundError, PermissionError), closing(_DirectoryLock(directory)) as directory_lock:
         try:
-            looked_at.lock(shared=True)
+            directory_lock.lock(shared=True)
         except BlockingIOError as error:
             raise locked(directory) from error
 
 
 def locked(directory: Path) -> StoreLocked:
+    """Return the error for a locked directory, with the holder's process id if the lock file names one."""
     pid, _ = parse_lock(read_lock(directory))
     holder = "another process" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
     return StoreLocked(
         f"{directory}: {holder} has the store open for writing. Close it there first; 'msgstore scan' and 'msgstore map' "
-        f"read the segments all the same.",
+        f"read the segments without the lock.",
         pid,
     )
 
@@ -193,6 +198,6 @@ if fcntl is not None:
 
 else:
 
-    def _lock(fd: int, *, shared: bool = False) -> None:  # noqa: ARG001 - there is none here; who looks may meet who looks
-        os.lseek(fd, 2**30, os.SEEK_SET)  # behind the process id, which others read
+    def _lock(fd: int, *, shared: bool = False) -> None:  # noqa: ARG001 - not available here: two readers may collide
+        os.lseek(fd, 2**30, os.SEEK_SET)  # after the process id, which other processes read
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)

@@ -1,1 +1,1 @@
-"""The policies and codecs that core brings along; they register through the hooks that everybody uses."""
+"""Built-in policies, codecs and the local job runner. They register through the same hooks as plugins."""

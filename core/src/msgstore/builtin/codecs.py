@@ -1,4 +1,4 @@
-"""Body codecs of core."""
+"""Built-in body codecs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgstore.contract import NoOptions
 
 
 class Raw:
-    """Stores bodies unchanged."""
+    """Body codec that stores bodies unchanged."""
 
     def __init__(self, options: NoOptions) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Options of core's own policies: apart from these, because whoever registers a policy imports its options and no more."""
+"""Options of the built-in backends. A separate module, because registration imports options but no implementation."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ import attrs
 from msgstore.contract import Duration, Size
 
 
-def _check_share(_: object, __: object, value: float) -> None:
+def _check_fraction(_: object, __: object, value: float) -> None:
     if not 0 < value < 1:
-        raise ValueError(f"garbage: {value!r} is not a share between 0 and 1, such as 0.5")
+        raise ValueError(f"garbage: {value!r} is not a fraction between 0 and 1, such as 0.5")
 
 
 @attrs.frozen
 class HalfEmptyOptions:
-    garbage: float = attrs.field(default=0.5, validator=_check_share)
-    """The share of a segment above which it is compacted."""
+    """Options of the policy ``half-empty``."""
+
+    garbage: float = attrs.field(default=0.5, validator=_check_fraction)
+    """Fraction of garbage above which a segment is compacted."""
 
 
 @attrs.frozen
 class RetentionOptions:
+    """Options of the policy ``retention``."""
+
     max_age: Duration | None = None
     """Segments whose newest message is older than this are dropped."""
     max_bytes: Size | None = None
-    """Segments are dropped, the oldest first, until all files together are no larger than this."""
+    """The oldest segments are dropped until all files together are at most this size."""
     then: Literal["never", "half-empty"] = "never"
-    """What is done with the others."""
+    """Policy for the remaining segments."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_age is None and self.max_bytes is None:
@@ -41,5 +45,7 @@ def _check_processes(_: object, __: object, value: int | None) -> None:
 
 @attrs.frozen
 class LocalOptions:
+    """Options of the job runner ``local``."""
+
     processes: int | None = attrs.field(default=None, validator=_check_processes)
-    """How many segments are read at a time; None: one for each processor."""
+    """Number of worker processes. None: one per processor."""

@@ -1,4 +1,4 @@
-"""The entry point of core's own backends."""
+"""Entry point of the built-in backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GC policies of core."""
+"""Built-in GC policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, NoOption
 
 
 class HalfEmpty:
-    """Compact each segment of which more than half is garbage, oldest first: what RabbitMQ 3.13 and later do."""
+    """Compact each segment with more than half garbage, oldest first. RabbitMQ 3.13 and later do the same."""
 
     def __init__(self, options: HalfEmptyOptions) -> None:
         self._garbage = options.garbage
@@ -22,8 +22,8 @@ class HalfEmpty:
 class CombineNeighbours:
     """Combine neighbours whose live records fit into one segment, once more than half of the store is garbage.
 
-    What RabbitMQ did before 3.13. The pair with most garbage comes first, and no more is done than brings the garbage
-    down to half: what is left for later may be empty by then, and go for nothing.
+    RabbitMQ before 3.13 did the same. The pair with the most garbage comes first. The policy stops when half of the store is
+    garbage: remaining segments may become empty by themselves, which costs nothing.
     """
 
     def __init__(self, options: NoOptions) -> None:
@@ -45,7 +45,7 @@ class CombineNeighbours:
 
 
 def _combinable(segments: Sequence[SegmentStats]) -> list[tuple[SegmentStats, SegmentStats]]:
-    """Neighbours in number order that fit into one file, and of which something can be had. Empty ones go by themselves."""
+    """Return neighbours in number order that fit into one file and have garbage. Empty segments need no action."""
     return [
         (left, right)
         for left, right in pairwise(s for s in segments if s.live_count or s.current or s.quarantined)
@@ -60,7 +60,7 @@ def _garbage_of(pair: tuple[SegmentStats, SegmentStats]) -> int:
 
 
 class Never:
-    """Collect nothing but segments that are empty."""
+    """Collect empty segments only."""
 
     def __init__(self, options: NoOptions) -> None:
         pass
@@ -70,7 +70,7 @@ class Never:
 
 
 class Retention:
-    """Drop segments that are too old, or that are too many, whether their messages are alive or not: the oldest first."""
+    """Drop the oldest segments, including their live messages, by age or by total size."""
 
     def __init__(self, options: RetentionOptions) -> None:
         self._max_age = options.max_age
@@ -91,7 +91,7 @@ class Retention:
         return [*actions, *self._then.plan([s for s in segments if s.number not in dropped], now)]
 
     def _reason(self, age: float, total: int) -> str | None:
-        """Why the oldest segment goes, when the store has ``total`` bytes; None if it stays."""
+        """Return why the oldest segment is dropped when the store has ``total`` bytes; None if it stays."""
         if self._max_age is not None and age > self._max_age:
             return f"its newest message is {age:.0f} s old, and max_age is {self._max_age:.0f} s"
         if self._max_bytes is not None and total > self._max_bytes:

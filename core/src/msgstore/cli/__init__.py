@@ -1,4 +1,4 @@
-"""The command line: one module a group of verbs. Standard output is the answer, standard error what is said about it.
+"""Command line: one module per group of commands. Standard output has the answer, standard error the notes about it.
 
-Exit codes: 0 fine, 1 damage found, 2 misuse (and everything else that is an error), 130 interrupted.
+Exit codes: 0 success, 1 damage found, 2 misuse or any other error, 3 something was not read, 130 interrupted.
 """

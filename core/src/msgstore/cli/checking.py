@@ -1,6 +1,6 @@
-"""The checks of ``verify``: each index entry against a scan of its segment, and against what a client would read.
+"""Checks of ``verify``: each index entry against a scan of its segment, and against a client's read.
 
-And the damage that other verbs meet: what an opening found, span by span.
+Also lists the damage that an opening found, for other commands.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from msgstore.cli.consistency import Finding, contradictions
-from msgstore.cli.stores import Target
+from msgstore.cli.consistency import Inconsistency, find_inconsistencies
+from msgstore.cli.stores import StoreTarget
 from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
 from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
@@ -26,7 +26,7 @@ from msgstore.scan import FormatSet, SegmentReport, damaged_spans, scan_file
 
 @attrs.frozen
 class Unreachable:
-    """A live message that cannot be read, or that is not where its segment has it."""
+    """A live message that cannot be read, or whose record is not where the index says."""
 
     msg_id: bytes
     offset: int
@@ -36,29 +36,33 @@ class Unreachable:
 
 @attrs.frozen(kw_only=True)
 class SegmentCheck:
+    """Result of the check of one segment."""
+
     path: Path
     format: str
     size: int
     report: SegmentReport | None
-    """None if the index speaks of a segment that is not there."""
+    """None if the segment is missing and only the index knows it."""
     live_count: int
     live_bytes: int
     entries: int
     entry_bytes: int
     verified: int
     unreachable: list[Unreachable]
-    findings: list[Finding]
+    findings: list[Inconsistency]
 
     @property
     def counts_agree(self) -> bool:
+        """True if the segment's row has the counts of the index."""
         return self.live_count == self.entries and self.live_bytes == self.entry_bytes
 
     @property
     def ok(self) -> bool:
+        """True if nothing is wrong with the segment."""
         return self.report is not None and not self.report.is_damaged and not self.unreachable and not self.findings
 
     def without_records(self) -> SegmentCheck:
-        """The same without the records of the scan, to be kept until the end."""
+        """Return a copy without the records of the scan, which can be kept until the end."""
         if self.report is None:
             return self
         scan = self.report.scan
@@ -92,52 +96,54 @@ class SegmentCheck:
         }
 
 
-def found_damage(target: Target, store: Store) -> list[SpanReport]:
-    """The damaged spans of the segments in which this opening found any, before they are collected, and what is missing."""
+def damage_at_opening(target: StoreTarget, store: Store) -> list[SpanReport]:
+    """Return the damaged spans of the segments in which this opening found damage, and the missing segments. Call it before a
+    collection."""
     formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
     recovery = store.stats().recovery
     names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
-    found = [
+    spans = [
         SpanReport(str(target.path / lost.file), lost.found or 0, max(0, lost.size - (lost.found or 0)), lost.reason)
         for lost in recovery.lost
     ]
     for path in (target.path / name for name in names):
         report = scan_file(Files(), path, formats.by_extension(path.suffix))
-        found += [SpanReport(str(path), spot.offset, spot.size, spot.reason) for spot in damaged_spans(report)]
-    return found
+        spans += [SpanReport(str(path), span.offset, span.size, span.reason) for span in damaged_spans(report)]
+    return spans
 
 
-def check_segments(target: Target, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:
-    """One check a segment, in number order; one segment's records in memory at a time."""
+def check_segments(target: StoreTarget, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:
+    """Yield one check per segment, in number order. Keeps the records of one segment in memory at a time."""
     formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
     by_number = groupby(store.entries(), key=lambda entry: entry.number)
     segments = store.segments()
-    waiting = next(by_number, None)
+    group = next(by_number, None)
     with store.client() as client:
         for at, segment in enumerate(segments):
-            while waiting is not None and waiting[0] < segment.number:
-                yield _check_lost(target, waiting[0], list(waiting[1]))
-                waiting = next(by_number, None)
+            while group is not None and group[0] < segment.number:
+                yield _check_lost(target, group[0], list(group[1]))
+                group = next(by_number, None)
             entries: list[Entry] = []
-            if waiting is not None and waiting[0] == segment.number:
-                entries = list(waiting[1])
-                waiting = next(by_number, None)
+            if group is not None and group[0] == segment.number:
+                entries = list(group[1])
+                group = next(by_number, None)
             yield _check(target.path / segment.file, formats, client, segment, entries)
             if progress:
                 progress(at + 1, len(segments))
-        while waiting is not None:
-            yield _check_lost(target, waiting[0], list(waiting[1]))
-            waiting = next(by_number, None)
+        while group is not None:
+            yield _check_lost(target, group[0], list(group[1]))
+            group = next(by_number, None)
 
 
 def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats, entries: list[Entry]) -> SegmentCheck:
+    """Check one segment. An entry is unreachable if it cannot be read, or if the scan does not list its record."""
     report = scan_file(Files(), path, formats.by_name(segment.format))
-    found = {row[:3] for columns in (report.scan.records, report.scan.duplicates) for row in columns.rows()}
+    scanned = {row[:3] for columns in (report.scan.records, report.scan.duplicates) for row in columns.rows()}
     unreachable = []
     for entry in entries:
         try:
             client.read(entry.msg_id)
-            reason = None if (entry.msg_id, entry.offset, entry.size) in found else "not_in_scan"
+            reason = None if (entry.msg_id, entry.offset, entry.size) in scanned else "not_in_scan"
         except CorruptRecord as error:
             reason = error.reason
         except StoreIOError as error:
@@ -155,11 +161,12 @@ def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats
         entry_bytes=sum(entry.size for entry in entries),
         verified=len(entries) - len(unreachable),
         unreachable=unreachable,
-        findings=list(contradictions(segment, report.size, entries)),
+        findings=list(find_inconsistencies(segment, report.size, entries)),
     )
 
 
-def _check_lost(target: Target, number: int, entries: list[Entry]) -> SegmentCheck:
+def _check_lost(target: StoreTarget, number: int, entries: list[Entry]) -> SegmentCheck:
+    """Return the check of a missing segment: all its entries are unreachable."""
     return SegmentCheck(
         path=target.path / str(number),
         format="?",

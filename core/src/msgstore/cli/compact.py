@@ -1,4 +1,5 @@
-"""``compact``: the space of dead messages; and what is said of segments that were rewritten in place."""
+"""Command ``compact``: reclaim the space of removed messages. Also prints the results of segments that were rewritten in
+place."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.checking import found_damage
-from msgstore.cli.scan import show_spots
+from msgstore.cli.checking import damage_at_opening
+from msgstore.cli.scan import show_damage
 from msgstore.cli.stores import find_store
 from msgstore.contract import Damage
 from msgstore.engine.compact.collection_result import CollectionResult
@@ -18,7 +19,9 @@ from msgstore.jobs.reports import SpanReport
 
 @click.command()
 @options.store
-@click.option("--all", "everything", is_flag=True, help="Every segment with garbage, not only those that the GC policy names.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Compact every segment with garbage, not only those that the GC policy names."
+)
 @options.config_file
 @options.adopt
 @options.refcounts
@@ -26,7 +29,7 @@ from msgstore.jobs.reports import SpanReport
 def compact(
     store: str, everything: bool, config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool
 ) -> None:
-    """Give the space of dead messages back. Damaged segments are left alone, and without --all the newest one, too.
+    """Reclaim the space of removed messages. Skips damaged segments, and without --all also the newest segment.
 
     \b
     Examples:
@@ -38,57 +41,60 @@ def compact(
         target.open("rw", options.read_refcounts(refcounts_file)) as opened,
         output.progress("compacting", quiet=as_json) as progress,
     ):
-        spots = found_damage(target, opened)
+        spans = damage_at_opening(target, opened)
         if everything:
             opened.roll()
-        done = opened.compact(everything=everything, progress=progress)
+        results = opened.compact(everything=everything, progress=progress)
         quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
-    report(done, quarantined, spots, "compacted", "nothing to compact", as_json=as_json)
+    report(results, quarantined, spans, "compacted", "nothing to compact", as_json=as_json)
 
 
 def report(
-    done: list[CollectionResult], quarantined: list[str], spots: list[SpanReport], verb: str, nothing: str, *, as_json: bool
+    results: list[CollectionResult], quarantined: list[str], spans: list[SpanReport], action: str, idle: str, *, as_json: bool
 ) -> None:
-    """Print what became of each segment; exit code 1 if something was left as it is."""
-    skipped = {found.file: found.skipped for found in done if found.skipped}
-    skipped |= {file: "damage was found in it before" for file in quarantined if file not in skipped}
+    """Print the result of each segment. Exits with 1 if a segment was skipped or damaged.
+
+    ``action`` names what was done to a segment. ``idle`` is printed if there was nothing to do.
+    """
+    skipped = {result.file: result.skipped for result in results if result.skipped}
+    skipped |= {file: "damage was found in it earlier" for file in quarantined if file not in skipped}
     if as_json:
-        for found in done:
-            output.emit({"kind": "segment", **attrs.asdict(found)})
-        for spot in spots:
-            output.emit(spot.as_json())
+        for result in results:
+            output.emit({"kind": "segment", **attrs.asdict(result)})
+        for span in spans:
+            output.emit(span.as_json())
         output.emit(
             {
                 "kind": "summary",
-                "segments": len(done),
-                "size_before": sum(found.size_before for found in done),
-                "size_after": sum(found.size_after for found in done),
-                "written": sum(found.written for found in done),
+                "segments": len(results),
+                "size_before": sum(result.size_before for result in results),
+                "size_after": sum(result.size_after for result in results),
+                "written": sum(result.written for result in results),
                 "skipped": sorted(skipped),
-                "damaged_spans": len(spots),
+                "damaged_spans": len(spans),
             }
         )
     else:
-        _show(done, skipped, spots, verb, nothing)
-    if skipped or spots:
+        _show(results, skipped, spans, action, idle)
+    if skipped or spans:
         click.get_current_context().exit(1)
 
 
-def _show(done: list[CollectionResult], skipped: dict[str, str], spots: list[SpanReport], verb: str, nothing: str) -> None:
+def _show(results: list[CollectionResult], skipped: dict[str, str], spans: list[SpanReport], action: str, idle: str) -> None:
     console = output.Terminal()
     rows = output.table(None, "file", "before", "after", "moved", "written", "", right="before after moved written")
-    for found in done:
-        after = "deleted" if not found.size_after else output.size(found.size_after)
-        idle = found.size_after == found.size_before and not found.written
-        what = "left as it is" if found.skipped else "nothing to gain" if idle else verb
-        moved, written = output.count(found.moved_records), output.size(found.written)
-        rows.add_row(found.file, output.size(found.size_before), after, moved, written, what)
-    if done:
+    for result in results:
+        after = "deleted" if not result.size_after else output.size(result.size_after)
+        is_unchanged = result.size_after == result.size_before and not result.written
+        outcome = "skipped" if result.skipped else "nothing to gain" if is_unchanged else action
+        moved, written = output.count(result.moved_records), output.size(result.written)
+        rows.add_row(result.file, output.size(result.size_before), after, moved, written, outcome)
+    if results:
         console.print(rows)
     else:
-        console.print(nothing)
-    if spots:
+        console.print(idle)
+    if spans:
         console.print()
-        show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
+        show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in spans])
     for file, reason in skipped.items():
-        output.note(f"{file}: left as it is: {reason}")
+        output.note(f"{file}: skipped: {reason}")

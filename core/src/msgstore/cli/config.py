@@ -1,4 +1,4 @@
-"""``config check``: a configuration file, with every backend that it names, without opening a store."""
+"""Command ``config check``: check a configuration file and every backend that it names, without opening a store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config() -> None:
 )
 @options.as_json
 def check(config_file: Path, as_json: bool) -> None:
-    """Check every key, and that every backend that is named is installed and takes its options. Opens no store.
+    """Check every key, and that every named backend is installed and accepts its options. Opens no store.
 
     \b
     Examples:
@@ -58,13 +58,13 @@ def check(config_file: Path, as_json: bool) -> None:
 
 
 def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]]:
-    """(store, path, errors) of every store; the store is None for what is wrong with the file as a whole."""
-    table, whole = _load(file)
+    """Yield (store, path, errors) of every store. The store is None for errors of the file as a whole."""
+    table, file_error = _load(file)
     catalogue = None
     try:
-        catalogue = load_catalogue(read_config(file).disabled if whole is None else ())
+        catalogue = load_catalogue(read_config(file).disabled if file_error is None else ())
     except ConfigError as error:
-        whole = f"{file}: {error}"
+        file_error = f"{file}: {error}"
     stores = table.get("stores", {})
     checked = []
     for name, keys in stores.items() if isinstance(stores, dict) else ():
@@ -74,39 +74,41 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
             if not errors and catalogue:
                 errors = _errors(_backend_checks(store_config(keys, where, file.parent), catalogue), where)
             checked.append((name, str(file.parent / str(keys.get("path", ""))), errors))
-    if whole is not None and not any(whole in errors for _, _, errors in checked):
-        yield None, None, [whole]
+    if file_error is not None and not any(file_error in errors for _, _, errors in checked):
+        yield None, None, [file_error]
     elif not checked:
         yield None, None, [f"{file}: there is no table [stores.NAME]"]
     yield from checked
 
 
 def _load(file: Path) -> tuple[dict[str, Any], str | None]:
-    """The tables of a file, as far as it is TOML, and the first thing that is wrong with it."""
+    """Return the tables of a file, as far as it is TOML, and its first error."""
     try:
         read_config(file)
-        whole = None
+        first_error = None
     except ConfigError as error:
-        whole = str(error)
+        first_error = str(error)
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8")), whole
+        return tomllib.loads(file.read_text(encoding="utf-8")), first_error
     except (OSError, ValueError, RecursionError):
-        return {}, whole
+        return {}, first_error
 
 
 def _key_checks(table: dict[str, Any], where: str, base: Path) -> list[Callable[[], object]]:
-    def whole() -> object:
+    """Return one check per key, so that an error in one does not hide the others."""
+
+    def check_all() -> object:
         return store_config(table, where, base)
 
-    def one(key: str) -> Callable[[], object]:
-        said_with = {"format": table["format"]} if key == "record" and "format" in table else {}  # the error names it
-        return lambda: store_config({"path": ".", **said_with, key: table[key]}, where, base)
+    def check_key(key: str) -> Callable[[], object]:
+        context = {"format": table["format"]} if key == "record" and "format" in table else {}  # the error names it
+        return lambda: store_config({"path": ".", **context, key: table[key]}, where, base)
 
-    return [*([] if "path" in table else [whole]), *(one(key) for key in table)]
+    return [*([] if "path" in table else [check_all]), *(check_key(key) for key in table)]
 
 
 def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[], object]]:
-    """One check a backend, so that an error in one does not hide the others."""
+    """Return one check per backend, so that an error in one does not hide the others."""
 
     def formats() -> object:
         remembered = known_settings(Files(), store, catalogue) if store.path.is_dir() else None
@@ -118,8 +120,8 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
         try:
             return descriptor.load_factory()
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise BrokenPlugin(f"{store.where} index: {descriptor.name!r} cannot be imported: {what}") from error
+            cause = f"{type(error).__name__}: {error}"
+            raise BrokenPlugin(f"{store.where} index: {descriptor.name!r} cannot be imported: {cause}") from error
 
     def body() -> object:
         descriptor = catalogue.body_codec(store.body.name)
@@ -133,6 +135,7 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
 
 
 def _errors(checks: list[Callable[[], object]], where: str) -> list[str]:
+    """Run the checks. Return each distinct error, prefixed with ``where``."""
     errors = []
     for run in checks:
         try:

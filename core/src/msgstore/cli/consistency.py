@@ -1,4 +1,4 @@
-"""Where index, counts and segments contradict each other: what ``verify`` finds without reading a record. Pure."""
+"""Consistency of index, counts and segments: the checks of ``verify`` that read no record. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ What = Literal["outside_the_segment", "same_place", "overlap", "no_reference", "
 
 
 @attrs.frozen
-class Finding:
-    """One contradiction. Without an id it is about the segment as a whole."""
+class Inconsistency:
+    """One contradiction. Without an id it concerns the whole segment."""
 
     what: What
     detail: str
@@ -33,24 +33,25 @@ class Finding:
         }
 
 
-def contradictions(segment: SegmentStats, file_size: int, entries: Iterable[Entry]) -> Iterator[Finding]:
-    """``entries`` are all that the index has in the segment, by offset; ``file_size`` is that of the file, not of the row."""
+def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[Entry]) -> Iterator[Inconsistency]:
+    """Yield the contradictions of one segment. ``entries``: all index entries of the segment, by offset. ``file_size``: size of
+    the file, not of the segment's row."""
     count = total = end = 0
     previous: Entry | None = None
     for entry in entries:
         place = entry.msg_id, entry.offset, entry.size
         if entry.references < 1:
-            yield Finding("no_reference", f"{entry.references} references", *place)
+            yield Inconsistency("no_reference", f"{entry.references} references", *place)
         if entry.offset < segment.header_bytes or entry.offset + entry.size > file_size:
             inside = f"the segment's records are between {segment.header_bytes} and {file_size}"
-            yield Finding("outside_the_segment", inside, *place)
+            yield Inconsistency("outside_the_segment", inside, *place)
         if previous is not None and entry.offset == previous.offset:
-            yield Finding("same_place", f"so is {previous.msg_id.hex()}", *place)
+            yield Inconsistency("same_place", f"so is {previous.msg_id.hex()}", *place)
         elif previous is not None and entry.offset < end:
-            yield Finding("overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place)
+            yield Inconsistency("overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place)
         count, total = count + 1, total + entry.size
         previous, end = entry, max(end, entry.offset + entry.size)
     if segment.live_count != count:
-        yield Finding("live_count", f"the segment's row counts {segment.live_count} live records, the index has {count}")
+        yield Inconsistency("live_count", f"the segment's row counts {segment.live_count} live records, the index has {count}")
     if segment.live_bytes != total:
-        yield Finding("live_bytes", f"the segment's row counts {segment.live_bytes} live bytes, the index has {total}")
+        yield Inconsistency("live_bytes", f"the segment's row counts {segment.live_bytes} live bytes, the index has {total}")

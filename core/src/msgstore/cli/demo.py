@@ -1,4 +1,4 @@
-"""``demo``: the main job on a directory that RabbitMQ really wrote; it ships with the program."""
+"""Command ``demo``: the main commands, on a directory that RabbitMQ wrote. It is part of the distribution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _DATA = "msgstore.demo"
 
 
 @attrs.frozen
-class Expected:
+class ExpectedMessage:
+    """References and body hash of one live message, from the broker's data."""
+
     references: int
     body_sha256: str
 
@@ -38,11 +40,11 @@ class Expected:
     "directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Work in DIR and leave the store there; it must not exist, or be empty.",
+    help="Work in DIR and leave the store there. DIR must not exist or must be empty.",
 )
 @options.as_json
 def demo(directory: Path | None, as_json: bool) -> None:
-    """Take a directory that RabbitMQ wrote: look at it, check it, serve it, migrate it, compact it, and lose nothing.
+    """Inspect, check, serve, migrate and compact a directory that RabbitMQ wrote, without losing a message.
 
     \b
     Examples:
@@ -50,17 +52,17 @@ def demo(directory: Path | None, as_json: bool) -> None:
       msgstore demo --dir /tmp/tour
     """
     with _working_copy(directory) as store:
-        tour = _Tour(store, load_catalogue(), None if as_json else output.Terminal())
-        intact = tour.run()
+        demonstration = _Demonstration(store, load_catalogue(), None if as_json else output.Terminal())
+        intact = demonstration.run()
     if not intact:
         click.get_current_context().exit(1)
 
 
 @contextlib.contextmanager
 def _working_copy(directory: Path | None) -> Iterator[Path]:
-    """The shipped store in a place where it can be changed; a temporary one goes at the end."""
+    """Yield a copy of the shipped store that can be changed. A temporary copy is deleted at the end."""
     if directory is not None and directory.exists() and any(directory.iterdir()):
-        raise StoreError(f"{directory}: is not empty; choose a new directory")
+        raise StoreError(f"{directory}: is not empty. Choose a new directory.")
     with contextlib.ExitStack() as stack:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="msgstore-demo-"))) / "store"
@@ -71,15 +73,15 @@ def _working_copy(directory: Path | None) -> Iterator[Path]:
         yield directory
 
 
-def expected_messages() -> dict[bytes, Expected]:
-    """The live messages of the shipped store, from the broker's own books."""
+def expected_messages() -> dict[bytes, ExpectedMessage]:
+    """Return the live messages of the shipped store, as the broker recorded them."""
     lines = (resources.files(_DATA) / "refcounts.csv").read_text(encoding="ascii").split()[1:]
     fields = [line.split(",") for line in lines]
-    return {bytes.fromhex(msg_id): Expected(int(references), body_sha256) for msg_id, references, body_sha256 in fields}
+    return {bytes.fromhex(msg_id): ExpectedMessage(int(references), body_sha256) for msg_id, references, body_sha256 in fields}
 
 
-class _Tour:
-    """The steps, each with what a user would type, and a check that every live message is still what it was."""
+class _Demonstration:
+    """The steps: each shows a command, and checks that every live message is unchanged."""
 
     def __init__(self, store: Path, catalogue: Catalogue, console: output.Terminal | None) -> None:
         self.path = store
@@ -91,6 +93,7 @@ class _Tour:
         self._number = 0
 
     def run(self) -> bool:
+        """Run all steps. Returns True if no message was lost."""
         self._scan()
         self._open()
         self._migrate()
@@ -108,41 +111,41 @@ class _Tour:
         reports = list(scanning.scan_inputs(Inputs(self.catalogue).find([self.path])))
         records = sum(len(report.scan.records) for report in reports)
         self._step(
-            "Look at what the broker left: two segments of format v1, two of v2. No index is needed.",
+            "Scan what the broker left: two segments of format v1, two of v2. No index is needed.",
             "msgstore scan DIR",
             {"segments": len(reports), "records": records, "damaged": sum(report.is_damaged for report in reports)},
         )
         if self.console:
-            scanning.show(self.console, [scanning.Summary.of(report) for report in reports])
-        self._step("Draw them. Which records are live is known to the queues: 'id,count' lines say it.", *self._map())
+            scanning.show(self.console, [scanning.ScanSummary.of(report) for report in reports])
+        self._step("Draw them. The queues know which records are live: here from 'id,count' lines.", *self._map())
 
     def _map(self, *, refcounts: bool = True) -> tuple[str, dict[str, Any]]:
         live = live_records(self.path, self.catalogue, self.counts if refcounts else None)
         drawings = [drawing.draw(report, live) for report in scanning.scan_inputs(Inputs(self.catalogue).find([self.path]))]
-        self._drawn = drawings
+        self._drawings = drawings
         command = "msgstore map DIR" + (" --refcounts refcounts.csv" if refcounts else "")
-        return command, {"live_percent": {found.path.name: found.live_percent for found in drawings}}
+        return command, {"live_percent": {one.path.name: one.live_percent for one in drawings}}
 
     def _open(self) -> None:
         with msgstore.open_store(self.path, refcounts=self.counts, adopt=True) as store:
-            good = self._verify(store)
+            verified = self._verify(store)
             stats = store.stats()
         self._step(
-            "Adopt it and read every live message; each is compared with the hash from the broker's books.",
+            "Adopt it, read every live message, and compare each with the hash from the broker.",
             "store = msgstore.open_store(DIR, refcounts=counts, adopt=True)",
-            {"messages": stats.messages, "garbage_bytes": stats.garbage_bytes, "good": good},
+            {"messages": stats.messages, "garbage_bytes": stats.garbage_bytes, "verified": verified},
         )
 
     def _migrate(self) -> None:
         with msgstore.open_store(self.path) as store:
             done = store.migrate()
-            good = self._verify(store)
+            verified = self._verify(store)
         left = sorted(path.name for path in self.path.glob("*.rdq"))
         self.intact &= not left
         self._step(
-            "Migrate: every v1 segment becomes a fresh v2 one, and goes.",
+            "Migrate: every v1 segment is rewritten as a new v2 segment, and deleted.",
             "msgstore migrate DIR --to v2",
-            {"migrated": [found.file for found in done], "v1_left": left, "good": good},
+            {"migrated": [found.file for found in done], "v1_left": left, "verified": verified},
         )
 
     def _compact(self) -> None:
@@ -150,39 +153,39 @@ class _Tour:
             before = store.stats().bytes_on_disk
             store.compact(everything=True)
             after = store.stats().bytes_on_disk
-            good = self._verify(store)
+            verified = self._verify(store)
         self._step(
-            "Compact: records move from the end of a segment into gaps that they fit, and the end is cut off.",
+            "Compact: records move from the end of a segment into gaps of the right size, and the end is truncated.",
             "msgstore compact DIR --all",
-            {"bytes_before": before, "bytes_after": after, "good": good},
+            {"bytes_before": before, "bytes_after": after, "verified": verified},
         )
 
     def _restart(self) -> None:
         with msgstore.open_store(self.path) as store:
             how = store.stats().recovery.how
-            good = self._verify(store)
+            verified = self._verify(store)
         self._step(
-            "Restart: after a clean stop the saved index is trusted, and nothing is scanned.",
+            "Restart: after a clean stop the saved index is used, and nothing is scanned.",
             "store = msgstore.open_store(DIR)",
-            {"came_up": how, "good": good},
+            {"recovery": how, "verified": verified},
         )
-        self._step("What is left.", *self._map(refcounts=False))
+        self._step("The result.", *self._map(refcounts=False))
 
     def _verify(self, store: msgstore.Store) -> int:
-        """The number of expected messages that read back with their hash and count."""
-        good = 0
+        """Return the number of expected messages whose body and count are unchanged."""
+        verified = 0
         for msg_id, message in self.expected.items():
             entry = store.entry(msg_id)
             if entry is None:
                 continue
             try:
-                body = store.stored_body(entry)  # of which the books have the hash
+                body = store.stored_body(entry)  # the broker's data has hashes of stored bodies
             except MsgStoreError:
                 continue
             same = hashlib.sha256(body).hexdigest() == message.body_sha256
-            good += same and store.references(msg_id) == message.references
-        self.intact &= good == len(self.expected) and store.stats().messages == good
-        return good
+            verified += same and store.references(msg_id) == message.references
+        self.intact &= verified == len(self.expected) and store.stats().messages == verified
+        return verified
 
     def _step(self, title: str, command: str, result: dict[str, Any]) -> None:
         self._number += 1
@@ -193,7 +196,7 @@ class _Tour:
         self.console.print(f"   $ {command}" if command.startswith("msgstore ") else f"   >>> {command}", style="cyan")
         self.console.print()
         if "live_percent" in result:
-            drawing.show(self.console, self._drawn)
+            drawing.show(self.console, self._drawings)
         elif "records" not in result:
             self._show(result)
 
@@ -202,8 +205,8 @@ class _Tour:
         rows = output.table(None, "", "")
         rows.show_header = False
         for key, value in result.items():
-            if key == "good":
-                shown = f"{value} of {len(self.expected)} live messages read back with their hash and count"
+            if key == "verified":
+                shown = f"{value} of {len(self.expected)} live messages have the expected hash and count"
             elif isinstance(value, list):
                 shown = ", ".join(value) or "none"
             else:

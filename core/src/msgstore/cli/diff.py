@@ -1,4 +1,4 @@
-"""``diff``: the messages of two stores, compared."""
+"""Command ``diff``: compare the messages of two stores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots
+from msgstore.cli import not_read, options, output, runners
+from msgstore.cli.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.diff import DiffReport, plan_diff
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 
 _path = click.Path(path_type=Path)
-_NAMED = 20
-"""Ids of a kind that people are shown."""
+_MAX_LISTED_IDS = 20
+"""Ids of each difference that are listed for people."""
 
 _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": "only in B"}
 
@@ -24,14 +24,14 @@ _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": 
 @click.argument("a", metavar="A", type=_path)
 @click.argument("b", metavar="B", type=_path)
 @options.records
-@engines.options
+@runners.options
 @options.as_json
-def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], wanted: engines.Wanted, as_json: bool) -> None:
-    """Compare the messages of A and B, by id and a hash of the body: which only one has, and which are not the same.
+def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], runner_options: runners.RunnerOptions, as_json: bool) -> None:
+    """Compare the messages of A and B by id and hash of the body: list messages that only one has, and different bodies.
 
-    Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Good records count,
-    those behind damage too; of copies of an id the one that salvage would take. Formats, record types and references may
-    differ. Exit code 1: they differ, or something is damaged.
+    Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,
+    also those after damage; of several copies of an id, the copy that salvage would take. Formats, record types and references
+    may differ. Exit code 1: the stores differ, or something is damaged.
 
     \b
     Examples:
@@ -40,9 +40,9 @@ def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], wanted: engines
     """
     catalogue = load_catalogue()
     job = plan_diff(catalogue, a, b, records=bind_records(catalogue, records, "--record"))
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("comparing", quiet=as_json) as progress:
-        report = engine.diff(job, progress)
+        report = runner.diff(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=not report.agrees, not_read=report.not_read)
 
@@ -51,8 +51,8 @@ def _emit(report: DiffReport) -> None:
     with output.lines() as line:
         for row in report.rows_as_json():
             line(output.as_line(row))
-    for spot in (*report.a.damage, *report.b.damage):
-        output.emit(spot.as_json())
+    for span in (*report.a.damage, *report.b.damage):
+        output.emit(span.as_json())
     not_read.emit(report.not_read)
     output.emit(report.as_json())
 
@@ -67,12 +67,12 @@ def _show(report: DiffReport) -> None:
     console.print()
     for kind, meaning in _MEANINGS.items():
         ids = report.ids[kind]
-        for msg_id in ids[:_NAMED]:
+        for msg_id in ids[:_MAX_LISTED_IDS]:
             console.print(f"{meaning}: {msg_id.hex()}", style="red")
-        if len(ids) > _NAMED:
-            console.print(f"... and {len(ids) - _NAMED:,} more {meaning}; --json lists them all")
+        if len(ids) > _MAX_LISTED_IDS:
+            console.print(f"... and {len(ids) - _MAX_LISTED_IDS:,} more {meaning}; --json lists them all")
     counts = [f"{len(report.ids[kind]):,} {meaning}" for kind, meaning in _MEANINGS.items()]
     console.print(f"{report.same:,} the same, {', '.join(counts)}")
-    spots = [*report.a.damage, *report.b.damage]
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in spots])
+    spans = [*report.a.damage, *report.b.damage]
+    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in spans])
     not_read.show(console, report.not_read)

@@ -1,4 +1,4 @@
-"""``export``: records as Parquet."""
+"""Command ``export``: write records as Parquet."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots
+from msgstore.cli import not_read, options, output, runners
+from msgstore.cli.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.export import ExportReport, plan_export
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan.bindings import bind_records
 
 _path = click.Path(path_type=Path)
-_SEGMENTS = 40
-"""More are not listed one by one for people."""
+_MAX_LISTED_SEGMENTS = 40
+"""Segments up to which people get one line per segment."""
 
 
 @click.command()
 @click.argument("sources", metavar="PATH...", nargs=-1, required=True, type=_path)
 @click.argument("destination", metavar="DEST", type=_path)
-@click.option("--columns", default="", metavar="NAME,...", help="Of the files, instead of all: the fewer, the faster.")
-@click.option("--partition-by", default="", metavar="NAME,...", help="Columns that make directories, as in DEST/format=v2.")
-@click.option("--body", metavar="NAME", help="Body codec, such as erlang, that decodes bodies into columns of their own.")
+@click.option(
+    "--columns", default="", metavar="NAME,...", help="Columns of the files, instead of all. Fewer columns are faster."
+)
+@click.option("--partition-by", default="", metavar="NAME,...", help="Columns that become directories, as in DEST/format=v2.")
+@click.option("--body", metavar="NAME", help="Body codec, such as erlang, that decodes bodies into additional columns.")
 @options.records
-@engines.options
+@runners.options
 @options.as_json
 def export(
     sources: tuple[Path, ...],
@@ -34,14 +36,14 @@ def export(
     partition_by: str,
     body: str | None,
     records: tuple[tuple[str, int], ...],
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
-    """Write the records in PATH as Parquet files into DEST: where each stands, its id and body, and what its type adds.
+    """Write the records in PATH as Parquet files into DEST: place, id, body, and the fields of each record.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The rows are all whole
-    records that scan reports, alive or not; a copy of an id in another segment is a row, too. Columns: store, file, format,
-    offset, size, type, id, body, and those that record types and the codec declare. DEST must not exist, or be empty; it
+    records that scan reports, live or dead. Copies of an id in other segments are separate rows. Columns: store, file, format,
+    offset, size, type, id, body, and those that record types and the codec declare. DEST must not exist or must be empty. It
     appears when it is complete.
 
     \b
@@ -60,9 +62,9 @@ def export(
         body=body,
         records=bind_records(catalogue, records, "--record"),
     )
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("exporting", quiet=as_json) as progress:
-        report = engine.export(job, progress)
+        report = runner.export(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=bool(report.damage), not_read=report.not_read)
 
@@ -74,15 +76,15 @@ def _names(given: str) -> list[str]:
 def _emit(report: ExportReport) -> None:
     for found in report.inputs:
         output.emit(found.as_json())
-    for spot in report.damage:
-        output.emit(spot.as_json())
+    for span in report.damage:
+        output.emit(span.as_json())
     not_read.emit(report.not_read)
     output.emit(report.as_json())
 
 
 def _show(report: ExportReport) -> None:
     console = output.Terminal()
-    if len(report.inputs) <= _SEGMENTS:
+    if len(report.inputs) <= _MAX_LISTED_SEGMENTS:
         title = f"{', '.join(report.sources)} to {report.destination}"
         rows = output.table(title, "file", "format", "size", "rows", "bodies", right="size rows bodies")
         for found in reversed(report.inputs):
@@ -91,7 +93,7 @@ def _show(report: ExportReport) -> None:
             )
         console.print(rows)
         console.print()
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in report.damage])
     files = output.plural(report.files, "file")
     console.print(f"{output.plural(report.rows, 'row')} in {files} of {output.size(report.written)}, {report.destination}")
     console.print(f"columns: {', '.join(report.columns)}", style="dim")

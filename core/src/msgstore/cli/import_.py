@@ -1,4 +1,4 @@
-"""``import``: rows of Parquet files or lines of JSON, in a fresh store."""
+"""Command ``import``: make a new store of Parquet rows or JSON Lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, options, output
+from msgstore.cli import options, output, runners
 from msgstore.jobs.importing import plan_import
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
@@ -22,8 +22,8 @@ from msgstore.scan import bind_records
     "--bind", "records", type=options.binding, multiple=True, metavar="NAME=BYTE", help="The type byte of a record type."
 )
 @click.option("--body", default="raw", metavar="NAME", show_default=True, help="Body codec: bodies must be valid for it.")
-@click.option("--ignore-others", is_flag=True, help="Leave out columns and members that a store does not keep.")
-@engines.options
+@click.option("--ignore-others", is_flag=True, help="Omit columns and members that a store does not keep.")
+@runners.options
 @options.as_json
 def import_(
     sources: tuple[str, ...],
@@ -34,14 +34,14 @@ def import_(
     records: tuple[tuple[str, int], ...],
     body: str,
     ignore_others: bool,
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
-    """Make a fresh store at DEST of messages in Parquet files or JSON Lines.
+    """Make a new store at DEST of messages in Parquet files or JSON Lines.
 
     SRC is a file, a directory of files, or a glob. Parquet (*.parquet, needs pyarrow): columns id (16 bytes, or 32 hexadecimal
-    digits), body (binary) and perhaps references. JSON Lines (*.jsonl, *.ndjson, *.json): id, body (base64) or text, and
-    perhaps references. Without these each message has one. A row that comes twice is one message. DEST appears when complete.
+    digits), body (binary), optionally references. JSON Lines (*.jsonl, *.ndjson, *.json): id, body (base64) or text, optionally
+    references. The default is one reference. Equal rows are one message. DEST appears when it is complete.
 
     \b
     Examples:
@@ -60,14 +60,14 @@ def import_(
         records=bind_records(catalogue, records, "--bind"),
         ignore_others=ignore_others,
     )
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("importing", quiet=as_json) as progress:
-        report = engine.import_messages(job, progress)
+        report = runner.import_messages(job, progress)
     if as_json:
         output.emit(report.as_json())
         return
-    twice = f", {report.rows - report.messages:,} rows came again" if report.rows > report.messages else ""
+    repeated = f", {report.rows - report.messages:,} repeated rows" if report.rows > report.messages else ""
     click.echo(
-        f"{output.plural(report.messages, 'message')} imported from {output.plural(report.files, 'file')}{twice}; "
+        f"{output.plural(report.messages, 'message')} imported from {output.plural(report.files, 'file')}{repeated}; "
         f"{report.destination}: {output.size(report.bytes)}"
     )

@@ -1,4 +1,4 @@
-"""``info`` and ``verify``: the state of a store, and whether its segments, index and counts agree. Nothing is written."""
+"""Commands ``info`` and ``verify``: show the state of a store, and check segments, index and counts. They write nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.table import Table
 
 from msgstore.cli import not_read, options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
-from msgstore.cli.scan import MAX_SPOTS, show_spots
-from msgstore.cli.stores import Target, find_store, find_stores
+from msgstore.cli.scan import MAX_LISTED_SPANS, show_damage
+from msgstore.cli.stores import StoreTarget, find_store, find_stores
 from msgstore.contract import ConfigError
 from msgstore.engine.open.clean_marker import ShutdownFiles, last_v1_file
 from msgstore.engine.open.settings import known_settings
@@ -21,24 +21,24 @@ from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.scan import damaged_spans
 
-_HOW = {
-    "reconciled": "counts are kept where the records agree with the saved index",
+_RECOVERY_TEXT = {
+    "reconciled": "with the saved counts where the records agree with the index",
     "new": "empty",
     "trust": "as it was saved at the last clean stop",
     "tail": "from its index, and what was appended after the last commit",
     "rebuild": "by scanning every segment",
     "taken over": "from the index of the last opening",
-    "live": "beside its writer: as of the last commit",
+    "live": "next to its writer: as of the last commit",
 }
-_COUNTS = {
+_COUNTS_TEXT = {
     "index": "from the index",
     "given": "as given",
     "msg_store_index.ets": "from msg_store_index.ets",
-    "msg_store_index.ets in part": "from msg_store_index.ets where it agrees, else one for each record",
-    "one each": "one for each record, dead or not",
+    "msg_store_index.ets in part": "from msg_store_index.ets where it agrees, otherwise one for each record",
+    "one each": "one for each record, live or dead",
 }
-_EXACT = ("index", "given", "msg_store_index.ets")
-"""Only with these counts is a record known to be a live message."""
+_EXACT_COUNTS = ("index", "given", "msg_store_index.ets")
+"""Origins of counts with which a record is known to be a live message."""
 
 
 @click.command()
@@ -47,7 +47,7 @@ _EXACT = ("index", "given", "msg_store_index.ets")
 @options.refcounts
 @options.as_json
 def info(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
-    """Show what a store holds, and how it would come up. Writes nothing.
+    """Show the content of a store, and how it would open. Writes nothing.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def info(store: str, config_file: Path | None, refcounts_file: Path | None, as_j
         click.get_current_context().exit(1)
 
 
-def _facts(target: Target, store: Store) -> dict[str, Any]:
+def _facts(target: StoreTarget, store: Store) -> dict[str, Any]:
     stats, segments, files = store.stats(), store.segments(), Files()
     settings = known_settings(files, target.config, target.catalogue)
     recovery = stats.recovery
@@ -119,11 +119,11 @@ def _as_table(facts: dict[str, Any]) -> Table:
     rows.add_row("segments", f"{facts['segments']:,}" + (f" ({formats})" if formats else ""))
     rows.add_row("last v1 file", "none" if facts["last_v1_file"] is None else str(facts["last_v1_file"]))
     rows.add_row("clients", f"{facts['client_refs']:,}")
-    rows.add_row("would come up", f"{_HOW[recovery['how']]} ({recovery['how']})")
+    rows.add_row("would open", f"{_RECOVERY_TEXT[recovery['how']]} ({recovery['how']})")
     if recovery["scanned"] or recovery["hinted"]:
         rows.add_row("", f"{output.plural(recovery['entered'], 'live record')}, {recovery['garbage']:,} dead or copies")
     if recovery["how"] == "rebuild":
-        rows.add_row("counts", _COUNTS[recovery["counts"]])
+        rows.add_row("counts", _COUNTS_TEXT[recovery["counts"]])
     if recovery["missing"]:
         rows.add_row("", f"{recovery['missing']:,} ids with references have no record", style="red")
     if recovery["distrust"]:
@@ -131,16 +131,16 @@ def _as_table(facts: dict[str, Any]) -> Table:
     for line in facts["damage"]:
         rows.add_row("damage", line, style="red")
     if facts["quarantined"] and not facts["damage"]:
-        rows.add_row("damage", f"in {output.plural(facts['quarantined'], 'segment')}; 'msgstore verify' lists it", style="red")
+        rows.add_row("damage", f"in {output.plural(facts['quarantined'], 'segment')}. 'msgstore verify' lists it.", style="red")
     return rows
 
 
 def counts_line(recovery: Mapping[str, Any]) -> str:
-    """What became of counts that do not fit the directory."""
+    """Return a line about saved counts that do not fit the directory."""
     return (
         f"the saved counts do not fit the directory: {recovery['distrust']}; "
-        f"{output.plural(recovery['kept'], 'message')} with the counts of before, {recovery['missing']:,} missing, "
-        f"{recovery['revived']:,} removed before and live again"
+        f"{output.plural(recovery['kept'], 'message')} with the saved counts, {recovery['missing']:,} missing, "
+        f"{recovery['revived']:,} removed earlier and live again"
     )
 
 
@@ -152,8 +152,8 @@ def counts_line(recovery: Mapping[str, Any]) -> str:
 def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as_json: bool) -> None:
     """Check segments, index and counts against one another, and read every live message. Writes nothing.
 
-    Every entry of the index has its record, of its id and size, inside its segment and in a place of its own, and a reference;
-    every segment's row counts what the index has in it. Of a broker's directory every store is checked.
+    Every index entry must have a reference and a record of its id and size, inside its segment and without overlap. The row of
+    each segment must have the counts of the index. In a broker's directory, every store is checked.
 
     \b
     Examples:
@@ -163,7 +163,7 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
     targets, others = find_stores(store, config_file)
     if others and refcounts_file is not None:
         stores = ", ".join(str(target.path) for target in targets)
-        raise ConfigError(f"{store}: has several stores, and --refcounts has the counts of one. Name one of {stores}.")
+        raise ConfigError(f"{store}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
     verdicts = [_verify(target, refcounts_file, as_json=as_json) for target in targets]
     if as_json:
         not_read.emit(others)
@@ -172,8 +172,8 @@ def verify(store: str, config_file: Path | None, refcounts_file: Path | None, as
     not_read.leave(damaged=not all(verdicts), not_read=others)
 
 
-def _verify(target: Target, refcounts_file: Path | None, *, as_json: bool) -> bool:
-    """Check one store and print what was found. Returns False if anything is wrong."""
+def _verify(target: StoreTarget, refcounts_file: Path | None, *, as_json: bool) -> bool:
+    """Check one store and print the findings. Returns False if anything is wrong."""
     checks: list[SegmentCheck] = []
     with target.open("r", options.read_refcounts(refcounts_file), live="never") as opened:
         stats = opened.stats()
@@ -209,18 +209,18 @@ def _verify(target: Target, refcounts_file: Path | None, *, as_json: bool) -> bo
     if as_json:
         output.emit(summary)
     else:
-        _show(summary, checks)
+        _show_verdict(summary, checks)
     return ok
 
 
-def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
+def _show_verdict(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
     console = output.Terminal()
     columns = ("file", "format", "size", "live", "verified", "unreachable", "damage", "counts", "end")
     rows = output.table(summary["path"], *columns, right="size live verified unreachable damage")
-    spots = []
+    spans = []
     for check in checks:
         found = damaged_spans(check.report) if check.report else []
-        spots += [(check.path, spot) for spot in found]
+        spans += [(check.path, span) for span in found]
         rows.add_row(
             check.path.name,
             check.format,
@@ -236,29 +236,29 @@ def _show(summary: dict[str, Any], checks: list[SegmentCheck]) -> None:
     console.print()
     if summary["distrust"]:
         console.print(counts_line(summary), style="red")
-    if spots or not (summary["lost"] or summary["distrust"]):
-        show_spots(console, spots)
+    if spans or not (summary["lost"] or summary["distrust"]):
+        show_damage(console, spans)
     for check in checks:
         for entry in check.unreachable[:20]:
             console.print(f"{check.path.name} at offset {entry.offset}: {entry.msg_id.hex()}: {entry.reason}", style="red")
-    _show_findings(console, checks)
+    _show_inconsistencies(console, checks)
     for line in summary["lost"]:
         console.print(line, style="red")
     if summary["counted"] != summary["messages"]:
         console.print(f"the index counts {summary['counted']:,} entries and lists {summary['messages']:,}", style="red")
     if summary["missing"]:
         console.print(f"{output.plural(summary['missing'], 'id')} with references without a record", style="red")
-    what = "live message" if summary["counts"] in _EXACT else "record"
-    counts = f"; counts: {_COUNTS[summary['counts']]}" if summary["recovery"] == "rebuild" else ""
-    verdict = f"{summary['verified']:,} of {output.plural(summary['messages'], what)} verified ({summary['recovery']}{counts})"
+    noun = "live message" if summary["counts"] in _EXACT_COUNTS else "record"
+    counts = f"; counts: {_COUNTS_TEXT[summary['counts']]}" if summary["recovery"] == "rebuild" else ""
+    verdict = f"{summary['verified']:,} of {output.plural(summary['messages'], noun)} verified ({summary['recovery']}{counts})"
     console.print(verdict, style="green" if summary["ok"] else "bold red")
 
 
-def _show_findings(console: output.Terminal, checks: list[SegmentCheck]) -> None:
-    """Where index, counts and segments contradict each other, a line each."""
+def _show_inconsistencies(console: output.Terminal, checks: list[SegmentCheck]) -> None:
+    """Print the contradictions between index, counts and segments, one line each."""
     found = [(check.path.name, finding) for check in checks for finding in check.findings]
-    for file, finding in found[:MAX_SPOTS]:
+    for file, finding in found[:MAX_LISTED_SPANS]:
         where = "" if finding.msg_id is None else f" at offset {finding.offset}: {finding.msg_id.hex()}"
         console.print(f"{file}{where}: {finding.what}: {finding.detail}", style="red")
-    if len(found) > MAX_SPOTS:
-        console.print(f"... and {len(found) - MAX_SPOTS:,} more; --json lists them all")
+    if len(found) > MAX_LISTED_SPANS:
+        console.print(f"... and {len(found) - MAX_LISTED_SPANS:,} more; --json lists them all")

@@ -1,4 +1,4 @@
-"""From paths to segments that can be read without an index, a lock, or a store."""
+"""Resolve paths to segments that can be read without an index, a lock or a store."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from msgstore.scan import FormatSet, OpenFormat
 
 @attrs.frozen
 class Input:
+    """One segment to read."""
+
     path: Path
     form: OpenFormat
     listed: bool = False
-    """Found in a directory, not named: a collector beside us may delete it before it is read."""
+    """True if found in a directory instead of named. A collector may delete such a segment before it is read."""
 
 
 class Inputs:
     """Segments, each with the record types of its directory."""
 
     def __init__(self, catalogue: Catalogue, records: Mapping[str, int] | None = None) -> None:
-        """``records`` are bound beside what a directory remembers, and instead of it where the two contradict."""
+        """``records`` are bound in addition to the remembered bindings of a directory, and override them."""
         self.catalogue = catalogue
         self.damaged_settings: list[str] = []
-        """What is wrong with the ``msgstore.json`` that could not be read; its directory's types are then 1-3."""
+        """Errors of unreadable ``msgstore.json`` files. Their directories have only the types 1-3."""
         self.not_read: list[NotRead] = []
-        """What was recognised in broker's directories, and is not read."""
+        """Files in broker directories that were recognised and are not read."""
         self._records = dict(records or {})
         self._formats: dict[Path, FormatSet] = {}
         self._remembered: dict[Path, Settings | None] = {}
         self._files = Files()
 
     def find(self, paths: Iterable[Path]) -> Iterator[Input]:
-        """The segments of each path, a directory's in number order. Raises StoreError for what is none of ours."""
+        """Yield the segments of each path; those of a directory in number order. Raises StoreError for any other path."""
         for path in paths:
             yield from self._directory(path) if path.is_dir() else [self._file(path)]
 
@@ -49,11 +51,11 @@ class Inputs:
         if not path.exists():
             raise StoreError(f"{path}: there is no such file or directory")
         if not path.is_file():
-            raise StoreError(f"{path}: is neither a regular file nor a directory; copy what it holds into a file")
+            raise StoreError(f"{path}: is neither a regular file nor a directory. Copy its content into a file.")
         formats = self.formats(path.parent)
         if path.suffix not in formats.extensions:
             known = ", ".join(f"*{extension} ({name})" for extension, name in sorted(formats.extensions.items()))
-            raise StoreError(f"{path}: no installed format reads such files; known are {known or 'none'}")
+            raise StoreError(f"{path}: no installed format reads such files. Known: {known or 'none'}")
         return Input(path, _form(path, formats, path.suffix))
 
     def _directory(self, path: Path) -> list[Input]:
@@ -65,7 +67,8 @@ class Inputs:
         return [Input(segment.path, _form(path, formats, segment.extension), listed=True) for segment in segments]
 
     def _tree(self, top: Path, formats: FormatSet) -> list[Input]:
-        """The segments in a broker's directory, store by store. Raises StoreError for any other tree: its stores are named."""
+        """Return the segments in a broker's directory, store by store. Raises StoreError for any other tree, and names its
+        stores."""
         found = find_not_read(top)
         stores = stores_beneath(top, formats) if found else []
         if not stores:
@@ -74,7 +77,7 @@ class Inputs:
         return [segment for store in stores for segment in self._directory(store)]
 
     def formats(self, directory: Path) -> FormatSet:
-        """The formats of a directory's segments."""
+        """Return the formats of the segments of a directory."""
         if directory not in self._formats:
             settings = self._settings(directory)
             self._remembered[directory] = settings
@@ -96,7 +99,7 @@ class Inputs:
 
 
 def _form(path: Path, formats: FormatSet, extension: str) -> OpenFormat:
-    """Raises PluginError if its directory has records of a type that nobody provides."""
+    """Return the format of a segment. Raises PluginError if the directory has record types without a provider."""
     try:
         return formats.by_extension(extension)
     except PluginError as error:

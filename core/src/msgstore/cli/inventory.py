@@ -1,4 +1,4 @@
-"""``inventory``: what there is in any number of stores, how much of it is garbage, and what collecting would give back."""
+"""Command ``inventory``: measure any number of stores, their garbage, and what each GC policy would free."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots, show_types
+from msgstore.cli import not_read, options, output, runners
+from msgstore.cli.scan import show_damage, show_types
 from msgstore.contract import Damage
 from msgstore.jobs.inventory import plan_inventory
 from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, totals
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 
-_SEGMENTS = 40
-"""More are not listed one by one for people."""
+_MAX_LISTED_SEGMENTS = 40
+"""Segments up to which people get one line per segment."""
 
 
 @click.command()
@@ -28,19 +28,23 @@ _SEGMENTS = 40
     "counts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Without it each store's own, if it has some.",
+    help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
 )
 @options.records
-@engines.options
+@runners.options
 @options.as_json
 def inventory(
-    paths: tuple[Path, ...], counts: Path | None, records: tuple[tuple[str, int], ...], wanted: engines.Wanted, as_json: bool
+    paths: tuple[Path, ...],
+    counts: Path | None,
+    records: tuple[tuple[str, int], ...],
+    runner_options: runners.RunnerOptions,
+    as_json: bool,
 ) -> None:
-    """Count what is in PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would give back.
+    """Measure PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would free.
 
-    PATH is a segment, a directory of segments, a tree of such directories, or a glob. It is only read, and may be in use. The
-    policies are all that are installed, with the options that they give as examples; where nobody knows what is dead, all is
-    taken to be alive.
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob. It is only read, and may be in use. All
+    installed policies are asked, with the options that they declare as examples. Without counts, every record is taken to be
+    live.
 
     \b
     Examples:
@@ -51,9 +55,9 @@ def inventory(
     catalogue = load_catalogue()
     bound = bind_records(catalogue, records, "--record")
     job = plan_inventory(catalogue, paths, time.time(), counts=counts, records=bound)
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("counting", quiet=as_json) as progress:
-        report = engine.inventory(job, progress)
+        report = runner.inventory(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=bool(report.damage), not_read=report.not_read)
 
@@ -63,8 +67,8 @@ def _emit(report: InventoryReport) -> None:
         for segment in store.segments:
             output.emit(segment.as_json())
         output.emit(store.as_json())
-    for spot in report.damage:
-        output.emit(spot.as_json())
+    for span in report.damage:
+        output.emit(span.as_json())
     not_read.emit(report.not_read)
     output.emit(report.as_json())
 
@@ -72,19 +76,19 @@ def _emit(report: InventoryReport) -> None:
 def _show(report: InventoryReport) -> None:
     console = output.Terminal()
     listed = list(report.segments())
-    for store in report.stores if len(listed) <= _SEGMENTS else ():
-        typed = _typed(store.segments)
+    for store in report.stores if len(listed) <= _MAX_LISTED_SEGMENTS else ():
+        typed = _has_types(store.segments)
         rows = _table(store.path, "file", "format", typed=typed)
         for segment in reversed(store.segments):
             numbers = _numbers(totals([segment]), typed=typed)
             rows.add_row(Path(segment.path).name, segment.format, *numbers, _state(segment))
         console.print(rows)
         console.print()
-    if len(report.stores) > 1 or len(listed) > _SEGMENTS:
-        typed = _typed(listed)
+    if len(report.stores) > 1 or len(listed) > _MAX_LISTED_SEGMENTS:
+        typed = _has_types(listed)
         rows = _table(None, "store", "segments", typed=typed)
         stores = [(store.path, list(store.segments)) for store in report.stores]
-        for path, segments in [*stores, ("all together", listed)]:
+        for path, segments in [*stores, ("total", listed)]:
             sums = totals(segments)
             states = ", ".join(f"{count:,} {state}" for state, count in sums["states"].items())
             rows.add_row(path, f"{len(segments):,}", *_numbers(sums, typed=typed), states)
@@ -92,21 +96,21 @@ def _show(report: InventoryReport) -> None:
         console.print(rows)
         console.print()
     _show_policies(console, report.policies())
-    unasked = [store.unasked for store in report.stores if store.unasked]
-    if unasked:
-        console.print(f"of {output.plural(len(unasked), 'store')} no policy was asked: {unasked[0]}", style="dim")
+    errors = [store.unasked for store in report.stores if store.unasked]
+    if errors:
+        console.print(f"no policy was asked about {output.plural(len(errors), 'store')}: {errors[0]}", style="dim")
     unknown = sum(not store.counts for store in report.stores)
     if unknown:
         console.print(
-            f"of {output.plural(unknown, 'store')} nobody knows what is dead, so all is taken to be alive (--refcounts)",
+            f"no counts for {output.plural(unknown, 'store')}: every record is taken to be live (--refcounts gives counts)",
             style="dim",
         )
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in report.damage])
     not_read.show(console, report.not_read)
 
 
-def _typed(segments: Iterable[SegmentStock]) -> bool:
-    """Whether there are types of records to speak of."""
+def _has_types(segments: Iterable[SegmentStock]) -> bool:
+    """Return True if there are record types other than the format's own."""
     return bool(show_types(totals(segments)["types"]))
 
 
@@ -137,11 +141,9 @@ def _state(segment: SegmentStock) -> Any:
 def _show_policies(console: output.Terminal, policies: list[PolicyStock]) -> None:
     if not policies:
         return
-    rows = output.table(
-        "what policies would do", "policy", "options", "gives back", "messages lost", "steps", right="gives back"
-    )
+    rows = output.table("what policies would do", "policy", "options", "frees", "messages lost", "steps", right="frees")
     for policy in policies:
-        steps = ", ".join(f"{what} {count:,}" for what, count in policy.steps.items()) or "nothing"
+        steps = ", ".join(f"{action} {count:,}" for action, count in policy.steps.items()) or "nothing"
         rows.add_row(
             policy.name,
             policy.options,

@@ -1,4 +1,4 @@
-"""The program ``msgstore``: its verbs, and what becomes of errors."""
+"""Program ``msgstore``: its commands, and the conversion of errors to one line and an exit code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MISUSE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-_REPORTS_DAMAGE_ITSELF = {
+_PRINTS_DAMAGE = {
     "demo",
     "diff",
     "export",
@@ -54,37 +54,38 @@ _REPORTS_DAMAGE_ITSELF = {
     "top",
     "verify",
 }
-_OF_DAMAGE = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
-"""Loggers of what the verbs above say themselves."""
+_DAMAGE_LOGGERS = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
+"""Loggers muted for these commands, which print damage themselves."""
 
 
 class Program(click.Group):
-    """Errors of ours and of the operating system become one line and an exit code."""
+    """Command group that reports msgstore's errors and OSError as one line with an exit code."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         if sys.stderr is None:
-            # What is said there is lost, as was asked for; and no file of a store gets the number of standard error.
+            # The caller has closed standard error. Otherwise a file of the store would get its descriptor number.
             sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the program ends
-        if sys.stdout is None:  # Python drops what is printed then: a list of messages would be empty, and all well
-            click.echo("msgstore: standard output is closed; to see nothing, write >/dev/null", err=True)
+        if sys.stdout is None:  # Python would drop all output and exit with 0
+            click.echo("msgstore: standard output is closed. To discard the output, write >/dev/null.", err=True)
             sys.exit(MISUSE)
         return super().main(*arguments, **options)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with _as_one_line():  # --help and --version are printed here
+        with _report_errors():  # --help and --version are printed here
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _as_one_line():
+        with _report_errors():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _as_one_line() -> Iterator[None]:
+def _report_errors() -> Iterator[None]:
+    """Print an exception as one line and raise Exit with its exit code."""
     try:
         yield
-    except BrokenPipeError:  # whoever read our output has seen enough
-        _forget_output()
+    except BrokenPipeError:  # the reader of the output has ended
+        _discard_output()
         raise Exit(BROKEN_PIPE) from None
     except KeyboardInterrupt:
         click.echo("msgstore: interrupted", err=True)
@@ -94,12 +95,12 @@ def _as_one_line() -> Iterator[None]:
         try:
             sys.stdout.flush()
         except OSError:
-            _forget_output()
+            _discard_output()
         raise Exit(DAMAGE if isinstance(error, CorruptRecord) else MISUSE) from error
 
 
-def _forget_output() -> None:
-    """What could not be written: the interpreter would try once more when it ends, and end with an exit code of its own."""
+def _discard_output() -> None:
+    """Redirect standard output to the null device. Otherwise the interpreter would flush it again at exit, and fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -112,12 +113,12 @@ def _one_line(error: Exception) -> str:
     return " ".join(text.split())
 
 
-class _Echo(logging.Handler):
-    """What the engine warns of, one line each on standard error."""
+class _ErrorEcho(logging.Handler):
+    """Prints warnings of the engine on standard error, one line each."""
 
-    def __init__(self, silent: Collection[str]) -> None:
+    def __init__(self, muted: Collection[str]) -> None:
         super().__init__(logging.WARNING)
-        self.addFilter(lambda record: record.name not in silent)
+        self.addFilter(lambda record: record.name not in muted)
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -131,12 +132,12 @@ class _Echo(logging.Handler):
 @click.version_option(msgstore.__version__, prog_name="msgstore")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Look at, check, serve, convert and rescue message stores: those of msgstore, and those that RabbitMQ left on disk.
+    """Inspect, check, change, convert and rescue message stores: those of msgstore, and those that RabbitMQ left on disk.
 
-    STORE is a directory, or with --config FILE the name of a store in it. Every verb takes --json: one object a line.
+    STORE is a directory, or with --config FILE the name of a store in it. Every command takes --json: one object per line.
 
     \b
-    Exit codes: 0 fine, 1 damage found, 2 misuse or another error, 3 no damage, but something was recognised and not read.
+    Exit codes: 0 success, 1 damage found, 2 misuse or any other error, 3 no damage, but something was recognised and not read.
 
     \b
     Examples:
@@ -146,14 +147,14 @@ def main(ctx: click.Context) -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
-    handler = _Echo(_OF_DAMAGE if ctx.invoked_subcommand in _REPORTS_DAMAGE_ITSELF else ())
+            stream.reconfigure(errors="backslashreplace")  # file names may be invalid text
+    handler = _ErrorEcho(_DAMAGE_LOGGERS if ctx.invoked_subcommand in _PRINTS_DAMAGE else ())
     logger = logging.getLogger("msgstore")
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))
 
 
-_LOOK = (scan, map_, info, verify, scrub, top, reconcile, inventory, diff)
-_USE = (ls, get, put, rm, compact, migrate, salvage, export, import_)
-for command in (*_LOOK, *_USE, plugins, new_plugin, config, demo):
+_INSPECT = (scan, map_, info, verify, scrub, top, reconcile, inventory, diff)
+_CHANGE = (ls, get, put, rm, compact, migrate, salvage, export, import_)
+for command in (*_INSPECT, *_CHANGE, plugins, new_plugin, config, demo):
     main.add_command(command)

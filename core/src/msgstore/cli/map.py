@@ -1,4 +1,4 @@
-"""``map``: segments drawn as bars to scale, byte range by byte range."""
+"""Command ``map``: draw segments as bars to scale, byte range by byte range."""
 
 from __future__ import annotations
 
@@ -19,53 +19,55 @@ from msgstore.cli.inputs import Input, Inputs
 from msgstore.cli.map_data import PageData
 from msgstore.cli.map_page import check_target, write_page
 from msgstore.cli.scan import scan_inputs, show_types
-from msgstore.cli.spans import KINDS, Live, Span, live_records, spans
+from msgstore.cli.spans import KINDS, LiveReferences, Span, live_records, spans
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
 
 
 @attrs.frozen
-class Look:
-    """How bytes of one kind are drawn: apart without colour, and on a terminal that knows ASCII only."""
+class CellStyle:
+    """Appearance of bytes of one kind. Kinds differ also without colour, and on an ASCII terminal."""
 
     glyph: str
     ascii: str
     style: str
 
 
-LOOKS = {
-    "header": Look("H", "H", "dim"),
-    "live": Look("█", "#", "green"),
-    "record": Look("▓", "=", "cyan"),
-    "dead": Look("▒", "-", "yellow"),
-    "hole": Look("·", ".", "bright_black"),
-    "other": Look("≡", "o", "dim"),
-    "torn": Look("~", "~", "magenta"),
-    "damaged": Look("X", "X", "bold red"),
+CELL_STYLES = {
+    "header": CellStyle("H", "H", "dim"),
+    "live": CellStyle("█", "#", "green"),
+    "record": CellStyle("▓", "=", "cyan"),
+    "dead": CellStyle("▒", "-", "yellow"),
+    "hole": CellStyle("·", ".", "bright_black"),
+    "other": CellStyle("≡", "o", "dim"),
+    "torn": CellStyle("~", "~", "magenta"),
+    "damaged": CellStyle("X", "X", "bold red"),
 }
-_ALWAYS_SEEN = ("damaged", "torn")
-"""A cell with one byte of these shows it."""
+_ALWAYS_SHOWN = ("damaged", "torn")
+"""A cell with at least one byte of these kinds shows that kind."""
 
 
 @attrs.frozen
 class Drawing:
-    """One segment as spans that follow one another; neighbours differ in kind."""
+    """One segment as consecutive spans. Neighbours differ in kind."""
 
     path: Path
     format: str
     size: int
     spans: list[tuple[str, int, int]]
-    """(kind, offset, size); the kinds are those of KINDS."""
+    """(kind, offset, size). The kinds are the keys of KINDS."""
     live_known: bool
     types: Mapping[str, int] = attrs.field(factory=dict)
-    """Record types by name, with the number of their records."""
+    """Record type name to number of records."""
 
     @property
     def live_bytes(self) -> int | None:
+        """Bytes of live records, or None if unknown."""
         return sum(size for kind, _, size in self.spans if kind == "live") if self.live_known else None
 
     @property
     def live_percent(self) -> float | None:
+        """Share of live records in the file, or None if unknown."""
         return None if self.live_bytes is None else round(100 * self.live_bytes / self.size, 1) if self.size else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -85,14 +87,14 @@ class Drawing:
 @options.refcounts
 @click.option(
     "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
-    help="Write a page for a browser into FILE instead, with every record and what each GC policy would do.",
+    help="Instead, write a page for a browser to FILE, with every record and what each GC policy would do.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace FILE also if it is not a page of 'msgstore map'.")
+@click.option("--force", is_flag=True, help="Replace FILE even if it is not a page of 'msgstore map'.")
 @options.as_json
 def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None, force: bool, as_json: bool) -> None:
-    """Draw segments as bars to scale: live, dead, hole, torn, damaged. Writes nothing but the page that --html names.
+    """Draw segments as bars to scale: live, dead, hole, torn, damaged. Writes only the page that --html names.
 
-    What is live is known if the store's saved index is still good, or with --refcounts.
+    Live records are known if the store's saved index is still valid, or with --refcounts.
 
     \b
     Examples:
@@ -101,13 +103,13 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
       msgstore map data/orders --html orders.html
     """
     if force and page is None:
-        raise click.UsageError("--force is about the file that --html names; give --html FILE, or leave it out")
+        raise click.UsageError("--force needs --html FILE: it replaces that file. Add --html FILE, or omit --force.")
     catalogue = load_catalogue()
     target = None if page is None else check_target(page, catalogue, force=force)
     inputs = Inputs(catalogue)
     refcounts = options.read_refcounts(refcounts_file)
     found = list(inputs.find(paths))
-    data = None if target is None else PageData(inputs, _bytes_of(found))
+    data = None if target is None else PageData(inputs, _total_bytes(found))
     drawings = []
     damaged = False
     for directory, group in groupby(found, key=lambda segment: segment.path.parent):
@@ -135,8 +137,8 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
     not_read.leave(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
 
 
-def _bytes_of(found: Iterable[Input]) -> int:
-    """Of all of them. One that a collector beside us has deleted since it was listed has none."""
+def _total_bytes(found: Iterable[Input]) -> int:
+    """Return the total size of the segments. A segment that a collector has deleted meanwhile counts as 0."""
     total = 0
     for segment in found:
         with suppress(FileNotFoundError):
@@ -144,25 +146,26 @@ def _bytes_of(found: Iterable[Input]) -> int:
     return total
 
 
-def draw(report: SegmentReport, live: Live | None) -> Drawing:
+def draw(report: SegmentReport, live: LiveReferences | None) -> Drawing:
+    """Return one segment with neighbouring spans of one kind merged."""
     merged = list(_merged(spans(report, live)))
     return Drawing(report.path, report.format.name, report.size, merged, live is not None, report.count_types())
 
 
-def _merged(everything: Iterable[Span]) -> Iterator[tuple[str, int, int]]:
-    for kind, group in groupby(everything, key=lambda span: span.kind):
+def _merged(all_spans: Iterable[Span]) -> Iterator[tuple[str, int, int]]:
+    for kind, group in groupby(all_spans, key=lambda span: span.kind):
         run = list(group)
         yield kind, run[0].offset, sum(span.size for span in run)
 
 
 def show(console: output.Terminal, drawings: list[Drawing]) -> None:
-    """A bar a segment: the largest takes the whole width. Then what the glyphs mean."""
+    """Print one bar per segment, then the legend. The largest segment has the full width."""
     if not drawings:
         console.print("no segments")
         return
     ascii_only = not str(console.encoding).lower().startswith("utf")
     largest = max(max(drawing.size for drawing in drawings), 1)
-    seen: set[str] = set()
+    shown: set[str] = set()
     for directory, group in groupby(drawings, key=lambda drawing: drawing.path.parent):
         rows = list(group)
         console.print(str(directory), style="bold", soft_wrap=True)
@@ -172,18 +175,18 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
             percent = "" if drawing.live_percent is None else f"{drawing.live_percent:.0f} % live"
             line = Text(f"{drawing.path.name:>{names}} {output.size(drawing.size):>10} ")
             kinds = _cells(drawing, max(round(width * drawing.size / largest), 1))
-            seen.update(kinds)
+            shown.update(kinds)
             line.append_text(_bar(kinds, ascii_only=ascii_only))
             line.append(f"  {percent}" if percent else "", style="dim")
             console.print(line, no_wrap=True, soft_wrap=True)
     legend = Text("\n")
-    for kind, look in LOOKS.items():
-        if kind in seen:
-            legend.append(look.ascii if ascii_only else look.glyph, style=look.style)
+    for kind, cell_style in CELL_STYLES.items():
+        if kind in shown:
+            legend.append(cell_style.ascii if ascii_only else cell_style.glyph, style=cell_style.style)
             legend.append(f" {KINDS[kind]}   ")
     drawn = {kind for drawing in drawings for kind, _, size in drawing.spans if size}
-    if small := [word for kind, word in KINDS.items() if kind in drawn - seen - {"header"}]:
-        legend.append(f"\ntoo small to be seen here: {', '.join(small)}", style="dim")
+    if small := [word for kind, word in KINDS.items() if kind in drawn - shown - {"header"}]:
+        legend.append(f"\ntoo small to be shown here: {', '.join(small)}", style="dim")
     console.print(legend)
     counts: Counter[str] = Counter()
     for drawing in drawings:
@@ -193,7 +196,7 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
 
 
 def _cells(drawing: Drawing, cells: int) -> list[str]:
-    """The kind that each of ``cells`` equal parts of a segment is drawn as."""
+    """Return the kind that is drawn for each of ``cells`` equal parts of a segment."""
     cells = min(cells, max(drawing.size, 1))
     weights: list[dict[str, int]] = [{} for _ in range(cells)]
     for kind, offset, size in drawing.spans:
@@ -209,13 +212,14 @@ def _cells(drawing: Drawing, cells: int) -> list[str]:
 def _bar(kinds: list[str], *, ascii_only: bool) -> Text:
     bar = Text()
     for kind, run in groupby(kinds):
-        glyph = LOOKS[kind].ascii if ascii_only else LOOKS[kind].glyph
-        bar.append(glyph * len(list(run)), style=LOOKS[kind].style)
+        glyph = CELL_STYLES[kind].ascii if ascii_only else CELL_STYLES[kind].glyph
+        bar.append(glyph * len(list(run)), style=CELL_STYLES[kind].style)
     return bar
 
 
 def _dominant(weight: dict[str, int]) -> str:
-    for kind in _ALWAYS_SEEN:
+    """Return the kind that a cell shows: damage first, else the kind with the most bytes."""
+    for kind in _ALWAYS_SHOWN:
         if kind in weight:
             return kind
     return max(weight, key=lambda kind: weight[kind], default="hole")

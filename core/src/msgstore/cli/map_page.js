@@ -1,4 +1,4 @@
-// What there is to look at, point at and choose; map_paint.js stands before it in the page.
+// Interaction with the page: pointing, stepping, choosing policies. map_paint.js precedes this file in the page.
 
 // -- pointing and stepping ---------------------------------------------------------------------------------------------------
 
@@ -7,21 +7,21 @@ const cursor = make("div", { class: "cursor" });
 
 function point(view, segment, bar, at, where, company = 0) {
   const { offsets } = decode(segment);
-  const told = describe(view.store, segment, at);
+  const description = describe(view.store, segment, at);
   bar.append(cursor);
   cursor.style.left = `${100 * offsets[at] / segment.size}%`;
   cursor.style.width = `${100 * segment.sizes[at] / segment.size}%`;
   card.replaceChildren(
-    make("b", {}, swatch(told.kinds), told.title),
-    make("dl", {}, ...told.lines.flatMap(([what, value]) => [make("dt", {}, what), make("dd", { class: what === "id" ? "mono" : "" }, value)])),
-    ...(company > 0 ? [make("p", {}, `and ${plural(company, "neighbour")} in the same pixel: click, then ← → step through them`)] : []),
+    make("b", {}, swatch(description.kinds), description.title),
+    make("dl", {}, ...description.lines.flatMap(([what, value]) => [make("dt", {}, what), make("dd", { class: what === "id" ? "mono" : "" }, value)])),
+    ...(company > 0 ? [make("p", {}, `and ${plural(company, "neighbour")} in the same pixel: click, then use ← → to step through them`)] : []),
   );
   card.hidden = false;
   const box = card.getBoundingClientRect();
   const beside = where.x + 16 + box.width > innerWidth ? where.x - 16 - box.width : where.x + 16;
   card.style.left = `${Math.max(4, beside)}px`;
   card.style.top = `${where.y + 22 + box.height > innerHeight ? Math.max(4, where.y - 14 - box.height) : where.y + 22}px`;
-  return `${told.title}. ${told.lines.map((line) => line.join(" ")).join(", ")}`;
+  return `${description.title}. ${description.lines.map((line) => line.join(" ")).join(", ")}`;
 }
 
 function leave() {
@@ -32,7 +32,7 @@ function leave() {
 function hover(event, view, segment, bar) {
   if (!segment.size) return 0;
   const box = bar.getBoundingClientRect();
-  const each = segment.size / box.width; // bytes a pixel
+  const each = segment.size / box.width; // bytes per pixel
   const x = Math.min(Math.max(event.clientX - box.left, 0), box.width - 0.01);
   const at = pieceAt(segment, x * each);
   const first = pieceAt(segment, Math.floor(x) * each);
@@ -69,23 +69,23 @@ function step(event, view, segment, bar) {
 
 // -- a directory -------------------------------------------------------------------------------------------------------------
 
-// Bars are painted when they come into sight, and again when the width or the colours change.
-const inSight = new Set();
-const sight = new IntersectionObserver((entries) => {
+// Bars are painted when they scroll into view, and again when the width or the colours change.
+const visible = new Set();
+const visibility = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) { inSight.add(target); target.paint(); }
-    else inSight.delete(target);
+    if (isIntersecting) { visible.add(target); target.paint(); }
+    else visible.delete(target);
   }
 }, { rootMargin: "300px" });
 
 function repaint() {
   mixInks();
   for (const canvas of document.querySelectorAll("#legend canvas")) canvas.repaint();
-  for (const canvas of inSight) canvas.paint();
+  for (const canvas of visible) canvas.paint();
 }
 
 function makeRow(view, segment, largest) {
-  const done = view.plan?.byFile.get(segment.file);
+  const action = view.plan?.byFile.get(segment.file);
   const canvas = make("canvas");
   canvas.paint = () => paintSegment(canvas, segment);
   const total = (name) => segment.totals[CODE[name]] || [0, 0];
@@ -105,24 +105,24 @@ function makeRow(view, segment, largest) {
     onblur: leave,
   }, canvas);
   const flag = segment.quarantined ? make("span", { class: "flag bad" }, "damaged: never collected")
-    : segment.file === view.store.current ? make("span", { class: "flag", title: "New messages go to it: never collected." }, "current") : null;
-  const line = make("div", { class: `row${done ? " touched" : ""}`, "data-file": segment.file },
+    : segment.file === view.store.current ? make("span", { class: "flag", title: "New messages go to this segment: never collected." }, "current") : null;
+  const line = make("div", { class: `row${action ? " touched" : ""}`, "data-file": segment.file },
     make("span", { class: "file" }, segment.file, flag), make("span", { class: "size" }, size(segment.size)), bar,
     make("span", { class: "live" }, view.store.live_known && segment.size ? `${percent(total("live")[1], segment.size)} live` : ""),
-    view.plan ? make("span", { class: "does" }, ...doing(done, segment)) : null);
+    view.plan ? make("span", { class: "does" }, ...describeAction(action, segment)) : null);
   const share = $("stretch").checked ? 1 : segment.size / largest;
   bar.style.width = `${100 * share}%`;
-  sight.observe(canvas);
+  visibility.observe(canvas);
   return line;
 }
 
-function doing(done, segment) {
-  if (!done) return [];
-  const others = done.files.filter((file) => file !== segment.file);
+function describeAction(action, segment) {
+  if (!action) return [];
+  const others = action.files.filter((file) => file !== segment.file);
   return [
-    done.what + (others.length ? ` with ${others.join(", ")}` : ""),
-    make("small", { title: done.why }, `gives back ${done.what === "delete" || done.what === "drop" ? "" : "about "}${size(done.gives_back)}${others.length ? " together" : ""}`),
-    done.messages_lost ? make("small", { class: "lost" }, `loses ${plural(done.messages_lost, "live message")}`) : null,
+    action.what + (others.length ? ` with ${others.join(", ")}` : ""),
+    make("small", { title: action.why }, `frees ${action.what === "delete" || action.what === "drop" ? "" : "about "}${size(action.gives_back)}${others.length ? " together" : ""}`),
+    action.messages_lost ? make("small", { class: "lost" }, `loses ${plural(action.messages_lost, "live message")}`) : null,
   ].filter((part) => part !== null);
 }
 
@@ -131,31 +131,31 @@ function outcome(plan, whole) {
   const counts = {};
   for (const step of plan.steps) counts[step.what] = (counts[step.what] || 0) + step.files.length;
   const steps = Object.entries(counts).map(([what, count]) => `${what} ${number(count)}`).join(", ");
-  return { steps, back: sum("gives_back"), lost: sum("messages_lost"), share: percent(sum("gives_back"), whole) };
+  return { steps, freed: sum("gives_back"), lost: sum("messages_lost"), share: percent(sum("gives_back"), whole) };
 }
 
 function choices(view, whole) {
   const { store } = view;
   const name = `policy-${data.stores.indexOf(store)}`;
-  const choice = (plan, ...told) => make("label", { class: "policy", title: plan?.summary ?? "" },
-    make("input", { type: "radio", name, value: plan ? store.plans.indexOf(plan) : "", onchange: () => choose(view, plan) }), ...told);
+  const choice = (plan, ...content) => make("label", { class: "policy", title: plan?.summary ?? "" },
+    make("input", { type: "radio", name, value: plan ? store.plans.indexOf(plan) : "", onchange: () => choose(view, plan) }), ...content);
   const list = store.plans.map((plan) => {
-    const { steps, back, lost, share } = outcome(plan, whole);
+    const { steps, freed, lost, share } = outcome(plan, whole);
     const idle = !plan.steps.length && !plan.error;
     return choice(plan,
       make("b", {}, plan.name, idle ? make("small", {}, " nothing to do") : ""),
       plan.options ? make("span", {}, make("code", {}, plan.options)) : null,
       plan.error ? make("span", { class: "error" }, plan.error) : null,
-      plan.steps.length ? make("span", { class: "told" }, `${steps}: gives back about ${size(back)} (${share})`) : null,
+      plan.steps.length ? make("span", { class: "forecast" }, `${steps}: frees about ${size(freed)} (${share})`) : null,
       lost ? make("span", { class: "lost" }, `loses ${plural(lost, "live message")}`) : null,
       plan.summary && !idle ? make("span", { class: "faint" }, plan.summary) : null,
       plan.provider === "msgstore" ? null : make("span", { class: "faint" }, `from ${plan.provider}`));
   });
-  const none = choice(null, make("b", {}, "as it is"));
+  const none = choice(null, make("b", {}, "unchanged"));
   none.querySelector("input").checked = true;
   view.passed = make("ul", { class: "passed", hidden: true });
   view.only = make("input", { type: "checkbox", onchange: () => showRows(view) });
-  view.onlyLabel = make("label", { class: "only", hidden: true }, view.only, " show only what it touches");
+  view.onlyLabel = make("label", { class: "only", hidden: true }, view.only, " show only its segments");
   return make("fieldset", { class: "policies" }, make("legend", {}, "What a GC policy would do now"),
     store.unasked ? make("p", { class: "note" }, `The policies were not asked: ${store.unasked}`) : make("div", { class: "choices" }, none, ...list),
     view.onlyLabel, view.passed);
@@ -166,17 +166,17 @@ function choose(view, plan) {
   view.onlyLabel.hidden = !plan;
   if (!plan) view.only.checked = false;
   view.passed.hidden = !plan?.passed_over.length;
-  view.passed.replaceChildren(...(plan?.passed_over ?? []).map((text) => make("li", {}, `passed over: ${text}`)));
+  view.passed.replaceChildren(...(plan?.passed_over ?? []).map((text) => make("li", {}, `skipped: ${text}`)));
   view.list.classList.toggle("choosing", Boolean(plan));
   view.list.classList.toggle("marking", Boolean(plan?.steps.length));
   showRows(view);
 }
 
-// The bars, or as many of them as a browser bears.
+// The bars, up to a number that a browser can draw.
 function showRows(view, upTo = ROWS) {
   const shown = view.store.segments.filter((segment) => !view.only.checked || view.plan.byFile.has(segment.file));
   const largest = view.store.segments.reduce((most, segment) => Math.max(most, segment.size), 1);
-  for (const canvas of view.list.querySelectorAll("canvas")) { sight.unobserve(canvas); inSight.delete(canvas); }
+  for (const canvas of view.list.querySelectorAll("canvas")) { visibility.unobserve(canvas); visible.delete(canvas); }
   view.list.replaceChildren();
   view.shown = upTo;
   for (const segment of shown.slice(0, upTo)) view.list.append(makeRow(view, segment, largest));
@@ -184,7 +184,7 @@ function showRows(view, upTo = ROWS) {
     view.list.append(make("button", { class: "more", onclick: () => showRows(view, upTo + ROWS) },
       `${number(upTo)} of ${plural(shown.length, "segment")} are shown; show ${number(Math.min(ROWS, shown.length - upTo))} more`));
   }
-  if (!shown.length) view.list.append(make("p", { class: "axis" }, view.only.checked ? "It touches no segment." : "No segments."));
+  if (!shown.length) view.list.append(make("p", { class: "axis" }, view.only.checked ? "The policy changes no segment." : "No segments."));
 }
 
 function goTo(view, segment, offset) {
@@ -196,7 +196,7 @@ function goTo(view, segment, offset) {
   select(view, segment, bar, pieceAt(segment, offset));
 }
 
-function spotList(view) {
+function damageList(view) {
   const { store } = view;
   if (!store.spot_count) return null;
   const byFile = new Map(store.segments.map((segment) => [segment.file, segment]));
@@ -246,31 +246,31 @@ function showStore(store) {
   };
   const notes = [];
   if (!store.live_known && store.segments.length) {
-    notes.push("No index says which records are alive: the policies were asked as if all were, so with dead ones they would do more. --refcounts FILE says it.");
+    notes.push("Without an index, live records are unknown: the policies were asked as if all records were live. They would do more if some are dead. --refcounts FILE gives the counts.");
   }
-  if (store.not_shown) notes.push(`${plural(store.not_shown, "segment")} of this directory ${store.not_shown === 1 ? "is" : "are"} not on this page: the policies were asked about the others only.`);
+  if (store.not_shown) notes.push(`${plural(store.not_shown, "segment")} of this directory ${store.not_shown === 1 ? "is" : "are"} not on this page: the policies were asked only about the others.`);
   view.list = make("div", { class: "list" });
   const longest = store.segments.reduce((most, segment) => Math.max(most, segment.file.length, segment.quarantined ? 13 : segment.file === store.current ? 7 : 0), 4);
   view.list.style.setProperty("--names", `${Math.min(longest, 22) + 1}ch`);
   const policies = choices(view, whole);
   $("stores").append(make("section", { class: "store" },
     make("h2", { class: "mono" }, store.path),
-    figures(store, sums, whole), strip, ...notes.map((text) => make("p", { class: "note" }, text)), spotList(view),
+    figures(store, sums, whole), strip, ...notes.map((text) => make("p", { class: "note" }, text)), damageList(view),
     make("div", { class: "body" }, policies, view.list)));
-  if (store.size_limit) policies.append(make("p", { class: "faint" }, `Segments of at most ${size(store.size_limit)} are assumed: a directory does not remember its limit.`));
+  if (store.size_limit) policies.append(make("p", { class: "faint" }, `A segment size limit of ${size(store.size_limit)} is assumed: a directory does not remember its limit.`));
   showRows(view);
-  sight.observe(strip);
+  visibility.observe(strip);
 }
 
 $("find").addEventListener("submit", (event) => {
   event.preventDefault();
   const wanted = $("id").value.trim().toLowerCase();
   if (!/^[0-9a-f]{1,32}$/.test(wanted)) { $("found").textContent = "An id is up to 32 hexadecimal digits."; return; }
-  let told = 0;
+  let searched = 0;
   for (const view of views) {
     for (const segment of view.store.segments) {
       const { ids, records, ordinals, offsets } = decode(segment);
-      told += records;
+      searched += records;
       for (let record = 0; record < records; record++) {
         if (hexadecimal(ids, record).startsWith(wanted)) {
           $("found").textContent = "";
@@ -280,7 +280,7 @@ $("find").addEventListener("submit", (event) => {
       }
     }
   }
-  $("found").textContent = `No message ${wanted} among the ${plural(told, "record")} that this page tells apart.`;
+  $("found").textContent = `No message ${wanted} among the ${plural(searched, "record")} that this page shows separately.`;
 });
 
 mixInks();
@@ -290,7 +290,7 @@ for (const [code, { meaning }] of KINDS) if (seen.has(code)) $("legend").append(
 if (data.grain) {
   const blocks = data.stores.reduce((all, store) => all + store.segments.reduce((sum, segment) => sum + segment.blocks.length, 0), 0);
   const inside = data.stores.reduce((all, store) => all + store.segments.reduce((sum, segment) => sum + segment.blocks.reduce((counts, parts) => counts + parts.reduce((of, [, count]) => of + count, 0), 0), 0), 0);
-  $("merged").textContent = `There is more here than a page can tell one by one: ${number(inside)} records, holes and other spans shorter than ${size(data.grain)} are merged with their neighbours into ${plural(blocks, "block")}, which say how many of each they hold. Totals, damage and policies are exact. A map of fewer segments shows more; msgstore scan --json lists every record.`;
+  $("merged").textContent = `There is more here than a page can show one by one: ${number(inside)} records, holes and other spans shorter than ${size(data.grain)} are merged with their neighbours into ${plural(blocks, "block")}, which give the number of each kind. Totals, damage and policies are exact. A map of fewer segments shows more. msgstore scan --json lists every record.`;
   $("merged").hidden = false;
 }
 data.stores.forEach(showStore);

@@ -1,6 +1,6 @@
 "use strict";
 
-// What the page shows is text from somebody's disk: it goes into the page as text, never as markup.
+// The data contains bytes from segments. They are inserted as text, never as markup.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const KINDS = new Map(data.kinds.map(([code, name, meaning]) => [code, { name, meaning }]));
@@ -8,8 +8,8 @@ const CODE = Object.fromEntries(data.kinds.map(([code, name]) => [name, code]));
 const RECORDS = new Set([CODE.live, CODE.record, CODE.dead]);
 const ALWAYS_SEEN = [CODE.damaged, CODE.torn];
 const BLOCK = "+";
-const ROWS = 1000; // that are drawn before somebody asks for more
-const SEPARATED = 4; // pixels from which on records are drawn apart
+const ROWS = 1000; // bars that are drawn until the user asks for more
+const SEPARATED = 4; // pixels; wider records are drawn separately
 
 const $ = (id) => document.getElementById(id);
 const number = (value) => value.toLocaleString("en");
@@ -32,7 +32,7 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-// -- colours and patterns: kinds are apart without colour too ----------------------------------------------------------------
+// -- colours and patterns: kinds differ also without colour ----------------------------------------------------------------
 
 const PATTERNS = {
   header: (pen) => { pen.fillRect(0, 1, 8, 1.5); pen.fillRect(0, 5, 8, 1.5); },
@@ -82,7 +82,7 @@ function decode(segment) {
   if (found) return found;
   const count = segment.sizes.length;
   const offsets = new Float64Array(count + 1);
-  const ordinals = new Int32Array(count); // of a record among the records, of a block among the blocks
+  const ordinals = new Int32Array(count); // index of a record among the records, or of a block among the blocks
   let records = 0;
   let blocks = 0;
   for (let at = 0; at < count; at++) {
@@ -119,7 +119,7 @@ function pieceAt(segment, offset) {
   return low;
 }
 
-// What there is to say of one piece: a title, and lines of [what, value].
+// Describe one piece: a title, and lines of [label, value].
 function describe(store, segment, at) {
   const { offsets, ordinals, ids, types, references, whys } = decode(segment);
   const kind = segment.kinds[at];
@@ -144,7 +144,7 @@ function describe(store, segment, at) {
 
 // -- drawing -----------------------------------------------------------------------------------------------------------------
 
-// Each column of pixels is divided among what stands in it; damage takes all of it, however small it is.
+// Each column of pixels is divided among the kinds in it. Damage of any size takes the whole column.
 function paint(canvas, total, pieces) {
   const ratio = window.devicePixelRatio || 1;
   const width = Math.max(1, Math.round(canvas.clientWidth * ratio));

@@ -1,4 +1,4 @@
-"""``ls``, ``get``, ``put`` and ``rm``: the messages of a store, one by one."""
+"""Commands ``ls``, ``get``, ``put`` and ``rm``: list, read, write and remove messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from msgstore.engine.store import Entry, Store
 from msgstore.scan import Described, describe
 
 _ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"
-_HASH_AT = len(_ROW.format("", "", "", "", "", ""))
+_HASH_COLUMN = len(_ROW.format("", "", "", "", "", ""))
 
 
 @attrs.frozen
-class Found:
-    """One message of a list: what its record is, and the hash of its body."""
+class ListedMessage:
+    """One message of a list: its index entry, its record type and fields, and the hash of its stored body."""
 
     entry: Entry
     described: Described
@@ -32,8 +32,8 @@ class Found:
     """None if the record is damaged."""
 
     @classmethod
-    def of(cls, store: Store, entry: Entry) -> Found:
-        """Raises MessageNotFound if somebody has removed it meanwhile. Damage is told on standard error."""
+    def of(cls, store: Store, entry: Entry) -> ListedMessage:
+        """Read the record. Prints damage on standard error. Raises MessageNotFound if the message was removed meanwhile."""
         try:
             record = store.record(entry)
         except CorruptRecord as error:
@@ -54,23 +54,24 @@ class Found:
         }
 
     def last_column(self, digits: int, *, fields: bool) -> str:
+        """Return the first ``digits`` of the hash, or the record type with its fields."""
         if self.body_sha256 is None:
             return "damaged"
         if not fields:
             return self.body_sha256[:digits]
-        return " ".join([self.described.record or "-", *(f"{name}={text}" for name, text in self.described.shown().items())])
+        return " ".join([self.described.record or "-", *(f"{name}={text}" for name, text in self.described.as_text().items())])
 
 
 @click.command()
 @options.store
 @options.config_file
 @options.refcounts
-@click.option("--fields", is_flag=True, help="Instead of the hash the record type, and what the record holds beside the body.")
+@click.option("--fields", is_flag=True, help="Show the record type and the fields of the record instead of the hash.")
 @options.as_json
 def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
     """List the live messages, by segment and offset. Writes nothing.
 
-    The hash is the SHA-256 of the body as it is stored. The exit code is 1 if any segment is damaged: messages may be missing.
+    The hash is the SHA-256 of the stored body. Exit code 1 if any segment is damaged: messages may be missing.
 
     \b
     Examples:
@@ -78,7 +79,7 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields
       msgstore ls data/orders --fields
       msgstore ls orders --config msgstore.toml --json | jq -r .id
     """
-    digits = max(shutil.get_terminal_size().columns - _HASH_AT - 1, 8) if sys.stdout.isatty() else 64
+    digits = max(shutil.get_terminal_size().columns - _HASH_COLUMN - 1, 8) if sys.stdout.isatty() else 64
     target = find_store(store, config_file)
     with target.open("r", options.read_refcounts(refcounts_file)) as opened, output.lines() as line:
         if not as_json:
@@ -87,17 +88,17 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
             try:
-                found = Found.of(opened, entry)
-            except MessageNotFound:  # somebody has removed it meanwhile
+                message = ListedMessage.of(opened, entry)
+            except MessageNotFound:  # removed meanwhile by another process
                 continue
-            damaged |= found.body_sha256 is None
+            damaged |= message.body_sha256 is None
             if as_json:
-                line(output.as_line(found.as_json()))
+                line(output.as_line(message.as_json()))
             else:
-                last = found.last_column(digits, fields=fields)
+                last = message.last_column(digits, fields=fields)
                 line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, last))
     if stats.quarantined and not stats.recovery.damaged:
-        output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} before; 'msgstore verify' lists it")
+        output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} earlier. 'msgstore verify' lists it.")
     if damaged:
         click.get_current_context().exit(1)
 
@@ -107,12 +108,12 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields
 @click.argument("msg_id", metavar="ID", type=options.message_id)
 @options.config_file
 @options.refcounts
-@click.option("--fields", is_flag=True, help="Instead of the body the record type, and what the record holds beside the body.")
+@click.option("--fields", is_flag=True, help="Print the record type and the fields of the record instead of the body.")
 @options.as_json
 def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
     """Write the body of one message to standard output, byte for byte. Writes nothing into the store.
 
-    On a terminal the last line is ended, so that the prompt stands on its own.
+    On a terminal, a line break is added if the body does not end with one.
 
     \b
     Examples:
@@ -138,7 +139,7 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
             }
         )
     elif fields:
-        shown = {"record": described.record or "-", **described.shown(), "size": output.size(len(body)), "refs": references}
+        shown = {"record": described.record or "-", **described.as_text(), "size": output.size(len(body)), "refs": references}
         width = max(map(len, shown))
         for name, value in shown.items():
             click.echo(f"{name:<{width}}  {value}")
@@ -157,9 +158,9 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
 @options.refcounts
 @options.as_json
 def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool) -> None:
-    """Write one message; its body is read from standard input. It is on disk when the program ends.
+    """Write one message with the body from standard input. It is on disk when the program ends.
 
-    An id names one body for ever: to a message that is there already this adds a reference, and its body stays what it is.
+    An id names one body permanently. If the message exists, it gets one more reference, and its body does not change.
 
     \b
     Examples:
@@ -177,7 +178,7 @@ def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcou
     else:
         click.echo(msg_id.hex())
     if references > 1:
-        output.note(f"{msg_id.hex()} was there already: it has {references} references now, and keeps its body")
+        output.note(f"{msg_id.hex()} existed already. It has {references} references now, and its body is unchanged.")
 
 
 @click.command()
@@ -190,9 +191,9 @@ def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcou
 def rm(
     store: str, ids: tuple[bytes, ...], config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool
 ) -> None:
-    """Take one reference from each message; one without references is gone.
+    """Remove one reference from each message. A message without references is gone.
 
-    Absent ids are named, and the others removed all the same; the exit code is then 2.
+    If an id is absent, it is reported, the others are removed, and the exit code is 2.
 
     \b
     Examples:

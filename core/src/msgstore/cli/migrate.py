@@ -1,4 +1,4 @@
-"""``migrate``: the segments of a store in another format, in place or as a fresh store."""
+"""Command ``migrate``: rewrite the segments of a store in another format, in place or as a new store."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.checking import found_damage
+from msgstore.cli import not_read, options, output, runners
+from msgstore.cli.checking import damage_at_opening
 from msgstore.cli.compact import report
 from msgstore.cli.salvage import emit, show
-from msgstore.cli.stores import Target, find_store, resolve_store
+from msgstore.cli.stores import StoreTarget, find_store, resolve_store
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS
@@ -34,7 +34,7 @@ from msgstore.jobs.salvage import plan_salvage
 @options.config_file
 @options.adopt
 @options.refcounts
-@engines.options
+@runners.options
 @options.as_json
 def migrate(
     store: str,
@@ -43,42 +43,51 @@ def migrate(
     config_file: Path | None,
     adopt: bool,
     refcounts_file: Path | None,
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
-    """Rewrite a store's segments in FORMAT: in place, or into a fresh store at DEST.
+    """Rewrite a store's segments in FORMAT: in place, or into a new store at DEST.
 
-    In place each segment of an older format is rewritten and then deleted, and new messages are written in FORMAT from then on.
-    With DEST the store is only read, by the engine that is asked for, and everything that has a reference is copied, with its
-    count; if such a message is missing or damaged, or the store has lost its counts, there is an error and no DEST.
+    In place, each segment of an older format is rewritten and then deleted, and new messages are written in FORMAT from then
+    on. With DEST, the store is only read, by the chosen runner, and every message with a reference is copied with its count. If
+    such a message is missing or damaged, or the store has lost its counts, the command fails without creating DEST.
 
     \b
     Examples:
       msgstore migrate data/orders --to v2
       msgstore migrate msg_store_persistent --to v2 --adopt --refcounts counts.csv
-      msgstore migrate msg_store_persistent fresh --to v2 --refcounts counts.csv --processes 8
+      msgstore migrate msg_store_persistent new-store --to v2 --refcounts counts.csv --processes 8
     """
     if destination is not None:
-        _copy(resolve_store(store, config_file), destination, to_format, refcounts_file, wanted, as_json=as_json)
+        _copy(resolve_store(store, config_file), destination, to_format, refcounts_file, runner_options, as_json=as_json)
         return
     target = find_store(store, config_file, adopt=adopt)
-    if wanted != engines.Wanted():
-        raise ConfigError("migrate: in place a store rewrites its own segments; engines copy, so name a DEST as well")
+    if runner_options != runners.RunnerOptions():
+        raise ConfigError(
+            "migrate: options of runners apply only to copies. Omit them to migrate in place, or add DEST to copy."
+        )
     form = target.config.format if target.config.format.name == to_format else Backend(to_format)
-    # Opening must neither refuse what is about to be migrated, nor do it unseen.
+    # on_legacy: the opening must neither refuse segments to migrate, nor migrate them without a report.
     target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
     with (
         target.open("rw", options.read_refcounts(refcounts_file)) as opened,
         output.progress("migrating", quiet=as_json) as progress,
     ):
-        spots = found_damage(target, opened)
-        done = opened.migrate(progress=progress)
-    report(done, [], spots, "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
+        spans = damage_at_opening(target, opened)
+        results = opened.migrate(progress=progress)
+    report(results, [], spans, "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
 
 
 def _copy(
-    target: Target, destination: Path, to_format: str, refcounts: Path | None, wanted: engines.Wanted, *, as_json: bool
+    target: StoreTarget,
+    destination: Path,
+    to_format: str,
+    refcounts: Path | None,
+    runner_options: runners.RunnerOptions,
+    *,
+    as_json: bool,
 ) -> None:
+    """Copy the store to DEST with a salvage job that fails unless every counted message is copied."""
     with _counts(target, refcounts, destination) as counts:
         job = plan_salvage(
             target.catalogue,
@@ -93,46 +102,45 @@ def _copy(
             counts=counts,
             complete=True,
         )
-        engine = wanted.make(target.catalogue, job.size)
+        runner = runner_options.make(target.catalogue, job.size)
         with output.progress("migrating", quiet=as_json) as progress:
-            done = engine.salvage(job, progress)
-    (emit if as_json else show)(done)
-    not_read.leave(damaged=bool(done.damage), not_read=done.not_read)
+            salvaged = runner.salvage(job, progress)
+    (emit if as_json else show)(salvaged)
+    not_read.leave(damaged=bool(salvaged.damage), not_read=salvaged.not_read)
 
 
 @contextlib.contextmanager
-def _counts(target: Target, given: Path | None, destination: Path) -> Iterator[Path | None]:
-    """A file of the counts that the copy is made with: those that were given, else those of a store that keeps some, or that a
-    broker saved. It stands beside the destination, which every worker of an engine sees.
+def _counts(target: StoreTarget, given: Path | None, destination: Path) -> Iterator[Path | None]:
+    """Yield a file with the counts of the copy: the given one, else one with the counts that the store or a broker saved.
 
-    Raises StoreError if the store does not know its counts any more: each message would get one reference, the dead would come
-    back, and nobody would notice what is lost.
+    The file is next to the destination, where every worker of a runner can read it. Raises StoreError if the store has lost its
+    counts: with one reference each, dead messages would return, and losses would not be noticed.
     """
-    is_ours = (target.path / SETTINGS).exists()
-    if given is not None or not (is_ours or (target.path / SAVED_COUNTS).exists()):
+    is_adopted = (target.path / SETTINGS).exists()
+    if given is not None or not (is_adopted or (target.path / SAVED_COUNTS).exists()):
         yield given
         return
     check_destination(destination, [target.path])
-    beside_it = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
-    with working_directory(Files(), beside_it) as directory:
+    neighbour = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
+    with working_directory(Files(), neighbour) as directory:
         path = directory / "counts.csv"
-        found: Path | None = path
+        counts: Path | None = path
         try:
-            _write_counts(target, path, is_ours=is_ours)
+            _write_counts(target, path, is_adopted=is_adopted)
         except MsgStoreError:
-            if is_ours:
+            if is_adopted:
                 raise
-            found = None  # why a broker's directory cannot be opened is told by the job, file by file
-        yield found
+            counts = None  # the job reports, file by file, why a broker's directory cannot be opened
+        yield counts
 
 
-def _write_counts(target: Target, path: Path, *, is_ours: bool) -> None:
+def _write_counts(target: StoreTarget, path: Path, *, is_adopted: bool) -> None:
     with target.open("r") as opened:
-        if is_ours and not opened.stats().recovery.counts_are_kept:
+        if is_adopted and not opened.stats().recovery.counts_are_kept:
             raise StoreError(
-                f"{target.path}: its counts are lost: the index has to be made anew from the segments, for a process was "
-                "killed with the store open, or a file of it is missing, or was changed. Give counts (--refcounts FILE), "
-                "or copy all that is there, with one reference each: msgstore salvage"
+                f"{target.path}: its counts are lost: the index must be rebuilt from the segments, because a process was "
+                "killed with the store open, or a file is missing or was changed. Give counts (--refcounts FILE), "
+                "or copy all messages with one reference each: msgstore salvage"
             )
         with path.open("w", encoding="ascii") as file:
             file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())

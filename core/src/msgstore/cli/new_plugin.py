@@ -1,4 +1,4 @@
-"""``new-plugin``: a distribution to begin with, whose tests pass. The templates are in ``skeletons``, one directory a kind."""
+"""Command ``new-plugin``: write the start of a plugin, whose tests pass. Templates: ``skeletons``, one directory per kind."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from msgstore.plugins.catalogue import load_catalogue
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PROBE = "probe-of-names"
-_OF_STORES = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
-"""How files end that are in stores or beside them, whatever is installed."""
+"""Name of the plugin that is rendered to find the names that templates use."""
+_STORE_EXTENSIONS = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
+"""Extensions of files in stores or next to them, whether or not a plugin reads them."""
 _MAX_NAME = 40
-"""Characters; names of backends have 64 at most."""
+"""Characters. Names of backends have at most 64."""
 
 
 @attrs.frozen
 class Kind:
-    """What differs from one kind of plugin to another."""
+    """Differences between the kinds of plugins."""
 
     noun: str
     part: str
-    """The module that does the work."""
+    """The module with the implementation."""
     summary: str
     use: str
-    """How the README says that it is turned on."""
+    """Text of the README that says how to select the backend."""
     contract_module: str
     catalogue: str | None
-    """The catalogue's name for the kind; None if there is nothing to select it by."""
+    """Kind of the backend in the catalogue; None if it cannot be selected."""
 
 
 def _toml(text: str) -> str:
@@ -64,7 +65,7 @@ KINDS = {
     ),
     "index": Kind("an index", "index", "An index in memory", _toml('index = "$name"'), "indexes", "index"),
     "gc-policy": Kind(
-        "a GC policy", "policy", "A GC policy that compacts what is nearly all garbage",
+        "a GC policy", "policy", "A GC policy that compacts segments with very much garbage",
         _toml('gc = { use = "$name", garbage = 0.8 }'), "policies", "gc",
     ),
     "body-codec": Kind(
@@ -72,8 +73,8 @@ KINDS = {
         _toml('body = { use = "$name", level = 9 }'), "bodies", "body",
     ),
     "observer": Kind(
-        "an observer", "counting", "An observer that counts what stores do",
-        "Nothing selects it: what is installed observes. `disabled` in a configuration leaves it out.", "events", None,
+        "an observer", "counting", "An observer that counts events of stores",
+        "An installed observer receives all events. `disabled` in a configuration excludes it.", "events", None,
     ),
 }  # fmt: skip
 
@@ -81,13 +82,13 @@ KINDS = {
 @click.command(name="new-plugin")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("name")
-@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", default=Path(), help="Where to make its directory.")
+@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", default=Path(), help="Parent of the new directory.")
 @options.as_json
 def new_plugin(kind: str, name: str, into: Path, as_json: bool) -> None:
-    """Write a plugin to begin with: a distribution that can be installed, that works, and whose tests pass.
+    """Write the start of a plugin: a distribution that can be installed, works, and passes its tests.
 
-    NAME is the distribution's, and that by which a configuration selects the backend. Its directory, of that name, must not be
-    there: nothing is overwritten, and if anything fails nothing is left.
+    NAME is the name of the distribution, of its directory, and of the backend in a configuration. The directory must not exist.
+    Nothing is overwritten. If the command fails, it leaves nothing behind.
 
     \b
     Examples:
@@ -103,24 +104,24 @@ def new_plugin(kind: str, name: str, into: Path, as_json: bool) -> None:
         return
     for file in files:
         click.echo(str(target / file))
-    output.note(f"now: cd {target} && pip install -e '.[test]' && pytest; its README.md says what comes next")
+    output.note(f"next: cd {target} && pip install -e '.[test]' && pytest. README.md lists further steps.")
 
 
 def render(kind: str, name: str) -> dict[str, str]:
-    """Path below the plugin's directory to text."""
-    made = KINDS[kind]
+    """Return path below the plugin's directory to text."""
+    template = KINDS[kind]
     module = name.replace("-", "_")
     words = {
         "name": name,
         "module": module,
         "class_name": _class_name(name),
-        "part": made.part,
-        "summary": made.summary,
-        "a_noun": made.noun,
+        "part": template.part,
+        "summary": template.summary,
+        "a_noun": template.noun,
         "contract": str(CONTRACT_VERSION),
-        "contract_module": made.contract_module,
+        "contract_module": template.contract_module,
         "versions": _versions(msgstore.__version__),
-        "use": Template(made.use).substitute(name=name),
+        "use": Template(template.use).substitute(name=name),
     }
     templates = resources.files("msgstore.cli") / "skeletons"
     own, common = templates / kind, templates / "common"
@@ -129,7 +130,7 @@ def render(kind: str, name: str) -> dict[str, str]:
         "pyproject.toml": common / "pyproject.toml.tmpl",
         f"src/{module}/__init__.py": common / "__init__.py.tmpl",
         f"src/{module}/plugin.py": own / "plugin.py.tmpl",
-        f"src/{module}/{made.part}.py": own / f"{made.part}.py.tmpl",
+        f"src/{module}/{template.part}.py": own / f"{template.part}.py.tmpl",
         f"tests/test_{module}.py": own / "test.py.tmpl",
     }
     return {path: _fill(source, words) for path, source in sources.items()}
@@ -144,64 +145,68 @@ def _fill(source: Traversable, words: dict[str, str]) -> str:
 
 
 def _versions(version: str) -> str:
-    """From this minor version on, up to the next that may break: below 1.0 that is every minor one."""
+    """Return the version range: from this minor version to the next breaking one. Below 1.0, each minor version may break."""
     major, minor = map(int, version.split(".")[:2])
     return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"
 
 
 def _check_name(kind: str, name: str) -> None:
+    """Raise BadParameter for a name that is invalid, taken, or would clash with other names."""
     if _NAME.fullmatch(name) is None or len(name) > _MAX_NAME:
         raise click.BadParameter(
-            f"{name!r} is not words of lower-case letters and digits with '-' between them, a letter first, at most "
+            f"{name!r} is not a name: use words of lower-case letters and digits, joined by '-', a letter first, at most "
             f"{_MAX_NAME} characters, such as acme-{KINDS[kind].part}"
         )
     module = name.replace("-", "_")
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("msgstore", "src", "test", "tests"):
-        raise click.BadParameter(f"{name!r} cannot be a package of its own: Python has something else of the name {module!r}")
+        raise click.BadParameter(f"{name!r} cannot be the name of a package: {module!r} is a name of Python or of msgstore")
     class_name = _class_name(name)
-    if keyword.iskeyword(class_name) or class_name in contract.__all__ or class_name in _names_written(kind):
-        raise click.BadParameter(
-            f"{name!r} cannot be the name of a class: what is written uses {class_name} for something else"
-        )
+    if keyword.iskeyword(class_name) or class_name in contract.__all__ or class_name in _template_names(kind):
+        raise click.BadParameter(f"{name!r} cannot be the name of a class: the templates use {class_name} for something else")
     catalogue_kind, catalogue = KINDS[kind].catalogue, load_catalogue()
     extension = f".{module}"
-    if kind == "format" and (extension in _OF_STORES or extension in catalogue.formats_by_extension()):
-        whose = catalogue.formats_by_extension().get(extension)
-        whose = f"those of the format {whose!r}" if whose else "other files of stores"
-        raise click.BadParameter(f"the files of a format {name!r} would end in {extension}, as {whose} do; choose another name")
+    if kind == "format" and (extension in _STORE_EXTENSIONS or extension in catalogue.formats_by_extension()):
+        owner = catalogue.formats_by_extension().get(extension)
+        others = f"those of the format {owner!r}" if owner else "other files of stores"
+        raise click.BadParameter(
+            f"the files of a format {name!r} would end in {extension}, as {others} do. Choose another name."
+        )
     for found in catalogue.registrations:
         if (found.kind, found.descriptor.name) == (catalogue_kind, name):
-            raise click.BadParameter(f"{KINDS[kind].noun} {name!r} is there already, from {found.provider.distribution}")
+            raise click.BadParameter(
+                f"{KINDS[kind].noun} {name!r} already exists in {found.provider.distribution}. Choose another name."
+            )
     if taken := _installed(name, module):
-        raise click.BadParameter(f"{name!r} would take the place of {taken}; choose another name")
+        raise click.BadParameter(f"{name!r} would replace {taken}. Choose another name.")
 
 
-def _names_written(kind: str) -> set[str]:
-    """What the templates of the kind call anything by: a class of the same name would be something else in one of them."""
+def _template_names(kind: str) -> set[str]:
+    """Return every name that the templates of the kind use. A class with such a name would clash in one of them."""
     python = (text for path, text in render(kind, _PROBE).items() if path.endswith(".py"))
     nodes = [node for text in python for node in ast.walk(ast.parse(text))]
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
-    made = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    return (used | imported | made) - {_class_name(_PROBE)}
+    defined = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    return (used | imported | defined) - {_class_name(_PROBE)}
 
 
 def _installed(name: str, module: str) -> str | None:
-    """What of this environment would be replaced or hidden by a distribution of the name, such as ``click``."""
+    """Return the installed distribution or module that a new one of this name would replace or hide, such as ``click``; else
+    None."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return f"the distribution {name} {metadata.version(name)}, which is installed"
     spec = importlib.util.find_spec(module)
-    if spec is not None and spec.origin is not None:  # a mere directory has none
+    if spec is not None and spec.origin is not None:  # a directory without __init__.py has none
         return f"the module {module}, which is installed"
     return None
 
 
 def _write(target: Path, files: dict[str, str]) -> None:
-    """All of it or nothing: written beside its place, and renamed."""
+    """Write all files to a temporary directory, and rename it. On an error, delete it."""
     if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target}: is there already; choose another name, or another directory with --into")
+        raise ConfigError(f"{target}: already exists. Choose another name, or another directory with --into.")
     if not target.parent.is_dir():
-        raise ConfigError(f"{target.parent}: there is no such directory; make it first")
+        raise ConfigError(f"{target.parent}: there is no such directory. Create it first.")
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
     try:
         for path, text in files.items():

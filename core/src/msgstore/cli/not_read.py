@@ -1,4 +1,4 @@
-"""What a broker's directory holds and no verb reads: a table, lines of JSON, and the exit code."""
+"""Output about files of a broker's directory that no command reads: a table, JSON Lines, and the exit code."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from msgstore.cli import output
 from msgstore.jobs.not_read import NotRead
 
 NOT_READ = 3
-"""Exit code: nothing is damaged, but something was recognised and not read."""
-_ROWS = 40
-"""More are not listed one by one for people."""
+"""Exit code if nothing is damaged, but something was recognised and not read."""
+_MAX_LISTED_ROWS = 40
+"""Entries that are listed for people."""
 
 
 def emit(found: Iterable[NotRead]) -> None:
+    """Print one JSON object per entry."""
     for one in found:
         output.emit(one.as_json())
 
 
 def show(console: output.Terminal, found: Iterable[NotRead]) -> None:
+    """Print a table, unless there are no entries."""
     found = list(found)
     if not found:
         return
-    rows = output.table("not read: there may be messages in it", "path", "what", "files", "size", right="files size")
-    for one in found[:_ROWS]:
+    rows = output.table("not read, may contain messages", "path", "what", "files", "size", right="files size")
+    for one in found[:_MAX_LISTED_ROWS]:
         rows.add_row(one.path, one.what, output.count(one.files), output.size(one.size), style="yellow")
     console.print()
     console.print(rows)
-    if len(found) > _ROWS:
-        console.print(f"... and {len(found) - _ROWS:,} more; --json lists them all")
+    if len(found) > _MAX_LISTED_ROWS:
+        console.print(f"... and {len(found) - _MAX_LISTED_ROWS:,} more; --json lists them all")
 
 
 def leave(*, damaged: bool, not_read: Iterable[NotRead] = ()) -> None:
-    """End the program with 1 if something is damaged, else with 3 if something was not read. Returns if neither is the case."""
+    """Exit with 1 if something is damaged, else with 3 if something was not read. Returns otherwise."""
     code = 1 if damaged else NOT_READ if list(not_read) else 0
     if code:
         click.get_current_context().exit(code)

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from msgstore.jobs.counts import sums_of
 from msgstore.units import parse_duration, parse_size
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines: one compact object a line.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines: one compact object per line.")
 config_file = click.option(
     "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Configuration in which STORE is a name."
 )
@@ -20,7 +20,7 @@ refcounts = click.option(
     "refcounts_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Lines 'id,count', used where counts must be rebuilt (a directory of RabbitMQ's, a crash); other ids are garbage.",
+    help="Lines 'id,count', used where counts must be rebuilt (a RabbitMQ directory, a crash). Other ids are garbage.",
 )
 adopt = click.option(
     "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
@@ -29,7 +29,7 @@ paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type
 
 
 def message_id(value: str) -> bytes:
-    """32 hexadecimal digits."""
+    """Parse 32 hexadecimal digits. Raises BadParameter."""
     try:
         msg_id = bytes.fromhex(value) if len(value) == 32 else b""
     except ValueError:
@@ -40,18 +40,18 @@ def message_id(value: str) -> bytes:
 
 
 def size(value: str) -> int:
-    """Bytes, as in a configuration; at least one."""
+    """Parse a positive size in bytes, as in a configuration. Raises BadParameter."""
     try:
         found = parse_size(int(value) if value.isascii() and value.isdigit() else value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if not found:
-        raise click.BadParameter("0 bytes would never come to an end")
+        raise click.BadParameter("the size must not be 0")
     return found
 
 
 def seconds(value: str) -> float:
-    """A time, as in a configuration: a number of seconds, or text such as 500ms; at least 100 ms."""
+    """Parse a time of at least 100 ms, as in a configuration: seconds, or text such as 500ms. Raises BadParameter."""
     given: float | str = value
     with contextlib.suppress(ValueError):
         given = float(value)
@@ -65,7 +65,7 @@ def seconds(value: str) -> float:
 
 
 def binding(value: str) -> tuple[str, int]:
-    """NAME=BYTE."""
+    """Parse NAME=BYTE. Raises BadParameter."""
     name, _, byte = value.partition("=")
     if not name or not (byte.isascii() and byte.isdigit()):
         raise click.BadParameter(f"{value!r} is not of the form NAME=BYTE, such as checksum=4")
@@ -78,5 +78,5 @@ records = click.option(
 
 
 def read_refcounts(path: Path | None) -> list[tuple[bytes, int]] | None:
-    """(id, count) of each line or row; None without a file."""
+    """Return (id, count) of each line or row, or None without a file."""
     return None if path is None else list(sums_of(path).items())

@@ -1,4 +1,4 @@
-"""What all verbs print with: JSON Lines for programs, rich tables for people."""
+"""Output of all commands: JSON Lines for programs, rich tables for people."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 PIPED_WIDTH = 160
-"""Columns for output that does not go to a terminal."""
+"""Columns of output that does not go to a terminal."""
 
 _encoder = json.JSONEncoder(separators=(",", ":"))
 STATE_STYLES = {"clean": "green", "torn": "magenta", "corrupt": "bold red"}
 
 
 class Terminal(Console):
-    """Standard output. Paths and ids are printed as they are: no markup, no highlighting, no wrapping of words."""
+    """Standard output. Prints paths and ids unchanged: no markup, no highlighting, no word wrap."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, emoji=False)
@@ -31,8 +31,8 @@ class Terminal(Console):
             self.width = PIPED_WIDTH
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich prints; what goes to a file has no blanks at the ends of lines."""
-        options.setdefault("crop", False)  # of a table that fits, this is the title
+        """Print with rich. Removes trailing blanks unless the output is a terminal."""
+        options.setdefault("crop", False)  # otherwise the title of a table may be cropped
         if self.is_terminal:
             super().print(*objects, **options)
             return
@@ -42,70 +42,72 @@ class Terminal(Console):
             click.echo(line.rstrip())
 
     def on_broken_pipe(self) -> None:
-        raise  # what is being handled: the program ends quietly, with an exit code of its own
+        """Pass the exception on, unlike rich, which would end the program."""
+        raise  # re-raises BrokenPipeError, which the program converts to an exit code
 
 
 def emit(value: Mapping[str, Any]) -> None:
-    """One compact JSON object on a line of its own."""
+    """Print one compact JSON object on its own line."""
     click.echo(as_line(value))
 
 
 def as_line(value: Mapping[str, Any]) -> str:
+    """Return ``value`` as one line of compact JSON."""
     return _encoder.encode(value)
 
 
 @contextlib.contextmanager
 def lines() -> Iterator[Callable[[str], None]]:
-    """For a long list: a call for each line, which a terminal gets at once, and a file or a pipe in blocks."""
-    waiting: list[str] = []
-    block = 1 if sys.stdout.isatty() else 500
+    """Yield a function that prints one line of a long list: at once to a terminal, in blocks to a file or pipe."""
+    pending: list[str] = []
+    block_size = 1 if sys.stdout.isatty() else 500
 
     def add(line: str) -> None:
-        waiting.append(line)
-        if len(waiting) >= block:
-            click.echo("\n".join(waiting))
-            waiting.clear()
+        pending.append(line)
+        if len(pending) >= block_size:
+            click.echo("\n".join(pending))
+            pending.clear()
 
     try:
         yield add
     finally:
-        if waiting:
-            click.echo("\n".join(waiting))
+        if pending:
+            click.echo("\n".join(pending))
 
 
 def closed(stream: str) -> OSError:
-    """What to raise where Python found the descriptor of a standard stream closed when it started."""
+    """Return the error for a standard stream that was closed when Python started."""
     return OSError(errno.EBADF, "is closed", stream)
 
 
 def note(text: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     click.echo(f"msgstore: {text}", err=True)
 
 
 def table(title: str | None, *columns: str, right: str = "") -> Table:
-    """A plain table. ``right`` names the columns of numbers, separated by blanks."""
-    # A title is a path, more often than not: whoever copies it wants it in one piece, however narrow the table.
+    """Return a plain table. ``right`` lists the numeric columns, separated by blanks."""
+    # Most titles are paths. Wrapping would make them hard to copy.
     heading = Text(title, no_wrap=True, overflow="ignore") if title else None
-    made = Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    rows = Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
         numeric = column in right.split()
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric, header_style="dim")
-    return made
+        rows.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric, header_style="dim")
+    return rows
 
 
 def state(name: str) -> Text:
-    """The state of a segment's end, in its colour."""
+    """Return the state of a segment's end, in its colour."""
     return Text(name, style=STATE_STYLES[name])
 
 
 def count(number: int, style: str = "") -> Text:
-    """A number that catches the eye only if it is not zero."""
+    """Return a number, in ``style`` unless it is zero."""
     return Text(f"{number:,}", style=style if number else "dim")
 
 
 def size(number: int) -> str:
-    """Bytes for people."""
+    """Return bytes with a unit, for people."""
     value = float(number)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -115,12 +117,13 @@ def size(number: int) -> str:
 
 
 def plural(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @contextlib.contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], object] | None]:
-    """A bar on standard error for a call that takes ``progress(done, total)``; None unless a person is watching."""
+    """Yield ``progress(done, total)``, which draws a bar on standard error; None unless standard error is a terminal."""
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -129,7 +132,7 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], object]
     task = bar.add_task(what, total=None)
 
     def show(done: int, total: int) -> None:
-        bar.start()  # not before: most stores open without anything to wait for
+        bar.start()  # only now: most stores open at once
         bar.update(task, completed=done, total=total)
 
     try:

@@ -1,4 +1,4 @@
-"""``plugins``: what is installed, and what is wrong with it."""
+"""Command ``plugins``: list installed backends and observers, and their problems."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from msgstore.contract import BodyCodecDescriptor, Descriptor, RecordTypeDescrip
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import Provider
 
-WIDE = 130
-"""Columns that the whole table needs; with fewer, contract and capabilities stand below the summary."""
+_WIDE_COLUMNS = 130
+"""Terminal width that the whole table needs. On a narrower one, contract and capabilities are below the summary."""
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Import what each plugin names, too; exit with 2 if any has a problem.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Leave out what FILE disables.")
+@click.option("--check", is_flag=True, help="Also import every backend. Exit with 2 if there is a problem.")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Omit plugins that FILE disables."
+)
 @options.as_json
 def plugins(check: bool, config_file: Path | None, as_json: bool) -> None:
-    """List the formats, record types, indexes, GC policies, body codecs and observers that are installed.
+    """List the installed formats, record types, indexes, GC policies, body codecs, job runners and observers.
 
     \b
     Examples:
@@ -79,7 +81,7 @@ def _fields(descriptor: Descriptor) -> dict[str, object]:
 
 
 def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
-    """Each plugin that observes, with the event hooks that it implements."""
+    """Return each plugin with event hooks, and the names of these hooks."""
     found = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
     return [
         (provider, [observer.hook for observer in group]) for provider, group in groupby(found, key=lambda one: one.provider)
@@ -88,7 +90,7 @@ def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
 
 def _show(catalogue: Catalogue, problems: list[str]) -> None:
     console = output.Terminal()
-    wide = console.width >= WIDE
+    wide = console.width >= _WIDE_COLUMNS
     columns = ("kind", "name", "distribution", *(("contract", "capabilities") if wide else ()), "summary")
     rows = output.table(None, *columns)
     for found in sorted(catalogue.registrations, key=lambda found: (found.kind, found.descriptor.name)):
@@ -99,11 +101,11 @@ def _show(catalogue: Catalogue, problems: list[str]) -> None:
         if wide:
             rows.add_row(*start, contract, capabilities or "-", descriptor.summary)
         else:
-            powers = f"; {capabilities}" if capabilities else ""
-            rows.add_row(*start, Text.assemble(descriptor.summary, (f"\ncontract {contract}{powers}", "dim")))
+            suffix = f"; {capabilities}" if capabilities else ""
+            rows.add_row(*start, Text.assemble(descriptor.summary, (f"\ncontract {contract}{suffix}", "dim")))
     for provider, hooks in _observers(catalogue):
         start = "observer", provider.entry_point, Text(f"{provider.distribution} {provider.version}", no_wrap=True)
-        rows.add_row(*start, *(("-", "-") if wide else ()), f"is told of {output.plural(len(hooks), 'kind')} of events")
+        rows.add_row(*start, *(("-", "-") if wide else ()), f"receives {output.plural(len(hooks), 'kind')} of events")
     console.print(rows)
     if catalogue.disabled:
         console.print(f"disabled: {', '.join(catalogue.disabled)}")

@@ -1,4 +1,4 @@
-"""``reconcile``: records against changes of reference counts."""
+"""Command ``reconcile``: compare records with changes of reference counts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import engines, not_read, options, output
-from msgstore.cli.scan import show_spots
+from msgstore.cli import not_read, options, output, runners
+from msgstore.cli.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.reconcile import CLASSES, ReconcileReport, plan_reconcile
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 
 _path = click.Path(path_type=Path)
-_NAMED = 5
-"""Ids of a class that people are shown."""
+_MAX_LISTED_IDS = 5
+"""Ids of each class that are listed for people."""
 _STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
 
 
@@ -27,25 +27,25 @@ _STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
     multiple=True,
     required=True,
     metavar="FILE",
-    help="Lines 'id,count', or Parquet, or a directory of Parquet; all counts of an id are added up. May be given again.",
+    help="Lines 'id,count', or Parquet, or a directory of Parquet. All counts of an id are added up. May be repeated.",
 )
-@click.option("--to", type=_path, metavar="DIR", help="Write the ids of each class there, as Parquet.")
+@click.option("--to", type=_path, metavar="DIR", help="Write the ids of each class to DIR, as Parquet.")
 @options.records
-@engines.options
+@runners.options
 @options.as_json
 def reconcile(
     paths: tuple[Path, ...],
     deltas: tuple[Path, ...],
     to: Path | None,
     records: tuple[tuple[str, int], ...],
-    wanted: engines.Wanted,
+    runner_options: runners.RunnerOptions,
     as_json: bool,
 ) -> None:
-    """Compare the records in PATH with changes of reference counts: what is alive, garbage, lost, or counted wrong.
+    """Compare the records in PATH with changes of reference counts: find live, garbage, lost and wrongly counted messages.
 
-    PATH is a segment, a directory of segments, a tree of such directories, or a glob; nothing is written there. Good records
-    are those that salvage would copy, behind damage too. DIR must not exist, or be empty; DIR/class=live is what --refcounts of
-    other verbs takes. Exit code 1: damage, lost messages, or negative counts.
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The records are those
+    that salvage would copy, also those after damage. DIR must not exist or must be empty. DIR/class=live can be passed to
+    --refcounts of other commands. Exit code 1: damage, lost messages, or negative counts.
 
     \b
     Examples:
@@ -55,16 +55,16 @@ def reconcile(
     """
     catalogue = load_catalogue()
     job = plan_reconcile(catalogue, paths, deltas, to=to, records=bind_records(catalogue, records, "--record"))
-    engine = wanted.make(catalogue, job.size)
+    runner = runner_options.make(catalogue, job.size)
     with output.progress("reconciling", quiet=as_json) as progress:
-        report = engine.reconcile(job, progress)
+        report = runner.reconcile(job, progress)
     (_emit if as_json else _show)(report)
     not_read.leave(damaged=not report.agrees, not_read=report.not_read)
 
 
 def _emit(report: ReconcileReport) -> None:
-    for spot in report.damage:
-        output.emit(spot.as_json())
+    for span in report.damage:
+        output.emit(span.as_json())
     for named in report.named_as_json():
         output.emit(named)
     not_read.emit(report.not_read)
@@ -88,8 +88,8 @@ def _show(report: ReconcileReport) -> None:
     console.print()
     for name, named in report.named.items():
         if named:
-            first = ", ".join(f"{msg_id.hex()} ({count:+,})" for msg_id, count in named[:_NAMED])
-            more = report.classes[name].ids - _NAMED
+            first = ", ".join(f"{msg_id.hex()} ({count:+,})" for msg_id, count in named[:_MAX_LISTED_IDS])
+            more = report.classes[name].ids - _MAX_LISTED_IDS
             console.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", style=_STYLES[name])
-    show_spots(console, [(Path(spot.path), Damage(spot.offset, spot.size, spot.reason)) for spot in report.damage])
+    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in report.damage])
     not_read.show(console, report.not_read)

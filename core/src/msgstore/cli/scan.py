@@ -1,4 +1,4 @@
-"""``scan``: what stands in segments, without an index, a lock, or a store."""
+"""Command ``scan``: report the content of segments without an index, a lock or a store."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore.scan.bindings import OWN_RECORD, bind_records
 
-MAX_SPOTS = 40
-"""Damaged spans that are listed for people; --json lists all."""
+MAX_LISTED_SPANS = 40
+"""Damaged spans that are listed for people. ``--json`` lists all."""
 
 
 @attrs.frozen
-class Summary:
-    """What a person is told of one segment: numbers, so that a long scan keeps no records."""
+class ScanSummary:
+    """Summary of one segment for people: numbers only, so that a long scan keeps no records."""
 
     path: Path
     format: str
     size: int
     records: int
     types: str
-    """Which records, if any are of another type than the format's own."""
+    """Number of records of each type. Empty if all have the format's own type."""
     holes: int
     duplicates: int
     end: str
-    spots: list[Damage]
+    spans: list[Damage]
 
     @classmethod
-    def of(cls, report: SegmentReport) -> Summary:
+    def of(cls, report: SegmentReport) -> ScanSummary:
+        """Summarise the report of one segment."""
         found = report.scan
         return cls(
             report.path,
@@ -63,8 +64,8 @@ class Summary:
 def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, int], ...], as_json: bool) -> None:
     """Read segments record by record and report what is in them. Writes nothing, and needs no index.
 
-    PATH is a segment, or a directory: its segments in number order; or a broker's directory: those of its stores. Record types
-    are those that the directory remembers, else those of the format itself.
+    PATH is a segment, a directory with segments, or a broker's directory with stores. Segments of a directory come in number
+    order. Record types are those that the directory remembers, otherwise those of the format itself.
 
     \b
     Examples:
@@ -82,7 +83,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
         if as_json:
             output.emit(report.as_json())
         else:
-            summaries.append(Summary.of(report))
+            summaries.append(ScanSummary.of(report))
     for problem in inputs.damaged_settings:
         output.note(f"{problem} Only the format's own record types were read; --record NAME=BYTE binds others.")
     if as_json:
@@ -97,7 +98,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
 def scan_inputs(
     inputs: Iterable[Input], check_body: CheckBody | None = None, *, fields: bool = False
 ) -> Iterator[SegmentReport]:
-    """Of each segment that is still there. One that a collector beside us has deleted since it was listed has no message."""
+    """Yield a report of each segment. Omits a segment that a collector has deleted since it was listed."""
     files = Files()
     for found in inputs:
         try:
@@ -110,12 +111,12 @@ def scan_inputs(
 
 
 def show_types(counts: Mapping[str, int]) -> str:
-    """How many records there are of each type; nothing where there is but the format's own."""
+    """Return the number of records of each type as text. Empty if all have the format's own type."""
     return "" if counts.keys() <= {OWN_RECORD} else ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def body_check(catalogue: Catalogue, name: str | None) -> CheckBody | None:
-    """The test of a stored body that the codec ``name`` makes; None for none."""
+    """Return the body check of the codec ``name``, or None without a name."""
     if name is None:
         return None
     descriptor = catalogue.body_codec(name)
@@ -123,11 +124,11 @@ def body_check(catalogue: Catalogue, name: str | None) -> CheckBody | None:
     return partial(is_valid, codec)
 
 
-def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:
-    """A table a directory, then the damaged spans."""
-    spots: list[tuple[Path, Damage]] = []
-    for directory, found_there in groupby(summaries, key=lambda summary: summary.path.parent):
-        group = list(found_there)
+def show(console: output.Terminal, summaries: Iterable[ScanSummary]) -> None:
+    """Print one table per directory, then the damaged spans."""
+    spans: list[tuple[Path, Damage]] = []
+    for directory, members in groupby(summaries, key=lambda summary: summary.path.parent):
+        group = list(members)
         typed = any(found.types for found in group)
         rows = output.table(
             str(directory),
@@ -135,7 +136,7 @@ def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:
             right="size records holes duplicates damage",
         )
         for found in group:
-            spots += [(found.path, spot) for spot in found.spots]
+            spans += [(found.path, span) for span in found.spans]
             rows.add_row(
                 found.path.name,
                 found.format,
@@ -144,23 +145,23 @@ def show(console: output.Terminal, summaries: Iterable[Summary]) -> None:
                 *([found.types] if typed else []),
                 output.count(found.holes),
                 output.count(found.duplicates, "yellow"),
-                output.count(len(found.spots), "bold red"),
+                output.count(len(found.spans), "bold red"),
                 output.state(found.end),
             )
         console.print(rows)
         console.print()
-    show_spots(console, spots)
+    show_damage(console, spans)
 
 
-def show_spots(console: output.Terminal, spots: list[tuple[Path, Damage]]) -> None:
-    """The damaged spans, a line each; with directories, if there are several."""
-    if not spots:
+def show_damage(console: output.Terminal, spans: list[tuple[Path, Damage]]) -> None:
+    """Print the damaged spans, one line each; with directories if there are several."""
+    if not spans:
         console.print("no damage", style="green")
         return
     rows = output.table("damaged spans", "file", "offset", "size", "reason", right="offset size")
-    several = len({path.parent for path, _ in spots}) > 1
-    for path, spot in spots[:MAX_SPOTS]:
-        rows.add_row(str(path) if several else path.name, f"{spot.offset:,}", output.size(spot.size), spot.reason, style="red")
+    several = len({path.parent for path, _ in spans}) > 1
+    for path, span in spans[:MAX_LISTED_SPANS]:
+        rows.add_row(str(path) if several else path.name, f"{span.offset:,}", output.size(span.size), span.reason, style="red")
     console.print(rows)
-    if len(spots) > MAX_SPOTS:
-        console.print(f"... and {len(spots) - MAX_SPOTS:,} more; --json lists them all")
+    if len(spans) > MAX_LISTED_SPANS:
+        console.print(f"... and {len(spans) - MAX_LISTED_SPANS:,} more; --json lists them all")

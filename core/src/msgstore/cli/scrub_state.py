@@ -1,6 +1,6 @@
-"""How far a scrub has come: ``msgstore-scrub.json`` in the store's directory, so that one that was stopped goes on.
+"""Progress of a scrub: ``msgstore-scrub.json`` in the store's directory, so that a stopped scrub can be resumed.
 
-It is worth time, never data: one that is damaged is said to be, and the scrub begins at the first segment.
+The file saves time and holds no data. If it is damaged, the scrub reports that and starts at the first segment.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from msgstore.files import Files
 
 STATE = "msgstore-scrub.json"
 _LAYOUT = 1
-_LARGEST = 16 * 2**20
-"""Bytes of a state that is read: a hundred thousand damaged spans."""
+_MAX_STATE_BYTES = 16 * 2**20
+"""Size limit of the file: a hundred thousand damaged spans."""
 
 
 def _check_count(_: object, field: attrs.Attribute[int], value: object) -> None:
@@ -28,34 +28,34 @@ def _check_count(_: object, field: attrs.Attribute[int], value: object) -> None:
 
 def _check_text(_: object, field: attrs.Attribute[str], value: object) -> None:
     if not isinstance(value, str):
-        raise ValueError(f"its {field.name} is not text")  # noqa: TRY004 - one error for all that is wrong with a state
+        raise ValueError(f"its {field.name} is not text")  # noqa: TRY004 - ValueError for every invalid state
 
 
 @attrs.frozen
-class Spot:
-    """A damaged span, or a record that is not what the index says."""
+class DamagedSpan:
+    """A damaged span, or a record that does not match the index."""
 
     file: str = attrs.field(validator=_check_text)
     offset: int = attrs.field(validator=_check_count)
     size: int = attrs.field(validator=_check_count)
     reason: str = attrs.field(validator=_check_text)
     msg_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_text))
-    """In hexadecimal; None if it is no live record."""
+    """Hexadecimal id, or None if it is not a live record."""
 
 
 @attrs.define
-class State:
-    """What a scrub has done, up to and including the segment ``behind``."""
+class ScrubState:
+    """Results of a scrub up to and including the segment ``behind``. The names of the fields are keys in the file."""
 
     behind: int = attrs.field(default=-1, validator=_check_count)
     segments: int = attrs.field(default=0, validator=_check_count)
     records: int = attrs.field(default=0, validator=_check_count)
     bytes: int = attrs.field(default=0, validator=_check_count)
-    spots: list[Spot] = attrs.field(factory=list)
+    spots: list[DamagedSpan] = attrs.field(factory=list)
 
 
-def read_state(files: Files, directory: Path) -> State | None:
-    """None if there is none. Raises ValueError for what no scrub has written, OSError."""
+def read_state(files: Files, directory: Path) -> ScrubState | None:
+    """Return the saved state, or None if there is none. Raises OSError, and ValueError for an invalid file."""
     try:
         with files.view(directory / STATE) as data:
             return parse_state(data)
@@ -63,27 +63,27 @@ def read_state(files: Files, directory: Path) -> State | None:
         return None
 
 
-def parse_state(data: Buffer) -> State:
-    """Raises ValueError for what no scrub has written. A right checksum is no proof: who can write the file can make one."""
-    if len(data) > _LARGEST:
-        raise ValueError(f"it is larger than {_LARGEST} bytes")
+def parse_state(data: Buffer) -> ScrubState:
+    """Parse a saved state. Raises ValueError for an invalid one. The checksum alone proves nothing: it can be forged."""
+    if len(data) > _MAX_STATE_BYTES:
+        raise ValueError(f"it is larger than {_MAX_STATE_BYTES} bytes")
     try:
         members = json.loads(data[:])
         if members.pop("crc32") != _checksum(members):
             raise ValueError("its checksum is wrong")
         if members.pop("layout") != _LAYOUT:
             raise ValueError("it was written by a newer msgstore")
-        members["spots"] = [Spot(**spot) for spot in members["spots"]]
-        state = State(**members)
+        members["spots"] = [DamagedSpan(**span) for span in members["spots"]]
+        state = ScrubState(**members)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("it is not what a scrub writes") from error
-    if not all((spot.file + spot.reason + (spot.msg_id or "")).isprintable() for spot in state.spots):
-        raise ValueError("it has more than lines of text in it")
+    if not all((span.file + span.reason + (span.msg_id or "")).isprintable() for span in state.spots):
+        raise ValueError("it contains control characters")
     return state
 
 
-def write_state(files: Files, directory: Path, state: State) -> None:
-    """Atomically; not synced: after a power loss an older one, or none, serves as well. Raises OSError."""
+def write_state(files: Files, directory: Path, state: ScrubState) -> None:
+    """Write the state atomically, without a sync: after a power loss, an older state is valid, too. Raises OSError."""
     members: dict[str, Any] = {"layout": _LAYOUT, **attrs.asdict(state)}
     text = json.dumps({**members, "crc32": _checksum(members)})
     files.write_file(directory / STATE, [text.encode() + b"\n"], sync=False)

@@ -1,4 +1,4 @@
-"""Reading every live record again, segment by segment, no faster than is asked for."""
+"""Check of every live record, segment by segment, at a limited rate."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.cli.scrub_state import Spot
+from msgstore.cli.scrub_state import DamagedSpan
 from msgstore.contract import Buffer, MessageNotFound, MsgStoreError, RecordError
 from msgstore.engine.store import Entry
 from msgstore.files import READ_WHOLE, Files
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 
 CHUNK = 2**18
-"""Bytes that are read at a time: what may come in one burst, and what is taken for lost around a spot that cannot be read."""
-SAVED = 0.25
-"""Seconds' worth of reading that may be caught up on."""
-ATTEMPTS = 3
-"""How often a segment is read that the collector changes meanwhile."""
+"""Bytes per read: the largest burst, and the span that counts as unreadable around a read error."""
+MAX_CREDIT_SECONDS = 0.25
+"""Reading time that can be saved up while the caller processes bytes."""
+MAX_READS = 3
+"""Reads of a segment that the collector changes meanwhile."""
 
 
 class Throttle:
-    """Lets through ``rate`` bytes a second; without a rate everything."""
+    """Limits reading to ``rate`` bytes per second. Without a rate there is no limit."""
 
     def __init__(
         self,
@@ -37,88 +37,89 @@ class Throttle:
         self._rate = rate
         self._now = now
         self._sleep = sleep
-        self._free = now()
-        """When the next bytes may be read."""
+        self._next_read = now()
+        """Time at which the next bytes may be read."""
 
     def spend(self, size: int) -> None:
-        """``size`` bytes were read. Returns when the next may be. What was not used is saved up for ``SAVED`` seconds: so
-        long may what is done with the bytes take without making the whole slower."""
+        """Account for ``size`` bytes that were read. Blocks until the next read is allowed. Unused time is saved for up to
+        MAX_CREDIT_SECONDS, so that processing does not reduce the rate."""
         if self._rate:
             now = self._now()
-            self._free = max(self._free, now - SAVED) + size / self._rate
-            if self._free > now:
-                self._sleep(self._free - now)
+            self._next_read = max(self._next_read, now - MAX_CREDIT_SECONDS) + size / self._rate
+            if self._next_read > now:
+                self._sleep(self._next_read - now)
 
 
 @attrs.frozen
 class Content:
-    """A segment's bytes as they were read."""
+    """Bytes of a segment."""
 
     data: Buffer | None
-    """Zeros stand for what the disk cannot read; None if the file is too large for that."""
+    """Unreadable bytes are zeros. None if the file has unreadable bytes and is too large for memory."""
     state: tuple[int, int]
-    """(size, time) before it was read."""
-    unreadable: list[Spot]
+    """(size, modification time) before the read."""
+    unreadable: list[DamagedSpan]
 
 
 class Scrubber:
-    """Checks segments against what an index says of them."""
+    """Checks segments against the index."""
 
     def __init__(self, files: Files, throttle: Throttle, read: Callable[[bytes], bytes]) -> None:
-        """``read`` is a client's: what it can read was moved, not damaged."""
+        """``read`` is a client's method: a message that it can read was moved, not damaged."""
         self._files = files
         self._throttle = throttle
         self._read = read
 
-    def check(self, path: Path, form: OpenFormat, entries: Sequence[Entry]) -> tuple[list[Spot], int]:
-        """(what is damaged, by offset; bytes read). ``entries``: every live record of the segment. Raises OSError.
+    def check(self, path: Path, form: OpenFormat, entries: Sequence[Entry]) -> tuple[list[DamagedSpan], int]:
+        """Return (damaged spans by offset, bytes read). ``entries``: every live record of the segment. Raises OSError.
 
-        A store that is open elsewhere may be collected meanwhile: a segment that has changed is read again, and a record is
-        only damaged if it cannot be read where it is now.
+        A store that is open elsewhere may be collected meanwhile. Therefore a changed segment is read again. A record is
+        damaged only if a client cannot read the message either.
         """
         size = 0
-        spots: list[Spot] = []
-        for _ in range(ATTEMPTS):
+        spans: list[DamagedSpan] = []
+        for _ in range(MAX_READS):
             try:
-                with self._slowly(path) as content:
+                with self._read_throttled(path) as content:
                     size += content.state[0]
-                    spots = self._check(path, form, content, entries)
+                    spans = self._check(path, form, content, entries)
             except FileNotFoundError:
                 return self.check_gone(path, entries), size
-            if not spots or self._state(path) == content.state:
+            if not spans or self._state(path) == content.state:
                 break
-        return spots, size
+        return spans, size
 
-    def check_gone(self, path: Path, entries: Sequence[Entry]) -> list[Spot]:
-        """The live records of a segment that is not there."""
+    def check_gone(self, path: Path, entries: Sequence[Entry]) -> list[DamagedSpan]:
+        """Return the lost live records of a missing segment."""
         lost = [entry for entry in entries if self._is_lost(entry)]
-        return [Spot(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
+        return [DamagedSpan(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
 
-    def _check(self, path: Path, form: OpenFormat, content: Content, entries: Sequence[Entry]) -> list[Spot]:
-        """Of what is said of one offset the record's own counts; what the format says of zeros that nobody read is no news."""
-        found: dict[int, Spot] = {}
+    def _check(self, path: Path, form: OpenFormat, content: Content, entries: Sequence[Entry]) -> list[DamagedSpan]:
+        """Return one span per offset; that of a live record wins. Ignores what the format says about unreadable bytes, which
+        are zeros here."""
+        by_offset: dict[int, DamagedSpan] = {}
         if content.data is not None:
-            for spot in self._check_bytes(path, form, content.data, entries):
-                unread = any(bad.offset <= spot.offset < bad.offset + bad.size for bad in content.unreadable)
-                if spot.msg_id is not None or not unread:
-                    found[spot.offset] = spot
-        return sorted([*content.unreadable, *found.values()], key=lambda spot: spot.offset)
+            for span in self._check_bytes(path, form, content.data, entries):
+                is_unreadable = any(bad.offset <= span.offset < bad.offset + bad.size for bad in content.unreadable)
+                if span.msg_id is not None or not is_unreadable:
+                    by_offset[span.offset] = span
+        return sorted([*content.unreadable, *by_offset.values()], key=lambda span: span.offset)
 
-    def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[Entry]) -> Iterator[Spot]:
-        """What the format says of the segment, then what the index says of its records."""
+    def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[Entry]) -> Iterator[DamagedSpan]:
+        """Yield the damage that the format finds, then the live records that do not match the index."""
         scan = form.scan(data)
-        for spot in damaged_spans(SegmentReport(path, form, len(data), scan)):
-            yield Spot(path.name, spot.offset, spot.size, spot.reason)
-        whole = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
+        for span in damaged_spans(SegmentReport(path, form, len(data), scan)):
+            yield DamagedSpan(path.name, span.offset, span.size, span.reason)
+        scanned = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
         for entry in entries:
             reason = _damage(form, data, entry)
             if reason is not None and self._is_lost(entry):
-                yield Spot(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
-            elif entry.offset < scan.end.offset and reason is None and (entry.msg_id, entry.offset, entry.size) not in whole:
-                yield Spot(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
+                yield DamagedSpan(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
+            elif entry.offset < scan.end.offset and reason is None and (entry.msg_id, entry.offset, entry.size) not in scanned:
+                yield DamagedSpan(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
 
     def _is_lost(self, entry: Entry) -> bool:
-        """False if the message is somewhere else by now, or removed."""
+        """Return False if the message was moved or removed."""
         try:
             self._read(entry.msg_id)
         except MessageNotFound:
@@ -128,6 +129,7 @@ class Scrubber:
         return False
 
     def _state(self, path: Path) -> tuple[int, int] | None:
+        """Return (size, modification time) of the file, or None if it is missing."""
         try:
             fd = self._files.open_read(path)
         except FileNotFoundError:
@@ -138,13 +140,13 @@ class Scrubber:
             self._files.close(fd)
 
     @contextlib.contextmanager
-    def _slowly(self, path: Path) -> Iterator[Content]:
-        """The whole file. Larger ones than fit into memory are mapped, after they were read once."""
+    def _read_throttled(self, path: Path) -> Iterator[Content]:
+        """Yield the content of the file. A file that is too large for memory is mapped after a throttled read."""
         fd = self._files.open_read(path)
         try:
             state = size, _ = self._files.size_and_mtime(fd)
             parts: list[bytes] = []
-            unreadable: list[Spot] = []
+            unreadable: list[DamagedSpan] = []
             for offset in range(0, size, CHUNK):
                 length = min(CHUNK, size - offset)
                 try:
@@ -152,14 +154,14 @@ class Scrubber:
                 except OSError as error:
                     if error.errno != errno.EIO:
                         raise
-                    unreadable.append(Spot(path.name, offset, length, "unreadable"))
+                    unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
                     part = bytes(length)
                 if size <= READ_WHOLE:
                     parts.append(part)
                 self._throttle.spend(length)
             if size <= READ_WHOLE:
                 yield Content(b"".join(parts), state, unreadable)
-            elif unreadable:  # to look at a mapping there would kill the process
+            elif unreadable:  # access to the mapping there would kill the process
                 yield Content(None, state, unreadable)
             else:
                 with self._files.view(path) as data:
@@ -169,7 +171,7 @@ class Scrubber:
 
 
 def _damage(form: OpenFormat, data: Buffer, entry: Entry) -> str | None:
-    """Why the record is not what the index says: its frame, its size, its id, its own checksum. None if it is."""
+    """Return why the record does not match the index (frame, size, id or checksum), or None if it does."""
     record = data[entry.offset : entry.offset + entry.size]
     if len(record) != entry.size:
         return "size_mismatch"

@@ -1,4 +1,4 @@
-"""What stands where in a segment: spans that follow one another, from a scan and from what an index says is alive."""
+"""Spans of a segment: consecutive byte ranges, from a scan and the live records of an index."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ KINDS = {
     "torn": "torn",
     "damaged": "damaged",
 }
-"""What bytes can be, and in words."""
+"""Kind of bytes to its description."""
 
 _TRUSTED = {"trust", "tail", "taken over"}
+"""Kinds of recovery whose index knows the live records."""
 
 
 @attrs.frozen
-class Live:
-    """What an index says of a directory's segments, by the name of the file."""
+class LiveReferences:
+    """Live records of the segments of a directory, as the index has them."""
 
     references: Mapping[str, Mapping[int, int]]
-    """Of each live record of a segment, by its offset."""
+    """File name to offset to reference count, of each live record."""
     quarantined: frozenset[str]
-    """Those that are never collected: damage was found in them."""
+    """Names of damaged segments, which are never collected."""
 
 
 class Span(NamedTuple):
-    """Bytes of one kind: of a record all of it, else a run. A tuple: there may be a million."""
+    """Bytes of one kind: one whole record, or a run. A tuple, because there may be a million."""
 
     offset: int
     size: int
@@ -52,13 +53,15 @@ class Span(NamedTuple):
     msg_id: bytes = b""
     type_byte: int = 0
     references: int = 0
-    """Of a live record."""
+    """Reference count of a live record."""
     why: str = ""
-    """Of damage, and of a record that is dead because it is a later copy."""
+    """Reason of damage, or why a record is dead although its id is live: it is a later copy."""
 
 
-def live_records(directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None) -> Live | None:
-    """What a store's index says, if it says anything that can be trusted; None if not."""
+def live_records(
+    directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None
+) -> LiveReferences | None:
+    """Return the live records of a store, or None if no trustworthy index or counts exist."""
     if refcounts is None and not any((directory / name).exists() for name in (SETTINGS, SAVED_COUNTS)):
         return None
     try:
@@ -68,22 +71,22 @@ def live_records(directory: Path, catalogue: Catalogue, refcounts: list[tuple[by
                 found = store.segments()
                 names = {segment.number: segment.file for segment in found}
                 by_number = groupby(store.entries(), key=lambda entry: entry.number)
-                return Live(
+                return LiveReferences(
                     {names.get(number, ""): {e.offset: e.references for e in entries} for number, entries in by_number},
                     frozenset(segment.file for segment in found if segment.quarantined),
                 )
     except MsgStoreError as error:
-        output.note(f"{error} Drawn without it.")
+        output.note(f"{error} Drawn without live records.")
     return None
 
 
-def spans(report: SegmentReport, live: Live | None) -> Iterator[Span]:
-    """Every byte of a segment once, in order. What the scan does not account for is the format's own."""
+def spans(report: SegmentReport, live: LiveReferences | None) -> Iterator[Span]:
+    """Yield every byte of a segment once, in order. Bytes that the scan does not list belong to the format."""
     at = 0
     for span in heapq.merge(*_parts(report, live)):
         if span.offset > at:
             yield Span(at, span.offset - at, "other")
-        if span.offset < at:  # no format has records inside one another; a plugin may be wrong
+        if span.offset < at:  # overlapping records are a plugin's error
             span = span._replace(offset=at, size=span.offset + span.size - at)
         if span.size > 0:
             yield span
@@ -92,21 +95,21 @@ def spans(report: SegmentReport, live: Live | None) -> Iterator[Span]:
         yield Span(at, report.size - at, "other")
 
 
-def _parts(report: SegmentReport, live: Live | None) -> Iterator[Iterator[Span]]:
-    """By offset each. Records are not made before they are asked for."""
+def _parts(report: SegmentReport, live: LiveReferences | None) -> Iterator[Iterator[Span]]:
+    """Yield iterators of spans, each ordered by offset. Records are created on demand."""
     scan = report.scan
     references = None if live is None else live.references.get(report.path.name, {})
     if scan.header == "ok":
         yield iter([Span(0, len(report.format.format.header), "header")])
-    spots = [Span(s.offset, s.size, "torn" if s.reason == "torn" else "damaged", why=s.reason) for s in damaged_spans(report)]
-    yield iter(sorted(spots))
+    damaged = [Span(s.offset, s.size, "torn" if s.reason == "torn" else "damaged", why=s.reason) for s in damaged_spans(report)]
+    yield iter(sorted(damaged))
     yield (Span(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True))
     yield _records(scan.records, references, "record", "")
     yield _records(scan.duplicates, references, "dead", "a later copy of a record above")
 
 
 def _records(columns: Columns, references: Mapping[int, int] | None, unknown: str, why: str) -> Iterator[Span]:
-    """``unknown``: what a record is if no index says."""
+    """Yield the spans of records. ``unknown``: kind of a record without an index."""
     for msg_id, offset, size, type_byte in columns.rows():
         if references is None:
             yield Span(offset, size, unknown, msg_id, type_byte, why=why)

@@ -1,4 +1,4 @@
-"""From STORE and --config to a store: a name in a configuration, or a directory with what it remembers."""
+"""Resolve STORE and --config to a store: a name in a configuration, or a directory with the settings that it remembers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
 @attrs.frozen
-class Target:
-    """A store that is not open yet."""
+class StoreTarget:
+    """A store that is not open yet: its configuration and its plugins."""
 
     config: StoreConfig
     catalogue: Catalogue
@@ -36,14 +36,17 @@ class Target:
     def open(
         self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: Live = "beside"
     ) -> Store:
+        """Open the store without background collection, and show the progress of a recovery."""
         with output.progress("recovering", quiet=False) as progress:
-            config = attrs.evolve(self.config, gc_interval=Duration(0))  # a command collects what it is told to
+            config = attrs.evolve(self.config, gc_interval=Duration(0))  # commands collect only on request
             return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
 
 
-def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
-    """One that is there. Raises ConfigError, PluginError, and StoreError for a directory that is none: of that there is nothing
-    to be shown, and that it has no damage would be said of any directory."""
+def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> StoreTarget:
+    """Return an existing store. Raises ConfigError, PluginError, and StoreError for a directory without a store.
+
+    Without that check, every unrelated directory would be reported as a store without damage.
+    """
     target = resolve_store(store, config_file, adopt=adopt)
     directory = target.path
     if directory.is_dir() and not any((directory / name).exists() for name in (SETTINGS, CLEAN)):
@@ -53,8 +56,8 @@ def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> 
     return target
 
 
-def find_stores(store: str, config_file: Path | None) -> tuple[list[Target], tuple[NotRead, ...]]:
-    """The store; or those in a broker's directory, and what else was recognised there. Raises as ``find_store`` does."""
+def find_stores(store: str, config_file: Path | None) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:
+    """Return the store, or the stores in a broker's directory and what else was recognised there. Raises as ``find_store``."""
     target = resolve_store(store, config_file)
     top = target.path
     if top.is_dir() and not any((top / name).exists() for name in (SETTINGS, CLEAN)):
@@ -67,28 +70,31 @@ def find_stores(store: str, config_file: Path | None) -> tuple[list[Target], tup
 
 
 def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
-    """With what the store remembers, if it was adopted."""
+    """Return the configuration of a store in a tree. An adopted store keeps the settings that it remembers."""
     return remembered_config(path) if (path / SETTINGS).exists() else attrs.evolve(config, path=path)
 
 
-def resolve_store(store: str, config_file: Path | None, *, adopt: bool = False) -> Target:
-    """A store, or where one can be made. ``adopt``: a broker's directory may be changed. Raises ConfigError, PluginError, and
-    StoreError for a directory that is not there."""
+def resolve_store(store: str, config_file: Path | None, *, adopt: bool = False) -> StoreTarget:
+    """Resolve STORE to a directory that holds or may get a store. ``adopt``: a broker's directory may be changed.
+
+    Raises ConfigError, PluginError, and StoreError for a directory that does not exist.
+    """
     if config_file is not None:
         config = read_config(config_file)
-        target = Target(config.store(store), load_catalogue(config.disabled))
+        target = StoreTarget(config.store(store), load_catalogue(config.disabled))
     else:
         target = bare_store(Path(store), load_catalogue())
     return attrs.evolve(target, config=attrs.evolve(target.config, adopt=target.config.adopt or adopt))
 
 
-def bare_store(directory: Path, catalogue: Catalogue) -> Target:
-    """A directory, with the backends of its last opening, else the defaults."""
+def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:
+    """Return a directory with the backends of its last opening, or with the defaults."""
     check_directory(directory)
-    return Target(remembered_config(directory), catalogue)
+    return StoreTarget(remembered_config(directory), catalogue)
 
 
 def check_directory(directory: Path) -> None:
+    """Raise StoreError unless ``directory`` is a directory."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "there is no such directory"
-        raise StoreError(f"{directory}: {what}; STORE is a directory, or with --config FILE the name of a store in it")
+        raise StoreError(f"{directory}: {what}. STORE is a directory, or with --config FILE the name of a store in it.")

@@ -1,4 +1,4 @@
-"""``top``: a store while others use it: what is written, what is given back, and which segments change."""
+"""Command ``top``: watch a store in use: write rate, freed bytes, and changed segments."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from rich.table import Table
 from rich.text import Text
 
 from msgstore.cli import options, output
-from msgstore.cli.directory_snapshot import Change, Look, Observer
-from msgstore.cli.stores import Target, find_store
+from msgstore.cli.directory_snapshot import DirectorySampler, DirectorySnapshot, SnapshotDiff
+from msgstore.cli.stores import StoreTarget, find_store
 from msgstore.files import Files
 
-ROWS_ABOVE = 12
-"""Lines of a screen that are not segments."""
-FEWEST_ROWS = 5
+_HEADER_ROWS = 12
+"""Screen lines that do not show segments."""
+_MIN_SEGMENT_ROWS = 5
+"""Segments that are shown on every screen."""
 
 
 @attrs.define
 class Totals:
-    """What was seen since the start."""
+    """Sums since the start of the command."""
 
-    begun: int = 0
+    created: int = 0
     deleted: int = 0
     shrunk: int = 0
     freed: int = 0
-    last: str = ""
-    """What the collector was last seen to do, and when."""
+    last_collection: str = ""
+    """The last observed action of the collector, with its time."""
 
-    def add(self, change: Change, look: Look) -> None:
-        self.begun += len(change.begun)
+    def add(self, change: SnapshotDiff, snapshot: DirectorySnapshot) -> None:
+        """Add the changes between two snapshots. ``snapshot`` is the second one."""
+        self.created += len(change.created)
         self.deleted += len(change.deleted)
         self.shrunk += len(change.shrunk)
         self.freed += change.freed
-        done = [*(f"cut {name}" for name in change.shrunk), *(f"deleted {name}" for name in change.deleted)]
-        if done:
-            more = f" and {len(done) - 1} more" if len(done) > 1 else ""
-            self.last = f"{done[0]}{more} at {time.strftime('%H:%M:%S', time.localtime(look.clock))}"
+        actions = [*(f"cut {name}" for name in change.shrunk), *(f"deleted {name}" for name in change.deleted)]
+        if actions:
+            more = f" and {len(actions) - 1} more" if len(actions) > 1 else ""
+            self.last_collection = f"{actions[0]}{more} at {time.strftime('%H:%M:%S', time.localtime(snapshot.clock))}"
 
 
 @click.command()
@@ -51,14 +53,14 @@ class Totals:
 @click.option(
     "--interval", type=options.seconds, default="1s", show_default=True, metavar="TIME", help="Time between two refreshes."
 )
-@click.option("--once", is_flag=True, help="End after one refresh, which comes after one interval.")
+@click.option("--once", is_flag=True, help="Refresh once, after one interval, and end.")
 @options.config_file
 @options.as_json
 def top(store: str, interval: float, once: bool, config_file: Path | None, as_json: bool) -> None:
-    """Watch a store that another process uses: rates, segments, garbage, the collector's work. Ctrl-C ends it.
+    """Watch a store that another process uses: rates, segments, garbage, collections. Ctrl-C ends the command.
 
-    Reads names and sizes in the directory, writes nothing, and makes nobody wait. Messages and garbage are only known to the
-    index: they are shown if it can be asked.
+    Reads names and sizes in the directory, writes nothing, and never blocks the writer. Only the index knows messages and
+    garbage: they are shown if it can be read.
 
     \b
     Examples:
@@ -66,24 +68,25 @@ def top(store: str, interval: float, once: bool, config_file: Path | None, as_js
       msgstore top data/orders --interval 5s --json
     """
     target = find_store(store, config_file)
-    observer = Observer(target, Files())
+    sampler = DirectorySampler(target, Files())
     try:
-        _watch(target, observer, interval, once=once, as_json=as_json)
+        _watch(target, sampler, interval, once=once, as_json=as_json)
     except KeyboardInterrupt:
-        return  # the usual way to end it
+        return  # the usual end of the command
 
 
-def _watch(target: Target, observer: Observer, interval: float, *, once: bool, as_json: bool) -> None:
+def _watch(target: StoreTarget, sampler: DirectorySampler, interval: float, *, once: bool, as_json: bool) -> None:
+    """Print a snapshot and its changes once per interval."""
     console, totals = output.Terminal(), Totals()
-    before = observer.look()
+    before = sampler.sample()
     live = None if once or as_json or not console.is_terminal else Live(console=console, auto_refresh=False, screen=True)
     with live or contextlib.nullcontext():
         if live:
             live.update(_screen(target, console, before, None, totals), refresh=True)
         while True:
             time.sleep(interval)
-            after = observer.look()
-            change = Change.between(before, after)
+            after = sampler.sample()
+            change = SnapshotDiff.between(before, after)
             totals.add(change, after)
             if as_json:
                 output.emit(_as_json(target, after, change))
@@ -96,77 +99,81 @@ def _watch(target: Target, observer: Observer, interval: float, *, once: bool, a
             before = after
 
 
-def _as_json(target: Target, look: Look, change: Change) -> dict[str, Any]:
-    known = look.known
+def _as_json(target: StoreTarget, snapshot: DirectorySnapshot, change: SnapshotDiff) -> dict[str, Any]:
+    figures = snapshot.index_figures
     return {
         "path": str(target.path),
-        "time": round(look.clock, 3),
+        "time": round(snapshot.clock, 3),
         "seconds": round(change.seconds, 3),
-        "open": look.is_open,
-        "writer": look.writer,
-        "messages": known.messages if known else None,
-        "segments": len(look.segments),
-        "bytes_on_disk": look.bytes_on_disk,
-        "live_bytes": sum(known.live_bytes.values()) if known else None,
-        "garbage_bytes": known.garbage_bytes if known else None,
+        "open": snapshot.is_open,
+        "writer": snapshot.writer,
+        "messages": figures.messages if figures else None,
+        "segments": len(snapshot.segments),
+        "bytes_on_disk": snapshot.bytes_on_disk,
+        "live_bytes": sum(figures.live_bytes.values()) if figures else None,
+        "garbage_bytes": figures.garbage_bytes if figures else None,
         "written_per_second": round(change.written / change.seconds),
         "freed_per_second": round(change.freed / change.seconds),
         "messages_per_second": None if change.messages is None else round(change.messages / change.seconds),
-        "begun": change.begun,
+        "created": change.created,
         "deleted": change.deleted,
         "shrunk": change.shrunk,
-        "unfinished": look.unfinished,
+        "unfinished": snapshot.unfinished,
     }
 
 
-def _screen(target: Target, console: output.Terminal, look: Look, change: Change | None, totals: Totals) -> RenderableType:
-    return Group(_facts(target, look, change, totals), Text(), _segments(console, look, change))
+def _screen(
+    target: StoreTarget, console: output.Terminal, snapshot: DirectorySnapshot, change: SnapshotDiff | None, totals: Totals
+) -> RenderableType:
+    return Group(_facts(target, snapshot, change, totals), Text(), _segments(console, snapshot, change))
 
 
-def _facts(target: Target, look: Look, change: Change | None, totals: Totals) -> Table:
+def _facts(target: StoreTarget, snapshot: DirectorySnapshot, change: SnapshotDiff | None, totals: Totals) -> Table:
     rows = output.table(None, "", "")
-    # On a screen that is drawn over and over a line that is too long would be cut.
-    rows.title = Text(f"{target.path}  {time.strftime('%H:%M:%S', time.localtime(look.clock))}")
+    # As a Text, a long title is wrapped. A refreshed screen would cut it.
+    rows.title = Text(f"{target.path}  {time.strftime('%H:%M:%S', time.localtime(snapshot.clock))}")
     rows.show_header = False
-    who = f"process {look.writer}" if look.writer else "another process" if look.is_open else "nobody"
-    rows.add_row("open for writing", who)
-    known = look.known
-    if known:
+    writer = f"process {snapshot.writer}" if snapshot.writer else "another process" if snapshot.is_open else "no process"
+    rows.add_row("open for writing", writer)
+    figures = snapshot.index_figures
+    if figures:
         net = "" if not change or change.messages is None else f"  {change.messages / change.seconds:+,.0f}/s"
-        rows.add_row("messages", f"{known.messages:,}{net}")
-        live, garbage = sum(known.live_bytes.values()), known.garbage_bytes
-        part = f" ({100 * garbage / look.bytes_on_disk:.0f} %)" if look.bytes_on_disk else ""
+        rows.add_row("messages", f"{figures.messages:,}{net}")
+        live, garbage = sum(figures.live_bytes.values()), figures.garbage_bytes
+        part = f" ({100 * garbage / snapshot.bytes_on_disk:.0f} %)" if snapshot.bytes_on_disk else ""
         rows.add_row("live", output.size(live))
         rows.add_row("garbage", f"{output.size(garbage)}{part}")
     else:
-        rows.add_row("messages", Text("only the index knows, and it cannot be asked now", style="dim"))
-    rows.add_row("on disk", output.size(look.bytes_on_disk))
+        rows.add_row("messages", Text("only the index knows, and it cannot be read now", style="dim"))
+    rows.add_row("on disk", output.size(snapshot.bytes_on_disk))
     rows.add_row("written", _rate(change.written, change) if change else "-")
-    rows.add_row("given back", _rate(change.freed, change) if change else "-")
-    rows.add_row("segments", f"{len(look.segments):,}; {totals.begun:,} begun, {totals.deleted:,} deleted since the start")
-    working = f"; {output.plural(look.unfinished, 'unfinished file')}" if look.unfinished else ""
-    last = f"; last: {totals.last}" if totals.last else ""
-    rows.add_row("collector", f"{totals.shrunk:,} cut, {output.size(totals.freed)} given back{working}{last}")
+    rows.add_row("freed", _rate(change.freed, change) if change else "-")
+    rows.add_row(
+        "segments", f"{len(snapshot.segments):,}; {totals.created:,} created, {totals.deleted:,} deleted since the start"
+    )
+    working = f"; {output.plural(snapshot.unfinished, 'unfinished file')}" if snapshot.unfinished else ""
+    last = f"; last: {totals.last_collection}" if totals.last_collection else ""
+    rows.add_row("collector", f"{totals.shrunk:,} cut, {output.size(totals.freed)} freed{working}{last}")
     return rows
 
 
-def _segments(console: output.Terminal, look: Look, change: Change | None) -> Table:
-    """The segments that changed last; as many as fit."""
-    newest = sorted(look.segments, key=lambda name: look.segments[name][1], reverse=True)
-    fitting = max(console.height - ROWS_ABOVE, FEWEST_ROWS) if console.is_terminal else FEWEST_ROWS
+def _segments(console: output.Terminal, snapshot: DirectorySnapshot, change: SnapshotDiff | None) -> Table:
+    """Return a table of the segments that changed last, as many as fit on the screen."""
+    newest = sorted(snapshot.segments, key=lambda name: snapshot.segments[name][1], reverse=True)
+    fitting = max(console.height - _HEADER_ROWS, _MIN_SEGMENT_ROWS) if console.is_terminal else _MIN_SEGMENT_ROWS
     rows = output.table(None, "changed last", "size", "live", "garbage", "", right="size live garbage")
     for name in newest[:fitting]:
-        size, _ = look.segments[name]
-        live = look.known.live_bytes.get(name) if look.known else None
+        size, _ = snapshot.segments[name]
+        live = snapshot.index_figures.live_bytes.get(name) if snapshot.index_figures else None
         garbage = "-" if live is None else f"{100 * max(0, size - live) / size:.0f} %" if size else "0 %"
-        new = change is not None and name in change.begun
+        new = change is not None and name in change.created
         cut = change is not None and name in change.shrunk
-        what = Text("begun", style="green") if new else Text("cut", style="yellow") if cut else Text()
-        rows.add_row(name, output.size(size), "-" if live is None else output.size(live), garbage, what)
+        state = Text("created", style="green") if new else Text("cut", style="yellow") if cut else Text()
+        rows.add_row(name, output.size(size), "-" if live is None else output.size(live), garbage, state)
     if len(newest) > fitting:
         rows.add_row(f"... and {len(newest) - fitting:,} more", "", "", "", "")
     return rows
 
 
-def _rate(size: int, change: Change) -> str:
+def _rate(size: int, change: SnapshotDiff) -> str:
     return f"{output.size(int(size / change.seconds))}/s"

@@ -71,7 +71,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc"))
     index, _ = _index_options(config, catalogue)
     write_format = _with_remembered_records(config, formats, bound)
-    strangers = catalogue.strangers(
+    third_party = catalogue.third_party_providers(
         [
             ("index", index),
             ("format", write_format.descriptor),
@@ -88,7 +88,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         None if Capability.PLAIN in codec.capabilities else _encoder(config, codec.name, made_codec, write_format),
         made_policy,
         may_drop(policy),
-        Settings(config.index.name, config.format.name, config.record, body.name, bound, strangers),
+        Settings(config.index.name, config.format.name, config.record, body.name, bound, third_party),
     )
 
 
@@ -181,7 +181,7 @@ def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, 
 @contextmanager
 def of_index(name: str, config: StoreConfig, catalogue: Catalogue, what: str) -> Iterator[None]:
     """Around what an index does while a store opens: what it raises for reasons of its own names the plugin and the store."""
-    with _selected(config, "index"), catalogue.blaming(catalogue.index(name), f"cannot {what} {config.path}"):
+    with _selected(config, "index"), catalogue.attribute_errors(catalogue.index(name), f"cannot {what} {config.path}"):
         yield
 
 

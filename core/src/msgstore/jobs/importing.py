@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from msgstore.contract import ConfigError, StoreError
-from msgstore.files import is_gone, look
+from msgstore.files import is_gone, stat_regular_file
 from msgstore.jobs import json_lines
 from msgstore.jobs.globs import closed_ways, is_glob, matches
 from msgstore.jobs.output.commit import Staging, check_destination
@@ -181,7 +181,7 @@ def _closed(error: OSError, directory: Path | None = None) -> None:
 
 def _plain(file: Path) -> Path:
     try:
-        look(file)
+        stat_regular_file(file)
     except OSError as error:
         raise StoreError(f"{file}: cannot be imported: {error.strerror}") from error
     return file

@@ -15,7 +15,7 @@ import attrs
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_settings, unread_segments
 from msgstore.engine.open.clean_marker import CLEAN
-from msgstore.files import Files, is_gone, look
+from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.globs import closed_ways, is_glob, matches
 from msgstore.jobs.not_read import NotRead, NotReadFinder, find_not_read
 from msgstore.jobs.reports import SETTINGS_DAMAGED, SpanReport
@@ -253,7 +253,7 @@ class _Search:
                 self._ignored[str(path)] = None
             return False
         try:
-            size, _ = look(path)
+            size, _ = stat_regular_file(path)
         except OSError as error:
             return self._refuse(path, error)
         self._names(path.parent).setdefault(path.name, size)
@@ -306,7 +306,7 @@ class _Search:
     def _without_settings(self, damaged: Path, copy: Settings | None) -> Settings:
         """Without a copy every installed record type that a format's specification assigns a byte to may be there."""
         try:
-            size, _ = look(damaged)
+            size, _ = stat_regular_file(damaged)
         except OSError:
             size = 0
         self._damage[_real(damaged)] = SpanReport(str(damaged), 0, size, SETTINGS_DAMAGED)

@@ -67,13 +67,13 @@ def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[s
     if name != AUTO:
         return name, ""
     pays: dict[str, int] = {}
-    for other in catalogue.names("engine"):
-        descriptor = catalogue.bulk_engine(other)
+    for other in catalogue.names("runner"):
+        descriptor = catalogue.job_runner(other)
         if descriptor.min_input_bytes is not None and attrs.fields_dict(descriptor.options).keys() >= set(keys):
             pays[other] = descriptor.min_input_bytes
     if not pays:
         wanted = f" with the options {', '.join(keys)}" if keys else ""
-        raise ConfigError(f"--engine auto: no engine{wanted} is installed that says when it pays; name one")
+        raise ConfigError(f"--runner auto: no runner{wanted} is installed that says when it pays; name one")
     chosen = max(
         (other for other in pays if pays[other] <= size),
         key=lambda other: (pays[other], other),
@@ -85,6 +85,6 @@ def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[s
 
 def make_engine(catalogue: Catalogue, name: str, options: Mapping[str, Any]) -> JobRunner:
     """Raises ConfigError for options that the engine does not have, and the catalogue's errors."""
-    descriptor = catalogue.bulk_engine(name)
-    engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--engine {name}"))
+    descriptor = catalogue.job_runner(name)
+    engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--runner {name}"))
     return engine

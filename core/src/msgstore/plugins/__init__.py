@@ -1,1 +1,1 @@
-"""Finding plugins (loader) and choosing among what they registered (catalogue)."""
+"""Plugins: discovery and registration (loader), selection by name (catalogue)."""

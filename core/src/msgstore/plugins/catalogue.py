@@ -1,7 +1,7 @@
-"""Which backend a name means. A catalogue is a value: built once, passed along, never a module global.
+"""Catalogue: selects the backend that a name means. A catalogue is a value: built once, passed as an argument, never global.
 
-Nothing is settled silently. Every way in which a selected name cannot be had is an error that names the distributions,
-their versions and entry points, what is installed instead, and the ``pip install`` line that helps.
+No conflict is resolved silently. If a selected name is not available, the error names the distributions with versions and entry
+points. It also lists the installed alternatives and the ``pip install`` line that helps.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 import attrs
 
 from msgstore.contract import (
-    BodyCodecWithFields,
-    CompactableFormat,
-    RecordTypeWithFields,
     CONTRACT_VERSION,
     BodyCodec,
     BodyCodecDescriptor,
+    BodyCodecWithFields,
     BrokenPlugin,
     Capability,
+    CompactableFormat,
     ConfigError,
     Descriptor,
     DuplicatePlugin,
@@ -36,6 +35,7 @@ from msgstore.contract import (
     PluginError,
     RecordType,
     RecordTypeDescriptor,
+    RecordTypeWithFields,
     SegmentFormat,
     SegmentFormatDescriptor,
     UnknownPlugin,
@@ -51,10 +51,10 @@ NOUNS = {
     "index": "index",
     "gc": "GC policy",
     "body": "body codec",
-    "engine": "bulk engine",
+    "runner": "job runner",
 }
+"""Kind of backend to its name in messages."""
 
-# Only for the hint in an error message: what is chosen is decided by what is installed.
 _KNOWN_DISTRIBUTIONS = {
     ("format", "v1"): "msgstore-format-v1",
     ("format", "v2"): "msgstore-format-v2",
@@ -63,11 +63,13 @@ _KNOWN_DISTRIBUTIONS = {
     ("index", "ets"): "msgstore-ets-index",
     ("index", "lmdb"): "msgstore-lmdb-index",
     ("body", "erlang"): "msgstore-erlang-body",
-    ("engine", "spark"): "msgstore-spark",
+    ("runner", "spark"): "msgstore-spark",
 }
+"""Distribution of each backend of the project. Only used for hints in messages: installed plugins decide the selection."""
 _KNOWN_EXTENSIONS = {".rdq": "v1", ".rdt": "v1", ".sqs": "v2"}
+"""File extension to the format of the project that reads it."""
 _KNOWN_BODIES = {b"\x83h": "erlang", b"\x83m": "erlang"}
-"""First bytes of what brokers store, to the body codec: a term that is a tuple, or a binary."""
+"""First bytes of bodies that brokers store, to the body codec: an external term that is a tuple or a binary."""
 
 _PROTOCOLS: dict[type[Descriptor], type] = {
     SegmentFormatDescriptor: SegmentFormat,
@@ -76,56 +78,62 @@ _PROTOCOLS: dict[type[Descriptor], type] = {
     GcPolicyDescriptor: GcPolicy,
     BodyCodecDescriptor: BodyCodec,
 }
-"""What each kind's factory makes, without what only some capability asks for. Bulk engines are not of the contract."""
+"""Protocol of the objects that each kind's factory makes, without optional methods. Job runners are not part of the
+contract."""
 _EXTRA_PROTOCOLS: dict[tuple[type[Descriptor], Capability], type] = {
     (SegmentFormatDescriptor, Capability.COMPACTABLE): CompactableFormat,
     (RecordTypeDescriptor, Capability.FIELDS): RecordTypeWithFields,
     (BodyCodecDescriptor, Capability.FIELDS): BodyCodecWithFields,
 }
-"""Protocols that a capability names."""
+"""Protocol with the optional methods of each capability."""
 
 
 @attrs.frozen
 class Catalogue:
-    """What is installed, and what went wrong while finding out."""
+    """Installed backends, and the failures of their discovery."""
 
     registrations: tuple[Registration, ...] = ()
     failures: tuple[Failure, ...] = ()
     providers: tuple[Provider, ...] = ()
     disabled: tuple[str, ...] = ()
     observers: tuple[Observer, ...] = ()
-    """Who is told of events; there is no name to select them by: what is installed and not disabled observes."""
+    """Receivers of events. Observers have no names to select: every installed, enabled one is used."""
     remembered: Mapping[str, str] = attrs.field(factory=dict)
-    """Of a store's directory: ``kind name`` to the distribution that provided it. For what is missing."""
+    """``kind name`` to the distribution that provided it, from a store's directory. Used in errors about missing backends."""
 
     def format(self, name: str) -> SegmentFormatDescriptor:
-        """DuplicatePlugin, too, if another format claims its files: nobody could tell whose a file is."""
+        """Return a segment format. Also raises DuplicatePlugin if another format claims its extensions."""
         found = self._resolve(SegmentFormatDescriptor, "format", name)
-        for extension in _endings(found):
-            self._undisputed(extension)
+        for extension in _extensions(found):
+            self._check_single_claim(extension)
         return found
 
     def record(self, format_name: str, name: str) -> RecordTypeDescriptor:
+        """Return a record type of a format. Raises PluginError if it is not available."""
         return self._resolve(RecordTypeDescriptor, "record", name, of_format=format_name)
 
     def index(self, name: str) -> IndexDescriptor:
+        """Return an index. Raises PluginError if it is not available."""
         return self._resolve(IndexDescriptor, "index", name)
 
     def gc_policy(self, name: str) -> GcPolicyDescriptor:
+        """Return a GC policy. Raises PluginError if it is not available."""
         return self._resolve(GcPolicyDescriptor, "gc", name)
 
     def body_codec(self, name: str) -> BodyCodecDescriptor:
+        """Return a body codec. Raises PluginError if it is not available."""
         return self._resolve(BodyCodecDescriptor, "body", name)
 
     def known_codec(self, stored: bytes) -> str | None:
-        """Return the name of the body codec of a broker that stores bodies which begin like ``stored``, installed or not."""
+        """Return the body codec of a broker whose stored bodies begin like ``stored``, installed or not; None for others."""
         return _KNOWN_BODIES.get(stored[:2])
 
-    def bulk_engine(self, name: str) -> JobRunnerDescriptor:
-        return self._resolve(JobRunnerDescriptor, "engine", name)
+    def job_runner(self, name: str) -> JobRunnerDescriptor:
+        """Return a job runner. Raises PluginError if it is not available."""
+        return self._resolve(JobRunnerDescriptor, "runner", name)
 
-    def strangers(self, selected: Iterable[tuple[str, Descriptor]]) -> dict[str, str]:
-        """``kind name`` to distribution, of those of ``selected`` that core could not name if they were missing."""
+    def third_party_providers(self, selected: Iterable[tuple[str, Descriptor]]) -> dict[str, str]:
+        """Return ``kind name`` to distribution, for those of ``selected`` whose distribution core does not know."""
         found = ((kind, descriptor.name, self.provider(descriptor).distribution) for kind, descriptor in selected)
         return {
             f"{kind} {name}": distribution
@@ -134,16 +142,19 @@ class Catalogue:
         }
 
     def formats_by_extension(self) -> dict[str, str]:
-        """Extension to format name, of segments and of leftovers, for every format that is installed."""
+        """Return extension to format name, of segments and leftovers, for every installed format."""
         return {
             extension: descriptor.name
             for descriptor in self._formats()
             for extension in (*descriptor.leftover_extensions, descriptor.extension)
         }
 
-    def why_unread(self, extension: str, remembered: Iterable[str]) -> PluginError | None:
-        """What is missing if files end in an ``extension`` that no installed format has: the format that is known to have it,
-        or else one of those that their directory has ``remembered``. None if none is: then they are something else."""
+    def missing_format(self, extension: str, remembered: Iterable[str]) -> PluginError | None:
+        """Return the error about the missing format of an ``extension`` that no installed format reads.
+
+        The format is the known one of that extension, or else the first of ``remembered`` that is not available. Returns None
+        if there is no such format: then the file is not a segment.
+        """
         for name in (_KNOWN_EXTENSIONS.get(extension), *remembered):
             if name is not None:
                 try:
@@ -153,7 +164,7 @@ class Catalogue:
         return None
 
     def leftover_extensions(self) -> frozenset[str]:
-        """Those of files that become segments when a store is opened for writing."""
+        """Return the extensions of files that become segments when a store is opened for writing."""
         return frozenset(extension for descriptor in self._formats() for extension in descriptor.leftover_extensions)
 
     def _formats(self) -> Iterator[SegmentFormatDescriptor]:
@@ -162,10 +173,11 @@ class Catalogue:
                 yield found.descriptor
 
     def names(self, kind: str) -> list[str]:
+        """Return the registered names of a kind, sorted."""
         return sorted({found.descriptor.name for found in self.registrations if found.kind == kind})
 
     def problems(self) -> Iterator[str]:
-        """Everything that would be an error if it were selected, one line each."""
+        """Yield one line for everything that would be an error if it were selected."""
         for failure in self.failures:
             yield f"{failure.provider} {failure.what}"
         for kind, key in dict.fromkeys(_key(found) for found in self.registrations):
@@ -176,36 +188,35 @@ class Catalogue:
                 yield str(error)
         for extension in dict.fromkeys(map(str.lower, self.formats_by_extension())):
             try:
-                self._undisputed(extension)
+                self._check_single_claim(extension)
             except PluginError as error:
                 yield str(error)
 
     def unloadable(self) -> Iterator[str]:
-        """Of each factory that cannot be imported, one line. Imports every one."""
+        """Import every factory. Yield one line for each that fails."""
         for found in self.registrations:
             try:
                 if not callable(found.descriptor.load_factory()):
-                    raise TypeError(f"{found.descriptor.factory} is nothing that can be called")
+                    raise TypeError(f"{found.descriptor.factory} is not callable")
             except (Exception, SystemExit) as error:
                 yield str(self._broken(found.descriptor, "cannot be imported", error))
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
-        """Call the factory of ``descriptor``; an error of the plugin's own becomes BrokenPlugin, and so does what it has
-        forgotten."""
+        """Call the factory of ``descriptor``. Exceptions of the plugin and missing methods become BrokenPlugin."""
         try:
-            made = descriptor.load_factory()(argument)
-            _check_complete(made, descriptor)
+            backend = descriptor.load_factory()(argument)
+            _check_complete(backend, descriptor)
         except PluginError:
             raise
         except (OSError, ConfigError):
             raise  # about the store, not about the plugin
         except (Exception, SystemExit) as error:
-            raise self._broken(descriptor, "cannot be made", error) from error
-        return made
+            raise self._broken(descriptor, "cannot be created", error) from error
+        return backend
 
     @contextmanager
-    def blaming(self, descriptor: Descriptor, failed: str) -> Iterator[None]:
-        """As ``make``, around calls of what it has made. ``failed`` says what the plugin could not do, and where."""
+    def attribute_errors(self, descriptor: Descriptor, failed: str) -> Iterator[None]:
+        """Convert exceptions of calls to a backend to BrokenPlugin. ``failed`` says what the plugin could not do, and where."""
         try:
             yield
         except (MsgStoreError, OSError):
@@ -222,26 +233,25 @@ class Catalogue:
         )
 
     def provider(self, descriptor: Descriptor) -> Provider:
-        """Who registered ``descriptor``, which is one of this catalogue's."""
+        """Return the provider of ``descriptor``, which is one of this catalogue."""
         return self._registration(descriptor).provider
 
     def _registration(self, descriptor: Descriptor) -> Registration:
         return next(found for found in self.registrations if found.descriptor is descriptor)
 
-    def _undisputed(self, extension: str) -> None:
-        """Raises DuplicatePlugin if formats of several names claim the files with it, in whatever letters: some file systems
-        do not tell capital letters from small ones."""
-        claims = [found for found in self.registrations if extension.lower() in map(str.lower, _endings(found.descriptor))]
+    def _check_single_claim(self, extension: str) -> None:
+        """Raise DuplicatePlugin if several formats claim the extension. Ignores case, because some file systems do."""
+        claims = [found for found in self.registrations if extension.lower() in map(str.lower, _extensions(found.descriptor))]
         if len({found.descriptor.name for found in claims}) < 2:
             return
         listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found in claims)
-        strangers = [f for f in claims if _KNOWN_DISTRIBUTIONS.get((f.kind, f.descriptor.name)) != f.provider.distribution]
-        out = (strangers or claims)[0].provider
-        spelt = dict.fromkeys(e for f in claims for e in _endings(f.descriptor) if e.lower() == extension.lower())
-        files = " and ".join(f"*{ending}" for ending in sorted(spelt))
+        third_party = [f for f in claims if _KNOWN_DISTRIBUTIONS.get((f.kind, f.descriptor.name)) != f.provider.distribution]
+        example = (third_party or claims)[0].provider
+        spellings = dict.fromkeys(e for f in claims for e in _extensions(f.descriptor) if e.lower() == extension.lower())
+        files = " and ".join(f"*{ending}" for ending in sorted(spellings))
         raise DuplicatePlugin(
             f"files {files} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
-            f'distributions, or leave their entry points out, as in disabled = ["{out.distribution}:{out.entry_point}"].'
+            f'distributions, or disable their entry points, as in disabled = ["{example.distribution}:{example.entry_point}"].'
         )
 
     def _resolve(self, kind_class: type[D], kind: str, name: str, of_format: str | None = None) -> D:
@@ -257,11 +267,12 @@ class Catalogue:
         return chosen
 
     def _choose(self, kind: str, name: str, same: list[Registration]) -> Descriptor:
+        """Return the only registration in ``same``. Raises DuplicatePlugin or IncompatiblePlugin."""
         if len(same) > 1:
             listed = "; ".join(str(found.provider) for found in same)
             raise DuplicatePlugin(
                 f"the {NOUNS[kind]} {name!r} is provided {len(same)} times: {listed}. "
-                f"Keep one: 'pip uninstall' the others' distributions, or leave their entry points out, as in "
+                f"Keep one: 'pip uninstall' the others' distributions, or disable their entry points, as in "
                 f'disabled = ["{same[0].provider.distribution}:{same[0].provider.entry_point}"].'
             )
         found = same[0]
@@ -269,12 +280,13 @@ class Catalogue:
             declared, ours = (".".join(map(str, version)) for version in (found.descriptor.contract, CONTRACT_VERSION))
             raise IncompatiblePlugin(
                 f"the {NOUNS[kind]} {name!r} of {found.provider} was written against contract {declared}; "
-                f"this msgstore serves {ours}. Installed: {self._installed(kind, but=found)}. "
+                f"this msgstore has contract {ours}. Installed: {self._installed(kind, but=found)}. "
                 f"Try: pip install --upgrade msgstore {found.provider.distribution}"
             )
         return found.descriptor
 
     def _missing(self, kind: str, name: str, of_format: str | None) -> PluginError:
+        """Return the error for a name without a registration: what is installed, what failed to load, and what to do."""
         what = f"{NOUNS[kind]} {name!r}" + (f" of format {of_format!r}" if of_format else "")
         distribution = _KNOWN_DISTRIBUTIONS.get((kind, name)) or self.remembered.get(f"{kind} {name}")
         suspects = [f for f in self.failures if f.provider.distribution == distribution or f.provider.entry_point == name]
@@ -288,28 +300,30 @@ class Catalogue:
         if self.failures:
             message += " Failed to load: " + "; ".join(f"{failure.provider} {failure.what}" for failure in self.failures) + "."
         if self.disabled:
-            message += f" Disabled by the configuration: {', '.join(self.disabled)}; take it off that list if it is there."
+            message += (
+                f" Disabled by the configuration: {', '.join(self.disabled)}. Remove the name from that list if it is there."
+            )
         same = [f"{found} of {provider}" for found, provider in self._formats_of(name)] if of_format else []
         others = {f.descriptor.name for f in self.registrations if f.kind == kind and _is_of(f.descriptor, of_format)}
         near = difflib.get_close_matches(name, sorted(others), n=1)
         if same:
-            message += f" {name!r} is for format {' and '.join(same)}; write that format, or another record type."
+            message += f" {name!r} is for format {' and '.join(same)}; select that format, or another record type."
         elif near:
             message += f" Did you mean {near[0]!r}?"
         elif distribution:
             message += f" Try: pip install {distribution}"
         else:
-            message += " Try: pip install the distribution that provides it; 'msgstore plugins' lists what is there."
+            message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return UnknownPlugin(message)
 
     def _formats_of(self, record: str) -> Iterator[tuple[str, str]]:
-        """Of each record type of this name: the format, and the distribution."""
+        """Yield (format, distribution) of each record type with this name."""
         for found in self.registrations:
             if isinstance(found.descriptor, RecordTypeDescriptor) and found.descriptor.name == record:
                 yield repr(found.descriptor.format), found.provider.distribution
 
     def _installed(self, kind: str, but: Registration | None = None, of_format: str | None = None) -> str:
-        """Names of a kind, with the distributions that provide them."""
+        """Return the names of a kind, each with its distribution, as one line."""
         found = [
             f"{other.descriptor.name} ({other.provider.distribution} {other.provider.version})"
             for other in self.registrations
@@ -318,49 +332,50 @@ class Catalogue:
         return ", ".join(sorted(found)) or "none"
 
 
-def _endings(descriptor: Descriptor) -> tuple[str, ...]:
-    """Of the files of a segment format; of nothing else."""
+def _extensions(descriptor: Descriptor) -> tuple[str, ...]:
+    """Return the file extensions of a segment format; empty for other descriptors."""
     if not isinstance(descriptor, SegmentFormatDescriptor):
         return ()
     return descriptor.extension, *descriptor.leftover_extensions
 
 
 def _is_of(descriptor: Descriptor, format_name: str | None) -> bool:
-    """Whether it is a record type of this format; with None, whatever it is."""
+    """Return True for a record type of this format. With None, return True for every descriptor."""
     return format_name is None or (isinstance(descriptor, RecordTypeDescriptor) and descriptor.format == format_name)
 
 
-def _check_complete(made: object, descriptor: Descriptor) -> None:
-    """Raises TypeError. Without this a store opens, and the first flush or collection that needs what is missing fails."""
-    lacking = list(_lacking(made, descriptor))
-    if lacking:
-        made_class = f"{type(made).__module__}.{type(made).__qualname__}"
-        raise TypeError(f"{made_class} has no {', '.join(lacking)}, which the contract asks for")
+def _check_complete(backend: object, descriptor: Descriptor) -> None:
+    """Raise TypeError if methods are missing. Otherwise the store would open, and a later flush or collection would fail."""
+    missing = list(_missing_names(backend, descriptor))
+    if missing:
+        class_name = f"{type(backend).__module__}.{type(backend).__qualname__}"
+        raise TypeError(f"{class_name} has no {', '.join(missing)}, which the contract requires")
 
 
-def _lacking(made: object, descriptor: Descriptor) -> Iterator[str]:
-    """Return the names that the protocols of the descriptor have and ``made`` has not."""
+def _missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
+    """Yield the names that the protocols of the descriptor require and ``backend`` does not have."""
     protocols = [protocol for kind, protocol in _PROTOCOLS.items() if isinstance(descriptor, kind)]
     for (kind, capability), protocol in _EXTRA_PROTOCOLS.items():
         if isinstance(descriptor, kind) and capability in descriptor.capabilities:
             protocols.append(protocol)
     for protocol in protocols:
-        yield from (name for name in inspect.get_annotations(protocol) if not hasattr(made, name))
+        yield from (name for name in inspect.get_annotations(protocol) if not hasattr(backend, name))
         for name, method in vars(protocol).items():
             public = not name.startswith("_") or name == "__len__"
-            if public and inspect.isfunction(method) and not callable(getattr(made, name, None)):
+            if public and inspect.isfunction(method) and not callable(getattr(backend, name, None)):
                 yield name
 
 
 def _key(found: Registration) -> tuple[str, tuple[str, str]]:
+    """Return (kind, (name, format of a record type))."""
     of_format = found.descriptor.format if isinstance(found.descriptor, RecordTypeDescriptor) else ""
     return found.kind, (found.descriptor.name, of_format)
 
 
 def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
-    """Load every installed plugin but the entry points named in ``disabled`` (``name`` or ``distribution:name``).
+    """Load every installed plugin except the entry points in ``disabled`` (``name`` or ``distribution:name``).
 
-    Raises ConfigError if ``disabled`` names an entry point that is not installed: a misspelt one would be loaded after all.
+    Raises ConfigError if ``disabled`` names an entry point that is not installed. Otherwise a misspelt plugin would be loaded.
     """
     disabled = tuple(disabled)
     found = find_entry_points()
@@ -369,7 +384,7 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             known = ", ".join(sorted(provider.entry_point for provider, _ in found))
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {known}"
+            hint = f". Did you mean {near[0]!r}?" if near else f". Installed: {known}"
             raise ConfigError(f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'{hint}")
     loaded: Loaded = load([item for item in found if not _names(item[0]) & set(disabled)])
     return Catalogue(loaded.registrations, loaded.failures, loaded.providers, disabled, loaded.observers)

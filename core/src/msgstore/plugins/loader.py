@@ -1,6 +1,6 @@
-"""Load the plugins of the entry-point group ``msgstore`` one by one, and keep every failure.
+"""Load the plugins of the entry-point group ``msgstore`` one by one, and record every failure.
 
-Nothing here decides that a failure matters: a store that does not select a broken plugin does not notice it.
+The loader raises for no failure: a broken plugin matters only to a store that selects it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "index": ("msgstore_indexes", IndexDescriptor),
     "gc": ("msgstore_gc_policies", GcPolicyDescriptor),
     "body": ("msgstore_body_codecs", BodyCodecDescriptor),
-    "engine": ("msgstore_job_runners", JobRunnerDescriptor),
+    "runner": ("msgstore_job_runners", JobRunnerDescriptor),
 }
-"""Kinds of backend, by the configuration key or the option that selects one: (hook, class of its descriptors)."""
+"""Kind of backend to (hook, class of its descriptors). A kind is the configuration key or option that selects a backend."""
 
 INSTALLATION_SECONDS = 5
 """An installation writes the files of one distribution within this time."""
@@ -52,19 +52,19 @@ EVENT_HOOKS: dict[str, type[events.Event]] = {
     "msgstore_collection_finished": events.CollectionFinishedEvent,
     "msgstore_messages_dropped": events.MessagesDroppedEvent,
 }
-"""Hook to the class of its events."""
+"""Event hook to the class of its events."""
 
 
 @attrs.frozen
 class Provider:
-    """Where a plugin comes from."""
+    """Origin of a plugin: distribution and entry point."""
 
     distribution: str
     version: str
     entry_point: str
-    """Its name in the group ``msgstore``."""
+    """Name of the entry point in the group ``msgstore``."""
     value: str
-    """The module that it names."""
+    """The module that the entry point names."""
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version} (entry point '{self.entry_point} = {self.value}')"
@@ -76,11 +76,13 @@ class Failure:
 
     provider: Provider
     what: str
-    """One line: what it did wrong, with the error's own text."""
+    """One line that says what failed, with the text of the exception."""
 
 
 @attrs.frozen
 class Registration:
+    """One registered descriptor."""
+
     kind: str
     descriptor: Descriptor
     provider: Provider
@@ -97,6 +99,8 @@ class Observer:
 
 @attrs.frozen
 class Loaded:
+    """Result of loading all entry points."""
+
     registrations: tuple[Registration, ...]
     observers: tuple[Observer, ...]
     failures: tuple[Failure, ...]
@@ -107,9 +111,9 @@ class Loaded:
 def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
     """Return the entry points of the group, ordered by distribution and name, each distribution once.
 
-    Reading the metadata of all installed distributions takes about 10 ms, so the result is cached until ``sys.meta_path``
-    changes, or the modification time of an entry of ``sys.path``, as an installation causes. It is not cached within
-    INSTALLATION_SECONDS of such a change: the installation may not be complete. Thread-safe.
+    Reading the metadata of all installed distributions takes about 10 ms, so the result is cached. The cache is valid until
+    ``sys.meta_path`` changes, or an installation changes the modification time of an entry of ``sys.path``. Within
+    INSTALLATION_SECONDS of such a change nothing is cached, because the installation may be incomplete. Thread-safe.
     """
     times = tuple((path, _mtime(path)) for path in sys.path)
     if max((time_ns for _, time_ns in times), default=0) > time.time_ns() - INSTALLATION_SECONDS * 1_000_000_000:
@@ -142,7 +146,7 @@ def _read_entry_points() -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
 
 
 def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
-    """Import and register each plugin, and call its registration hooks."""
+    """Import and register each plugin, and call its registration hooks. Records failures instead of raising."""
     manager = pluggy.PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     failures: list[Failure] = []
@@ -151,25 +155,25 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
         key = f"{provider.distribution}:{provider.entry_point}"
         try:
             if entry_point.pattern.match(entry_point.value) is None:
-                raise ValueError(f"{entry_point.value!r} is no module's path, such as {_as_module(entry_point.value)!r}")
+                raise ValueError(f"{entry_point.value!r} is not a module path, such as {_as_module(entry_point.value)!r}")
             plugin = entry_point.load()
             if key in providers:
-                raise ValueError(f"the distribution has another entry point of the name {provider.entry_point!r}")
+                raise ValueError(f"the distribution has two entry points named {provider.entry_point!r}")
             other = manager.get_name(plugin)
             if other is not None:
-                raise ValueError(f"{entry_point.value} is the module of the entry point {other} already; take one of them out")
+                raise ValueError(f"{entry_point.value} is already the module of the entry point {other}. Remove one of them.")
             manager.register(plugin, name=key)
             manager.check_pending()
-            forgotten = list(_forgotten(manager, plugin))
+            problems = list(_find_unmarked(manager, plugin))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() in a module, too: it is not the plugin that ends this program
+        except BaseException as error:  # BaseException: sys.exit() in a plugin must not end this program
             if key not in providers and manager.has_plugin(key):
                 manager.unregister(name=key)
             failures.append(Failure(provider, f"cannot be loaded: {_describe(error)}"))
         else:
             providers[key] = provider
-            failures.extend(Failure(provider, what) for what in forgotten)
+            failures.extend(Failure(provider, problem) for problem in problems)
     registrations = [
         Registration(kind, descriptor, provider)
         for kind, (hook, expected) in HOOKS.items()
@@ -177,22 +181,22 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
     ]
     observers = [found for hook in EVENT_HOOKS for found in _observers(manager, hook, providers, failures)]
     broken = {failure.provider for failure in failures}
-    whole = tuple(provider for provider in providers.values() if provider not in broken)
-    return Loaded(tuple(registrations), tuple(observers), tuple(failures), whole)
+    intact = tuple(provider for provider in providers.values() if provider not in broken)
+    return Loaded(tuple(registrations), tuple(observers), tuple(failures), intact)
 
 
 def _as_module(value: str) -> str:
-    """What was probably meant: a distribution's name may have hyphens, a module's may not."""
+    """Return a likely module name: a distribution name may have hyphens, a module name may not."""
     return re.sub(r"[^\w.]+", "_", value).strip("_") or "package.plugin"
 
 
-def _forgotten(manager: pluggy.PluginManager, plugin: object) -> Iterator[str]:
-    """What a plugin means to implement, and nobody will call: pluggy passes over functions that are not marked."""
+def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[str]:
+    """Yield problems of a plugin whose hooks are never called: pluggy ignores functions without ``hookimpl``."""
     implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     hooks = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
     unmarked = [hook for hook in hooks if hook not in implemented and inspect.isroutine(getattr(plugin, hook, None))]
     if unmarked:
-        yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, without which nothing calls it"
+        yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, so nothing calls it"
     elif not implemented:
         yield "registers nothing: it implements no hook of msgstore (each is marked with @msgstore.hookimpl)"
 
@@ -204,7 +208,7 @@ def _call(
     providers: dict[str, Provider],
     failures: list[Failure],
 ) -> Iterator[tuple[Provider, Descriptor]]:
-    """Call one hook plugin by plugin, so that a failure has a name."""
+    """Call one hook of one plugin at a time, so that a failure names its plugin."""
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         provider = providers[implementation.plugin_name]
         try:
@@ -220,21 +224,22 @@ def _call(
 def _observers(
     manager: pluggy.PluginManager, hook: str, providers: dict[str, Provider], failures: list[Failure]
 ) -> Iterator[Observer]:
-    """Who implements an event hook. pluggy has checked the arguments: the event, or none."""
+    """Yield the implementations of an event hook. pluggy has checked that they take the event or nothing."""
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         provider = providers[implementation.plugin_name]
         if implementation.wrapper or implementation.hookwrapper:
-            failures.append(Failure(provider, f"{hook} cannot be used: it is a wrapper, and nothing is there to be wrapped"))
+            failures.append(Failure(provider, f"{hook} cannot be used: it is a wrapper, and event hooks have no call to wrap"))
         else:
-            yield Observer(hook, _taking(implementation.function, len(implementation.argnames)), provider)
+            yield Observer(hook, _accept_event(implementation.function, len(implementation.argnames)), provider)
 
 
-def _taking(function: Callable[..., object], arguments: int) -> Callable[[events.Event], object]:
-    """As pluggy does: an implementation may leave out arguments that it does not need."""
+def _accept_event(function: Callable[..., object], arguments: int) -> Callable[[events.Event], object]:
+    """Return a function with one argument. As in pluggy, an implementation may omit arguments."""
     return function if arguments else lambda _: function()
 
 
 def _checked(descriptors: Iterable[object], expected: type[Descriptor]) -> Iterator[Descriptor]:
+    """Yield the descriptors. Raises TypeError for an object of another class."""
     for descriptor in descriptors:
         if not isinstance(descriptor, expected):
             raise TypeError(f"returned {descriptor!r}, not a {expected.__name__}")

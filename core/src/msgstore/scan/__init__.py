@@ -1,4 +1,4 @@
-"""Reading segments without an index, a lock, or a store: what tools, recovery and the pipeline stand on."""
+"""Reading of segments without an index, a lock or a store: the base of tools, recovery and the pipeline."""
 
 from msgstore.scan.bindings import bind_records
 from msgstore.scan.fields import Described, Values, WholeRecord, describe

@@ -1,4 +1,4 @@
-"""Which type byte each record type has, and with which options it writes: what a configuration says, checked."""
+"""Bindings of record types to type bytes and write options, as a configuration states them: parse and check."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from msgstore.contract import ConfigError, RecordTypeDescriptor
 from msgstore.plugins.catalogue import Catalogue
 
 OWN_RECORD = "message"
-"""Every format's own record type, bound by the format itself."""
+"""Name of the record type that every format defines and binds itself."""
 THIRD_PARTY_BYTES = range(128, 256)
 
 
 @attrs.frozen
 class Binding:
-    """A record type of one store."""
+    """A record type of one store, with its type byte."""
 
     byte: int
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Keys as the configuration has them; they have been checked."""
+    """Keys as the configuration has them, already checked."""
 
 
 def check_bindings(
@@ -32,10 +32,11 @@ def check_bindings(
     where: str,
     remembered: Mapping[str, int] | None = None,
 ) -> dict[str, Binding]:
-    """The bindings of a configuration or a command line: NAME = BYTE, or NAME = { byte = BYTE, OPTION = ... }.
+    """Check the bindings of a configuration or a command line: NAME = BYTE, or NAME = { byte = BYTE, OPTION = ... }.
 
-    A table without ``byte`` means the byte that the directory remembers, else the one that the format's specification assigns.
-    That owns the bytes 0-127: there a record type can only have its own. Raises ConfigError, or the catalogue's errors.
+    A table without ``byte`` gets the byte that the directory remembers, else the byte that the format's specification assigns.
+    The specification owns the bytes 0-127: there, a record type can only have its assigned byte. Raises ConfigError,
+    PluginError.
     """
     checked: dict[str, Binding] = {}
     for name, given in bindings.items():
@@ -49,24 +50,24 @@ def check_bindings(
             byte = given.get("byte", (remembered or {}).get(name, descriptor.assigned_byte))
             if byte is None:
                 raise ConfigError(
-                    f"{where} records: {name} has no byte; write {name} = {{ byte = 128, ... }} with a byte from 128 to 255 of "
-                    f"your choice"
+                    f"{where} records: {name} has no byte. Write {name} = {{ byte = 128, ... }} with a byte from 128 to 255 of "
+                    f"your choice."
                 )
         if name == OWN_RECORD and byte != descriptor.assigned_byte:
             own = "" if descriptor.assigned_byte is None else f", and has byte {descriptor.assigned_byte}"
-            raise ConfigError(f"{where} records: {name} = {byte!r}: {name} is the format's own record type{own}; leave it out")
+            raise ConfigError(f"{where} records: {name} = {byte!r}: {name} is the format's own record type{own}. Leave it out.")
         if type(byte) is not int or not _allowed(descriptor, byte):
             assigned = "" if descriptor.assigned_byte is None else f", or {descriptor.assigned_byte}, which is assigned to it"
             raise ConfigError(f"{where} records: {name} = {byte!r}: a record type is bound to a byte from 128 to 255{assigned}")
         for other, taken in checked.items():
             if taken.byte == byte:
-                raise ConfigError(f"{where} records: {other} and {name} are both bound to byte {byte}; give each its own")
+                raise ConfigError(f"{where} records: {other} and {name} are both bound to byte {byte}. Give each its own.")
         checked[name] = Binding(byte, options)
     return checked
 
 
 def bind_records(catalogue: Catalogue, bindings: Iterable[tuple[str, int]], option: str) -> dict[str, int]:
-    """What NAME=BYTE options say, checked. Raises ConfigError, or PluginError for a name that nobody provides."""
+    """Return the bindings of NAME=BYTE options, checked. Raises ConfigError, or PluginError for a name without a provider."""
     checked: dict[str, int] = {}
     for name, byte in bindings:
         formats = [
@@ -81,12 +82,12 @@ def bind_records(catalogue: Catalogue, bindings: Iterable[tuple[str, int]], opti
 
 
 def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: str) -> int:
-    """That of a record type that is written but not bound. ConfigError if it has none."""
+    """Return the assigned byte of a record type that is written but not bound. Raises ConfigError if it has none."""
     byte = catalogue.record(format_name, record).assigned_byte
     if byte is None:
         raise ConfigError(
-            f'{where} record: {record!r} is bound to no byte; write format = {{ use = "{format_name}", '
-            f"records = {{ {record} = 128 }} }} with a byte from 128 to 255 of your choice"
+            f'{where} record: {record!r} is bound to no byte. Write format = {{ use = "{format_name}", '
+            f"records = {{ {record} = 128 }} }} with a byte from 128 to 255 of your choice."
         )
     return byte
 

@@ -1,4 +1,4 @@
-"""What records of a third party's types hold beside an id and a body: read by tools, one whole record at a time."""
+"""Fields of third-party record types, in addition to id and body. Tools read them, one whole record at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgstore.scan.bindings import OWN_RECORD
 from msgstore.scan.formats import OpenFormat
 
 Values = tuple[object, ...]
-"""In the order of the descriptor's fields."""
+"""Field values in the order of the descriptor's fields."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TYPES: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
@@ -23,64 +23,65 @@ _TYPES: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": byt
 
 @attrs.frozen
 class WholeRecord:
-    """One that was read and checked."""
+    """A record that was read and checked."""
 
     path: Path
     offset: int
-    """Where it stood when it was read."""
+    """Offset in the file at the time of the read."""
     form: OpenFormat
     data: bytes
     body: bytes
-    """As it is stored."""
+    """The stored body."""
 
 
 @attrs.frozen
 class Described:
-    """The record type of a record, and what the record says beside its body."""
+    """Record type and field values of one record."""
 
     record: str | None
-    """The record type's name; None in a format whose records have no types."""
+    """Name of the record type, or None in a format without types."""
     bound: BoundRecord | None = None
     values: Values | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The members of an object of ``--json``: ``fields`` only if the record type has some."""
+        """Return the members of an object of ``--json``. ``fields`` is present only if the record type has fields."""
         members: dict[str, Any] = {"record": self.record}
         if self.bound is not None:
             members["fields"] = fields_as_json(self.bound, self.values)
         return members
 
-    def shown(self) -> dict[str, str]:
-        """The fields by name, for people."""
+    def as_text(self) -> dict[str, str]:
+        """Return field name to printable text."""
         return {name: _printable(value) for name, value in (self.as_json().get("fields") or {}).items()}
 
 
 def values_of(bound: BoundRecord, record: bytes) -> Values | None:
-    """The fields of one whole record; None if it cannot say. Raises BrokenPlugin for what is not as the descriptor says."""
+    """Return the fields of one whole record, or None if they cannot be read. Raises BrokenPlugin if they do not fit the
+    descriptor."""
     try:
         values = bound.record.fields(record)  # type: ignore[attr-defined]  # of a RecordTypeWithFields
     except RecordError:
         return None
     except Exception as error:
         raise BrokenPlugin(
-            f"the record type {bound.name!r} cannot say what a record holds: {type(error).__name__}: {error}"
+            f"the record type {bound.name!r} cannot read the fields of a record: {type(error).__name__}: {error}"
         ) from error
-    return checked(f"the record type {bound.name!r}", bound.fields, values)
+    return check_values(f"the record type {bound.name!r}", bound.fields, values)
 
 
-def checked(who: str, fields: Sequence[RecordField], values: object) -> Values:
-    """``values``, if they are one for each field and of its kind. Raises BrokenPlugin, which begins with ``who``."""
+def check_values(source: str, fields: Sequence[RecordField], values: object) -> Values:
+    """Return ``values`` if there is one of the right kind for each field. Raises BrokenPlugin, which begins with ``source``."""
     if not isinstance(values, tuple) or len(values) != len(fields):
-        raise BrokenPlugin(f"{who} gives {values!r} for its {len(fields)} fields")
+        raise BrokenPlugin(f"{source} returns {values!r} for its {len(fields)} fields")
     for field, value in zip(fields, values, strict=True):
         if value is not None and not _fits(field.kind, value):
-            raise BrokenPlugin(f"{who} gives {value!r} for its field {field.name!r} of kind {field.kind!r}")
+            raise BrokenPlugin(f"{source} returns {value!r} for its field {field.name!r} of kind {field.kind!r}")
     return values
 
 
 def values_at(form: OpenFormat, data: Buffer, *columns: Columns) -> dict[int, Values | None]:
-    """Offset to fields, of each record in ``columns`` whose type has some. BrokenPlugin names the offset; its caller knows the
-    file."""
+    """Return offset to fields, for each record in ``columns`` whose type has fields. A BrokenPlugin error names the offset; the
+    caller adds the file."""
     values = {}
     for found in columns if form.with_fields else ():
         for _, offset, size, type_byte in found.rows():
@@ -94,8 +95,10 @@ def values_at(form: OpenFormat, data: Buffer, *columns: Columns) -> dict[int, Va
 
 
 def describe(record: WholeRecord) -> Described:
-    """Which type it is of only its format knows, which reads segments: so it is shown a small one where there are more types
-    than one. Raises BrokenPlugin if its fields are not as the descriptor says."""
+    """Return the record type and the fields of a record. Raises BrokenPlugin if the fields do not fit the descriptor.
+
+    Only a scan reveals the type byte. If the format has several types, the record is scanned as a segment of one record.
+    """
     form = record.form
     if not form.typed:
         return Described(None)
@@ -114,7 +117,7 @@ def describe(record: WholeRecord) -> Described:
 
 
 def fields_as_json(bound: BoundRecord, values: Values | None) -> dict[str, Any] | None:
-    """By name. Times as text of RFC 3339, which keeps the nanoseconds where numbers are floats; bytes in hexadecimal."""
+    """Return field name to JSON value. Times become RFC 3339 text, which keeps the nanoseconds; bytes become hexadecimal."""
     if values is None:
         return None
     return {
@@ -137,21 +140,21 @@ def _time(nanoseconds: int) -> str:
         return f"{nanoseconds} ns"
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
 _AS_JSON: Mapping[str, Callable[[Any], Any]] = {
-    "int": _same,
+    "int": _unchanged,
     "float": lambda value: value if isfinite(value) else str(value),
-    "text": _same,
+    "text": _unchanged,
     "bytes": bytes.hex,
     "time": _time,
 }
 
 
 def _printable(value: object) -> str:
-    """Whatever stands in a record, a terminal is not told to do anything by it."""
+    """Return text without control characters, so that a record cannot send commands to a terminal."""
     if value is None:
         return "-"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))

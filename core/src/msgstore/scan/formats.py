@@ -1,4 +1,4 @@
-"""Segment formats by the extension of a file, with the record types that a directory binds to type bytes."""
+"""Segment formats by file extension, with the record types that a directory binds to type bytes."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from msgstore.scan.sound import scan_checked
 
 @attrs.frozen
 class OpenFormat:
-    """A format, made, with what its descriptor says of it."""
+    """A format instance with the facts of its descriptor."""
 
     descriptor: SegmentFormatDescriptor
     format: SegmentFormat
     type_names: Mapping[int, str] = attrs.field(factory=dict)
-    """Of the record types that it reads, by their type bytes; empty if its records have no types."""
+    """Type byte to the name of each readable record type. Empty if records have no types."""
     with_fields: Mapping[int, BoundRecord] = attrs.field(factory=dict)
-    """Of these the ones whose records hold more than an id and a body."""
+    """Type byte to record type, for the types that have fields in addition to id and body."""
     framed: frozenset[int] = frozenset()
-    """Type bytes of records whose bodies all have as much in front of them, and behind them; 0 of a format without types."""
+    """Type bytes of records that have the same number of bytes before and after every body. 0 stands for a format without
+    types."""
     provider: Provider | None = None
-    """The distribution that it comes from."""
+    """The distribution that provides the format."""
 
     @property
     def name(self) -> str:
@@ -64,36 +65,36 @@ class OpenFormat:
 
     @property
     def compactable(self) -> CompactableFormat | None:
-        """The format itself if its segments can be compacted in place."""
+        """The format itself if its segments can be compacted in place, else None."""
         return cast("CompactableFormat", self.format) if Capability.COMPACTABLE in self.descriptor.capabilities else None
 
     def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
-        """What the format says of ``data``, checked. Raises BrokenPlugin if it raises, or if that cannot be true."""
-        with self.blamed("scan"):
+        """Return the checked scan of ``data``. Raises BrokenPlugin if the format raises, or if its result is impossible."""
+        with self.attribute_errors("scan"):
             return scan_checked(self.format, data, start, check_body)
 
     @contextmanager
-    def blamed(self, call: str) -> Iterator[None]:
-        """Around a call of the format: what it raises becomes BrokenPlugin, which names the plugin and its distribution."""
+    def attribute_errors(self, call: str) -> Iterator[None]:
+        """Convert exceptions of a call of the format to BrokenPlugin, which names the plugin and its distribution."""
         try:
             yield
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
-            raise BrokenPlugin(blame("segment format", self.name, self.provider, call, error)) from error
+            raise BrokenPlugin(failure_message("segment format", self.name, self.provider, call, error)) from error
 
 
-def blame(noun: str, name: str, provider: Provider | None, call: str, error: BaseException) -> str:
-    """One sentence: which plugin failed, and in which of its methods. Then what to do."""
-    whose, install = (f" of {provider}", provider.distribution) if provider else ("", "the distribution that provides it")
+def failure_message(noun: str, name: str, provider: Provider | None, call: str, error: BaseException) -> str:
+    """Return a sentence with the failed plugin and method, followed by what to do."""
+    source, install = (f" of {provider}", provider.distribution) if provider else ("", "the distribution that provides it")
     return (
-        f"the {noun} {name!r}{whose} failed in {call}: {type(error).__name__}: {error}. Tell its authors, or try: "
+        f"the {noun} {name!r}{source} failed in {call}: {type(error).__name__}: {error}. Report it to its authors, or try: "
         f"pip install --upgrade {install}"
     )
 
 
 class FormatSet:
-    """The formats of one store or one scan. Each is made when the first file of its extension turns up."""
+    """Formats of one store or one scan. Each is created when the first file of its extension is found."""
 
     def __init__(
         self,
@@ -106,8 +107,8 @@ class FormatSet:
         options_of: str = "",
         where: str = "",
     ) -> None:
-        """``record`` is what new messages are written as, ``record_options`` those of record types by name; ``options``
-        are those of the format ``options_of``."""
+        """``record`` is the record type of new messages; ``record_options`` maps record types to options. ``options`` belong to
+        the format ``options_of``."""
         self.catalogue = catalogue
         self.bindings = dict(bindings or {})
         self._record = record
@@ -115,71 +116,75 @@ class FormatSet:
         self._options = dict(options or {})
         self._options_of = options_of
         self._where = where
-        self._made: dict[str, OpenFormat] = {}
+        self._opened: dict[str, OpenFormat] = {}
         self.extensions = catalogue.formats_by_extension()
-        """Of everything that can be read, to the format's name."""
+        """Extension of each readable file to the name of its format."""
         self.leftovers = catalogue.leftover_extensions()
-        """Of these those of files that another program left behind."""
+        """The extensions among them of files that another program left behind."""
 
     def unread(self, names: Iterable[str], remembered: Settings | None) -> dict[str, PluginError]:
-        """Of the names in a store's directory the segments that no installed format reads, and what is missing."""
+        """Return each segment name in a store's directory that no installed format reads, with the error that says what is
+        missing."""
         formats = remembered.formats if remembered else []
         found = unread_segments(names, self.extensions)
-        reasons = ((name, self.catalogue.why_unread(Path(name).suffix, formats)) for name in found)
-        return {name: why for name, why in reasons if why is not None}
+        errors = ((name, self.catalogue.missing_format(Path(name).suffix, formats)) for name in found)
+        return {name: error for name, error in errors if error is not None}
 
     def check_all_read(self, directory: Path, names: Iterable[str], remembered: Settings | None) -> None:
-        """Raises PluginError for a segment that no installed format reads: all that is in it would count as lost."""
-        for name, why in self.unread(names, remembered).items():
-            raise type(why)(f"{directory / name}: no installed format reads *{Path(name).suffix}: {why}")
+        """Raise PluginError for a segment that no installed format reads: all its messages would count as lost."""
+        for name, error in self.unread(names, remembered).items():
+            raise type(error)(f"{directory / name}: no installed format reads *{Path(name).suffix}: {error}")
 
     def by_extension(self, extension: str) -> OpenFormat:
+        """Return the format that reads files with this extension."""
         return self.by_name(self.extensions[extension])
 
     def by_name(self, name: str) -> OpenFormat:
-        if name not in self._made:
+        """Return the format, created on the first call. Raises ConfigError for wrong options, PluginError if it is not
+        available."""
+        if name not in self._opened:
             descriptor = self.catalogue.format(name)
             given = self._options if name == self._options_of else {}
             options = structure(descriptor.options, given, f"{self._where} format")
-            bound = self._bound(descriptor)
+            bound = self._bound_records(descriptor)
             names = self._type_names(descriptor, bound)
             context = FormatContext(options, bound, self._record if name == self._options_of else OWN_RECORD)
-            self._made[name] = OpenFormat(
+            self._opened[name] = OpenFormat(
                 descriptor,
                 self.catalogue.make(descriptor, context),
                 names,
                 {record.byte: record for record in bound if record.fields},
-                self._framed(descriptor, names),
+                self._framed_types(descriptor, names),
                 self.catalogue.provider(descriptor),
             )
-        return self._made[name]
+        return self._opened[name]
 
-    def _bound(self, descriptor: SegmentFormatDescriptor) -> tuple[BoundRecord, ...]:
+    def _bound_records(self, descriptor: SegmentFormatDescriptor) -> tuple[BoundRecord, ...]:
         if Capability.TYPED_RECORDS not in descriptor.capabilities:
             return ()
         found = []
         for name, byte in self.bindings.items():
             record = self.catalogue.record(descriptor.name, name)
             options = structure(record.options, self._record_options.get(name, {}), f"{self._where} record {name}")
-            made = self.catalogue.make(record, RecordContext(options, byte))
-            if record.fields and not callable(getattr(made, "fields", None)):
+            record_type = self.catalogue.make(record, RecordContext(options, byte))
+            if record.fields and not callable(getattr(record_type, "fields", None)):
                 raise BrokenPlugin(
-                    f"the record type {name!r} says that its records have fields, and has no method 'fields'. "
+                    f"the record type {name!r} declares fields, but has no method 'fields'. "
                     f"Try: pip install --upgrade {self.catalogue.provider(record).distribution}"
                 )
-            found.append(BoundRecord(name, byte, made, record.fields))
+            found.append(BoundRecord(name, byte, record_type, record.fields))
         return tuple(found)
 
     def _type_names(self, descriptor: SegmentFormatDescriptor, bound: tuple[BoundRecord, ...]) -> dict[int, str]:
         names = {record.byte: record.name for record in bound}
         if Capability.TYPED_RECORDS in descriptor.capabilities:
-            with suppress(PluginError):  # a format need not register its own record type
+            with suppress(PluginError):  # registering it is optional for a format
                 own = self.catalogue.record(descriptor.name, OWN_RECORD).assigned_byte
                 if own is not None:
                     names.setdefault(own, OWN_RECORD)
         return names
 
-    def _framed(self, descriptor: SegmentFormatDescriptor, names: Mapping[int, str]) -> frozenset[int]:
+    def _framed_types(self, descriptor: SegmentFormatDescriptor, names: Mapping[int, str]) -> frozenset[int]:
         if Capability.TYPED_RECORDS not in descriptor.capabilities:
             return frozenset({0} if Capability.FRAMED in descriptor.capabilities else ())
         records = {byte: self.catalogue.record(descriptor.name, name) for byte, name in names.items()}

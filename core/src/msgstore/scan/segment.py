@@ -1,4 +1,4 @@
-"""One segment file, read and described."""
+"""Scan of one segment file, and its report."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from msgstore.scan.formats import OpenFormat
 
 @attrs.frozen
 class SegmentReport:
-    """What a scan found in one file."""
+    """Result of the scan of one file."""
 
     path: Path
     format: OpenFormat
     size: int
     scan: SegmentScan
     values: Mapping[int, Values | None] = attrs.field(factory=dict)
-    """Offset to the fields of each record whose type has some, if they were asked for: in the order of
-    ``format.with_fields[type byte].fields``; None if the record cannot say."""
+    """Offset to the fields of each record whose type has fields, if requested. Values are in the order of
+    ``format.with_fields[type byte].fields``; None if the fields cannot be read."""
 
     @property
     def is_damaged(self) -> bool:
-        """True for torn and corrupt ends, bad headers and failed checks; duplicates alone are fine."""
+        """True for torn and corrupt ends, bad headers and failed checks. Duplicates alone are no damage."""
         return self.scan.end.state != "clean" or self.scan.header not in (None, "ok") or bool(self.scan.damage)
 
     def count_types(self) -> dict[str, int]:
-        """Record types by name, with the number of their records; empty if records have no types."""
+        """Return record type name to number of records. Empty if records have no types."""
         names = self.format.type_names
         return {names.get(byte, str(byte)): count for byte, count in sorted(Counter(self.scan.records.types).items()) if byte}
 
     def as_json(self) -> dict[str, Any]:
-        """The object that ``msgstore scan --json`` prints for the segment."""
+        """Return the object that ``msgstore scan --json`` prints for the segment."""
         scan = self.scan
         return {
             "path": str(self.path),
@@ -70,7 +70,7 @@ class SegmentReport:
         ]
 
     def _fields(self, offset: int, type_byte: int) -> dict[str, Any]:
-        """Nothing if the record's type has none, or if they were not asked for."""
+        """Return the member ``fields``, or nothing if the type has no fields or they were not requested."""
         if offset not in self.values:
             return {}
         return {"fields": fields_as_json(self.format.with_fields[type_byte], self.values[offset])}
@@ -84,8 +84,11 @@ def scan_file(
     *,
     fields: bool = False,
 ) -> SegmentReport:
-    """Scan ``path``; with ``fields`` also what its records hold beside their bodies. Raises OSError if it cannot be read, and
-    BrokenPlugin if the format fails, or a record type's fields are not what it says; nothing else in its bytes raises."""
+    """Scan the segment ``path``. With ``fields``, also read the fields of its records.
+
+    Raises OSError if the file cannot be read, and BrokenPlugin if the format fails or fields do not fit their descriptor. The
+    bytes of the file cause no other exception.
+    """
     with files.view(path) as data:
         try:
             scan = form.scan(data, check_body=check_body)
@@ -99,11 +102,11 @@ def scan_file(
 
 
 def damaged_spans(report: SegmentReport) -> list[Damage]:
-    """Every span of a segment that is not what was written; behind a bad end nothing was read."""
-    found = report.scan
-    spots = list(found.damage)
-    if found.header not in (None, "ok"):
-        spots.insert(0, Damage(0, min(len(report.format.format.header), report.size), str(found.header)))
-    if found.end.state != "clean":
-        spots.append(Damage(found.end.offset, report.size - found.end.offset, found.end.reason or found.end.state))
-    return spots
+    """Return every damaged span of a segment. Nothing after a bad end is read, so that is one span."""
+    scan = report.scan
+    spans = list(scan.damage)
+    if scan.header not in (None, "ok"):
+        spans.insert(0, Damage(0, min(len(report.format.format.header), report.size), str(scan.header)))
+    if scan.end.state != "clean":
+        spans.append(Damage(scan.end.offset, report.size - scan.end.offset, scan.end.reason or scan.end.state))
+    return spans

@@ -1,7 +1,7 @@
-"""Checks of what a segment format answers, before anything is cut, overwritten or left out of an index because of it.
+"""Checks of the scan result of a segment format, before bytes are truncated, overwritten or left out of an index because of it.
 
-Whatever a format says of a segment, two things must hold: its records are columns of one length, and they stand one behind the
-other inside the file. A scan of which that is not so would have a compaction cut messages that are alive.
+Two rules hold for every format. The records are columns of equal length, and they follow one another inside the file. With a
+result that breaks them, a compaction would truncate live messages.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _BYTES = bytes, bytearray, memoryview
 
 
 def scan_checked(form: SegmentFormat, data: Buffer, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
-    """What the format says of ``data``. Raises ValueError if that cannot be true, TypeError if it is no scan."""
+    """Return the format's scan of ``data``. Raises ValueError for an impossible result, TypeError for anything but a scan."""
     scan = form.scan(data, start=start, check_body=check_body)
     if not isinstance(scan, SegmentScan):
-        raise TypeError(f"the scan gives {type(scan).__name__}, not a SegmentScan")
+        raise TypeError(f"the scan returns {type(scan).__name__}, not a SegmentScan")
     total = len(data)
     _check_end(scan.end, start, total)
     _check_columns(scan.records, "records", start, total)
@@ -32,31 +32,31 @@ def scan_checked(form: SegmentFormat, data: Buffer, start: int = 0, check_body: 
 
 def _check_end(end: ScanEnd, start: int, total: int) -> None:
     if not isinstance(end, ScanEnd) or end.state not in _STATES or type(end.offset) is not int:
-        raise TypeError(f"the scan gives the end {end!r}")
+        raise TypeError(f"the scan returns the end {end!r}")
     if not 0 <= end.offset <= max(start, total) or (end.state == "clean" and end.offset < total):
-        raise ValueError(f"the scan gives a {end.state} end at offset {end.offset} of {total} bytes")
+        raise ValueError(f"the scan returns a {end.state} end at offset {end.offset} of {total} bytes")
 
 
 def _check_columns(columns: Columns, what: str, start: int, total: int) -> None:
     if not isinstance(columns, Columns) or not isinstance(columns.ids, _BYTES) or not isinstance(columns.types, _BYTES):
-        raise TypeError(f"the scan gives {what} that are no columns")
+        raise TypeError(f"the scan returns {what} that are not Columns")
     _check_spans(columns.offsets, columns.sizes, what, start, total)
     if not len(columns.ids) == 16 * len(columns.offsets) == 16 * len(columns.types):
-        raise ValueError(f"the scan gives {what} in columns of different lengths")
+        raise ValueError(f"the scan returns {what} in columns of different lengths")
 
 
 def _check_spans(offsets: array[int], sizes: array[int], what: str, start: int, total: int) -> None:
-    """60 ns each."""
+    """Check that spans are ordered, do not overlap, and lie inside the file. Costs 60 ns per span."""
     for column in (offsets, sizes):
         if not isinstance(column, array) or column.typecode in "fd" or not isinstance(column[0] if column else 0, int):
-            raise TypeError(f"the scan gives {what} whose offsets and sizes are no arrays of integers")
+            raise TypeError(f"the scan returns {what} whose offsets and sizes are not arrays of integers")
     if len(offsets) != len(sizes):
-        raise ValueError(f"the scan gives {what} in columns of different lengths")
+        raise ValueError(f"the scan returns {what} in columns of different lengths")
     if not offsets:
         return
     if min(sizes) < (1 if what == "records" else 0):
-        raise ValueError(f"the scan gives {what} without a byte")
+        raise ValueError(f"the scan returns {what} of size 0")
     if not all(map(ge, offsets[1:], map(add, offsets, sizes))):
-        raise ValueError(f"the scan gives {what} that overlap, or are not in the order of their offsets")
+        raise ValueError(f"the scan returns {what} that overlap or are not ordered by offset")
     if offsets[0] < start or offsets[-1] + sizes[-1] > total:
-        raise ValueError(f"the scan gives {what} outside of the {total} bytes of the file")
+        raise ValueError(f"the scan returns {what} outside the {total} bytes of the file")

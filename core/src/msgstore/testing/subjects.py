@@ -137,7 +137,7 @@ def chosen(subject: Subject) -> Descriptor:
         "index": subject.catalogue.index,
         "gc": subject.catalogue.gc_policy,
         "body": subject.catalogue.body_codec,
-        "engine": subject.catalogue.bulk_engine,
+        "runner": subject.catalogue.job_runner,
     }[subject.kind]
     found: Descriptor = look_up(subject.name)
     if found is not descriptor:

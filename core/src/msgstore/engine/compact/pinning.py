@@ -36,7 +36,7 @@ class InconsistentSegment(Exception):
 def blamed(segment: Segment, form: OpenFormat, call: str) -> Iterator[None]:
     """Around a call of a format in the collection of ``segment``: what it raises becomes InconsistentSegment, which names the plugin."""
     try:
-        with form.blamed(call):
+        with form.attribute_errors(call):
             yield
     except BrokenPlugin as error:
         raise InconsistentSegment(segment, str(error), damaged=False) from error.__cause__

@@ -14,7 +14,7 @@ from msgstore.contract import Index, StoreError
 from msgstore.engine.compact.gc_context import GcContext
 from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment
 from msgstore.engine.segment.segment import Segment
-from msgstore.scan.formats import blame
+from msgstore.scan.formats import failure_message
 
 
 def swap(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ def swap(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Sequen
         raise
     except (Exception, SystemExit) as error:
         _restore(context.index, segment, ids, old, references)
-        reason = blame("index", context.index_name, context.index_provider, "relocate", error)
+        reason = failure_message("index", context.index_name, context.index_provider, "relocate", error)
         raise InconsistentSegment(segment, reason, damaged=False) from error
 
 

@@ -35,7 +35,7 @@ def admit(
     body codec, and PluginError if the codec of the records is not installed.
     """
     if remembered is None and not config.adopt:
-        names = files.list(config.path).keys() | files.strangers(config.path).keys()
+        names = files.list(config.path).keys() | files.non_regular_files(config.path).keys()
         if segments.by_number:
             raise NotAdopted(_refusal(config, backends, segments))
         if theirs := _of_a_broker(names):

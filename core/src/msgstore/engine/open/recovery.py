@@ -381,7 +381,7 @@ def scan_segment(segments: Segments, segment: Segment, start: int, recovery: Rec
     with segments.errors(segment), segments.files.view(segment.path) as data:
         scan = segment.form.scan(data, start=start)
         end = scan.end
-        with segment.form.blamed("find_chain"):
+        with segment.form.attribute_errors("find_chain"):
             behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
         segment.size = len(data)
     recovery.scanned.append(segment.path.name)

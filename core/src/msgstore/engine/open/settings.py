@@ -15,7 +15,7 @@ from msgstore.config import StoreConfig
 from msgstore.contract import RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, DamagedSettings, Settings, list_segments, read_settings
 from msgstore.engine.backends import resolve
-from msgstore.files import Files, look
+from msgstore.files import Files, stat_regular_file
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
 from msgstore.scan.bindings import OWN_RECORD
@@ -75,7 +75,7 @@ def _index(directory: Path, config: StoreConfig, catalogue: Catalogue) -> str:
     for name in catalogue.names("index"):
         own = [path for path in directory.glob(f"msgstore-{name}*") if path.name.partition(".")[0] == f"msgstore-{name}"]
         below = [file for path in own if path.is_dir() for file in path.iterdir()]
-        times = [look(path)[1] for path in own + below if path.is_file()]
+        times = [stat_regular_file(path)[1] for path in own + below if path.is_file()]
         if times:
             found[name] = max(times)
     return max(found, key=lambda name: found[name], default=config.index.name)

@@ -9,7 +9,7 @@ import attrs
 from msgstore.contract import BrokenPlugin, Capability, RecordField
 from msgstore.jobs.workers import body_codec, installed
 from msgstore.scan import Values
-from msgstore.scan.fields import checked
+from msgstore.scan.fields import check_values
 
 PAYLOAD = RecordField("payload", "bytes", "what a client reads")
 """The column of every codec that does not store plain bytes, and has no field of this name."""
@@ -41,7 +41,7 @@ def open_codec(name: str) -> OpenCodec:
             if values is None:
                 return None
             payload = (bytes(codec.decode(msg_id, stored)),) if with_payload else ()
-            return checked(f"the body codec {name!r}", fields, values) + payload
+            return check_values(f"the body codec {name!r}", fields, values) + payload
         except Exception:
             return None
 
