@@ -1,41 +1,41 @@
-"""A store that is open for reading while other processes may write it."""
+"""Live store: a store that is open for reading while other processes may write it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 
-from msgstore.config import StoreConfig
 from msgstore.contract import SegmentStats, StoreError
 from msgstore.directory import segment_number
 from msgstore.engine.open.recovery import Recovery
-from msgstore.engine.open.startup import Parts
-from msgstore.engine.read.live_reader import LiveReader
+from msgstore.engine.open.startup import OpenDirectory
+from msgstore.engine.read.segment_file_cache import SegmentFileCache
+from msgstore.engine.read.strategy import FollowingStrategy
 from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.state.checkpoint import Row, rows
-from msgstore.engine.store import Entry, Store, StoreStats
+from msgstore.engine.store import Store, StoreStats
 from msgstore.files import Files
-from msgstore.scan import FormatSet, WholeRecord
+from msgstore.scan import FormatSet
 
 
 class LiveStore(Store):
-    """A :class:`Store` with ``mode="r"`` that follows writers in other processes: each call sees everything that was confirmed
-    before it began.
+    """A :class:`Store` with ``mode="r"`` that follows writers in other processes.
 
-    Numbers are those of the last commit: what a writer has pending is not counted. While nobody has written since it was opened
-    it shows what its opening has recovered, unconfirmed records included.
+    Each call sees everything that was confirmed before it began. Numbers are those of the last commit: buffered messages of a
+    writer are not counted. Until a writer comes, the store shows what its opening recovered, unconfirmed records included.
     """
 
-    def __init__(self, config: StoreConfig, parts: Parts, tracker: WriterTracker, files: Files) -> None:
-        super().__init__(config, parts, "r")
-        self._following = tracker
-        self._index = parts.writer.index
-        self._reader: LiveReader = LiveReader(tracker, files, self._index, parts.reader)  # type: ignore[assignment]
+    def __init__(self, opened: OpenDirectory, tracker: WriterTracker, files: Files) -> None:
+        super().__init__(opened, "r")
+        self._tracker = tracker
+        self._file_cache = SegmentFileCache(tracker.directory, files)
+        self._read_with(FollowingStrategy(tracker, self._file_cache, self._strategy))
 
     def stats(self) -> StoreStats:
+        """Return statistics as of the last commit."""
+
         def look(view: ReadView) -> StoreStats:
             stats = super(LiveStore, self).stats()
             if not view.live:
@@ -52,11 +52,11 @@ class LiveStore(Store):
                 recovery=Recovery("live"),
             )
 
-        return self._following.consistently(look)
+        return self._tracker.consistently(look)
 
     def segments(self) -> list[SegmentStats]:
-        """Every segment as of the last commit, in number order."""
-        return self._following.consistently(lambda view: self._rows(view) if view.live else super(LiveStore, self).segments())
+        """Return statistics of every segment as of the last commit, in number order."""
+        return self._tracker.consistently(lambda view: self._rows(view) if view.live else super(LiveStore, self).segments())
 
     def _rows(self, view: ReadView) -> list[SegmentStats]:
         with io_errors(self.path):
@@ -66,48 +66,20 @@ class LiveStore(Store):
         except ValueError as error:
             raise StoreError(f"{self.path}: the index is damaged: {error}") from error
         formats = view.backends.formats
-        named = sorted((number, name) for name in found if (number := segment_number(name, formats.extensions)) is not None)
-        newest = named[-1][0] if named else -1
-        return [_stats(number, name, found[name], formats, newest=newest) for number, name in named]
-
-    def entries(self) -> Iterator[Entry]:
-        """Every live message, by segment and offset, as of one commit not older than the call."""
-        return self._following.consistently(lambda _: super(LiveStore, self).entries())
-
-    def stored_body(self, entry: Entry) -> bytes:
-        """The body of an entry as it is stored, wherever it is by now. MessageNotFound if it was removed meanwhile."""
-        return self._following.consistently(
-            lambda view: (
-                self._reader.stored_now(view, entry.msg_id, entry.location)
-                if view.live
-                else super(LiveStore, self).stored_body(entry)
-            )
+        published = sorted(
+            (number, name) for name in found if (number := segment_number(name, formats.extensions)) is not None
         )
-
-    def entry(self, msg_id: bytes) -> Entry | None:
-        """Of one message, as of one commit not older than the call; None if there is none. ValueError for what is not an id."""
-        return self._following.consistently(lambda _: super(LiveStore, self).entry(msg_id))
-
-    def record(self, entry: Entry) -> WholeRecord:
-        """The whole record of an entry, wherever it is by now. MessageNotFound if it was removed meanwhile."""
-        return self._following.consistently(
-            lambda view: (
-                self._reader.record_now(view, entry.msg_id, entry.location)
-                if view.live
-                else super(LiveStore, self).record(entry)
-            )
-        )
-
-    def references(self, msg_id: bytes) -> int:
-        """The number of references of a message; 0 if there is none. ValueError for what is not an id."""
-        return self._following.consistently(lambda _: super(LiveStore, self).references(msg_id))
+        newest = published[-1][0] if published else -1
+        return [_stats(number, name, found[name], formats, newest=newest) for number, name in published]
 
     def close(self) -> None:
-        self._following.close()
-        self._reader.files.close()
+        """Close the store. A second call does nothing."""
+        self._tracker.close()
+        self._file_cache.close()
         super().close()
 
     def abandon(self) -> None:
+        """As ``close``: nothing was written."""
         self.close()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from types import TracebackType
@@ -14,16 +15,19 @@ import attrs
 from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.contract.locations import unpack_location
 from msgstore.engine import forking
+from msgstore.engine.backends import Backends
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compact.background_collector import BackgroundCollector
 from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.garbage_collector import GarbageCollector
 from msgstore.engine.compact.gc_context import GcContext
 from msgstore.engine.events.counters import Counters
+from msgstore.engine.ids import check_id
 from msgstore.engine.open.clean_stop import publish_clean, save_clean
 from msgstore.engine.open.recovery import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
+from msgstore.engine.read.strategy import LockedStrategy, ReadStrategy
 from msgstore.engine.segment.errors import io_errors
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.unclosed import warn_if_unclosed
@@ -31,8 +35,8 @@ from msgstore.engine.write.appender import Appender
 from msgstore.engine.write.background_flusher import BackgroundFlusher
 from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.flusher import Flusher
-from msgstore.engine.write.write_buffer import WriteBuffer
-from msgstore.engine.write.writer import Writer, check_id
+from msgstore.engine.write.write_buffer import FastPath, WriteBuffer
+from msgstore.engine.write.writer import Writer
 from msgstore.scan import WholeRecord
 
 Mode = Literal["rw", "r"]
@@ -112,7 +116,13 @@ class Store:
         batches = BatchWriter(self._buffer, self._appender, accounting)
         self._flusher = Flusher(config, self._buffer, batches, accounting, self._lifecycle)
         self._writer = Writer(config, backends, accounting, self._lifecycle, self._appender, self._buffer, self._flusher)
-        self._reader = Reader(opened, self._buffer, self._lifecycle)
+        self._strategy: ReadStrategy = LockedStrategy(
+            backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text
+        )
+        self._read_with(self._strategy)
+        if opened.lock is not None or mode == "rw":
+            mapped = config.reads == "mmap" and mode == "rw" and _has_global_lock()
+            self._reader.use_fast_path(self._buffer.pending, backends, mapped=mapped)
         provider = self._segments.formats.catalogue.provider(self._segments.formats.catalogue.index(config.index.name))
         context = GcContext(accounting, backends.write_format, config.file_size_limit, config.index.name, provider)
         self._gc_lock = context.gc_lock
@@ -131,6 +141,12 @@ class Store:
             self._start_threads()
         forking.register(self)
 
+    def _read_with(self, strategy: ReadStrategy) -> None:
+        """Use another strategy from now on. Called before there are clients."""
+        self._strategy = strategy
+        self._reader = Reader(strategy, self._accounting)
+        self.read, self.read_many, self.contains = self._reader.read, self._reader.read_many, self._reader.contains
+
     def _start_threads(self) -> None:
         config = self._opened.config
         self._background_collector = BackgroundCollector(
@@ -146,6 +162,22 @@ class Store:
         self._writer.request_flush = self._background_flusher.request
 
     # -- clients ----------------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return the path, for error messages."""
+        return str(self.path)
+
+    def register_client(self, client: Client) -> FastPath:
+        """Return the fast path of a new client. Caller holds the state lock."""
+        return self._writer.register_client(client)
+
+    def make_remover(self, client: Client) -> Callable[[Iterable[bytes]], None]:
+        """Return ``remove`` of a new client."""
+        return self._buffer.make_remover(client.number, lambda popped: self._writer.remove_slow(client, popped))
+
+    def write_slow(self, client: Client, msg_id: bytes, body: bytes) -> None:
+        """Write what the fast path of a client did not take."""
+        self._writer.write_slow(client, msg_id, body)
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
@@ -256,37 +288,41 @@ class Store:
 
     def entries(self) -> Iterator[StoredMessage]:
         """Return every live message on disk at the time of the call, by segment and offset."""
-        with self._accounting.state_lock:
-            self._lifecycle.check_open()
+
+        def look(_: Backends) -> list[tuple[int, bytes, int]]:
             with io_errors(self.path):
-                found = sorted((location, msg_id, refs) for msg_id, location, refs in self._index.items())
+                return sorted((location, msg_id, refs) for msg_id, location, refs in self._index.items())
+
+        found = self._strategy.consistently(look)
         return (StoredMessage(msg_id, *unpack_location(location), refs, location) for location, msg_id, refs in found)
 
     def entry(self, msg_id: bytes) -> StoredMessage | None:
         """Return one message; None if it is not on disk. ValueError for what is not an id."""
         check_id(msg_id)
-        with self._accounting.state_lock:
-            self._lifecycle.check_open()
+
+        def look(_: Backends) -> StoredMessage | None:
             with io_errors(self.path):
                 location = self._index.get(msg_id)
                 if location is None:
                     return None
-                references = self._writer.references(msg_id)
-        return StoredMessage(msg_id, *unpack_location(location), references, location)
+                return StoredMessage(msg_id, *unpack_location(location), self._writer.references(msg_id), location)
+
+        return self._strategy.consistently(look)
 
     def stored_body(self, entry: StoredMessage) -> bytes:
         """Return the stored body of a message, wherever its record is now. Raises MessageNotFound, CorruptRecord, StoreIOError."""
-        with self._accounting.state_lock:
-            return self._reader.stored(entry.msg_id, self._locate(entry))
+        return self._strategy.consistently(
+            lambda backends: self._reader.stored(entry.msg_id, self._locate(entry), backends)
+        )
 
     def record(self, entry: StoredMessage) -> WholeRecord:
         """Return the whole record of a message, wherever it is now. Raises as ``stored_body``."""
-        with self._accounting.state_lock:
-            return self._reader.record(entry.msg_id, self._locate(entry))
+        return self._strategy.consistently(
+            lambda backends: self._reader.record(entry.msg_id, self._locate(entry), backends)
+        )
 
     def _locate(self, entry: StoredMessage) -> int:
-        """Return the location now: collections may have moved the record. Caller holds the state lock."""
-        self._lifecycle.check_open()
+        """Return the location now: collections may have moved the record."""
         with io_errors(self.path):
             location = self._index.get(entry.msg_id)
         if location is None:
@@ -296,10 +332,12 @@ class Store:
     def references(self, msg_id: bytes) -> int:
         """Return the number of references of a message; 0 if there is none. ValueError for what is not an id."""
         check_id(msg_id)
-        with self._accounting.state_lock:
-            self._lifecycle.check_open()
+
+        def look(_: Backends) -> int:
             with io_errors(self.path):
                 return self._writer.references(msg_id)
+
+        return self._strategy.consistently(look)
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
@@ -406,3 +444,8 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<msgstore.Store {str(self.path)!r}{' closed' if self._is_closed else ''}>"
+
+
+def _has_global_lock() -> bool:
+    """Return True if the interpreter lock keeps a map from being closed while another thread takes a slice of it."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()

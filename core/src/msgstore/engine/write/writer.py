@@ -13,6 +13,7 @@ from typing import Protocol
 from msgstore.config import StoreConfig
 from msgstore.contract import MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
 from msgstore.engine.backends import Backends, too_large
+from msgstore.engine.ids import check_id
 from msgstore.engine.segment.errors import io_error
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
@@ -282,14 +283,6 @@ class Writer:
 def _with_outcome(error: StoreIOError, outcome: str, *, applied: bool, ids: Sequence[bytes] = ()) -> StoreIOError:
     """Return the same error, with a sentence about the effect of the call."""
     return StoreIOError(f"{error} {outcome}", applied=applied, ids=ids)
-
-
-def check_id(msg_id: object) -> None:
-    """Raise ValueError unless ``msg_id`` is 16 bytes."""
-    if not isinstance(msg_id, bytes):
-        raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}")  # noqa: TRY004 - documented as ValueError
-    if len(msg_id) != 16:
-        raise ValueError(f"a message id is 16 bytes, not {len(msg_id)}: {msg_id!r}")
 
 
 def _as_bytes(body: object) -> bytes:
