@@ -110,7 +110,7 @@ class Store:
         self._index = accounting.index
         self._lifecycle = Lifecycle(config.path)
         self._lifecycle.release = self._release_interrupted
-        self._segments.telemetry.dispatcher.lifecycle = self._lifecycle
+        self._segments.telemetry.dispatcher.in_callback = self._lifecycle.callback
         self._buffer = WriteBuffer()
         self._appender = Appender(config, backends, accounting)
         batches = BatchWriter(self._buffer, self._appender, accounting)

@@ -1,4 +1,4 @@
-"""A warning for a store that is never closed: what it has not confirmed is lost, and nobody else would say so."""
+"""Warning for a store that is never closed: its unconfirmed messages are lost, and no other message would say so."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 log = logging.getLogger("msgstore.store")
 
 
-def watch_for_close(
+def warn_if_unclosed(
     store: object, path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]
 ) -> weakref.finalize[..., object]:
     """Warn when ``store`` is collected, or the interpreter exits, unless the result is detached first. Takes no lock.
 
-    ``pending`` is what is in memory only, ``unconfirmed`` what each client waits for. Neither may refer to the store, which
-    would live for ever."""
+    ``pending`` holds the messages in memory, ``unconfirmed`` the ids that each client waits for. Neither may refer to the store,
+    which would then never be collected.
+    """
     return weakref.finalize(store, _warn, path, pending, unconfirmed)
 
 

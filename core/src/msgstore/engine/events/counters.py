@@ -1,4 +1,4 @@
-"""What an open store has done, in numbers. Counted once a flush, a segment or a spot, never once a message."""
+"""Counters: what an open store has done. Counted per flush, segment or damaged span, never per message."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ import attrs
 
 @attrs.define
 class Counters:
-    """Since the store was opened. Sizes in bytes, of whole records or files. Changed under the store's lock."""
+    """Numbers since the store was opened. Sizes in bytes, of whole records or files. Guarded by the state lock."""
 
     written_messages: int = 0
-    """Messages that were put on disk; a second reference to one is not another."""
+    """Messages written to disk; a second reference is not counted."""
     written_bytes: int = 0
-    """Of the records of these."""
+    """Size of their records."""
     revived_messages: int = 0
-    """Messages that were removed, and whose record was still there when they were written again."""
+    """Removed messages that were written again while their record still existed."""
     removed_messages: int = 0
-    """Messages whose last reference was taken after they were on disk. Not counted but calculated, when it is asked for: what
-    was there and what came, less what is there and what was dropped."""
+    """Messages on disk that lost their last reference. Calculated when it is asked for."""
     flushes: int = 0
-    """Flushes that had something to write."""
+    """Flushes that wrote something."""
     rolled_segments: int = 0
-    """Segments that were begun."""
+    """Segments that were started."""
     deleted_segments: int = 0
-    """Segments that were unlinked."""
+    """Segments that were deleted."""
     collections: int = 0
-    """Segments that the collector has rewritten."""
+    """Segments that were collected."""
     collected_bytes: int = 0
-    """Bytes that compaction in place cut off, and the sizes of deleted segments. Copies of live records are not subtracted."""
+    """Bytes that compaction in place truncated, and the sizes of deleted segments. Copies of live records are not subtracted."""
     corruptions: int = 0
-    """Spots at which damage was found."""
+    """Damaged spans that were found."""
     dropped_messages: int = 0
-    """Live messages that retention gave up."""
+    """Live messages that retention deleted."""
     dropped_segments: int = 0
     """Segments that they were in."""
     observer_failures: int = 0
-    """Times that an observer raised, and events that none could be told of because they had too many to work off."""
+    """Times that an observer raised, and events that were dropped."""

@@ -1,21 +1,25 @@
-"""A store's statistics for observers: numbers by name, without the store itself."""
+"""Statistics for observers: the numbers of a store by name, without a reference to the store."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import attrs
 
 from msgstore.contract import StoreClosed
 
-if TYPE_CHECKING:
-    from msgstore.engine.store import Store
+
+class HasStats(Protocol):
+    """A store."""
+
+    def stats(self) -> Any:
+        """Return an attrs object with numbers, and ``counters`` among them. Raises StoreClosed."""
 
 
-def statistics_of(store: Store) -> Callable[[], Mapping[str, int]]:
-    """``store.stats()`` as numbers, those of its counters among them; empty once the store is closed or forgotten."""
+def statistics_of(store: HasStats) -> Callable[[], Mapping[str, int]]:
+    """Return a function that gives ``store.stats()`` as numbers; nothing once the store is closed or gone."""
     reference = weakref.ref(store)
 
     def statistics() -> Mapping[str, int]:
