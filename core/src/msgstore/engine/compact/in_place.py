@@ -78,7 +78,7 @@ def _rewrite(
             ledger.mark_dirty(segment)
         context.commit()
     with context.state_lock:
-        segments.epoch += 1
+        segments.read_files.epoch += 1
     with segments.errors(segment):
         fd = files.open_write(segment.path)
         try:
@@ -89,8 +89,8 @@ def _rewrite(
                     files.sync(fd)
             _swap(context, source, live, moves)
             with context.state_lock:
-                segments.epoch += 1
-                segments.unmap(segment.number)  # it is not mapped again as long as it is being compacted
+                segments.read_files.epoch += 1
+                segments.read_files.unmap(segment.number)  # it is not mapped again as long as it is being compacted
             files.truncate(fd, todo.end)
             files.sync(fd)
         finally:

@@ -63,8 +63,8 @@ class Reader:
         self.read = self._make_mapped_read(pending, backends) if mapped else self._make_read(pending, backends)
 
     def _make_read(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
-        segments, locate, slow_path, plain = self._segments, self._locate, self.read_slow, backends.plain_bodies
-        opened, pread, decode_body = segments.readers, segments.files.pread, backends.decode_body
+        files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, backends.plain_bodies
+        opened, pread, decode_body = files.readers, self._segments.files.pread, backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
         def read(msg_id: bytes) -> bytes:  # all names are local: for small messages attribute lookups would cost as much as the disk
@@ -73,12 +73,12 @@ class Reader:
                     return body
                 if shared and msg_id in shared:
                     return slow_path(msg_id)
-                epoch = segments.epoch
+                epoch = files.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 fd, decode = opened[location >> number_shift]
                 size = location & mask
                 record = pread(fd, size, location >> offset_shift & mask)
-                if segments.epoch == epoch and len(record) == size:
+                if files.epoch == epoch and len(record) == size:
                     return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
             except (TypeError, KeyError, OSError, RecordError):
                 pass
@@ -87,8 +87,8 @@ class Reader:
         return read
 
     def _make_mapped_read(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
-        segments, locate, slow_path, plain = self._segments, self._locate, self.read_slow, backends.plain_bodies
-        maps, decode_body = segments.maps, backends.decode_body
+        files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, backends.plain_bodies
+        maps, decode_body = files.maps, backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
         def read(msg_id: bytes) -> bytes:  # as above, written out: calls are what a map saves
@@ -97,12 +97,12 @@ class Reader:
                     return body
                 if shared and msg_id in shared:
                     return slow_path(msg_id)
-                epoch = segments.epoch
+                epoch = files.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
                 mapped, decode = maps[location >> number_shift]
                 offset, size = location >> offset_shift & mask, location & mask
                 record = mapped[offset : offset + size]
-                if segments.epoch == epoch and len(record) == size:
+                if files.epoch == epoch and len(record) == size:
                     return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
             except (TypeError, KeyError, ValueError, RecordError):  # ValueError: the map was closed
                 pass
@@ -167,7 +167,7 @@ class Reader:
         except MessageNotFound:
             return None
         if self._mapped:
-            self._segments.map(location >> NUMBER_SHIFT)
+            self._segments.read_files.map(self._segments.get(location >> NUMBER_SHIFT))
         body = self._decode_body(msg_id, found, backends)
         if msg_id in self._shared.ids:
             self._shared.put(msg_id, body)

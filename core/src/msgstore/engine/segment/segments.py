@@ -1,7 +1,7 @@
-"""The segments of one open store: their files, their statistics, and the descriptors that are open on them.
+"""Segments: all segments of one open store, and the writing end of the current one.
 
-What writes is called by whoever holds ``LiveAccounting.flushing``; what opens descriptors for reading, or closes them, under the
-store's lock. Errors of the operating system become StoreIOError with store, file and offset.
+Callers of methods that write hold the flush lock; callers of methods that open or close descriptors for reading hold the state
+lock. Errors of the operating system become StoreIOError with file and offset.
 """
 
 from __future__ import annotations
@@ -9,69 +9,60 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from mmap import mmap
 from pathlib import Path
-from types import TracebackType
 
-import attrs
-
-from msgstore.contract import BrokenPlugin, SegmentStats, StoreError, StoreIOError
-from msgstore.directory import ERASE_SUFFIX, TEMP_SUFFIX, SegmentFile
+from msgstore.contract import StoreError, StoreIOError
+from msgstore.directory import ERASE_SUFFIX, SegmentFile
 from msgstore.engine.events.telemetry import Telemetry
 from msgstore.engine.segment.errors import io_error, io_errors
 from msgstore.engine.segment.hints import Hints
+from msgstore.engine.segment.read_files import ReadFiles
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
-MAX_OPEN = 256
-"""Descriptors that one store keeps open; the least recently opened one is closed first."""
-
 
 class Segments:
-    """All segments of a store, by number."""
+    """One instance per open store."""
 
     def __init__(self, directory: Path, files: Files, formats: FormatSet, *, sync: bool) -> None:
         self.directory = directory
         self.files = files
         self.formats = formats
-        self.sync = sync
         self.hints = Hints(directory, files)
         self.telemetry = Telemetry(directory)
         self.by_number: dict[int, Segment] = {}
-        self._next_number = 0
-        """Never one that was in use since the store was opened: what is known of a deleted segment must not meet another."""
+        self.read_files = ReadFiles(files)
         self.current: Segment | None = None
-        self.readers: dict[int, tuple[int, Callable[[bytes, bytes], bytes]]] = {}
-        """Segment number to (descriptor, decode): all that a read needs. Read without the lock."""
-        self.maps: dict[int, tuple[mmap, Callable[[bytes, bytes], bytes]]] = {}
-        """As ``readers``, of the segments that are mapped."""
-        self.epoch = 0
-        """Goes up before anything that an older look-up may point to is overwritten, cut or closed."""
-        self._writer: int | None = None
-        """The descriptor of the current segment."""
+        """Segment that receives new records."""
         self.place: tuple[int, int] | None = None
-        """Identity of the directory that is locked; None where nothing is written."""
-        self._written: tuple[int, int] | None = None
-        """Identity of the current segment's file."""
+        """Identity of the locked directory; None if nothing is written."""
         self.unwritable: list[Segment] = []
-        """Segments with a torn write behind their end that could not be cut off, and whose size is not known yet."""
+        """Segments with a torn write after their end that could not be cut, so that their file size is not known."""
         self.erase = False
-        """Deleted segments only lose their names, and are overwritten by the collector."""
+        """True if deleted segments are renamed, and overwritten by the collector before they are unlinked."""
         self.pending_erase: list[Path] = []
-        """Those."""
+        """Paths of deleted segments that still have to be overwritten with zeros and unlinked."""
         self.is_durable = sync
-        """Whether what is on disk must be there after a power loss: at once, or ``sync_later``."""
+        """True if files must survive a power loss: after each write, or after the next ``sync_written``."""
         self.sync_later = False
-        """What is appended is not synced at once, but by ``sync_written``."""
+        """True if appended records are synced by ``sync_written`` only."""
+        self._sync = sync
+        self._next_number = 0
+        """Never the number of a segment that existed since the opening."""
+        self._writer: int | None = None
+        """Descriptor of the current segment."""
+        self._writer_identity: tuple[int, int] | None = None
+        """Identity of the file of the current segment."""
         self._unsynced: dict[int, Segment] = {}
-        """What was appended to since the last of these, by number."""
+        """Segments that were appended to since the last ``sync_written``."""
 
     def __iter__(self) -> Iterator[Segment]:
         """In number order."""
         return iter([self.by_number[number] for number in sorted(self.by_number)])
 
     def add_found(self, found: SegmentFile) -> Segment:
+        """Add a segment file that the opening has found."""
         form = self.formats.by_extension(found.extension)
         segment = Segment(found.number, found.path, form, found.size, sealed_mtime_ns=found.mtime_ns)
         self.by_number[found.number] = segment
@@ -79,56 +70,32 @@ class Segments:
         return segment
 
     def reserve(self) -> int:
-        """A number of its own for a segment that is not among these yet."""
+        """Return a new segment number."""
         self._next_number += 1
         return self._next_number - 1
 
     def get(self, number: int) -> Segment:
-        """Raises StoreError if there is none: then the index speaks of a segment that is not there."""
+        """Return a segment. Raises StoreError if there is none: then the index is damaged."""
         try:
             return self.by_number[number]
         except KeyError:
             raise StoreError(
-                f"{self.directory}: the index is damaged: it speaks of segment {number}, which is not there. Close the store, "
-                f"move the index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+                f"{self.directory}: the index is damaged: it points to segment {number}, which does not exist. Close the store, "
+                f"move the index files (msgstore-*) away, and open it again: it is rebuilt from the segments."
             ) from None
 
     def reader(self, number: int) -> tuple[int, Callable[[bytes, bytes], bytes]]:
-        """(descriptor, decode) of a segment; opens it if need be."""
-        if number in self.readers:
-            return self.readers[number]
-        segment = self.get(number)
-        with self.errors(segment):
-            fd = self.files.open_read(segment.path)
-        while len(self.readers) >= MAX_OPEN:
-            self._close_reader(next(iter(self.readers)))
-        self.readers[number] = fd, segment.form.format.decode
-        return self.readers[number]
+        """Return (descriptor, decode) of a segment. Caller holds the state lock."""
+        return self.read_files.open(self.get(number))
 
-    def map(self, number: int) -> None:
-        """Map a segment as far as it is written. What cannot be mapped is left to ``pread``, which tells why."""
-        fd, decode = self.reader(number)
-        segment = self.by_number[number]
-        if segment.compacting:  # it is about to be cut
-            return
-        if number in self.maps and len(self.maps[number][0]) >= segment.size:
-            return
-        with contextlib.suppress(ValueError, OSError):
-            mapped = self.files.map(fd, segment.size)
-            self.unmap(number)
-            self.maps[number] = mapped, decode
-
-    def unmap(self, number: int) -> None:
-        """Before a segment is cut: to read a mapping behind the file's end would kill the process. Readers begin again."""
-        if number in self.maps:
-            self.maps.pop(number)[0].close()
+    # -- the writing end --------------------------------------------------------------------------------------------------
 
     def roll(self, form: OpenFormat) -> Segment:
-        """Begin a new current segment: the next number, its header written. The last one is sealed.
+        """Seal the current segment and create the next one, with its header. Caller holds the flush lock.
 
-        If that fails no file of the number is left; if not even it can be deleted, it stays as an empty segment.
+        If that fails, no file of the new number is left; if the file cannot be deleted, it stays as an empty segment.
         """
-        self.check_directory()  # or the file would be one of another store's
+        self.check_directory()  # or the file would belong to another store
         self.seal_current()
         number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
@@ -136,12 +103,12 @@ class Segments:
         with self.errors(segment):
             fd = self._create(path)
             try:
-                written = self.files.identity(fd)
+                identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
-                if self.sync:
+                if self._sync:
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
-            except BaseException:  # an interrupt, too: the number is tried again
+            except BaseException:  # an interrupt, too: the number is used again
                 with contextlib.suppress(OSError):
                     self.files.close(fd)
                 try:
@@ -154,7 +121,7 @@ class Segments:
                 raise
         segment.size = len(form.format.header)
         self._next_number = number + 1
-        self._writer, self._written = fd, written
+        self._writer, self._writer_identity = fd, identity
         self.by_number[number] = self.current = segment
         self.telemetry.rolled(path.name, form.name)
         return segment
@@ -164,18 +131,18 @@ class Segments:
             return self.files.create(path)
         except OSError:
             raise
-        except BaseException:  # interrupted behind the call: nobody else makes files of this name
+        except BaseException:  # interrupted after the call: no other program creates files of this name
             with contextlib.suppress(OSError):
                 self.files.unlink(path)
             raise
 
     def resume(self, segment: Segment) -> None:
-        """Go on writing a segment that was found."""
+        """Continue a segment that the opening has found."""
         self.hints.resume(segment)
         with self.errors(segment):
             fd = self.files.open_write(segment.path)
             try:
-                self._written = self.files.identity(fd)
+                self._writer_identity = self.files.identity(fd)
             except BaseException:
                 self.files.close(fd)
                 raise
@@ -183,14 +150,40 @@ class Segments:
         self.current = segment
         segment.sealed_mtime_ns = None
 
-    def seal_current(self) -> None:
-        """The current segment will not be written any more; there is none until the next ``roll``.
+    def append(self, data: bytes | memoryview) -> None:
+        """Write whole records at the end of the current segment. Caller holds the flush lock. Raises StoreIOError.
 
-        Segments that were given up are measured, too: behind what the index knows of them there may be records that were
-        written once more elsewhere, and removed there. They must not be taken for new ones at the next start.
+        What a failed write may have left after the end is cut off. If that fails too, the segment is written no more.
         """
         segment, fd = self.current, self._writer
-        self.current = self._writer = None  # first: a descriptor whose close failed is gone all the same
+        assert segment is not None
+        assert fd is not None
+        with self.errors(segment, segment.size):
+            try:
+                self.files.pwrite(fd, data, segment.size)
+                if self._sync:
+                    self.files.sync(fd)
+                elif self.sync_later:
+                    self._unsynced[segment.number] = segment
+            except BaseException:  # an interrupt, too: an opening would find what it leaves after the end
+                try:
+                    self.files.truncate(fd, segment.size)
+                except OSError:
+                    segment.appendable = False
+                    self.unwritable.append(segment)
+                    with contextlib.suppress(StoreIOError):
+                        self.seal_current()
+                raise
+        segment.size += len(data)
+
+    def seal_current(self) -> None:
+        """Close the current segment for writing; there is none until the next ``roll``. Caller holds the flush lock.
+
+        Unwritable segments are measured, too: after what the index knows of them there may be records that were written again
+        elsewhere and removed there. The next opening must not take them for new ones.
+        """
+        segment, fd = self.current, self._writer
+        self.current = self._writer = None  # first: a descriptor whose close failed is closed all the same
         if segment is not None and fd is not None:
             with self.errors(segment):
                 try:
@@ -210,59 +203,33 @@ class Segments:
             finally:
                 self.files.close(fd)
 
-    def append(self, data: bytes | memoryview) -> None:
-        """Write whole records behind the current segment's end. If that fails, the end is where it was.
-
-        What a failed write may have left behind the end is cut off; if that fails too, the segment is given up for writing.
-        """
-        segment, fd = self.current, self._writer
-        assert segment is not None
-        assert fd is not None
-        with self.errors(segment, segment.size):
-            try:
-                self.files.pwrite(fd, data, segment.size)
-                if self.sync:
-                    self.files.sync(fd)
-                elif self.sync_later:
-                    self._unsynced[segment.number] = segment
-            except BaseException:  # an interrupt, too: what it leaves behind the end would be found by a start
-                try:
-                    self.files.truncate(fd, segment.size)
-                except OSError:  # what was torn off stays behind the end: the segment is given up for writing
-                    segment.appendable = False
-                    self.unwritable.append(segment)
-                    with contextlib.suppress(StoreIOError):
-                        self.seal_current()
-                raise
-        segment.size += len(data)
+    # -- checks and syncs -------------------------------------------------------------------------------------------------
 
     def check_directory(self) -> None:
-        """Raises StoreIOError if the path does not lead to the locked directory any more: what is there is another's."""
-        if self.place is not None and self._identity(self.directory) != self.place:
+        """Raise StoreIOError if the path does not lead to the locked directory any more."""
+        if self.place is not None and self._identity_and_links(self.directory)[0] != self.place:
+            hint = "" if self.directory.is_absolute() else f" This path is relative, and the process is in {Path.cwd()} now."
             raise StoreIOError(
                 f"{self.directory}: was moved, deleted or replaced while the store was open. Nothing more is written or "
-                "confirmed: move it back and flush again, or call abandon() and open the store where it is."
+                f"confirmed: move it back and flush again, or call abandon() and open the store where it is.{hint}"
             )
 
     def check_current(self) -> None:
-        """Raises StoreIOError if the current segment's file is not in the directory any more. With ``LiveAccounting.flushing``."""
+        """Raise StoreIOError if the file of the current segment is not in the directory any more."""
         segment = self.current
-        if segment is not None and self._identity(segment.path) != self._written:
+        if segment is not None and self._identity_and_links(segment.path)[0] != self._writer_identity:
             raise StoreIOError(
                 f"{segment.path}: was moved, deleted or replaced while it was being written. Nothing in it is confirmed any "
                 "more: put it back and flush again, or call abandon(), open the store again, and repeat what was not confirmed."
             )
 
     def check_files(self) -> None:
-        """Check the directory and the current segment, with one look if the segment has one name: then its path leads through
-        this directory, and through no copy of it by hard links (``cp -al``)."""
+        """Check directory and current segment. One system call if the segment has one name: then its path leads through this
+        directory, and through no copy of it by hard links."""
         segment = self.current
-        if segment is None or self._identity_and_links(segment.path) != (self._written, 1):
+        if segment is None or self._identity_and_links(segment.path) != (self._writer_identity, 1):
             self.check_directory()
             self.check_current()
-
-    def _identity(self, path: Path) -> tuple[int, int] | None:
-        return self._identity_and_links(path)[0]
 
     def _identity_and_links(self, path: Path) -> tuple[tuple[int, int] | None, int]:
         try:
@@ -273,7 +240,7 @@ class Segments:
             raise io_error(path, None, error) from error
 
     def sync_written(self) -> None:
-        """Where syncs come ``sync_later``: everything that was appended is on disk when it returns, names included."""
+        """With ``sync_later``: sync everything that was appended, names included. Caller holds the flush lock."""
         if self._unsynced:
             for number, segment in list(self._unsynced.items()):
                 if number in self.by_number:
@@ -288,51 +255,48 @@ class Segments:
 
     @property
     def unsynced(self) -> bool:
+        """True if ``sync_written`` has something to do."""
         return bool(self._unsynced)
-
-    def delete(self, segment: Segment, lock: AbstractContextManager[object]) -> None:
-        """Unlink a segment. Nothing is read, whatever was in it. Without ``lock``, the store's, which is taken for an
-        instant. Whoever deletes says so to ``telemetry``, after all that there is to delete: observers woken in between
-        would take the interpreter from it, unlink by unlink."""
-        with lock:
-            if segment.number in self.readers:
-                self._close_reader(segment.number)
-        self.hints.drop(segment)
-        with self.errors(segment):
-            if self.erase:
-                pending_erase = segment.path.with_name(segment.path.name + ERASE_SUFFIX)
-                with contextlib.suppress(FileNotFoundError):  # as for ``unlink``
-                    self.files.replace(segment.path, pending_erase)
-                    self.pending_erase.append(pending_erase)
-            else:
-                self.files.unlink(segment.path)
-        with lock:
-            if segment.number in self.readers:  # of somebody who came between
-                self._close_reader(segment.number)
-            self.by_number.pop(segment.number, None)
-        if segment in self.unwritable:
-            self.unwritable.remove(segment)
 
     def sync_directory(self) -> None:
         """Make new and deleted names durable."""
         with io_errors(self.directory):
             self.files.sync_directory(self.directory)
 
-    def _close_reader(self, number: int) -> None:
-        self.epoch += 1
-        self.unmap(number)
-        fd, _ = self.readers.pop(number)
-        with self.errors(self.by_number[number]):
-            self.files.close(fd)
+    # -- the end ----------------------------------------------------------------------------------------------------------
+
+    def delete(self, segment: Segment, state_lock: AbstractContextManager[object]) -> None:
+        """Unlink a segment without reading it. Caller holds the flush lock, not the state lock, and reports the deletion after
+        the last one of several: an observer that wakes in between would take the interpreter lock for each."""
+        with state_lock, self.errors(segment):
+            self.read_files.close(segment.number)
+        self.hints.drop(segment)
+        with self.errors(segment):
+            if self.erase:
+                target = segment.path.with_name(segment.path.name + ERASE_SUFFIX)
+                with contextlib.suppress(FileNotFoundError):  # as for ``unlink``
+                    self.files.replace(segment.path, target)
+                    self.pending_erase.append(target)
+            else:
+                self.files.unlink(segment.path)
+        with state_lock, self.errors(segment):
+            self.read_files.close(segment.number)  # opened again by a reader in between
+            self.by_number.pop(segment.number, None)
+        if segment in self.unwritable:
+            self.unwritable.remove(segment)
 
     def close(self) -> None:
-        """Let go of every descriptor, also of those behind one whose close fails."""
+        """Close every descriptor, also those after one whose close fails."""
         self.unwritable.clear()
         with contextlib.ExitStack() as stack:
-            for number in list(self.readers):
+            for number in list(self.read_files.readers):
                 stack.callback(self._close_reader, number)
             stack.callback(self.seal_current)
 
+    def _close_reader(self, number: int) -> None:
+        with self.errors(self.by_number[number]):
+            self.read_files.close(number)
+
     def errors(self, segment: Segment, offset: int | None = None) -> io_errors:
-        """Say where an error of the operating system happened, and what to do."""
+        """Return the context in which an OSError names this segment and offset."""
         return io_errors(segment.path, offset)
