@@ -16,9 +16,9 @@ from msgstore.directory import DamagedSettings, Settings, read_settings
 from msgstore.engine.backends import can_be_read_live
 from msgstore.engine.events.statistics import statistics_of
 from msgstore.engine.live_opening import open_live
-from msgstore.engine.open.recovery import Progress
+from msgstore.engine.open.recovery import RecoveryProgress
 from msgstore.engine.open.settings import rebuild_settings
-from msgstore.engine.open.startup import open_parts
+from msgstore.engine.open.startup import open_directory
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -31,7 +31,7 @@ def open_store(
     *,
     mode: Mode = "rw",
     refcounts: Iterable[tuple[bytes, int]] | None = None,
-    progress: Progress | None = None,
+    progress: RecoveryProgress | None = None,
     **keys: Any,
 ) -> Store:
     """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration.
@@ -60,7 +60,7 @@ def open_configured(
     mode: Mode = "rw",
     refcounts: Iterable[tuple[bytes, int]] | None = None,
     files: Files | None = None,
-    progress: Progress | None = None,
+    progress: RecoveryProgress | None = None,
     live: Live = "follow",
 ) -> Store:
     """Open what a checked configuration describes. ``files`` is the seam where tests count operations and inject faults.
@@ -75,15 +75,15 @@ def open_configured(
     if mode == "r" and live != "never" and can_be_read_live(config.index.name, catalogue):
         return open_live(config, catalogue, files, refcounts=refcounts, progress=progress, follow=live == "follow")
     try:
-        parts = open_parts(config, catalogue, files, read_only=mode == "r", refcounts=refcounts, progress=progress)
+        opened = open_directory(config, catalogue, files, read_only=mode == "r", refcounts=refcounts, progress=progress)
     except StoreLocked as error:
         raise (_with_a_hint(error, catalogue) if mode == "r" and live != "never" else error) from error.__cause__
-    store = Store(config, parts, mode)
-    parts.segments.telemetry.opened(
+    store = Store(opened, mode)
+    opened.accounting.segments.telemetry.opened(
         mode=mode,
         index=config.index.name,
         form=config.format.name,
-        recovery=parts.recovery,
+        recovery=opened.recovery,
         statistics=statistics_of(store),
     )
     if mode == "rw" and config.on_legacy == "migrate":
@@ -140,7 +140,7 @@ class Stores:
         *,
         mode: Mode = "rw",
         refcounts: Iterable[tuple[bytes, int]] | None = None,
-        progress: Progress | None = None,
+        progress: RecoveryProgress | None = None,
         adopt: bool = False,
     ) -> Store:
         """Open the store of the table ``[stores.NAME]``; see :func:`open_store`. ``adopt``: as if the table said so."""
