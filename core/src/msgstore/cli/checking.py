@@ -18,7 +18,7 @@ from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOE
 from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
 from msgstore.engine.open.settings import known_settings
-from msgstore.engine.store import Entry, Store
+from msgstore.engine.store import StoredMessage, Store
 from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans, scan_file
@@ -123,7 +123,7 @@ def check_segments(target: StoreTarget, store: Store, progress: Callable[[int, i
             while group is not None and group[0] < segment.number:
                 yield _check_lost(target, group[0], list(group[1]))
                 group = next(by_number, None)
-            entries: list[Entry] = []
+            entries: list[StoredMessage] = []
             if group is not None and group[0] == segment.number:
                 entries = list(group[1])
                 group = next(by_number, None)
@@ -135,7 +135,7 @@ def check_segments(target: StoreTarget, store: Store, progress: Callable[[int, i
             group = next(by_number, None)
 
 
-def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats, entries: list[Entry]) -> SegmentCheck:
+def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats, entries: list[StoredMessage]) -> SegmentCheck:
     """Check one segment. An entry is unreachable if it cannot be read, or if the scan does not list its record."""
     report = scan_file(Files(), path, formats.by_name(segment.format))
     scanned = {row[:3] for columns in (report.scan.records, report.scan.duplicates) for row in columns.rows()}
@@ -165,7 +165,7 @@ def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats
     )
 
 
-def _check_lost(target: StoreTarget, number: int, entries: list[Entry]) -> SegmentCheck:
+def _check_lost(target: StoreTarget, number: int, entries: list[StoredMessage]) -> SegmentCheck:
     """Return the check of a missing segment: all its entries are unreachable."""
     return SegmentCheck(
         path=target.path / str(number),

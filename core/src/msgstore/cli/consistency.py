@@ -8,7 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from msgstore.contract import SegmentStats
-from msgstore.engine.store import Entry
+from msgstore.engine.store import StoredMessage
 
 What = Literal["outside_the_segment", "same_place", "overlap", "no_reference", "live_count", "live_bytes"]
 
@@ -33,11 +33,11 @@ class Inconsistency:
         }
 
 
-def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[Entry]) -> Iterator[Inconsistency]:
+def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Inconsistency]:
     """Yield the contradictions of one segment. ``entries``: all index entries of the segment, by offset. ``file_size``: size of
     the file, not of the segment's row."""
     count = total = end = 0
-    previous: Entry | None = None
+    previous: StoredMessage | None = None
     for entry in entries:
         place = entry.msg_id, entry.offset, entry.size
         if entry.references < 1:

@@ -15,7 +15,7 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.stores import find_store, resolve_store
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
-from msgstore.engine.store import Entry, Store
+from msgstore.engine.store import StoredMessage, Store
 from msgstore.scan import Described, describe
 
 _ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"
@@ -26,13 +26,13 @@ _HASH_COLUMN = len(_ROW.format("", "", "", "", "", ""))
 class ListedMessage:
     """One message of a list: its index entry, its record type and fields, and the hash of its stored body."""
 
-    entry: Entry
+    entry: StoredMessage
     described: Described
     body_sha256: str | None
     """None if the record is damaged."""
 
     @classmethod
-    def of(cls, store: Store, entry: Entry) -> ListedMessage:
+    def of(cls, store: Store, entry: StoredMessage) -> ListedMessage:
         """Read the record. Prints damage on standard error. Raises MessageNotFound if the message was removed meanwhile."""
         try:
             record = store.record(entry)

@@ -12,7 +12,7 @@ import attrs
 
 from msgstore.cli.scrub_state import DamagedSpan
 from msgstore.contract import Buffer, MessageNotFound, MsgStoreError, RecordError
-from msgstore.engine.store import Entry
+from msgstore.engine.store import StoredMessage
 from msgstore.files import READ_WHOLE, Files
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 
@@ -70,7 +70,7 @@ class Scrubber:
         self._throttle = throttle
         self._read = read
 
-    def check(self, path: Path, form: OpenFormat, entries: Sequence[Entry]) -> tuple[list[DamagedSpan], int]:
+    def check(self, path: Path, form: OpenFormat, entries: Sequence[StoredMessage]) -> tuple[list[DamagedSpan], int]:
         """Return (damaged spans by offset, bytes read). ``entries``: every live record of the segment. Raises OSError.
 
         A store that is open elsewhere may be collected meanwhile. Therefore a changed segment is read again. A record is
@@ -89,12 +89,12 @@ class Scrubber:
                 break
         return spans, size
 
-    def check_gone(self, path: Path, entries: Sequence[Entry]) -> list[DamagedSpan]:
+    def check_gone(self, path: Path, entries: Sequence[StoredMessage]) -> list[DamagedSpan]:
         """Return the lost live records of a missing segment."""
         lost = [entry for entry in entries if self._is_lost(entry)]
         return [DamagedSpan(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
 
-    def _check(self, path: Path, form: OpenFormat, content: Content, entries: Sequence[Entry]) -> list[DamagedSpan]:
+    def _check(self, path: Path, form: OpenFormat, content: Content, entries: Sequence[StoredMessage]) -> list[DamagedSpan]:
         """Return one span per offset; that of a live record wins. Ignores what the format says about unreadable bytes, which
         are zeros here."""
         by_offset: dict[int, DamagedSpan] = {}
@@ -105,7 +105,7 @@ class Scrubber:
                     by_offset[span.offset] = span
         return sorted([*content.unreadable, *by_offset.values()], key=lambda span: span.offset)
 
-    def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[Entry]) -> Iterator[DamagedSpan]:
+    def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[StoredMessage]) -> Iterator[DamagedSpan]:
         """Yield the damage that the format finds, then the live records that do not match the index."""
         scan = form.scan(data)
         for span in damaged_spans(SegmentReport(path, form, len(data), scan)):
@@ -118,7 +118,7 @@ class Scrubber:
             elif entry.offset < scan.end.offset and reason is None and (entry.msg_id, entry.offset, entry.size) not in scanned:
                 yield DamagedSpan(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
 
-    def _is_lost(self, entry: Entry) -> bool:
+    def _is_lost(self, entry: StoredMessage) -> bool:
         """Return False if the message was moved or removed."""
         try:
             self._read(entry.msg_id)
@@ -170,7 +170,7 @@ class Scrubber:
             self._files.close(fd)
 
 
-def _damage(form: OpenFormat, data: Buffer, entry: Entry) -> str | None:
+def _damage(form: OpenFormat, data: Buffer, entry: StoredMessage) -> str | None:
     """Return why the record does not match the index (frame, size, id or checksum), or None if it does."""
     record = data[entry.offset : entry.offset + entry.size]
     if len(record) != entry.size:

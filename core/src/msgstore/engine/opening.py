@@ -83,7 +83,7 @@ def open_configured(
         mode=mode,
         index=config.index.name,
         form=config.format.name,
-        recovery=opened.recovery,
+        recovery=opened.recovery.as_mapping(),
         statistics=statistics_of(store),
     )
     if mode == "rw" and config.on_legacy == "migrate":

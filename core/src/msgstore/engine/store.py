@@ -100,6 +100,13 @@ class Store:
     ``compact``, ``migrate`` and ``close`` raise RuntimeError.
     """
 
+    read: Callable[[bytes], bytes]
+    """As ``read`` of a client."""
+    read_many: Callable[[Iterable[bytes]], dict[bytes, bytes]]
+    """As ``read_many`` of a client."""
+    contains: Callable[[bytes], bool]
+    """As ``contains`` of a client."""
+
     def __init__(self, opened: OpenDirectory, mode: Mode) -> None:
         config, backends, accounting = opened.config, opened.backends, opened.accounting
         self.path = config.path
@@ -139,7 +146,7 @@ class Store:
             self._lifecycle.refuse(error)
         else:
             self._start_threads()
-        forking.register(self)
+        forking.watch(self)
 
     def _read_with(self, strategy: ReadStrategy) -> None:
         """Use another strategy from now on. Called before there are clients."""

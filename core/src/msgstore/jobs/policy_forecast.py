@@ -26,7 +26,7 @@ from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
 from msgstore.engine.compact import policy_actions as plans
 from msgstore.engine.open.recovery import CHAIN
-from msgstore.engine.open.startup import goes_on_in
+from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
@@ -112,7 +112,7 @@ def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segmen
         segment.number, segment.sealed_mtime_ns = file.number, file.mtime_ns
     by_number = {segment.number: segment for segment in sorted(segments, key=lambda segment: segment.number)}
     newest = by_number.get(max((file.number for file in found.values()), default=0))
-    current = newest if newest and goes_on_in(newest, config.format.name, config.file_size_limit) else None
+    current = newest if newest and can_resume(newest, config.format.name, config.file_size_limit) else None
     if current:
         current.sealed_mtime_ns = None
     return Picture(

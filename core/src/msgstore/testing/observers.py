@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from msgstore.contract import events
-from msgstore.engine.events.event_dispatcher import PATIENCE
+from msgstore.engine.events.event_dispatcher import CLOSE_TIMEOUT_SECONDS
 from msgstore.plugins.loader import EVENT_HOOKS, Observer
 from msgstore.testing.guard import KitTests
 from msgstore.testing.stores import Stores
@@ -127,7 +127,7 @@ class ObserverTests(KitTests):
                 client.remove([bytes([n]) * 16 for n in range(1, 40) if n % 3])
             store.compact(everything=True)
             store.close()
-            assert begun == ended, f"the store was closed before everything was told: it waits {PATIENCE:g} s"
+            assert begun == ended, f"the store was closed before everything was told: it waits {CLOSE_TIMEOUT_SECONDS:g} s"
         assert not failed, f"it raised: {', '.join(failed)}"
 
 

@@ -10,7 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import attrs
+
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
+from msgstore.contract.events import CollectionFinishedEvent
 from msgstore.engine.backends import Backends
 from msgstore.engine.compact import copy_compaction, in_place, policy_actions, retention
 from msgstore.engine.compact.collection_result import CollectionResult
@@ -36,6 +39,7 @@ class GarbageCollector:
         self._context = context
         self._accounting = context.accounting
         self._segments = context.segments
+        self._store = context.segments.directory
         self._lifecycle = lifecycle
         self._policy, self._may_drop = backends.policy, backends.may_drop
         self._generation = backends.write_format.descriptor.generation
@@ -115,7 +119,9 @@ class GarbageCollector:
             if any(not result.size_after for result in done):
                 self._delete_empty()
         for result in done:
-            self._segments.telemetry.collected(result, time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
+            fields = attrs.asdict(result)
+            self._segments.telemetry.collected(CollectionFinishedEvent(store=self._store, seconds=seconds, **fields))
         return done
 
     def _collect(self, action: Action, pinned: Sequence[PinnedSegment]) -> list[CollectionResult]:
@@ -143,7 +149,7 @@ class GarbageCollector:
                 with self._accounting.state_lock:
                     segment.quarantined = True
                     self._accounting.mark_dirty(segment)
-                self._context.commit()
+                self._context.commit_locked()
         else:
             segment.compacted_live_bytes = segment.live_bytes
         return CollectionResult(segment.path.name, segment.size, segment.size, skipped=error.reason, outcome="none")

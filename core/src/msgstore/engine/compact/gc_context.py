@@ -29,7 +29,7 @@ class GcContext:
         self.index = accounting.index
         self.state_lock = accounting.state_lock
         self.flush_lock = accounting.flush_lock
-        self.gc_lock = threading.RLock()
+        self.gc_lock = threading.Lock()
         """Held by the one thread that collects, and by a thread that closes the store."""
         self.form = form
         """Format of new copies."""
@@ -41,5 +41,9 @@ class GcContext:
     def commit(self) -> None:
         """Commit all changes so far, records that the index points to included. Takes the flush lock. Raises StoreIOError."""
         with self.flush_lock:
-            self.segments.sync_written()
-            self.accounting.commit()
+            self.commit_locked()
+
+    def commit_locked(self) -> None:
+        """As ``commit``. Caller holds the flush lock."""
+        self.segments.sync_written()
+        self.accounting.commit()

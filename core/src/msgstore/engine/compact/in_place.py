@@ -76,7 +76,7 @@ def _rewrite(
         with context.state_lock:
             time, segment.sealed_mtime_ns, segment.compacting = segment.sealed_mtime_ns, None, True
             ledger.mark_dirty(segment)
-        context.commit()
+        context.commit_locked()
     with context.state_lock:
         segments.read_files.epoch += 1
     with segments.errors(segment):

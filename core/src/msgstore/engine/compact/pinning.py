@@ -63,7 +63,7 @@ class PinnedSegment:
         if len(live) and live.offsets[0] < segment.header_bytes:
             raise InconsistentSegment(segment, f"a record begins at offset {live.offsets[0]}, inside of the header")
         with context.state_lock:
-            died = self.died_since_pin.copy()
+            died = self.died.copy()
         known = len(died.union(live.locations(segment.number))) if died else len(live)
         if known != self.count:
             lost = self.count - known

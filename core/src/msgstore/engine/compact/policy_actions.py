@@ -21,7 +21,7 @@ def ask(policy: GcPolicy, stats: Sequence[SegmentStats], now: float) -> list[Any
         return []
 
 
-def check(
+def validate_actions(
     actions: Iterable[object],
     stats: Sequence[SegmentStats],
     segments: Mapping[int, Segment],

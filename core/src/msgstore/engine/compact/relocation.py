@@ -45,7 +45,7 @@ def still_alive(
     source: PinnedSegment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]
 ) -> tuple[Sequence[bytes], Sequence[int], Sequence[int]]:
     """The rows whose records have not died since the mark. Caller holds the state lock."""
-    if not (died := source.died_since_pin):
+    if not (died := source.died):
         return ids, old, new
     alive = [location not in died for location in old]
     return list(compress(ids, alive)), list(compress(old, alive)), list(compress(new, alive))

@@ -35,7 +35,7 @@ def drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionRe
 
 def _release(context: GcContext, source: PinnedSegment, live: Live) -> int:
     """Under the lock. How many of them were still alive."""
-    index, died = context.index, source.died_since_pin
+    index, died = context.index, source.died
     locations = live.locations(source.segment.number)
     ids = [msg_id for msg_id, location in zip(live.ids, locations, strict=True) if location not in died]
     released = index.release([msg_id for msg_id in ids for _ in range(index.references(msg_id))])

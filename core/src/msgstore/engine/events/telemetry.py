@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from msgstore.contract import events
-from msgstore.contract.events import CollectionOutcome
+from msgstore.contract.events import CollectionFinishedEvent
 from msgstore.engine.events.counters import Counters
 from msgstore.engine.events.event_dispatcher import EventDispatcher
 from msgstore.plugins.loader import Observer
@@ -26,33 +26,6 @@ MAX_SPANS = 10_000
 """Damaged spans that are remembered, so that each is published once."""
 
 
-class RecoveryResult(Protocol):
-    """What telemetry needs of a recovery (:class:`msgstore.engine.open.recovery.Recovery`)."""
-
-    how: str
-    scanned: list[str]
-    hinted: list[str]
-    entered: int
-    garbage: int
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Return all members as they are now."""
-
-
-class Collected(Protocol):
-    """What telemetry needs of a collection result."""
-
-    file: str
-    outcome: CollectionOutcome
-    size_before: int
-    size_after: int
-    moved_records: int
-    moved_bytes: int
-    written: int
-    dropped: int
-    skipped: str | None
-
-
 class Telemetry:
     """One instance per store, from before its recovery until it is closed."""
 
@@ -64,16 +37,16 @@ class Telemetry:
 
     # -- the store --------------------------------------------------------------------------------------------------------
 
-    def recovered(self, recovery: RecoveryResult, seconds: float) -> None:
-        """Log and publish a recovery, unless the store is new or the saved index was used without a scan."""
-        if recovery.how == "new" or (recovery.how == "trust" and not recovery.scanned):
+    def recovered(self, recovery: Mapping[str, Any], seconds: float) -> None:
+        """Log and publish a recovery, unless the store is new or the saved index was used without a scan. ``recovery`` has the
+        members of :class:`msgstore.engine.open.recovery.Recovery`."""
+        how, scanned = recovery["how"], recovery["scanned"]
+        if how == "new" or (how == "trust" and not scanned):
             return
-        numbers = len(recovery.scanned), len(recovery.hinted), recovery.entered, recovery.garbage
+        numbers = len(scanned), len(recovery["hinted"]), recovery["entered"], recovery["garbage"]
         what = "%s: recovered (%s) in %.3f s: %d segments read, %d hints, %d live records, %d dead or copies"
-        _recovery_log.info(what, self.store, recovery.how, seconds, *numbers)
-        self.dispatcher.publish(
-            events.RecoveryFinishedEvent(store=self.store, recovery=recovery.as_mapping(), seconds=seconds)
-        )
+        _recovery_log.info(what, self.store, how, seconds, *numbers)
+        self.dispatcher.publish(events.RecoveryFinishedEvent(store=self.store, recovery=recovery, seconds=seconds))
 
     def opened(
         self,
@@ -81,18 +54,18 @@ class Telemetry:
         mode: Literal["rw", "r"],
         index: str,
         form: str,
-        recovery: RecoveryResult,
+        recovery: Mapping[str, Any],
         statistics: Callable[[], Mapping[str, int]],
     ) -> None:
         """Log and publish that the store is open."""
-        _store_log.info("%s: opened, mode %s, index %s, format %s, %s", self.store, mode, index, form, recovery.how)
+        _store_log.info("%s: opened, mode %s, index %s, format %s, %s", self.store, mode, index, form, recovery["how"])
         self.dispatcher.publish(
             events.StoreOpenedEvent(
                 store=self.store,
                 mode=mode,
                 index=index,
                 format=form,
-                recovery=recovery.as_mapping(),
+                recovery=recovery,
                 statistics=statistics,
             )
         )
@@ -139,7 +112,7 @@ class Telemetry:
         _segments_log.debug("%s: %s deleted, %d bytes", self.store, file, size)
         self.dispatcher.publish(events.SegmentDeletedEvent(store=self.store, file=file, size=size))
 
-    def collected(self, result: Collected, seconds: float) -> None:
+    def collected(self, result: CollectionFinishedEvent) -> None:
         """Count, log and publish a collection. A deleted segment is also counted by ``segment_deleted``."""
         if result.outcome != "none":
             self.counters.collections += 1
@@ -147,22 +120,8 @@ class Telemetry:
                 self.counters.collected_bytes += result.size_before - result.size_after
         what = "%s: %s %s: %d bytes before, %d after, %d moved, %.3f s"
         sizes = result.size_before, result.size_after, result.moved_bytes
-        _collection_log.info(what, self.store, result.file, result.outcome, *sizes, seconds)
-        self.dispatcher.publish(
-            events.CollectionFinishedEvent(
-                store=self.store,
-                file=result.file,
-                outcome=result.outcome,
-                size_before=result.size_before,
-                size_after=result.size_after,
-                moved_records=result.moved_records,
-                moved_bytes=result.moved_bytes,
-                written=result.written,
-                seconds=seconds,
-                dropped=result.dropped,
-                skipped=result.skipped,
-            )
-        )
+        _collection_log.info(what, self.store, result.file, result.outcome, *sizes, result.seconds)
+        self.dispatcher.publish(result)
 
     def dropped(self, file: str, messages: int, size: int, reason: str) -> None:
         """Count, log and publish live messages that retention deletes. ``segment_deleted`` follows for their segment."""

@@ -127,7 +127,7 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
     return counts
 
 
-def report_missing(segments: Segments, shutdown_files: Leftovers, recovery: Recovery) -> None:
+def report_missing(segments: Segments, shutdown_files: ShutdownFiles, recovery: Recovery) -> None:
     """Of a directory without a segment: what a broker's counts say was there is missing."""
     counts = read_broker_counts(segments, shutdown_files, read_only=True)
     live = [msg_id for msg_id, count in counts.references.items() if count] if counts is not None else []

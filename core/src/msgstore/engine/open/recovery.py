@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress, repeat
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -107,6 +107,10 @@ class Recovery:
     counts: CountsFrom = "index"
     """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: as a broker saved them;
     `msg_store_index.ets in part`: of the entries that agree with a record, and one for each other record; `one each`."""
+
+    def as_mapping(self) -> Mapping[str, Any]:
+        """Return all members as they are now, for observers."""
+        return attrs.asdict(self)
 
     @property
     def counts_are_kept(self) -> bool:

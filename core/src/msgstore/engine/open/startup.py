@@ -124,7 +124,7 @@ class _Opening:
         recovery = IndexRecovery(
             config, catalogue, segments, self._index, state, remembered, shutdown_files, counts, progress, read_only
         ).run()
-        segments.telemetry.recovered(recovery, time.perf_counter() - begin)
+        segments.telemetry.recovered(recovery.as_mapping(), time.perf_counter() - begin)
         accounting = LiveAccounting(
             segments, self._index, SharedBodies(config.shared_cache), is_persistent=is_persistent
         )

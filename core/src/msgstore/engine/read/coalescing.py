@@ -12,7 +12,7 @@ MERGE_LIMIT = 2**20
 """... up to this many bytes at once."""
 
 
-def runs(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+def coalesce_reads(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
     """Group sorted locations into runs that one read serves."""
     run: list[tuple[int, bytes]] = []
     run_number = run_start = run_end = 0

@@ -8,7 +8,7 @@ unknown id included, the slow path decides: it gives the answer or the error.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import attrs
@@ -57,12 +57,12 @@ class Reader:
 
     # -- fast paths of a local store --------------------------------------------------------------------------------------
 
-    def use_fast_path(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends, *, mapped: bool) -> None:
+    def use_fast_path(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, *, mapped: bool) -> None:
         """Serve ``read`` without locks. ``mapped``: from memory maps of the segments instead of ``pread``."""
         self._mapped = mapped
         self.read = self._make_mapped_read(pending, backends) if mapped else self._make_read(pending, backends)
 
-    def _make_read(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
+    def _make_read(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
         files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, backends.plain_bodies
         opened, pread, decode_body = files.readers, self._segments.files.pread, backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
@@ -86,7 +86,7 @@ class Reader:
 
         return read
 
-    def _make_mapped_read(self, pending: dict[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
+    def _make_mapped_read(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
         files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, backends.plain_bodies
         maps, decode_body = files.maps, backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
@@ -225,9 +225,8 @@ class Reader:
         for location, msg_id in located:
             if msg_id not in found or (not self._strategy.is_final and self._locate(msg_id) != location):
                 found.pop(msg_id, None)
-                body = self._body(msg_id, backends)
-                if body is not None:
-                    found[msg_id] = body
+                if (now := self._body(msg_id, backends)) is not None:
+                    found[msg_id] = now
         return found
 
     def _read_run(self, run: list[tuple[int, bytes]], found: dict[bytes, bytes], backends: Backends) -> None:

@@ -40,6 +40,10 @@ class Fetched:
 class ReadStrategy(Protocol):
     """Thread-safe."""
 
+    @property
+    def is_final(self) -> bool:
+        """True if no location can change while ``consistently`` runs."""
+
     def consistently(self, call: Callable[[Backends], T]) -> T:
         """Return ``call(backends)``, made while index and segments fit each other. Raises StoreClosed, StoreError."""
 
@@ -60,7 +64,6 @@ class LockedStrategy:
     """Reads of an open store under the state lock. Callers of ``fetch`` hold it."""
 
     is_final = True
-    """A location cannot change while ``consistently`` runs."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class FollowingStrategy:
 
     is_final = False
 
-    def __init__(self, tracker: WriterTracker, files: SegmentFileCache, recovered: LockedStrategy) -> None:
+    def __init__(self, tracker: WriterTracker, files: SegmentFileCache, recovered: ReadStrategy) -> None:
         self._tracker = tracker
         self._files = files
         self._recovered = recovered

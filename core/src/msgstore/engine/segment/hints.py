@@ -89,7 +89,7 @@ class Hints:
     def finish(self, segment: Segment) -> None:
         """``segment`` was sealed. Its hint is written by the next ``save``, if it was collected from its header to its end."""
         if segment.number == self._number:
-            if self._end == segment.size and segment.named:
+            if self._end == segment.size and segment.is_published:
                 hint = Hint.of_run(self._ids, segment.header_bytes, self._sizes)
                 self.finished[segment.number] = segment, hint, time.monotonic()
             self._forget()

@@ -31,7 +31,7 @@ class Segment:
     sealed_mtime_ns: int | None = None
     """The file's time when it was last known not to change any more; None while it may."""
     died_since_pin: set[int] | None = None
-    """While it is being collected, the locations of the records in it that have died_since_pin since that began; else None."""
+    """While it is being collected, the locations of its records that have died since that began; else None."""
     compacting: bool = False
     """True while its file is rewritten in place: then it may be shorter than ``size``, and its row says so."""
     compacted_live_bytes: int = -1

@@ -28,8 +28,13 @@ AppendedRun = tuple[Segment, int, int]
 class CleanMarker(Protocol):
     """The mark of the last clean shutdown (:mod:`msgstore.engine.open.clean_stop`)."""
 
-    state: Mapping[bytes, bytes | None]
-    """Part of the first commit: the store is open."""
+    @property
+    def saved(self) -> bytes | None:
+        """Text of ``clean.dot`` in the saved state; None after a dirty shutdown."""
+
+    @property
+    def state(self) -> Mapping[bytes, bytes | None]:
+        """Part of the first commit: the store is open."""
 
     def retire(self, accounting: LiveAccounting) -> None:
         """Hide ``clean.dot`` before the first change. Caller holds the flush lock. Raises StoreIOError."""
@@ -48,7 +53,7 @@ class LiveAccounting:
         self.is_persistent = is_persistent
         """True if the index survives a crash."""
         self.state_lock = threading.Lock()
-        self.flush_lock = threading.RLock()
+        self.flush_lock = threading.Lock()
         self.revivable: dict[bytes, int] = {}
         """Dead records that a second write can revive, id to location: those of the current segment, and of segments that are
         not self-describing."""

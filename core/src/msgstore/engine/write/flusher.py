@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Protocol
 
 from msgstore.config import StoreConfig
@@ -60,6 +61,10 @@ class Flusher:
         self._is_unchecked = False
         """True while something was appended since a flush last found segment and directory in place."""
         self._flush_again = False
+        self._delivering_thread: int | None = None
+        """Thread that holds the flush lock and calls ``on_confirm`` now."""
+        self.unconfirmed: dict[int, list[bytes]] = {}
+        """Ids to confirm by client number. Does not refer to the clients, so that a store that nobody closes is collected."""
 
     def flush(self) -> None:
         """Write all buffered messages, commit the index, and confirm the messages to their clients.
@@ -74,7 +79,7 @@ class Flusher:
 
     def flush_soon(self) -> None:
         """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned."""
-        if self._lifecycle.in_callback and self._accounting.holds_flush_lock:
+        if self._delivering_thread == get_ident():
             self._flush_again = True
         else:
             self._lifecycle.check_writable()
@@ -117,12 +122,16 @@ class Flusher:
 
     def drain(self) -> None:
         """Append the oldest messages, about one step, unless another thread holds the flush lock."""
-        if self._accounting.flush_lock.locked():
-            return
-        with self._accounting.flush_lock:
-            self._segments.check_files()
-            count = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self.buffered_bytes, 1) + 1
-            self._append(self._buffer.oldest(count), DRAIN_STEP)
+        if self._delivering_thread == get_ident():
+            self._drain_locked()
+        elif not self._accounting.flush_lock.locked():
+            with self._accounting.flush_lock:
+                self._drain_locked()
+
+    def _drain_locked(self) -> None:
+        self._segments.check_files()
+        count = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self.buffered_bytes, 1) + 1
+        self._append(self._buffer.oldest(count), DRAIN_STEP)
 
     def _append(self, ids: Sequence[bytes], max_bytes: int) -> BatchResult:
         result = self._batches.write(ids, max_bytes)
@@ -150,12 +159,15 @@ class Flusher:
         """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
         for client, count in confirmed:
             ids = client.take_unconfirmed(count)
+            self._delivering_thread = get_ident()
             try:
                 with self._lifecycle.callback():
                     client.confirm(ids)
             except Exception:
                 self.callback_failures += 1
                 log.exception("%s: on_confirm of client %r failed for %d ids", self._path, client.name, len(ids))
+            finally:
+                self._delivering_thread = None
 
     @property
     def has_work(self) -> bool:

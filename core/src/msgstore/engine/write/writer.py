@@ -64,6 +64,10 @@ class Writer:
         self._flush_each_call = not config.sync_interval
         self._size_limit = 0 if self._encode else min(config.large_message, self._max_body + 1)
         self._report_size = 0
+        self._bound: int = config.max_unconfirmed
+        """Uncommitted bytes above which a writing thread flushes: less what clients have not reported yet."""
+        self._charged_since_count = 0
+        """Charged bytes that were reported since the buffer was last counted. Guarded by the state lock."""
         self._is_failing = False
         """True after a failed attempt to write, until one succeeds: each ``write`` flushes before it takes its message."""
         self.wake_flusher: Callable[[], object] = lambda: None
@@ -89,12 +93,15 @@ class Writer:
             client.write_slow,
         )
         self._flusher.clients.append(client)
+        if client.unconfirmed is not None:
+            self._flusher.unconfirmed[client.number] = client.unconfirmed
         return fast_path
 
     def unregister_client(self, client: WritingClient) -> None:
         """Confirm nothing to the client any more. Caller holds the state lock."""
         if client in self._flusher.clients:
             self._flusher.clients.remove(client)
+            self._flusher.unconfirmed.pop(client.number, None)
 
     def _set_report_size(self, clients: int) -> None:
         """Let clients report so often that unreported bytes of all together stay below half of ``max_unconfirmed``."""
@@ -149,6 +156,7 @@ class Writer:
         with self._accounting.state_lock:
             flusher.buffered_bytes += charged
             flusher.uncommitted_bytes += charged
+            self._charged_since_count += charged
         self._after_change("The message was taken: do not repeat the write.")
 
     def _after_change(self, outcome: str) -> None:
@@ -174,18 +182,20 @@ class Writer:
         elif flusher.uncommitted_bytes > self._bound // 4 and self._accounting.is_persistent:
             self.request_flush()
         if flusher.buffered_bytes > BUFFER_TARGET:
-            self.wait_for_backlog()
+            if not self._lifecycle.in_callback:  # or the collector may wait for this thread
+                self.wait_for_backlog()
             if self._config.durability == "fsync":
                 self.request_flush()
             else:
                 self._count_and_drain()
 
     def _count_and_drain(self) -> None:
-        """Drain, unless removals have left less in the buffer than was counted."""
+        """Drain, unless removals have left less in the buffer than was reported. Counting takes a millisecond: not each time."""
         flusher = self._flusher
-        if self._reported_since_count(flusher.buffered_bytes):
+        if self._charged_since_count >= BUFFER_TARGET // 2:
             with self._accounting.state_lock:
                 flusher.buffered_bytes = self._buffer.charged_bytes()
+                self._charged_since_count = 0
         if flusher.buffered_bytes > BUFFER_TARGET:
             flusher.drain()
 
