@@ -189,7 +189,7 @@ class SnapshotUnchecked(EtsIndex):
         zeroed = zlib.crc32(data[:-4]).to_bytes(4)
         try:
             snapshot.read(data[:-4] + zeroed, self._entries, self._counts)
-        except (snapshot.BadSnapshot, ValueError, OverflowError):
+        except (snapshot.InvalidSnapshot, ValueError, OverflowError):
             self.clear()
 
 

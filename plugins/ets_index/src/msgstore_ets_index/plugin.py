@@ -1,4 +1,4 @@
-"""Registers the index ``ets``."""
+"""Registration of the index ``ets``."""
 
 from __future__ import annotations
 
