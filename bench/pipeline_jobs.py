@@ -147,8 +147,8 @@ def _session(clock: Clock, master: str) -> Iterator[Any]:
 
 
 def engine(master: str) -> JobRunner:
-    from msgstore_spark.engine import SparkRunner
-    from msgstore_spark.engine_options import SparkOptions
+    from msgstore_spark.runner import SparkRunner
+    from msgstore_spark.runner_options import SparkOptions
 
     return SparkRunner(SparkOptions(master))
 

@@ -76,7 +76,7 @@ def engines() -> str:
     }
     local = found["local"]
     rows = [("`local`", "`msgstore`", _options(local.options), cell(local.summary))]
-    options = _tree("engine_options")
+    options = _tree("runner_options")
     documented = _documented(next(node for node in options.body if isinstance(node, ast.ClassDef)))
     project = tomllib.loads((PIPELINE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     descriptor = next(
@@ -126,7 +126,7 @@ def _literal(module: str, name: str) -> dict[str, str]:
 
 
 def _public() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
-    for name, module in _literal("__init__", "_FOUND_IN").items():
+    for name, module in _literal("__init__", "_MODULES").items():
         for node in _tree(module.removeprefix("msgstore_spark.")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
                 yield name, node

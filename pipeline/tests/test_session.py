@@ -151,7 +151,7 @@ def test_a_machine_whose_name_leads_nowhere():
     ["", "locl[2]", "local[]", "local[two]", "local[2", "local-cluster[2,1]", "spark://", "spark://host", "http://x:1"],
 )
 def test_a_master_that_is_none(master):
-    with pytest.raises(SparkUnavailable, match="there is no such kind of master") as raised:
+    with pytest.raises(SparkUnavailable, match="unknown kind of master") as raised:
         masters.check(master)
     assert repr(master) in str(raised.value)
     assert "local[N]" in str(raised.value)
@@ -191,9 +191,9 @@ def test_a_standalone_master_that_is_not_there():
 NOBODY = """
     import sys
     from msgstore_spark import SparkUnavailable, masters, session
-    masters.PATIENCE = 2
+    masters.CONNECT_TIMEOUT_SECONDS = 2
     from msgstore_spark import connecting
-    connecting.PATIENCE = 2
+    connecting.CONNECT_TIMEOUT_SECONDS = 2
     try:
         session(sys.argv[1])
     except SparkUnavailable as error:
