@@ -44,7 +44,7 @@ class Profile:
     operation: str
     size: int
     what: str
-    """The requirement, as in the table."""
+    """Requirement, as in the table."""
     how: str
     """Description of the run, and of how the lines were taken."""
     lines: list[Line] = field(default_factory=list)

@@ -112,7 +112,7 @@ def test_what_keeps_spark_from_starting_is_one_line():
     """Of a JVM that does not start, and of one that is there already."""
     said = clusters.run(FAILING, "spark.driver.memory=lots", "spark.memory.fraction=lots", errors=True)
     assert said.splitlines() == [
-        "the JVM of Spark ended while it started: Invalid maximum heap size: -Xmxlots",
+        "the JVM of Spark ended during its start: Invalid maximum heap size: -Xmxlots",
         'Illegal value for config key spark.memory.fraction: For input string: "lots"',
         "10",
     ]

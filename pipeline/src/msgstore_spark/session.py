@@ -36,9 +36,9 @@ def session(
     """Return a Spark session on ``master``.
 
     Masters are ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://HOST:PORT``, ``sc://HOST:PORT``, ``yarn`` and
-    ``k8s://...``. Without ``master``, the first of these is used: the active session, the session of ``spark-submit``, the
-    environment variables ``SPARK_REMOTE`` and ``MASTER``, ``local[*]``. An active session is returned unchanged if it has the
-    requested master and settings. ``config`` overrides the default settings (``SETTINGS``).
+    ``k8s://...``. Without ``master``, it is the active session or the one of ``spark-submit``, if there is one. Otherwise the
+    master is ``SPARK_REMOTE`` or ``MASTER`` of the environment, or ``local[*]``. An active session is returned unchanged if it
+    has the requested master and settings. ``config`` overrides the default settings (``SETTINGS``).
 
     Executors run the Python of ``PYSPARK_PYTHON``, or this Python by its path. The environment of this process is not changed
     permanently. Start only one session at a time; every thread can use it.

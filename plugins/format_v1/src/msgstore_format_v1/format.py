@@ -52,7 +52,7 @@ class SegmentFormatV1:
         return scan_segment(data, start, check_body)
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
-        """None: a scan finds its own way."""
+        """Return None: a scan of this format continues after damage by itself."""
         return None
 
     def gap_room(self, offset: int, size: int) -> int:

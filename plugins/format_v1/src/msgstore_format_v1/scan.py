@@ -69,9 +69,9 @@ def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> Segm
 def find_record(data: Buffer, offset: int) -> tuple[int, int] | None:
     """Return (offset, size) of the first record from ``offset`` on, or None.
 
-    After a zero-filled hole, the last zeros and the first bytes of a real size field can look like a smaller record that
-    begins up to 7 bytes too early. Such a phantom may even end with the end mark, but no valid bytes follow it. A record that
-    begins within the phantom's first 8 bytes and is followed by valid bytes is therefore returned instead.
+    After a zero-filled hole, the last zeros and the first bytes of a real size field can look like a smaller record. Such a
+    phantom begins up to 7 bytes too early. It may even end with the end mark, but no valid bytes follow it. A record that
+    begins within the phantom's first 8 bytes, and that valid bytes follow, is therefore returned instead.
     """
     for at in candidates(data, offset):
         size = plausible_size(data, at)

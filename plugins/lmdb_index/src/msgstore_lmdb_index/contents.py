@@ -28,7 +28,7 @@ _BATCH = 8192
 
 
 def refuse_links(path: Path) -> None:
-    """Raise OSError if the directory or an LMDB file is a symbolic link: LMDB would write to its target, whatever it is."""
+    """Raise OSError if the directory or an LMDB file is a symbolic link: LMDB would write to any target."""
     for name in (path, path / DATA, path / LOCK):
         if name.is_symlink():
             raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(name))

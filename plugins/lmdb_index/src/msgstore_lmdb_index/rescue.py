@@ -23,7 +23,7 @@ _NODE_HEADER = struct.Struct("<HHHH")
 """Leaf: low and middle bits of the value's size, flags, key size. Branch: low, middle and high bits of the child's page number,
 key size."""
 _DATABASE = struct.Struct("<IHH5Q")
-"""The last member is the number of the root page."""
+"""Description of a database. Its last member is the number of the root page."""
 _META = struct.Struct("<IIQQ48s48sQQ")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF = 0x01, 0x02
