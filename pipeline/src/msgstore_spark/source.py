@@ -50,37 +50,37 @@ class MsgStoreSource(DataSource):
         return "msgstore"
 
     def schema(self) -> StructType:
-        asked = ReadOptions.of(self.options)
-        return from_arrow_schema(full_schema(asked, asked.find()))
+        options = ReadOptions.of(self.options)
+        return from_arrow_schema(full_schema(options, options.find()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        asked = ReadOptions.of(self.options)
-        found = asked.find()
-        return SegmentReader(asked, found, columns(full_schema(asked, found), schema))
+        options = ReadOptions.of(self.options)
+        found = options.find()
+        return SegmentReader(options, found, columns(full_schema(options, found), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a new store. In every mode, existing data at the destination is an error."""
         return StoreWriter(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
-        asked = ReadOptions.of(self.options)
-        if asked.relation != "records":
-            raise ConfigError(f"msgstore: a stream has records only; read the relation {asked.relation!r} with spark.read")
-        return SegmentStreamReader(asked, columns(full_schema(asked, asked.find()), schema))
+        options = ReadOptions.of(self.options)
+        if options.relation != "records":
+            raise ConfigError(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
+        return SegmentStreamReader(options, columns(full_schema(options, options.find()), schema))
 
 
-def full_schema(asked: ReadOptions, found: Found) -> pa.Schema:
+def full_schema(options: ReadOptions, found: Found) -> pa.Schema:
     """Return all columns of the requested relation."""
-    if asked.relation == "damage":
+    if options.relation == "damage":
         return DAMAGE
-    if asked.relation == "segments":
+    if options.relation == "segments":
         return SEGMENTS
-    return records_schema(found.inputs, codec_of(asked))
+    return records_schema(found.inputs, codec_of(options))
 
 
-def codec_of(asked: ReadOptions) -> OpenCodec | None:
+def codec_of(options: ReadOptions) -> OpenCodec | None:
     """Return the body codec of the options, or None."""
-    return open_codec(asked.body) if asked.body else None
+    return open_codec(options.body) if options.body else None
 
 
 def columns(full: pa.Schema, schema: StructType) -> pa.Schema:
@@ -111,17 +111,17 @@ class SegmentPartition(InputPartition):
 class SegmentReader(DataSourceReader):
     """Reader of one query. Created on the driver, and pickled to the executors with one partition per task."""
 
-    def __init__(self, asked: ReadOptions, found: Found, schema: pa.Schema) -> None:
-        self._asked = asked
+    def __init__(self, options: ReadOptions, found: Found, schema: pa.Schema) -> None:
+        self._options = options
         self._found = found
         self._schema = schema
         self._wanted = Wanted(tuple(schema.names))
-        self._bodies = asked.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
+        self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]  # its class docstring has the reason
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Apply the filters that need no body, and return the filters that Spark must evaluate."""
-        pushed = push(filters, records=self._asked.relation == "records")
+        pushed = push(filters, records=self._options.relation == "records")
         inputs = tuple(found for found in self._found.inputs if pushed.accepts(found))
         damage = tuple(span for span in self._found.damage if pushed.accepts_file(*os.path.split(span.path)))
         self._found = attrs.evolve(self._found, inputs=inputs, damage=damage)
@@ -129,20 +129,20 @@ class SegmentReader(DataSourceReader):
         return pushed.remaining
 
     def partitions(self) -> list[InputPartition]:
-        tasks = self._asked.pack(self._found.inputs, bodies=self._bodies)
+        tasks = self._options.pack(self._found.inputs, bodies=self._bodies)
         partitions: list[InputPartition] = [SegmentPartition(task) for task in tasks]
-        if self._asked.relation == "damage" and self._found.damage:
+        if self._options.relation == "damage" and self._found.damage:
             partitions.append(SegmentPartition((), (spans_batch(self._found.damage),)))
         return partitions or [SegmentPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SegmentPartition)
         yield from (rows.select(self._schema.names) for rows in partition.rows)
-        if self._asked.relation == "records":
-            codec = codec_of(self._asked)
+        if self._options.relation == "records":
+            codec = codec_of(self._options)
             for found in partition.inputs:
                 yield from record_batches(found, self._schema, self._wanted, codec)
-        elif self._asked.relation == "damage":
+        elif self._options.relation == "damage":
             yield damage_batch(partition.inputs).select(self._schema.names)
         else:
             yield segments_batch(judge(found).summary for found in partition.inputs).select(self._schema.names)

@@ -42,8 +42,8 @@ class SegmentRangePartition(InputPartition):
 class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader. The driver finds new records by scanning the new bytes of changed files."""
 
-    def __init__(self, asked: ReadOptions, schema: pa.Schema) -> None:
-        self._asked = asked
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
         self._schema = schema
         self._follower = Follower()
         self._target: Offset | None = None
@@ -53,10 +53,10 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._asked.max_files:
-            return ReadMaxFiles(self._asked.max_files)
-        if self._asked.max_bytes:
-            return ReadMaxBytes(self._asked.max_bytes)
+        if self._options.max_files:
+            return ReadMaxFiles(self._options.max_files)
+        if self._options.max_bytes:
+            return ReadMaxBytes(self._options.max_bytes)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -68,7 +68,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next_offset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the end of the next micro-batch. It has at least one file, so the first may exceed a limit in bytes."""
-        inputs = [found for found in self._asked.find().inputs if self._target is None or found.path in self._target]
+        inputs = [found for found in self._options.find().inputs if self._target is None or found.path in self._target]
         files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
         remaining = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         changed: Offset = {}
@@ -94,15 +94,15 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Grouped by the sizes of the ranges: the sizes of whole files do not matter here.
         inputs = [
             attrs.evolve(found, size=changed[found.path].end - changed[found.path].begin)
-            for found in self._asked.find().inputs
+            for found in self._options.find().inputs
             if found.path in changed
         ]
-        tasks = self._asked.pack(inputs, bodies=True)
+        tasks = self._options.pack(inputs, bodies=True)
         return [SegmentRangePartition(tuple((found, changed[found.path]) for found in task)) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SegmentRangePartition)
-        codec = open_codec(self._asked.body) if self._asked.body else None
+        codec = open_codec(self._options.body) if self._options.body else None
         for found, stretch in partition.parts:
             yield from record_batches(found, self._schema, Wanted(tuple(self._schema.names)), codec, stretch)
 
