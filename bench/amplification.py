@@ -1,7 +1,7 @@
-"""Bytes that are written for each byte that is stored, over a message's whole life, collection included.
+"""Bytes written per byte stored, over the whole life of a message, collection included.
 
-Each store is counted in a process of its own, by the bytes that the process passes to system calls: all files, logs and
-threads of the store. LMDB is run without writemap here, since what goes through a mapping is not counted.
+Each store runs in a separate process. The figure counts the bytes that the process passes to system calls, for all files, logs
+and threads. LMDB runs without writemap here, because writes through a mapping are not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import children
 from figures import Bound, Figures, Progress
-from measure import SEED, Plan, fresh_directory, make_messages
+from measure import SEED, Plan, make_messages, new_directory
 from ours import MsgStore
 from peer import Pair, Peer, batches
 from profiling import Line, TimedFiles
@@ -26,19 +26,19 @@ NAME = "amplification"
 TITLE = "Bytes written, first in first out and with 60 % removed at random, collected in the end"
 FIFO, RANDOM = "FIFO", "60 % at random"
 MOST = {FIFO: 1.05, RANDOM: 1.3}
-"""Of the bytes of the records, by msgstore with the index ets."""
+"""Required maximum per byte of records, for msgstore with the index ets."""
 MESSAGES = {64: 100_000, 1024: 30_000, 16384: 3_000}
 SET_BYTES = 2**25
-"""Of another size, so many bytes of bodies."""
+"""Bytes of all bodies, for sizes that are not in MESSAGES."""
 LIVING = 0.25
-"""Share of the set that lives at a time, first in first out."""
+"""Fraction of the set that is live at a time with FIFO."""
 REMOVED = 0.6
 SEGMENT = 2 * 2**20
 """msgstore's file_size_limit, so that small bodies fill several segments."""
 
 
 class CountedMsgStore(MsgStore):
-    """Flushes when the engine does, and once in the end."""
+    """Store that is flushed only by the engine, and once at the end."""
 
     def __init__(self, directory: Path, files: TimedFiles | None = None, **options: Any) -> None:
         super().__init__(directory, files, file_size_limit=SEGMENT, **options)
@@ -67,11 +67,11 @@ COUNTED: dict[str, tuple[str, Callable[[Path], Peer]]] = {
     "LMDB": ("LMDB", CountedLMDB),
     "SQLite": ("SQLite", SQLite),
 }
-"""Row to (what --stores calls it, how it is opened)."""
+"""Row to (its name in --stores, function that opens it)."""
 
 
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
-    """Counts, not times: one round."""
+    """Count written bytes. One round is enough, because counts hardly vary."""
     for size in plan.messages:
         messages = _messages(plan, size)
         for name, (store, _) in COUNTED.items():
@@ -79,7 +79,7 @@ def run(plan: Plan, figures: Figures, progress: Progress) -> None:
                 continue
             for how in (FIFO, RANDOM):
                 progress(f"amplification, {size} B, {how}: {name}")
-                with fresh_directory(plan.directory) as directory:
+                with new_directory(plan.directory) as directory:
                     counted = children.call(count, name, str(directory), how, size, messages)
                 for basis, share in counted.items():
                     figures.add(NAME, name, f"{how}: / {basis}", size, "", share)
@@ -95,17 +95,17 @@ def bounds(figures: Figures) -> list[Bound]:
 
 
 def _messages(plan: Plan, size: int) -> int:
-    """The same for a quick run: if all that lives fitted into one flush, it would never be written."""
+    """Return the number of messages. --quick does not reduce it: a set that fits into one flush would never be written."""
     messages = MESSAGES.get(size, max(SET_BYTES // size, 1000))
     return min(messages, plan.most or messages)
 
 
 def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-    """Bytes by the kind of file, before and while space is given back."""
+    """Return written bytes by kind of file, before and during the collection."""
     messages = _messages(plan, bound.size)
     whole = record_bytes(bound.size) * messages
     files = TimedFiles()
-    with fresh_directory(plan.directory) as directory:
+    with new_directory(plan.directory) as directory:
         peer = CountedMsgStore(directory, files)
         pairs = make_messages(bound.size, messages, random.Random(SEED))
         (_first_in_first_out if bound.what.startswith(FIFO) else _at_random)(peer, pairs)
@@ -115,11 +115,14 @@ def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
         peer.close()
     lines = [Line(f"{kind}: puts and removals", size / whole, "") for kind, size in loaded.items()]
     lines += [Line(f"{kind}: collection", (size - loaded.get(kind, 0)) / whole, "") for kind, size in collected.items()]
-    return f"{messages:,} messages; bytes that pass Files, by records' bytes", lines
+    return f"{messages:,} messages; bytes written through Files, per byte of records", lines
 
 
 def count(name: str, directory: str, how: str, size: int, messages: int) -> dict[str, float]:
-    """In a child: bytes written, by what they are divided by. Empty where the system does not count. Closing is not counted."""
+    """Return bytes written per byte of bodies and of records; empty if the system does not count. Runs in a child process.
+
+    Closing the store is not counted.
+    """
     peer = COUNTED[name][1](Path(directory))
     pairs = make_messages(size, messages, random.Random(SEED))
     before = children.bytes_written()
@@ -144,32 +147,32 @@ def _first_in_first_out(peer: Peer, pairs: Sequence[Pair]) -> None:
     for old, new in zip(batches(pairs), batches(pairs[living:]), strict=False):
         peer.put_all(new)
         peer.remove_all([msg_id for msg_id, _ in old[: len(new)]])
-    peer.settle()  # what is removed now was on disk: nothing is saved by a removal that meets its write
+    peer.wait_until_idle()  # the messages removed below must be on disk, not in a write buffer
     peer.remove_all([msg_id for msg_id, _ in pairs[len(pairs) - living :]])
 
 
 def _at_random(peer: Peer, pairs: Sequence[Pair]) -> None:
     peer.put_all(pairs)
-    peer.settle()
+    peer.wait_until_idle()
     gone = random.Random(SEED).sample([msg_id for msg_id, _ in pairs], int(len(pairs) * REMOVED))
     peer.remove_all(gone)
 
 
 def _collect(peer: Peer) -> None:
-    """Give space back, each store in its own way; LMDB and SQLite keep free pages for what comes."""
+    """Reclaim space with the store's own call. LMDB and SQLite keep free pages in their files."""
     if isinstance(peer, MsgStore):
         peer.store.flush()
         peer.store.compact()
     elif isinstance(peer, RocksDB):
         peer.db.flush()
         peer.db.compact_range(None, None)
-        peer.settle()
+        peer.wait_until_idle()
     elif isinstance(peer, SQLite):
         peer.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def record_bytes(size: int) -> int:
-    """Bytes of one record with such a body, asked of a store with that single message."""
+    """Return the size of a record with a body of ``size`` bytes, measured with a store of one message."""
     with tempfile.TemporaryDirectory() as directory, msgstore.open_store(directory, format="v2") as store:
         with store.client() as client:
             client.write(bytes(16), bytes(size))

@@ -1,6 +1,6 @@
-"""Calling a function of the bench in a process of its own: ``children.py MODULE FUNCTION ARGUMENTS``, with JSON both ways.
+"""Calls of functions of the benchmark in child processes: ``children.py MODULE FUNCTION ARGUMENTS``, with JSON both ways.
 
-For what only a fresh process shows: its memory, the bytes that it writes, and what a killed one leaves behind.
+Some figures need a new process: its memory, the bytes that it writes, and the files that a killed process leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``function(*arguments)`` returns in a new process. It must be found in its module by its name."""
+    """Return the result of ``function(*arguments)`` in a new process. It must be a module-level function."""
     process = _run(function, arguments)
     if process.returncode:
         raise RuntimeError(f"{function.__module__}.{function.__name__} failed with {process.returncode}:\n{process.stderr}")
@@ -24,7 +24,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_killed(function: Callable[..., Any], *arguments: Any) -> None:
-    """``function(*arguments)`` in a new process, which ends by killing itself."""
+    """Call ``function(*arguments)`` in a new process, which must end by killing itself."""
     process = _run(function, arguments)
     if process.returncode != -signal.SIGKILL:
         raise RuntimeError(f"{function.__module__}.{function.__name__} was not killed but ended:\n{process.stderr}")
@@ -36,9 +36,9 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, ...]) -> subprocess
 
 
 def bytes_written() -> int | None:
-    """Bytes that this process has passed to system calls that write; None where the system does not count them.
+    """Return the bytes that this process has passed to write system calls; None if the system does not count them.
 
-    All files and all threads. What goes through a mapping of a file is not in it.
+    Includes all files and threads, but not writes through a mapping.
     """
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
@@ -48,7 +48,7 @@ def bytes_written() -> int | None:
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process that is in RAM, pages of mapped files included; None where the system does not tell."""
+    """Return the resident memory of this process in bytes, mapped files included; None if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

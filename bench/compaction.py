@@ -1,7 +1,7 @@
 """Compaction of one full segment of 16 MiB from which 60 % of the messages, chosen at random, were removed.
 
-Each time in a process of its own, so that the bytes that the process passes to system calls stand beside what the engine
-says that it wrote. The policy is ``never`` where there is one: nothing is collected before the clock runs.
+Each compaction runs in a separate process, so that the bytes written according to the system can be compared with the engine's
+own count. Nothing is collected before the clock runs, because ``gc_interval`` is 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import children
 from figures import Bound, Figures, Progress
-from measure import CHECKED, SEED, Plan, fresh_directory, make_messages
+from measure import CHECKED, SEED, Plan, make_messages, new_directory
 from ours import open_msgstore
 from peer import Pair
 from profiling import TimedFiles
@@ -30,7 +30,7 @@ def run(plan: Plan, figures: Figures, progress: Progress) -> None:
     for size in plan.messages:
         for number in range(plan.rounds):
             progress(f"compaction, {size} B, round {number + 1} of {plan.rounds}")
-            with fresh_directory(plan.directory) as directory:
+            with new_directory(plan.directory) as directory:
                 for (name, unit), value in zip(COLUMNS, children.call(compact, str(directory), size, plan.most), strict=True):
                     if value is not None:
                         figures.add(NAME, "msgstore", name, size, unit, value)
@@ -43,12 +43,12 @@ COLUMNS = [
 
 
 def bounds(figures: Figures) -> list[Bound]:
-    """None: nothing is required of it."""
+    """Return no requirements."""
     return []
 
 
 def compact(path: str, size: int, most: int | None) -> list[float | None]:
-    """In a child: one value for each of COLUMNS. With ``most`` messages at most the segment is smaller."""
+    """Return one value for each of COLUMNS. ``most`` limits the messages, and so the segment. Runs in a child process."""
     files = TimedFiles()
     keys: dict[str, Any] = {"file_size_limit": SEGMENT, "sync_interval": "1h", "gc_interval": 0}
     with open_msgstore(Path(path), files, **keys) as store, store.client() as client:
@@ -75,7 +75,7 @@ def compact(path: str, size: int, most: int | None) -> list[float | None]:
             raise RuntimeError(f"{first.file} was not compacted: {one}")
         left = [pair for at, pair in enumerate(pairs) if at not in gone]
         if any(client.read(msg_id) != body for msg_id, body in rng.sample(left, min(CHECKED, len(left)))):
-            raise RuntimeError("another body than was put")
+            raise RuntimeError("read returned another body than the one that was put")
         written = None if before is None or after is None else (after - before) / 1024
         moved = sum(each.moved_bytes for each in done) / 1024, sum(each.written for each in done) / 1024
         return [took * 1000, files.seconds("sync") * 1000, first.size / 1024, *moved, written]

@@ -1,8 +1,8 @@
-"""Deletion of segments in which nothing lives any more, beside bare unlinks of copies of the same files.
+"""Deletion of segments without live messages, compared with bare unlinks of copies of the same files.
 
-In each round both sets of files are made and synced, then deleted slice by slice, the slice of one set after that of the other,
-now the one first, now the other: what the machine does meanwhile hits both. For msgstore the clock runs while the call that
-deletes the files runs: the removals themselves are over.
+In each round, both sets of files are created and synced, and then deleted in slices. Slices of the two sets alternate, and the
+order changes, so that other load on the machine affects both. For msgstore, the clock runs only during the call that deletes
+the files, after the removals.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from functools import partial
 from pathlib import Path
 
 from figures import Bound, Figures, Progress
-from measure import SEED, Plan, fresh_directory, make_messages
+from measure import SEED, Plan, make_messages, new_directory
 from ours import open_msgstore
 from profiling import Line, TimedFiles, functions
 
 NAME = "deletion"
-TITLE = "Deletion of empty segments of 64 KiB: milliseconds for all, microseconds a file"
+TITLE = "Deletion of empty segments of 64 KiB: milliseconds for all, microseconds per file"
 SEGMENTS = 1000
 SEGMENT = 64 * 1024
 BODY = 8 * 1024
-"""Eight messages or nine fill a segment, so that a slice is removed without a flush of its own (after 10,000 removals)."""
+"""Eight or nine messages fill a segment. So the removals of a slice cause no flush, which happens after 10,000 removals."""
 SLICES = 4
-"""A slice of 250 files: few enough to alternate, enough for what a call costs by itself not to count."""
+"""Slices of 250 files: small enough to alternate often, large enough that the cost of a call itself does not matter."""
 BARE = "bare unlinks"
-ALL, EACH = "all", "a file"
+ALL, EACH = "all", "per file"
 MOST = 1.2
-"""Times the bare unlinks' time."""
+"""Required maximum, relative to the time of the bare unlinks."""
 
 
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
     if not plan.has("msgstore"):
         return
     count = plan.count(SEGMENTS)
-    rounds = 2 * plan.rounds  # they are short
+    rounds = 2 * plan.rounds  # a round is short
     for number in range(rounds):
         progress(f"deletion of {count} segments, round {number + 1} of {rounds}")
-        with fresh_directory(plan.directory) as directory:
+        with new_directory(plan.directory) as directory:
             times = _round(directory, count, number)
         for name, seconds in times.items():
             figures.add(NAME, name, ALL, SEGMENT, "ms", seconds * 1e3)
@@ -59,20 +59,20 @@ def bounds(figures: Figures) -> list[Bound]:
 
 
 def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-    """Of one round: time inside unlink and outside of it, and the functions of the calls that delete."""
+    """Repeat one round: time inside and outside unlink, and functions of the calls that delete."""
     count, files = plan.count(SEGMENTS), TimedFiles()
     profiler = cProfile.Profile()
-    with fresh_directory(plan.directory) as directory:
+    with new_directory(plan.directory) as directory:
         times = _round(directory, count, 0, files)
-    with fresh_directory(plan.directory) as directory:
+    with new_directory(plan.directory) as directory:
         _round(directory, count, 0, profiler=profiler)
     inside = files.seconds("unlink")
     lines = [
-        Line("a file, all of it", times["msgstore"] * 1e6 / count, "us"),
+        Line("total per file", times["msgstore"] * 1e6 / count, "us"),
         Line("of that, inside unlink", inside * 1e6 / count, "us"),
         Line("other file operations", (files.seconds() - inside) * 1e6 / count, "us"),
-        Line("a bare unlink", times[BARE] * 1e6 / count, "us"),
-        Line("unlinks a file", files.count("unlink") / count, ""),
+        Line("bare unlink", times[BARE] * 1e6 / count, "us"),
+        Line("unlinks per file", files.count("unlink") / count, ""),
         *functions(profiler, count, "us"),
     ]
     return f"{count:,} segments; file operations timed, then functions by own time under cProfile", lines
@@ -81,7 +81,7 @@ def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
 def _round(
     directory: Path, count: int, number: int, files: TimedFiles | None = None, profiler: cProfile.Profile | None = None
 ) -> dict[str, float]:
-    """Seconds by row. In SLICES, in each of which both delete as many; who begins changes from slice to slice."""
+    """Return the seconds of one round by row. In each slice both sets lose the same files; the order of the sets alternates."""
     store = open_msgstore(
         directory / "store",
         files,
@@ -108,9 +108,9 @@ def _round(
         copies.mkdir()
         for name in names.values():
             shutil.copyfile(store.path / name, copies / name)
-        os.sync()  # or the one set has been written to the disk by now, and the other has not
+        os.sync()  # otherwise only one of the sets may be on disk by now
 
-        def there(chosen: Sequence[int]) -> list[str]:
+        def existing(chosen: Sequence[int]) -> list[str]:
             return [names[at] for at in chosen if (store.path / names[at]).exists()]
 
         times = {"msgstore": 0.0, BARE: 0.0}
@@ -123,8 +123,8 @@ def _round(
             before = len(files.events) if files is not None else 0
             for at in chosen:
                 client.remove(ids[at])
-            if len(there(chosen)) < len(chosen):
-                raise RuntimeError("segments were deleted before the clock ran")
+            if len(existing(chosen)) < len(chosen):
+                raise RuntimeError("segments were deleted before the clock started")
             if files is not None:
                 del files.events[before:]
             order = ["msgstore", BARE] if (number + part) % 4 in (0, 3) else [BARE, "msgstore"]
@@ -133,10 +133,10 @@ def _round(
                     times[name] += _timed(partial(_unlink, bare))
                     continue
                 times[name] += _timed(store.flush, profiler)
-                if there(chosen):  # what the flush has left to the collector
+                if existing(chosen):  # the flush may leave segments to the collector
                     times[name] += _timed(store.compact, profiler)
-            if left := there(chosen):
-                raise RuntimeError(f"{len(left)} empty segments were not deleted, {left[0]} for one")
+            if left := existing(chosen):
+                raise RuntimeError(f"{len(left)} empty segments were not deleted, for example {left[0]}")
     finally:
         store.close()
     return {name: seconds * count / len(names) for name, seconds in times.items()}
@@ -152,4 +152,4 @@ def _timed(action: Callable[[], object], profiler: cProfile.Profile | None = Non
 
 def _unlink(paths: Sequence[str]) -> None:
     for path in paths:
-        os.unlink(path)  # noqa: PTH108 - the floor is the bare call
+        os.unlink(path)  # noqa: PTH108 - the floor is the bare system call

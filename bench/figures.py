@@ -1,4 +1,4 @@
-"""Figures that are not nanoseconds a message of a whole set, and what the project asks of them."""
+"""Figures of the operations with their own tables, and the requirements on them."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ Progress = Callable[[str], object]
 
 @dataclass
 class Figure:
-    """One number of one store; one value a round."""
+    """Number of one store, with one value per round."""
 
     operation: str
     store: str
     name: str
-    """The column of the operation's table."""
+    """Column in the table of the operation."""
     size: int
-    """Bytes of a body, or of a file where files are what is handled."""
+    """Size of a body in bytes, or of a file for operations on files."""
     unit: str
     rounds: list[float] = field(default_factory=list)
 
     @property
     def value(self) -> float:
-        """The median."""
+        """Median of the rounds."""
         return statistics.median(self.rounds)
 
     def over(self, other: Figure) -> float:
-        """Median of the quotients, round by round, because the state of the machine in a round changes both figures.
+        """Return the median of the quotients of each round, because the load of the machine in a round affects both figures.
 
-        Infinite where ``other`` is 0: processor time is counted in hundredths of a second, and a small input takes none.
+        A quotient is infinite if ``other`` is 0: processor time is counted in hundredths of a second, so a small input may
+        have none.
         """
         rounds = zip(self.rounds, other.rounds, strict=True)
         return statistics.median(above / below if below else math.inf for above, below in rounds)
 
 
 class Figures:
-    """By (operation, store, name, size), in the order of first appearance."""
+    """Figures by (operation, store, name, size), in the order of first appearance."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str, str, int], Figure] = {}
@@ -67,7 +68,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Bound:
-    """One requirement on a figure, or on the quotient of two."""
+    """Requirement on a figure, or on the quotient of two figures."""
 
     store: str
     operation: str
@@ -85,17 +86,18 @@ class Bound:
 
 
 class Measurement(Protocol):
-    """A module that measures one operation and has a table of its own. One without bounds needs no ``profile``."""
+    """Module that measures one operation with its own table. A module without bounds needs no ``profile``."""
 
     NAME: str
-    """The operation."""
+    """Name of the operation."""
     TITLE: str
+    """Title of the table."""
 
     def run(self, plan: Plan, figures: Figures, progress: Progress) -> None:
-        """Everything that ``plan`` asks for, all rounds."""
+        """Run all rounds that ``plan`` demands, and add their figures."""
 
     def bounds(self, figures: Figures) -> list[Bound]:
-        """The requirements on what was measured."""
+        """Return the requirements on the measured figures."""
 
     def profile(self, plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-        """The operation of a bound once more, under a profiler: what was run and how, and what took how much."""
+        """Repeat the operation of a bound under a profiler. Return a description of the run, and the lines of the profile."""

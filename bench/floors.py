@@ -1,4 +1,4 @@
-"""What no store gets below: the same operations without a store."""
+"""Lower bounds for every store: the same operations without a store."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 from peer import LAG, Pair, Peer, batches
 
 CHUNK = 2**20
-"""Bytes that are written, or read for read_many, at once."""
+"""Bytes per write, and per read of read_many."""
 
 
 class Floor(Peer):
-    """No store at all: bodies end to end in one file."""
+    """Floor without a store: all bodies, one after the other, in one file."""
 
     name = "floor"
     how = (
-        "put: os.write of 1 MiB, joined beforehand; get: os.pread at known places; "
+        "put: os.write of 1 MiB, joined beforehand; get: os.pread at known offsets; "
         "read_many: os.pread of 1 MiB, cut into bodies; lifecycle: a dict in memory"
     )
     operations: ClassVar[Sequence[str]] = ("put", "get", "read_many", "lifecycle")
@@ -26,7 +26,7 @@ class Floor(Peer):
     def __init__(self, directory: Path) -> None:
         self.fd = os.open(directory / "bodies", os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0))
         self.places: dict[bytes, tuple[int, int, int]] = {}
-        """Id to (descriptor, size, offset); entries are made in the order of writing."""
+        """Id to (descriptor, size, offset), in the order of writing."""
 
     def prepare_puts(self, pairs: Sequence[Pair]) -> Sequence[Any]:
         end = 0
@@ -40,7 +40,7 @@ class Floor(Peer):
         for chunk in pairs:
             os.write(self.fd, chunk)
 
-    def look(self, msg_id: bytes) -> bytes | None:
+    def get_one(self, msg_id: bytes) -> bytes | None:
         return os.pread(*self.places[msg_id])
 
     def prepare_gets(self, ids: Sequence[bytes]) -> Sequence[Any]:
@@ -73,7 +73,7 @@ class Floor(Peer):
 
 
 class LookupFloor(Floor):
-    """What any store in Python pays at least for a get by id when its index is a dict."""
+    """Minimum cost of a get by id for a store in Python whose index is a dict."""
 
     name = "look-up + pread"
     how = "dict from id to (descriptor, size, offset), then os.pread"

@@ -1,6 +1,6 @@
-"""Messages that are on the disk when the call returns: how many a second, one thread alone and sixteen at once.
+"""Durable messages per second, on one thread and on sixteen threads. A message counts when it is on disk.
 
-A disk's speed changes from one second to the next, so all stores are open at the same time and take turns in short slices.
+The speed of a disk changes from second to second. So all stores are open at the same time and take turns in short slices.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from pathlib import Path
 import lmdb
 import rocksdict
 from figures import Bound, Figures, Progress
-from measure import SEED, Plan, fresh_directory, make_messages
+from measure import SEED, Plan, make_messages, new_directory
 from ours import open_msgstore
 from peer import BATCH, Pair
 from profiling import Line, TimedFiles
 
 NAME = "fsync"
-TITLE = "Durable messages a second"
+TITLE = "Durable messages per second"
 ALONE, SHARED = "one by one", "one by one, 16 threads"
-"""A message and its fsync at a time; the same on each of THREADS."""
+"""One message per fsync, on one thread and on each of THREADS."""
 BATCHED, SHARED_BATCHED = "by 1000", "by 1000, 16 threads"
-"""1000 messages an fsync; the same on each of THREADS, for bodies of SMALL bytes at most: larger ones would be a quarter of
-a gigabyte a slice."""
+"""1000 messages per fsync, on one thread and on each of THREADS. With threads only for bodies of at most SMALL bytes: larger
+ones would be a quarter of a gigabyte per slice."""
 SMALL = 1024
 THREADS = 16
 SLICES = 4
-"""In each round."""
+"""Slices per round."""
 ALONE_MESSAGES = 10
-"""In a slice."""
+"""Messages per slice."""
 SHARED_MESSAGES = 4
-"""In a slice, by each thread."""
+"""Messages per slice and thread."""
 PROFILED = 20
-"""Times as many messages as in a slice are in a profile."""
+"""Messages of a profile, as a multiple of those of a slice."""
 OF_FLOOR = 0.9
 OF_ALONE = 4.0
 
@@ -48,7 +48,7 @@ Batch = Callable[[Sequence[Pair]], object]
 
 
 class Durable(ABC):
-    """A store in ``directory`` that syncs before it answers."""
+    """Store in ``directory`` that syncs each message before a call returns."""
 
     name: str
 
@@ -57,11 +57,11 @@ class Durable(ABC):
 
     @abstractmethod
     def worker(self) -> One:
-        """For one thread: what stores a message durably."""
+        """Return a function for one thread that stores one message durably."""
 
     @abstractmethod
     def batcher(self) -> Batch:
-        """For one thread: what stores all of a batch durably, with one sync if the store can."""
+        """Return a function for one thread that stores a batch durably, with one sync if the store supports it."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -187,7 +187,7 @@ class DurableSQLite(Durable):
 
 
 class DurableFloor(Durable):
-    """Bodies end to end in one file, whose descriptor the threads share."""
+    """Floor without a store: bodies in one file, whose descriptor the threads share."""
 
     name = "floor"
 
@@ -224,7 +224,7 @@ def run(plan: Plan, figures: Figures, progress: Progress) -> None:
             with contextlib.ExitStack() as stack:
                 stores = []
                 for kind in kinds:
-                    stores.append(store := kind(stack.enter_context(fresh_directory(plan.directory))))
+                    stores.append(store := kind(stack.enter_context(new_directory(plan.directory))))
                     stack.callback(store.close)
                 _round(stores, size, order, figures)
 
@@ -243,36 +243,36 @@ def bounds(figures: Figures) -> list[Bound]:
 
 
 def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-    """The store's time inside fsync and outside of it, and that of the bare floor, one after the other."""
+    """Measure the time of the store inside and outside fsync, and then the time of the floor."""
     share = min(PROFILED * (SHARED_MESSAGES if bound.what.startswith("16") else ALONE_MESSAGES), plan.most or 10**9)
     threads = THREADS if bound.what.startswith("16") else 1
     pairs = make_messages(bound.size, threads * share, random.Random(SEED))
     files = TimedFiles()
-    with fresh_directory(plan.directory) as directory, contextlib.closing(DurableMsgStore(directory, files)) as store:
+    with new_directory(plan.directory) as directory, contextlib.closing(DurableMsgStore(directory, files)) as store:
         store.worker()(*make_messages(bound.size, 1, random.Random(SEED + 1))[0])
         files.events.clear()
         rate = _shared(store, pairs) if threads > 1 else _alone(store, pairs)
         events = list(files.events)
-    with fresh_directory(plan.directory) as directory, contextlib.closing(DurableFloor(directory)) as floor:
+    with new_directory(plan.directory) as directory, contextlib.closing(DurableFloor(directory)) as floor:
         bare = _shared(floor, pairs) if threads > 1 else _alone(floor, pairs)
     syncs = [event for event in events if event.name == "sync"]
     writes = [event for event in events if event.name == "pwrite"]
     inside, writing, whole = (sum(e.seconds for e in syncs), sum(e.seconds for e in writes), len(pairs) / rate)
     scale = 1e6 / len(pairs)
     lines = [
-        Line("wall time a message", whole * scale, "us"),
+        Line("wall time per message", whole * scale, "us"),
         Line("of that, inside fsync (one at a time)", inside * scale, "us"),
         Line("inside pwrite", writing * scale, "us"),
         Line("the rest: locks, threads, Python", (whole - inside - writing) * scale, "us"),
         Line("one fsync", inside * 1e6 / max(len(syncs), 1), "us"),
-        Line("messages an fsync", len(pairs) / max(len(syncs), 1), ""),
-        Line("the floor's wall time a message", 1e6 / bare, "us"),
+        Line("messages per fsync", len(pairs) / max(len(syncs), 1), ""),
+        Line("the floor's wall time per message", 1e6 / bare, "us"),
     ]
     return f"{len(pairs):,} messages, {threads} threads; file operations timed", lines
 
 
 def _round(stores: Sequence[Durable], size: int, order: random.Random, figures: Figures) -> None:
-    """Each measurement in slices, in which the stores take turns; each store is warmed up with one message."""
+    """Run each measurement in slices, in which the stores take turns. First each store is warmed up with one message."""
     for store in stores:
         store.worker()(*make_messages(size, 1, order)[0])
     for number in range(SLICES):
@@ -282,7 +282,7 @@ def _round(stores: Sequence[Durable], size: int, order: random.Random, figures: 
         for store in order.sample(stores, len(stores)):
             shared = _shared(store, make_messages(size, THREADS * SHARED_MESSAGES, order))
             figures.add(NAME, store.name, SHARED, size, "1/s", shared)
-        if number == 0:  # these write much: once a round
+        if number == 0:  # these write many bytes, so only once per round
             for store in order.sample(stores, len(stores)):
                 batched = _batched(store, make_messages(size, BATCH, order))
                 figures.add(NAME, store.name, BATCHED, size, "1/s", batched)
@@ -314,19 +314,22 @@ def _shared(store: Durable, pairs: Sequence[Pair]) -> float:
         for msg_id, body in pairs[at::THREADS]:
             one(msg_id, body)
 
-    return len(pairs) / _together(work)
+    return len(pairs) / _run_threads(work)
 
 
 def _shared_batched(store: Durable, batches: Sequence[Sequence[Pair]]) -> float:
     batchers = [store.batcher() for _ in batches]
-    return sum(map(len, batches)) / _together(lambda at: batchers[at](batches[at]))
+    return sum(map(len, batches)) / _run_threads(lambda at: batchers[at](batches[at]))
 
 
-def _together(work: Callable[[int], object]) -> float:
-    """Seconds from the moment at which all threads may begin until the last one has ended. A thread's error is raised here."""
-    begun: list[float] = []
+def _run_threads(work: Callable[[int], object]) -> float:
+    """Run ``work(number)`` on all threads. Return the seconds from their common start to the end of the last one.
+
+    Raises the error of a thread.
+    """
+    started: list[float] = []
     errors: list[BaseException] = []
-    barrier = threading.Barrier(THREADS, action=lambda: begun.append(time.perf_counter()))
+    barrier = threading.Barrier(THREADS, action=lambda: started.append(time.perf_counter()))
 
     def run_one(at: int) -> None:
         barrier.wait()
@@ -340,7 +343,7 @@ def _together(work: Callable[[int], object]) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    took = time.perf_counter() - begun[0]
+    took = time.perf_counter() - started[0]
     if errors:
         raise errors[0]
     return took

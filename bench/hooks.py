@@ -1,6 +1,7 @@
-"""What a message would pay if it passed a hook: ``python bench/hooks.py``. Needs msgstore with ``ets`` and ``v2``.
+"""Cost of a pluggy hook call compared with a write and a read: ``python bench/hooks.py``. Needs ``ets`` and ``v2``.
 
-Nanoseconds a call, the least of several rounds: interruptions only add. Some tens of each are the loop's own.
+Prints nanoseconds per call: the minimum of several rounds, because interruptions only add time. Some tens of nanoseconds of
+each figure are the loop's own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ hookimpl = pluggy.HookimplMarker("bench")
 class Specification:
     @hookspec
     def stored(self, msg_id: bytes) -> None:
-        """Somebody is told of one message."""
+        """Called with the id of one message."""
 
 
 class Plugin:
@@ -44,10 +45,11 @@ def hook(implementations: int) -> Callable[[bytes], object]:
 
 
 Timed = tuple[str, Callable[[bytes], object], Callable[[], list[bytes]]]
-"""What it is called, what is called, and the ids that it is called with in a round, each once."""
+"""(text of the row, function to call, function that returns the ids of a round)."""
 
 
-def everything(count: int) -> Iterator[Timed]:
+def rows(count: int) -> Iterator[Timed]:
+    """Yield each row of the output, with ``count`` calls per round."""
     numbers = itertools.count()
 
     def new() -> list[bytes]:
@@ -70,17 +72,17 @@ def everything(count: int) -> Iterator[Timed]:
 
 
 def seconds(call: Callable[[bytes], object], ids: list[bytes]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for msg_id in ids:
         call(msg_id)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Nanoseconds of a hook call beside those of what happens to a message.")
-    parser.add_argument("--calls", type=int, default=100_000, help="of each, in each round")
+    parser = argparse.ArgumentParser(description="Print the nanoseconds of a hook call, and of calls that process a message.")
+    parser.add_argument("--calls", type=int, default=100_000, help="calls per row and round")
     count = parser.parse_args().calls
-    for name, call, ids in everything(count):
+    for name, call, ids in rows(count):
         print(f"{min(seconds(call, ids()) for _ in range(ROUNDS)) / count * 1e9:8,.0f} ns  {name}")
 
 

@@ -1,4 +1,4 @@
-"""What the local engine keeps in memory of each message: ``python bench/job_memory.py --help``."""
+"""Memory that the local job runner needs per message: ``python bench/job_memory.py --help``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ JOBS = ("salvage", "salvage with counts", "diff", "inventory")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Print how many bytes more a job needs for each message more.")
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of the larger store; the smaller one has a fifth")
+    parser = argparse.ArgumentParser(description="Print how many more bytes a job needs for each additional message.")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="messages of the larger store; the smaller one has a fifth of them"
+    )
     most = parser.parse_args().messages
-    table = Table("job", "bytes a message")
-    with tempfile.TemporaryDirectory(prefix="msgstore-bench-") as directory, Console(stderr=True).status("making stores"):
+    table = Table("job", "bytes per message")
+    with tempfile.TemporaryDirectory(prefix="msgstore-bench-") as directory, Console(stderr=True).status("creating stores"):
         stores = {messages: str(Path(directory, str(messages))) for messages in (most // 5, most)}
         for messages, store in stores.items():
             children.call(data.make_store, store, BODY, messages)

@@ -1,6 +1,6 @@
-"""How long single calls of ``write`` take, at full speed. The clock is read before and after each call.
+"""Latency of single calls of ``write``, as fast as possible. The clock is read before and after each call.
 
-A peer collects batches of 1000, so its 1000th put has the whole batch's commit in it, as msgstore's has whatever a write does.
+A peer collects batches of 1000, so its 1000th put includes the commit of the batch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import lmdb
 import rocksdict
 from figures import Bound, Figures, Progress
-from measure import SEED, Plan, fresh_directory, make_messages
+from measure import SEED, Plan, make_messages, new_directory
 from ours import MsgStore
 from peer import BATCH, Pair, Peer
 from peers import RIVALS
-from profiling import Line, TimedFiles, collections_of_garbage, slowest_calls
+from profiling import Line, TimedFiles, garbage_collections, slowest_calls
 from rivals import LMDB, RocksDB, SQLite
 
 NAME = "latency"
-TITLE = "Microseconds a call of write"
+TITLE = "Microseconds per call of write"
 SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
 MOST_AT_1_KIB = 200.0
-"""Microseconds, p99.99 of msgstore."""
+"""Required maximum of msgstore's p99.99, in microseconds."""
 CLOCK = "clock alone"
-"""Two readings of the clock with nothing between them: what is in every other row as well, and what the machine interrupts."""
+"""Row of two readings of the clock without a call between them. Every other row includes this cost and its interruptions."""
 
 STORES = ("msgstore", *RIVALS)
 Put = Callable[[bytes, bytes], object]
@@ -45,7 +45,7 @@ def run(plan: Plan, figures: Figures, progress: Progress) -> None:
             order.shuffle(kinds)
             for kind in kinds:
                 progress(f"latency, {size} B, round {number + 1} of {plan.rounds}: {kind.name}")
-                with fresh_directory(plan.directory) as directory:
+                with new_directory(plan.directory) as directory:
                     peer = kind(directory)
                     try:
                         with putting(peer) as put:
@@ -61,22 +61,22 @@ def bounds(figures: Figures) -> list[Bound]:
 
 
 def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-    """The slowest calls, with the time stamps of the file operations and collections of garbage in them."""
+    """List the slowest calls, with the times of the file operations and Python garbage collections in them."""
     pairs = make_messages(bound.size, plan.messages[bound.size], random.Random(SEED))
     files, starts, samples = TimedFiles(), [0.0] * len(pairs), [0.0] * len(pairs)
     clock = time.perf_counter
-    with fresh_directory(plan.directory) as directory:
+    with new_directory(plan.directory) as directory:
         peer = MsgStore(directory, files)
         put = peer.client.write
         gc.collect()
-        with collections_of_garbage(files.events):
+        with garbage_collections(files.events):
             for at, (msg_id, body) in enumerate(pairs):
                 starts[at] = start = clock()
                 put(msg_id, body)
                 samples[at] = clock() - start
         peer.close()
     lines = slowest_calls(starts, samples, files.events)
-    return f"{len(pairs):,} calls; the slowest, with microseconds from each one's start", lines
+    return f"{len(pairs):,} calls; the slowest, with microseconds from the start of each call", lines
 
 
 def note(figures: Figures, store: str, size: int, samples: array[int]) -> None:
@@ -85,14 +85,14 @@ def note(figures: Figures, store: str, size: int, samples: array[int]) -> None:
 
 
 def percentiles(samples: array[int]) -> dict[str, float]:
-    """The smallest sample that at least such a share of all does not exceed; and the largest of all."""
+    """Return the percentiles SHARES of the samples by nearest rank, and the maximum."""
     ranked = sorted(samples)
     found = {name: float(ranked[max(-int(-share * len(ranked) // 1), 1) - 1]) for name, share in SHARES.items()}
     return found | {"max": float(ranked[-1])}
 
 
 def time_calls(put: Put, pairs: Sequence[Pair]) -> array[int]:
-    """Nanoseconds of each call."""
+    """Return the nanoseconds of each call."""
     samples = array("q", bytes(8 * len(pairs)))
     clock = time.perf_counter_ns
     gc.collect()
@@ -113,7 +113,7 @@ def time_nothing(count: int) -> array[int]:
 
 
 BatchWriter = Generator[None, Pair, None]
-"""Takes one message at a time; in taking the 1000th of a batch it commits the batch."""
+"""Generator that receives one message at a time, and commits each batch when it receives the 1000th."""
 
 
 def _rocksdb(db: rocksdict.Rdict) -> BatchWriter:
@@ -141,18 +141,18 @@ def _sqlite(db: sqlite3.Connection) -> BatchWriter:
 
 @contextlib.contextmanager
 def putting(peer: Peer) -> Iterator[Put]:
-    """What is called for one message. A batch that is not full when it ends is dropped."""
+    """Yield the function that puts one message. An incomplete batch at the end is dropped."""
     if isinstance(peer, MsgStore):
         yield peer.client.write
         return
     if isinstance(peer, RocksDB):
-        taking = _rocksdb(peer.db)
+        writer = _rocksdb(peer.db)
     elif isinstance(peer, LMDB):
-        taking = _lmdb(peer.env)
+        writer = _lmdb(peer.env)
     else:
         assert isinstance(peer, SQLite)
-        taking = _sqlite(peer.db)
-    next(taking)
-    send = taking.send
-    with contextlib.closing(taking):
+        writer = _sqlite(peer.db)
+    next(writer)
+    send = writer.send
+    with contextlib.closing(writer):
         yield lambda msg_id, body: send((msg_id, body))

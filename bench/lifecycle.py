@@ -1,4 +1,4 @@
-"""How much of what lives shortly is written at all. How fast it goes is timed with the other rows."""
+"""Bytes written by short-lived messages. Their speed is measured in the first table."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 import children
 from amplification import COUNTED, CountedMsgStore
 from figures import Bound, Figures, Progress
-from measure import SEED, Plan, fresh_directory, make_messages
+from measure import SEED, Plan, make_messages, new_directory
 from peer import LAG
 from profiling import Line, TimedFiles
 
 NAME = "lifecycle"
-TITLE = "Short lives (put, get, remove, lag 500): bytes written, of the bodies' bytes"
+TITLE = "Short lives (put, get, remove, lag 500): bytes written per byte of bodies"
 SECONDS = 1.0
-"""A child goes on for as long, so that what a store does by the clock is in the figure."""
+"""Minimum duration of a child process, so that the figure includes the periodic work of a store."""
 MOST = 0.01
-"""Of the bodies' bytes, written by msgstore."""
+"""Required maximum of bytes written by msgstore per byte of bodies."""
 WRITTEN = "written / bodies"
 
 
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
-    """Counts, not times: one round."""
+    """Count written bytes. One round is enough, because counts hardly vary."""
     for size, messages in plan.messages.items():
         for name, (store, _) in COUNTED.items():
             if plan.has(store):
                 progress(f"lifecycle, {size} B, bytes written: {name}")
-                with fresh_directory(plan.directory) as directory:
+                with new_directory(plan.directory) as directory:
                     share = children.call(count, name, str(directory), size, max(messages // 4, 2 * LAG))
                 if share is not None:
                     figures.add(NAME, name, WRITTEN, size, "", share)
@@ -43,10 +43,10 @@ def bounds(figures: Figures) -> list[Bound]:
 
 
 def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-    """Bytes by the kind of file, in one pass."""
+    """Return written bytes by kind of file, for one pass."""
     messages = max(plan.messages[bound.size] // 4, 2 * LAG)
     files = TimedFiles()
-    with fresh_directory(plan.directory) as directory:
+    with new_directory(plan.directory) as directory:
         peer = CountedMsgStore(directory, files)
         peer.lifecycles(make_messages(bound.size, messages, random.Random(SEED)))
         found = files.written_by_kind()
@@ -55,13 +55,13 @@ def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
     lines = [Line(kind, size / whole, "") for kind, size in found.items()]
     lines += [
         Line("bodies that live at a time, flushed at 1 MiB", LAG * bound.size / 2**20, "MiB"),
-        Line("writes to files", files.count("pwrite") / messages, "a message"),
+        Line("writes to files", files.count("pwrite") / messages, "per message"),
     ]
-    return f"{messages:,} messages; bytes that pass Files, by bodies' bytes", lines
+    return f"{messages:,} messages; bytes written through Files, per byte of bodies", lines
 
 
 def count(name: str, directory: str, size: int, messages: int) -> float | None:
-    """In a child: bytes written for each byte of body. Each pass has new ids; the store is not closed while it is counted."""
+    """Return bytes written per byte of bodies. Each pass has new ids; closing is not counted. Runs in a child process."""
     peer = COUNTED[name][1](Path(directory))
     rng = random.Random(SEED)
     bodies = 0

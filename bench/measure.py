@@ -1,7 +1,8 @@
-"""Running the rounds: every store once a round, in an order that is shuffled anew each time with a fixed seed.
+"""Rounds of the benchmark: each store runs once per round, in a newly shuffled order with a fixed seed.
 
-Times are nanoseconds a message. Wall time is ``time.perf_counter``; processor time is ``time.process_time``, user and system,
-of all threads of the process, those of RocksDB included. Garbage is collected before each measurement; the collector stays on.
+Times are nanoseconds per message. Wall time is ``time.perf_counter``. Processor time is ``time.process_time``, user and
+system, of all threads of the process, those of RocksDB included. Python's garbage is collected before each measurement; its
+collector stays on.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from profiling import MOST_MESSAGES, Line, TimedFiles, own_times
 
 SEED = 20
 WORKING_SET = 10_000
-"""Messages of the smaller store that random gets are also taken from."""
+"""Messages in the smaller of the two stores on which random gets are measured."""
 GET_PASSES = 3
-"""Times that the smaller store is gone through, each in an order of its own, in one measurement."""
+"""Passes over the smaller store in one measurement, each in another random order."""
 WARM_UP_BYTES = 256 * 2**20
-"""Written and deleted before anything is timed: fresh pages of the host cost many times what used ones do."""
+"""Bytes written and deleted before the first measurement: new pages of the host cost many times as much as used ones."""
 CHECKED = 50
-"""Messages of each round that are compared with what was put."""
+"""Messages of each round that are compared with the bodies that were put."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. Sizes in bytes of the body."""
+    """Stores, operations and sizes of a run. Sizes are bytes of a body."""
 
     peers: Sequence[type[Peer]]
     operations: Sequence[str]
@@ -44,30 +45,30 @@ class Plan:
     rounds: int
     directory: Path
     divisor: int = 1
-    """Counts that do not depend on the body's size are divided by it."""
+    """Divisor of counts that do not depend on the size of a body."""
     most: int | None = None
-    """No measurement takes more messages than this."""
+    """Maximum number of messages in each measurement."""
 
     def count(self, usual: int) -> int:
-        """``usual``, or what is left of it in a smaller run."""
+        """Return ``usual``, reduced for a smaller run."""
         return min(usual // self.divisor, self.most or usual)
 
     def has(self, store: str) -> bool:
-        """Whether the store is asked for."""
+        """Return True if the store was selected."""
         return any(peer.name == store for peer in self.peers)
 
 
 @dataclass
 class Result:
-    """One store, operation, size and working set; one value a round."""
+    """Times of one store, operation, size and working set; one value per round."""
 
     store: str
     operation: str
     size: int
     messages: int
-    """Of the working set."""
+    """Messages in the working set."""
     working_set: str
-    """``10k`` (at most WORKING_SET messages) or ``full`` for gets; ``full`` for all else."""
+    """``10k`` (at most WORKING_SET messages) or ``full`` for gets; ``full`` for all other operations."""
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
@@ -81,7 +82,7 @@ class Result:
 
 
 class Results:
-    """By (store, operation, size, working set), in the order of first appearance."""
+    """Results by (store, operation, size, working set), in the order of first appearance."""
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, str, int, str], Result] = {}
@@ -100,7 +101,7 @@ class Results:
 
 
 def timed(action: Callable[[], object], messages: int) -> tuple[float, float]:
-    """(wall, processor) nanoseconds a message."""
+    """Run ``action`` and return (wall, processor) nanoseconds per message."""
     gc.collect()
     cpu, wall = time.process_time_ns(), time.perf_counter_ns()
     action()
@@ -109,7 +110,7 @@ def timed(action: Callable[[], object], messages: int) -> tuple[float, float]:
 
 
 def make_messages(size: int, count: int, rng: random.Random) -> list[Pair]:
-    """Random bodies, so that no store gains by compressing, each an object of its own."""
+    """Return messages with random bodies, which no store can compress. Each body is a distinct object."""
     return [(rng.randbytes(16), rng.randbytes(size)) for _ in range(count)]
 
 
@@ -122,7 +123,7 @@ def warm_up(directory: Path) -> None:
 
 
 def run(plan: Plan, progress: Callable[[str], object]) -> Results:
-    """All rounds of all sizes, after the warm-up."""
+    """Run all rounds of all sizes, after the warm-up."""
     progress("warming up")
     warm_up(plan.directory)
     order = random.Random(SEED)
@@ -131,7 +132,7 @@ def run(plan: Plan, progress: Callable[[str], object]) -> Results:
         return results
     for size, count in plan.messages.items():
         pairs = make_messages(size, count, random.Random(SEED + size))
-        for peer in plan.peers:  # imports and first calls are nobody's cost
+        for peer in plan.peers:  # the cost of imports and first calls is not counted
             run_peer(peer, plan, pairs[: 4 * LAG], Results(), order)
         for number in range(plan.rounds):
             peers = list(plan.peers)
@@ -143,17 +144,17 @@ def run(plan: Plan, progress: Callable[[str], object]) -> Results:
 
 
 def run_peer(kind: type[Peer], plan: Plan, pairs: Sequence[Pair], results: Results, rng: random.Random) -> None:
-    """One store, once through all its operations, in fresh directories that are deleted afterwards."""
+    """Run all selected operations of one store once, in new directories that are deleted afterwards."""
     wanted = [name for name in plan.operations if name in kind.operations]
     if set(wanted) & {"put", "get", "read_many", "remove"}:
-        with fresh_directory(plan.directory) as directory:
+        with new_directory(plan.directory) as directory:
             peer = kind(directory)
             try:
                 _whole_set(peer, wanted, pairs, results, rng)
             finally:
                 peer.close()
     if "get" in wanted:
-        with fresh_directory(plan.directory) as directory:
+        with new_directory(plan.directory) as directory:
             peer = kind(directory)
             try:
                 _small_set(peer, pairs[:WORKING_SET], results, rng)
@@ -161,7 +162,7 @@ def run_peer(kind: type[Peer], plan: Plan, pairs: Sequence[Pair], results: Resul
                 peer.close()
     if "lifecycle" in wanted:
         pairs = pairs[: max(len(pairs) // 4, 2 * LAG)]
-        with fresh_directory(plan.directory) as directory:
+        with new_directory(plan.directory) as directory:
             peer = kind(directory)
             try:
                 cost = timed(lambda: peer.lifecycles(pairs), len(pairs))
@@ -178,7 +179,7 @@ def _whole_set(peer: Peer, wanted: Sequence[str], pairs: Sequence[Pair], results
             results.add(peer.name, operation, size, messages, working_set, cost)
 
     note("put", timed(partial(peer.put_all, peer.prepare_puts(pairs)), count))
-    peer.settle()
+    peer.wait_until_idle()
     check(peer, rng.sample(pairs, min(CHECKED, count)))
 
     if "get" in wanted and count > WORKING_SET:
@@ -188,30 +189,30 @@ def _whole_set(peer: Peer, wanted: Sequence[str], pairs: Sequence[Pair], results
         note("read_many", timed(partial(peer.get_many_all, ids), count))
     if "remove" in wanted:
         note("remove", timed(partial(peer.remove_all, ids), count))
-        if any(peer.look(msg_id) is not None for msg_id in rng.sample(ids, min(CHECKED, count))):
-            raise RuntimeError(f"{peer.name}: a removed message is still there")
+        if any(peer.get_one(msg_id) is not None for msg_id in rng.sample(ids, min(CHECKED, count))):
+            raise RuntimeError(f"{peer.name}: a removed message still exists")
 
 
 def _small_set(peer: Peer, pairs: Sequence[Pair], results: Results, rng: random.Random) -> None:
-    """Random gets from a store that holds no more than the small set."""
+    """Measure random gets from a store that has only the small set."""
     ids = [msg_id for msg_id, _ in pairs]
     peer.put_all(peer.prepare_puts(pairs))
-    peer.settle()
+    peer.wait_until_idle()
     targets = [target for _ in range(GET_PASSES) for target in peer.prepare_gets(rng.sample(ids, len(ids)))]
     cost = timed(partial(peer.get_all, targets), len(targets))
     results.add(peer.name, "get", len(pairs[0][1]), len(ids), "10k", cost)
 
 
 def check(peer: Peer, pairs: Sequence[Pair]) -> None:
-    """RuntimeError unless the store has these very bodies."""
+    """Raise RuntimeError unless the store returns these bodies."""
     for msg_id, body in pairs:
-        if peer.look(msg_id) != body:
-            raise RuntimeError(f"{peer.name}: another body than was put")
+        if peer.get_one(msg_id) != body:
+            raise RuntimeError(f"{peer.name}: get returned another body than the one that was put")
 
 
 @contextlib.contextmanager
-def fresh_directory(parent: Path) -> Iterator[Path]:
-    """A new directory under ``parent``, deleted with everything in it."""
+def new_directory(parent: Path) -> Iterator[Path]:
+    """Create a directory under ``parent``, and delete it with its contents after the block."""
     path = Path(tempfile.mkdtemp(prefix="msgstore-bench-", dir=parent))
     try:
         yield path
@@ -220,41 +221,41 @@ def fresh_directory(parent: Path) -> Iterator[Path]:
 
 
 def file_system(directory: Path) -> str:
-    """The kind of file system that ``directory`` is on, as far as the system tells."""
+    """Return the type of the file system of ``directory``, or ``unknown``."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return "unknown"
     here = directory.resolve()
-    kinds = {point: kind for _, point, kind, *_ in mounts}  # the last one mounted at a point counts
+    kinds = {point: kind for _, point, kind, *_ in mounts}  # the last file system mounted at a point is visible
     return next((kinds[str(point)] for point in [here, *here.parents] if str(point) in kinds), "unknown")
 
 
 def profile(plan: Plan, kind: type[MsgStore], operation: str, size: int) -> tuple[str, list[Line]]:
-    """One operation of the first table once more: functions under ``cProfile``, then file operations on all threads."""
+    """Repeat one operation of the first table: once under ``cProfile``, once with timed file operations on all threads."""
     pairs = make_messages(size, min(plan.messages[size], MOST_MESSAGES), random.Random(SEED + size))
     lines: list[Line] = []
-    with fresh_directory(plan.directory) as directory, contextlib.closing(kind(directory)) as peer:
+    with new_directory(plan.directory) as directory, contextlib.closing(kind(directory)) as peer:
         lines += own_times(_prepared(peer, operation, pairs), len(pairs))
     files = TimedFiles()
-    with fresh_directory(plan.directory) as directory, contextlib.closing(kind(directory, files)) as peer:
+    with new_directory(plan.directory) as directory, contextlib.closing(kind(directory, files)) as peer:
         action = _prepared(peer, operation, pairs)
         files.events.clear()
         wall, cpu = timed(action, len(pairs))
         lines += [Line(f"file operation {line.what}", line.value, line.unit) for line in files.lines(len(pairs))]
-    lines += [Line("all of it, wall time", wall, "ns"), Line("all of it, processor time", cpu, "ns")]
+    lines += [Line("total, wall time", wall, "ns"), Line("total, processor time", cpu, "ns")]
     return f"{len(pairs):,} messages; own time of functions under cProfile, then file operations without it", lines
 
 
 def _prepared(peer: Peer, operation: str, pairs: Sequence[Pair]) -> Callable[[], object]:
-    """What is to be timed, with what comes before it done."""
+    """Prepare the store for an operation, and return the action to be timed."""
     ids = [msg_id for msg_id, _ in pairs]
     if operation in ("put", "lifecycle"):
         return partial(peer.put_all if operation == "put" else peer.lifecycles, pairs)
     peer.put_all(peer.prepare_puts(pairs))
-    peer.settle()
+    peer.wait_until_idle()
     targets = peer.prepare_gets(random.Random(SEED).sample(ids, len(ids)))
     if operation == "get":
-        peer.get_all(targets)  # the first pass opens and maps
+        peer.get_all(targets)  # the first pass opens and maps files
         return partial(peer.get_all, targets)
     return partial(peer.get_many_all if operation == "read_many" else peer.remove_all, ids)

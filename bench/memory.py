@@ -1,7 +1,7 @@
-"""Resident memory of an index, for each entry.
+"""Resident memory of an index per entry, measured in a separate process.
 
-In a process of its own: the ids lie in one block of memory before the first measurement, so the block is in neither figure;
-the id and location objects of the entries belong to the index and are counted. All bodies are one and the same object.
+The ids are in one block of memory before the first measurement, so the block does not count. The id and location objects of
+the entries belong to the index, so they count. All bodies are the same object.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import TypeVar
 
 import children
 from figures import Bound, Figures, Progress
-from measure import SEED, Plan, fresh_directory
+from measure import SEED, Plan, new_directory
 from profiling import TOP, Line
 
 import msgstore
 
 T = TypeVar("T")
 NAME = "memory"
-TITLE = "Resident bytes an entry of the index, and how many entries there were"
+TITLE = "Resident bytes per entry of the index, and number of entries"
 BARE = "bare dict"
 ENTRIES = {"msgstore": 5_000_000, "msgstore, lmdb": 1_000_000, BARE: 5_000_000}
-"""Row to entries; ``bare dict`` is one from id to an int, with nothing around it."""
+"""Row to number of entries. ``bare dict`` is a dict from id to int."""
 INDEXES = {"msgstore": "ets", "msgstore, lmdb": "lmdb"}
-BYTES, COUNT = "an entry", "entries"
+BYTES, COUNT = "per entry", "entries"
 BODY = 64
 MOST = 160
 PROFILED = 200_000
-"""Entries of a profile: allocations are traced one by one."""
+"""Maximum number of entries in a profile, because tracing allocations is slow."""
 
 
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
-    """One round: memory does not vary as time does."""
+    """Measure once: memory varies less than time."""
     if not plan.has("msgstore"):
         return
     for name, usual in ENTRIES.items():
         count = plan.count(usual)
         progress(f"memory of {count:,} entries: {name}")
-        with fresh_directory(plan.directory) as directory:
+        with new_directory(plan.directory) as directory:
             grown = children.call(grow, name, str(directory), count)
         if grown is not None:
             figures.add(NAME, name, BYTES, BODY, "B", grown / count)
@@ -50,20 +50,20 @@ def run(plan: Plan, figures: Figures, progress: Progress) -> None:
 
 def bounds(figures: Figures) -> list[Bound]:
     figure = figures.get(NAME, "msgstore", BYTES, BODY)
-    return [Bound("msgstore", NAME, "resident bytes an entry", BODY, "B", "at most", MOST, figure.value)] if figure else []
+    return [Bound("msgstore", NAME, "resident bytes per entry", BODY, "B", "at most", MOST, figure.value)] if figure else []
 
 
 def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-    """What is still allocated in the end, by the line that allocated it."""
+    """Return the bytes per entry that are still allocated at the end, by the line that allocated them."""
     count = min(plan.count(ENTRIES[bound.store]), PROFILED)
-    with fresh_directory(plan.directory) as directory:
+    with new_directory(plan.directory) as directory:
         lines = children.call(trace, bound.store, str(directory), count)
     how = f"{count:,} entries, tracemalloc; by the line that allocates"
     return how, [Line(place, size / count, "B") for place, size in lines]
 
 
 def trace(name: str, directory: str, count: int) -> list[tuple[str, int]]:
-    """In a child: (line, bytes) of what is allocated and was not before, the most first."""
+    """Return (line, bytes) of new allocations, the largest first. Runs in a child process."""
     tracemalloc.start()
     before, after = _fill(name, directory, count, tracemalloc.take_snapshot)
     rows = sorted(after.compare_to(before, "lineno"), key=lambda row: -row.size_diff)[:TOP]
@@ -72,13 +72,13 @@ def trace(name: str, directory: str, count: int) -> list[tuple[str, int]]:
 
 
 def grow(name: str, directory: str, count: int) -> int | None:
-    """In a child: by how many bytes the process grew while ``count`` messages were written and flushed."""
+    """Return the growth of the process in bytes while ``count`` messages are written and flushed. Runs in a child process."""
     before, after = _fill(name, directory, count, _resident)
     return None if before is None or after is None else after - before
 
 
 def _fill(name: str, directory: str, count: int, measure: Callable[[], T]) -> tuple[T, T]:
-    """``measure``, before and after ``count`` messages were written and flushed."""
+    """Return the results of ``measure`` before and after ``count`` messages were written and flushed."""
     block = random.Random(SEED).randbytes(16 * count)
     if name == BARE:
         bare: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""msgstore, as it is compared."""
+"""msgstore as a peer of the benchmark."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from msgstore.files import Files
 
 class MsgStore(Peer):
     name = "msgstore"
-    how = "index ets, format v2, durability os; one call a message; put, remove and lifecycle end with store.flush()"
+    how = "index ets, format v2, durability os; one call per message; put, remove and lifecycle end with store.flush()"
 
     def __init__(self, directory: Path, files: Files | None = None, **options: Any) -> None:
-        """``options``: keys of the configuration. ``files``: for a profile."""
+        """Open a store. ``options`` are keys of the configuration; ``files`` is the file layer of a profile."""
         self.store = open_msgstore(directory, files, **({"index": "ets", "format": "v2", "durability": "os"} | options))
         self.client = self.store.client()
 
@@ -29,12 +29,12 @@ class MsgStore(Peer):
             write(msg_id, body)
         self.store.flush()
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         self.store.flush()
         if self.store.stats().pending:
             raise RuntimeError("messages are pending after a flush: gets would not read the disk")
 
-    def look(self, msg_id: bytes) -> bytes | None:
+    def get_one(self, msg_id: bytes) -> bytes | None:
         try:
             return self.client.read(msg_id)
         except msgstore.MessageNotFound:
@@ -74,7 +74,7 @@ class MsgStore(Peer):
 
 
 def open_msgstore(directory: Path, files: Files | None = None, **keys: Any) -> msgstore.Store:
-    """``open_store``; with a file layer of the bench's own if one is given."""
+    """Open a store, with another file layer if one is given."""
     if files is None:
         return msgstore.open_store(directory, **keys)
     config = store_config({"path": directory, **keys}, "bench", Path())

@@ -1,7 +1,7 @@
-"""The tiny interface behind which stores are compared.
+"""Interface of the stores that are compared.
 
-Nothing behind it calls fsync: that is fsync.py's. Whoever has batches gets batches of 1000 messages; msgstore gets one call a
-message. Loops hold nothing but the store's own calls, bound to local names, so that each store shows its best from Python.
+No implementation calls fsync; fsync.py measures that. Stores with batches get batches of 1000 messages; msgstore gets one call
+per message. Loops contain only calls of the store, bound to local names, so that each store is as fast as possible from Python.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 BATCH = 1000
 """Operations in a peer's batch or transaction."""
 LAG = 500
-"""A lifecycle is put, and LAG messages later got and removed. A peer's batch is LAG puts and LAG removals: BATCH."""
+"""Lifecycle: a message is put, and read and removed LAG messages later. A peer's batch has LAG puts and LAG removals."""
 OPERATIONS: tuple[str, ...] = ("put", "get", "read_many", "remove", "lifecycle")
-"""Those that are timed for each store here; the others have a module each."""
+"""Operations that are timed for every store with this interface. Each other operation has its own module."""
 
 Pair = tuple[bytes, bytes]
-"""A message: its id, 16 bytes, and its body."""
+"""(id of 16 bytes, body) of a message."""
 
 
 def batches(items: Sequence[Any], size: int = BATCH) -> Iterator[Sequence[Any]]:
@@ -27,49 +27,50 @@ def batches(items: Sequence[Any], size: int = BATCH) -> Iterator[Sequence[Any]]:
 
 
 class Peer(ABC):
-    """An open, empty store in ``directory``. What ``prepare_*`` and ``settle`` do is not timed; the ``*_all`` are."""
+    """Open, empty store in ``directory``. ``prepare_*`` and ``wait_until_idle`` are not timed; ``*_all`` methods are."""
 
     name: ClassVar[str]
     how: ClassVar[str]
-    """One line for the reader of the table: calls, batches, options."""
+    """Calls, batches and options, on one line below the table."""
     operations: ClassVar[Sequence[str]] = OPERATIONS
-    """Those that are measured."""
+    """Operations that are measured."""
 
     @abstractmethod
     def __init__(self, directory: Path) -> None: ...
 
     def prepare_puts(self, pairs: Sequence[Pair]) -> Sequence[Any]:
-        """What ``put_all`` takes."""
+        """Return the argument of ``put_all``."""
         return pairs
 
     def prepare_gets(self, ids: Sequence[bytes]) -> Sequence[Any]:
-        """What ``get_all`` takes, in the order of ``ids``."""
+        """Return the argument of ``get_all``, in the order of ``ids``."""
         return ids
 
     @abstractmethod
     def put_all(self, pairs: Sequence[Any]) -> None:
-        """Store all; when it returns, all are with the operating system."""
+        """Store all messages. On return, the operating system has all of them."""
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Let work in the background end, so that it is not counted as the next operation's."""
+    def wait_until_idle(self) -> None:  # noqa: B027 - most stores have no background work
+        """Wait for background work, so that it is not counted for the next operation."""
 
     @abstractmethod
-    def look(self, msg_id: bytes) -> bytes | None:
-        """One body, None if absent: for checking that the store does what is timed."""
+    def get_one(self, msg_id: bytes) -> bytes | None:
+        """Return one body, or None if it is absent. Used to check the results."""
 
     @abstractmethod
     def get_all(self, targets: Sequence[Any]) -> None:
-        """Get each, one call a message; bodies are bytes objects and are dropped."""
+        """Get each message with one call, as a bytes object, and drop it."""
 
     def get_many_all(self, ids: Sequence[bytes]) -> None:
-        """Get all in batches, each as a dict or list of bodies, in the order of writing."""
+        """Get all messages in batches, each as a dict or list of bodies, in the order of writing."""
         raise NotImplementedError
 
     def remove_all(self, ids: Sequence[bytes]) -> None:
+        """Remove all messages."""
         raise NotImplementedError
 
     def lifecycles(self, pairs: Sequence[Pair]) -> None:
-        """Put each; LAG messages later get it and remove it."""
+        """Put each message; get and remove it LAG messages later."""
         raise NotImplementedError
 
     @abstractmethod

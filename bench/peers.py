@@ -1,4 +1,4 @@
-"""Everything that is compared."""
+"""List of the stores and floors that are compared."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from peer import Peer
 from rivals import LMDB, RocksDB, SQLite
 
 RIVALS = ("RocksDB", "LMDB", "SQLite")
-"""The peers that are stores."""
+"""Names of the peers that are stores."""
 PEERS: tuple[type[Peer], ...] = (MsgStore, MappedMsgStore, RocksDB, LMDB, SQLite, Floor, LookupFloor)

@@ -1,4 +1,4 @@
-"""The pipeline: what Spark, processes, and a plain loop need for the same segments: ``python bench/pipeline.py --help``."""
+"""Benchmark of jobs on a plain loop, on local processes and on Spark: ``python bench/pipeline.py --help``."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from tables import bound_object, figure_object, print_figures, print_profiles, p
 
 GIB = 2**30
 TIMES = 8
-"""The larger input is so many times the other: what a GiB costs above the fixed cost of a job is the difference of the two."""
+"""Size of the larger input, as a multiple of the smaller one. The difference of their times is the cost without fixed costs."""
 CORES = 2
 PLAIN, LOCAL, ONE, TWO = "plain Python", "local, 2 processes", "Spark local[1]", f"Spark local[{CORES}]"
 MASTERS = {ONE: "local[1]", TWO: f"local[{CORES}]"}
 PARQUET = {jobs.PARQUET_COUNT: COUNT, jobs.PARQUET_DEDUPE: DEDUPE}
 IDS, CHANGES, SMALL = 5_000_000, 12_000_000, 64
-"""Of reconcile: messages with bodies of so many bytes, and changes of their counts."""
+"""Input of reconcile: number of messages, number of changes of their counts, bytes of a body."""
 JOBS = (COUNT, DEDUPE, SALVAGE, RECONCILE)
-SLOPE = "a GiB more"
+SLOPE = "per additional GiB"
 WALL, CPU = "pipeline, wall", "pipeline, processor"
 TITLES = {
-    WALL: "Seconds by the clock; count, dedupe and salvage of {size}",
-    CPU: "Seconds of all processors, the JVM's compiler and collector included",
+    WALL: "Wall time in seconds; count, dedupe and salvage of {size}",
+    CPU: "Processor time in seconds, the JVM's compiler and collector included",
     RECONCILE: "Reconcile of {ids:,} ids with {changes:,} changes: seconds",
-    "fixed": "What each session costs, by the clock",
+    "fixed": "Fixed cost of a session, wall time",
 }
 PER_CORE, SPEED_UP, JOIN = 0.6, 1.7, 1.3
 
@@ -51,7 +51,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="msgstore-bench-", dir=arguments.dir) as directory, console.status("") as status:
-        inputs = make(Path(directory), arguments, status.update)
+        inputs = create_inputs(Path(directory), arguments, status.update)
         raw = run(inputs, arguments, status.update)
         figures = figures_of(raw, arguments.size)
         bounds = list(bounds_of(figures))
@@ -72,14 +72,17 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time jobs over segments in plain Python, on processes, and on Spark.")
     parser.add_argument("--json", action="store_true", help="JSON Lines on standard output instead of tables")
-    parser.add_argument("--size", type=float, default=1.0, help="GiB; reconcile shrinks with it. Below 1 a look, no verdict")
-    parser.add_argument("--bodies", type=_numbers, default=[1024, 100], help="bytes of a body, such as 1024,100")
-    parser.add_argument("--only", type=_jobs, default=list(JOBS), help=f"of {','.join(JOBS)}")
+    about_size = "size of the input in GiB; below 1, reconcile is smaller too, and the requirements have no meaning"
+    parser.add_argument("--size", type=float, default=1.0, help=about_size)
+    parser.add_argument("--bodies", type=_numbers, default=[1024, 100], help="sizes of a body in bytes, such as 1024,100")
+    parser.add_argument("--only", type=_jobs, default=list(JOBS), help=f"jobs to run, of {','.join(JOBS)}")
     parser.add_argument("--rounds", type=int, default=3)
-    about_profiles = "of which requirements it is said where the time goes; default: missed"
+    about_profiles = "requirements for which a profile is taken; default: missed"
     parser.add_argument("--profile", choices=["missed", "all", "none"], default="missed", help=about_profiles)
     parser.add_argument(
-        "--dir", type=Path, help="where inputs are made and deleted (8 times --size); default: the temporary directory"
+        "--dir",
+        type=Path,
+        help="directory for the inputs (8 times --size), which are deleted; default: temporary directory",
     )
     return parser
 
@@ -98,14 +101,14 @@ def _jobs(text: str) -> list[str]:
 # -- running ------------------------------------------------------------------------------------------------------------------
 
 Raw = dict[tuple[int, str, str], list[tuple[float, dict[str, float]]]]
-"""(body, peer, job) to wall and processor seconds, a round each."""
+"""(body, peer, job) to (wall seconds, processor seconds by kind) of each round."""
 
 
-def make(directory: Path, arguments: argparse.Namespace, progress: Progress) -> dict[int, dict[str, Any]]:
-    """Inputs by size of body."""
+def create_inputs(directory: Path, arguments: argparse.Namespace, progress: Progress) -> dict[int, dict[str, Any]]:
+    """Create the inputs, and return their paths and numbers by size of body."""
     inputs: dict[int, dict[str, Any]] = {}
     for body in arguments.bodies if set(arguments.only) - {RECONCILE} else ():
-        progress(f"making {arguments.size:g} GiB of messages of {body} B")
+        progress(f"creating {arguments.size:g} GiB of messages of {body} B")
         store, larger, parquet = (str(directory / f"{name}-{body}") for name in ("store", "larger", "parquet"))
         messages = int(arguments.size * GIB) // (body + data.HEAD)
         children.call(data.make_store, store, body, messages)
@@ -115,8 +118,8 @@ def make(directory: Path, arguments: argparse.Namespace, progress: Progress) -> 
         inputs[body]["no changes"] = str(directory / "none")
         Path(inputs[body]["no changes"]).touch()
     if RECONCILE in arguments.only:
-        ids, changes = reconciled(arguments.size)
-        progress(f"making {ids:,} messages and {changes:,} changes")
+        ids, changes = reconcile_size(arguments.size)
+        progress(f"creating {ids:,} messages and {changes:,} changes")
         paths = {name: str(directory / name) for name in ("reconciled", "records", "changes")}
         children.call(data.make_store, paths["reconciled"], SMALL, ids)
         children.call(data.export, paths["reconciled"], paths["records"], "id", "size")
@@ -126,21 +129,22 @@ def make(directory: Path, arguments: argparse.Namespace, progress: Progress) -> 
     return inputs
 
 
-def reconciled(size: float) -> tuple[int, int]:
+def reconcile_size(size: float) -> tuple[int, int]:
+    """Return (ids, changes) of the input of reconcile."""
     return int(IDS * min(1.0, size)), int(CHANGES * min(1.0, size))
 
 
 def run(inputs: dict[int, dict[str, Any]], arguments: argparse.Namespace, progress: Progress) -> Raw:
-    """Rounds through all peers, in an order shuffled anew; each in a process of its own."""
+    """Run all rounds. Each round goes through all peers in a newly shuffled order, each peer in a separate process."""
     raw: Raw = {}
     order = random.Random(SEED)
     for number in range(arguments.rounds):
-        for body, of_body in inputs.items():
-            chosen = [name for name in arguments.only if ("classes" if name == RECONCILE else "store") in of_body]
+        for body, input_ in inputs.items():
+            chosen = [name for name in arguments.only if ("classes" if name == RECONCILE else "store") in input_]
             for peer in order.sample(list(PEERS), len(PEERS)):
                 progress(f"round {number + 1} of {arguments.rounds}, {body} B: {peer}")
                 function, settings = PEERS[peer]
-                for job, wall, cpu in children.call(function, of_body, chosen, *settings):
+                for job, wall, cpu in children.call(function, input_, chosen, *settings):
                     raw.setdefault((body, peer, job), []).append((wall, cpu))
     return raw
 
@@ -156,11 +160,11 @@ PEERS: dict[str, tuple[Callable[..., list[jobs.Row]], tuple[Any, ...]]] = {
 
 
 def figures_of(raw: Raw, size: float) -> Figures:
-    """Peers in one order, jobs in columns."""
+    """Convert the raw times into figures: a row per peer, a column per job."""
     figures = Figures()
     for body in dict.fromkeys(body for body, _, _ in raw):
         for peer in PEERS:
-            found = {job: rounds for (of, who, job), rounds in raw.items() if (of, who) == (body, peer)}
+            found = {key[2]: rounds for key, rounds in raw.items() if key[:2] == (body, peer)}
             for table, value in ((WALL, lambda row: row[0]), (CPU, lambda row: sum(row[1].values()))):
                 for job in (COUNT, LARGER, DEDUPE, SALVAGE):
                     for row in found.get(job, ()):
@@ -190,8 +194,8 @@ def bounds_of(figures: Figures) -> Iterator[Bound]:
         for table, peer, cores in ((WALL, ONE, 1), (WALL, TWO, CORES), (CPU, ONE, 1), (CPU, TWO, 1)):
             plain, theirs = slope(table, PLAIN), slope(table, peer)
             if plain and theirs:
-                clock = "clock" if table == WALL else "processor time"
-                what = f"speed a core / plain Python's, {clock}"
+                clock = "wall time" if table == WALL else "processor time"
+                what = f"speed per core / plain Python's, {clock}"
                 yield Bound(peer, COUNT, what, body, "", "at least", PER_CORE, plain.over(theirs) / cores)
         one, two = slope(WALL, ONE), slope(WALL, TWO)
         if one and two:
@@ -207,21 +211,21 @@ def bounds_of(figures: Figures) -> Iterator[Bound]:
 def profile(bound: Bound, inputs: dict[int, dict[str, Any]], raw: Raw, progress: Progress) -> Profile:
     progress(f"profile of {bound.operation}, {bound.size} B, {bound.store}")
     if bound.operation == RECONCILE:
-        how, lines = profiles.of_reconcile(inputs[bound.size], MASTERS[bound.store])
+        how, lines = profiles.reconcile_profile(inputs[bound.size], MASTERS[bound.store])
     else:
-        of_peers = {peer: _slopes(raw, bound.size, peer) for peer in (PLAIN, *MASTERS)}
-        how, lines = profiles.of_count(inputs[bound.size], of_peers)
+        slopes = {peer: _slopes(raw, bound.size, peer) for peer in (PLAIN, *MASTERS)}
+        how, lines = profiles.count_profile(inputs[bound.size], slopes)
     return Profile(bound.store, bound.operation, bound.size, bound.what, how, lines)
 
 
 def _slopes(raw: Raw, body: int, peer: str) -> dict[str, list[float]]:
-    """By the clock and by kind of process: of each round the seconds that the larger count took more."""
+    """Return the additional seconds of the larger count in each round: wall time, and processor time by kind of process."""
     pairs = list(zip(raw[body, peer, COUNT], raw[body, peer, LARGER], strict=True))
     by_kind = {kind: [more[1][kind] - less[1][kind] for less, more in pairs] for kind in (JVM, PYTHON)}
     return {"clock": [more[0] - less[0] for less, more in pairs]} | by_kind
 
 
-# -- what is printed ----------------------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------------------------------------
 
 
 def machine(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -249,7 +253,7 @@ def show(
         highlight=False,
         soft_wrap=True,
     )
-    ids, changes = reconciled(arguments.size)
+    ids, changes = reconcile_size(arguments.size)
     for name, title in TITLES.items():
         print_figures(title.format(size=f"{arguments.size:g} GiB", ids=ids, changes=changes), figures.of(name), console)
     print_required([], bounds, console)

@@ -1,7 +1,7 @@
-"""What the jobs of the pipeline read: stores, the same rows as Parquet, and changes of reference counts.
+"""Inputs of the pipeline's jobs: stores, the same rows as Parquet, and changes of reference counts.
 
-Everything is made by the repository's own code, from seeds. A larger input is made of hard links to the same segments in
-several directories: reading them costs what other segments would, all of them in the page cache, and the disk holds them once.
+The repository's own code creates all inputs, from seeds. A larger input consists of hard links to the same segments in several
+directories. Reading it costs as much as reading other segments in the page cache, but it uses no additional disk space.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import PartWriter, Target
 
 HEAD = 26
-"""Bytes of a record of v2 beside its body."""
-AT_ONCE = 10_000
-"""Messages that are made together."""
-STRANGERS = 0.01
-"""Of the ids that changes speak of, those of which no store has a record."""
+"""Bytes of a record of v2 in addition to its body."""
+BATCH = 10_000
+"""Messages that are created together."""
+UNKNOWN_IDS = 0.01
+"""Fraction of the ids with changes of which no store has a record."""
 
 
 def make_store(path: str, body: int, messages: int) -> int:
-    """Messages with random ids and bodies. Returns the bytes of the segments."""
+    """Create a store of messages with random ids and bodies, and return the bytes of its segments."""
     rng = random.Random(SEED + body)
     with Staging.begin(Target(path)) as staging, PartWriter(staging.target, staging.path, 0) as writer:
         for ids, bodies in _messages(rng, body, messages):
@@ -42,8 +42,8 @@ def make_store(path: str, body: int, messages: int) -> int:
 
 
 def _messages(rng: random.Random, body: int, messages: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    for first in range(0, messages, AT_ONCE):
-        count = min(AT_ONCE, messages - first)
+    for first in range(0, messages, BATCH):
+        count = min(BATCH, messages - first)
         yield _cut(rng.randbytes(16 * count), 16), _cut(rng.randbytes(body * count), body)
 
 
@@ -56,7 +56,7 @@ def segments(path: str) -> list[Path]:
 
 
 def link(store: str, to: str, times: int) -> None:
-    """``times`` directories in ``to``, each with all segments of ``store``."""
+    """Create ``times`` directories in ``to``, each with hard links to all segments of ``store``."""
     for number in range(times):
         directory = Path(to, f"{number:02}")
         directory.mkdir(parents=True)
@@ -65,16 +65,19 @@ def link(store: str, to: str, times: int) -> None:
 
 
 def export(store: str, to: str, *columns: str) -> None:
-    """The records as Parquet, compressed with zstd, as the verb ``export`` writes it."""
+    """Export the records as Parquet with zstd, as the command ``export`` does."""
     LocalRunner(LocalOptions()).export(plan_export(load_catalogue(), [Path(store)], Path(to), columns=columns))
 
 
 def make_changes(records: str, to: str, changes: int) -> None:
-    """Random changes by one, up two times of three, of the ids in ``records`` and of a few strangers; Parquet, four files."""
+    """Write random changes by one, two thirds of them positive, to four Parquet files.
+
+    They change the ids in ``records`` and a few unknown ids.
+    """
     rng = np.random.default_rng(SEED)
     known = pq.read_table(records, columns=["id"])["id"].combine_chunks()
-    strange = _cut(rng.bytes(16 * int(STRANGERS * len(known))), 16)
-    ids = pa.concat_arrays([known, pa.array(strange, known.type)])
+    unknown = _cut(rng.bytes(16 * int(UNKNOWN_IDS * len(known))), 16)
+    ids = pa.concat_arrays([known, pa.array(unknown, known.type)])
     Path(to).mkdir()
     for number in range(4):
         share = changes * (number + 1) // 4 - changes * number // 4

@@ -1,6 +1,7 @@
-"""What the benchmark of the pipeline runs, each function in a process of its own, with caches of its own.
+"""Functions that the benchmark of the pipeline runs, each in a separate process with separate caches.
 
-Each returns rows of (job, wall seconds, processor seconds by kind); what a job finds is compared with what is there.
+Each function returns rows of (job, wall seconds, processor seconds by kind). The result of each job is compared with the
+input.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ PARQUET_COUNT, PARQUET_DEDUPE, BARE = "Parquet count", "Parquet dedupe", "bare j
 SESSION, FIRST, STOP = "session", "first job", "stop"
 Row = tuple[str, float, dict[str, float]]
 Inputs = Mapping[str, Any]
-"""Paths and numbers of :func:`pipeline.make`."""
+"""Paths and numbers of :func:`pipeline.create_inputs`."""
 
 
-class Clock:
+class JobTimer:
+    """Times of the jobs of one process."""
+
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
@@ -44,13 +47,13 @@ class Clock:
         found = action()
         wall, after = time.perf_counter() - start, processor.seconds()
         if expected is not None and found != expected:
-            raise RuntimeError(f"{name} finds {found!r} instead of {expected!r}")
+            raise RuntimeError(f"{name} returned {found!r} instead of {expected!r}")
         self.rows.append((name, wall, {kind: after[kind] - before[kind] for kind in after}))
 
 
 def plain_python(inputs: Inputs, jobs: list[str]) -> list[Row]:
-    """One process, one loop: what a script of ten lines does."""
-    clock, messages = Clock(), inputs.get("messages")
+    """Time a loop in one process, as a script of ten lines has it."""
+    clock, messages = JobTimer(), inputs.get("messages")
     if COUNT in jobs:
         _count(inputs["store"])
         clock.time(COUNT, lambda: _count(inputs["store"]), messages)
@@ -78,30 +81,31 @@ def _scanned(path: str) -> Iterator[Columns]:
 
 
 def local(inputs: Inputs, jobs: list[str], processes: int) -> list[Row]:
-    clock = Clock()
-    of_engine(clock, inputs, jobs, LocalRunner(LocalOptions(processes)), everything=True)
+    """Time the jobs on local processes."""
+    clock = JobTimer()
+    run_jobs(clock, inputs, jobs, LocalRunner(LocalOptions(processes)), everything=True)
     return clock.rows
 
 
-def of_engine(clock: Clock, inputs: Inputs, jobs: list[str], engine: JobRunner, *, everything: bool) -> None:
-    """Jobs of core. ``everything``: those too that DataFrames do in their own way."""
+def run_jobs(clock: JobTimer, inputs: Inputs, jobs: list[str], runner: JobRunner, *, everything: bool) -> None:
+    """Time the jobs of core. ``everything`` includes count and dedupe, which Spark runs on DataFrames instead."""
     catalogue, messages = load_catalogue(), inputs.get("messages")
 
     def count(path: str) -> int:
-        report = engine.inventory(plan_inventory(catalogue, [Path(path)], 0.0))
+        report = runner.inventory(plan_inventory(catalogue, [Path(path)], 0.0))
         return sum(segment.records for segment in report.segments())
 
     def dedupe() -> int:
         none = Path(inputs["no changes"])
-        return engine.reconcile(plan_reconcile(catalogue, [Path(inputs["store"])], [none])).classes["orphan"].ids
+        return runner.reconcile(plan_reconcile(catalogue, [Path(inputs["store"])], [none])).classes["orphan"].ids
 
     def salvage() -> int:
         to = Path(inputs["store"] + ".salvaged")
-        return engine.salvage(plan_salvage(catalogue, [Path(inputs["store"])], to)).messages
+        return runner.salvage(plan_salvage(catalogue, [Path(inputs["store"])], to)).messages
 
     def reconcile() -> dict[str, list[int]]:
         job = plan_reconcile(catalogue, [Path(inputs["reconciled"])], [Path(inputs["changes"])])
-        return {name: [found.ids, found.references, found.size] for name, found in engine.reconcile(job).classes.items()}
+        return {name: [found.ids, found.references, found.size] for name, found in runner.reconcile(job).classes.items()}
 
     if COUNT in jobs and everything:
         clock.time(COUNT, lambda: count(inputs["store"]), messages)
@@ -116,44 +120,44 @@ def of_engine(clock: Clock, inputs: Inputs, jobs: list[str], engine: JobRunner, 
 
 
 def spark(inputs: Inputs, jobs: list[str], master: str) -> list[Row]:
-    """After the first job each that is timed is run once without, so that the JVM has compiled it; but for salvage."""
-    clock = Clock()
+    """Time the jobs on Spark. Except for salvage, each job first runs once untimed, so that the JVM has compiled it."""
+    clock = JobTimer()
     with _session(clock, master) as session:
         frames = Frames(session)
         if COUNT in jobs:
             clock.time(FIRST, lambda: frames.count(inputs["store"]), inputs["messages"])
-        for chosen in (Clock(), clock):
-            _of_frames(chosen, frames, inputs, jobs)
+        for chosen in (JobTimer(), clock):
+            _run_on_frames(chosen, frames, inputs, jobs)
             if RECONCILE in jobs:
-                of_engine(chosen, inputs, [RECONCILE], engine(master), everything=False)
+                run_jobs(chosen, inputs, [RECONCILE], spark_runner(master), everything=False)
                 chosen.time(BARE, lambda: frames.bare(inputs["records"], inputs["changes"]), inputs.get("classes"))
         if COUNT in jobs:
             clock.time(LARGER, lambda: frames.count(inputs["larger"]), inputs["messages"] * inputs["times"])
         if SALVAGE in jobs:
-            of_engine(clock, inputs, [SALVAGE], engine(master), everything=False)
+            run_jobs(clock, inputs, [SALVAGE], spark_runner(master), everything=False)
     return clock.rows
 
 
 @contextmanager
-def _session(clock: Clock, master: str) -> Iterator[Any]:
+def _session(clock: JobTimer, master: str) -> Iterator[Any]:
     from msgstore_spark import session
 
-    begun: list[Any] = []
-    clock.time(SESSION, lambda: begun.append(session(master)))
+    started: list[Any] = []
+    clock.time(SESSION, lambda: started.append(session(master)))
     try:
-        yield begun[0]
+        yield started[0]
     finally:
-        clock.time(STOP, begun[0].stop)
+        clock.time(STOP, started[0].stop)
 
 
-def engine(master: str) -> JobRunner:
-    from msgstore_spark.engine import SparkRunner
-    from msgstore_spark.engine_options import SparkOptions
+def spark_runner(master: str) -> JobRunner:
+    from msgstore_spark.runner import SparkRunner
+    from msgstore_spark.runner_options import SparkOptions
 
     return SparkRunner(SparkOptions(master))
 
 
-def _of_frames(clock: Clock, frames: Frames, inputs: Inputs, jobs: list[str]) -> None:
+def _run_on_frames(clock: JobTimer, frames: Frames, inputs: Inputs, jobs: list[str]) -> None:
     messages = inputs.get("messages")
     if COUNT in jobs:
         clock.time(COUNT, lambda: frames.count(inputs["store"]), messages)
@@ -164,7 +168,7 @@ def _of_frames(clock: Clock, frames: Frames, inputs: Inputs, jobs: list[str]) ->
 
 
 class Frames:
-    """DataFrames as a user writes them."""
+    """Queries with DataFrames, as a user writes them."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -179,16 +183,16 @@ class Frames:
         return self._session.read.parquet(path).select("id")
 
     def bare(self, records: str, changes: str) -> dict[str, list[int]]:
-        """The changes added up by id, joined with records, and classes counted: nothing read but Parquet."""
+        """Reconcile with DataFrames that read only Parquet: add the changes by id, join them with records, count classes."""
         from pyspark.sql import functions as sf
 
         counts = self._session.read.parquet(changes).groupBy("id").agg(sf.sum("count").alias("count"))
         both = counts.join(self._session.read.parquet(records), "id", "full_outer")
-        count, is_there = sf.coalesce("count", sf.lit(0)), sf.col("size").isNotNull()
+        count, has_record = sf.coalesce("count", sf.lit(0)), sf.col("size").isNotNull()
         name = (
             sf.when(count < 0, "negative")
-            .when((count > 0) & is_there, "live")
-            .when(is_there, "orphan")
+            .when((count > 0) & has_record, "live")
+            .when(has_record, "orphan")
             .when(count > 0, "dangling")
             .otherwise("settled")
         )
@@ -198,7 +202,7 @@ class Frames:
 
 
 def classes(inputs: Inputs) -> dict[str, list[int]]:
-    """What a reconciling is to find: added up here, by nobody's engine. Ids, references and bytes of the records by class."""
+    """Return the expected result of reconcile, computed without a job runner: [ids, references, bytes] by class."""
     import pyarrow.parquet as pq
 
     records = pq.read_table(inputs["records"])
@@ -225,17 +229,17 @@ def classes(inputs: Inputs) -> dict[str, list[int]]:
 
 
 def memory_of(job: str, store: str) -> int:
-    """The most bytes that the process of ``job`` had in memory; it does everything itself."""
-    catalogue, engine, sources, to = load_catalogue(), LocalRunner(LocalOptions(1)), [Path(store)], Path(store + ".out")
+    """Run a job in this process, and return the process's peak memory in bytes."""
+    catalogue, runner, sources, to = load_catalogue(), LocalRunner(LocalOptions(1)), [Path(store)], Path(store + ".out")
     if job == "diff":
-        engine.diff(plan_diff(catalogue, *sources, *sources))
+        runner.diff(plan_diff(catalogue, *sources, *sources))
     elif job == "inventory":
-        engine.inventory(plan_inventory(catalogue, sources, 0.0))
+        runner.inventory(plan_inventory(catalogue, sources, 0.0))
     else:
         counts = Path(store + ".counts")
         with counts.open("w") as lines:
             for records in _scanned(store):
                 lines.writelines(f"{msg_id.hex()},1\n" for msg_id in records.id_list())
-        engine.salvage(plan_salvage(catalogue, sources, to, counts=counts if "counts" in job else None))
+        runner.salvage(plan_salvage(catalogue, sources, to, counts=counts if "counts" in job else None))
         shutil.rmtree(to)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

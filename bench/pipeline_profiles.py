@@ -1,4 +1,4 @@
-"""Where the time of a job of the pipeline goes: for what is missed."""
+"""Profiles of the pipeline's jobs, for missed requirements."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ from msgstore import load_catalogue
 from msgstore.jobs.inputs import find_inputs
 
 PROFILED = 4
-"""Segments that are read under a profiler."""
+"""Maximum number of segments that are read under a profiler."""
 STAGES = 10
 
 
-def of_count(inputs: Mapping[str, Any], slopes: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[str, list[Line]]:
-    """What each record costs above the fixed cost of a job, by kind of process; what two processes get of this machine; and
-    the functions of a worker."""
+def count_profile(inputs: Mapping[str, Any], slopes: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[str, list[Line]]:
+    """Profile a count: cost per record by kind of process, slowdown of two concurrent scans, functions of a worker."""
     records = inputs["messages"] * (inputs["times"] - 1)
     lines = []
     for peer, by_kind in slopes.items():
         for kind, rounds in by_kind.items():
-            what = f"{peer}, by the clock" if kind == "clock" else f"{peer}, processor time of {kind} processes"
+            what = f"{peer}, wall time" if kind == "clock" else f"{peer}, processor time of {kind} processes"
             if any(rounds) or kind != JVM:
                 lines.append(Line(what, statistics.median(rounds) / records * 1e9, "ns"))
-    lines.append(Line("plain Python, processor time of a core, two at once / alone", _together(inputs), ""))
+    lines.append(Line("plain Python, wall time of two concurrent scans / of one scan", _concurrent_slowdown(inputs), ""))
     found = children.call(worker, inputs["store"])
-    return "nanoseconds a record; then functions of a worker by own time under cProfile, a record", [
+    return "nanoseconds per record; then functions of a worker by own time per record, under cProfile", [
         *lines,
         *(Line(*line) for line in found),
     ]
 
 
-def _together(inputs: Mapping[str, Any]) -> float:
-    """By how much a scan becomes slower if another one runs beside it."""
+def _concurrent_slowdown(inputs: Mapping[str, Any]) -> float:
+    """Return the factor by which a scan is slower if another one runs at the same time."""
 
     def scan(_: int) -> float:
         rows = children.call(jobs.plain_python, inputs, [jobs.COUNT])
@@ -50,7 +49,7 @@ def _together(inputs: Mapping[str, Any]) -> float:
 
 
 def worker(store: str) -> list[tuple[str, float, str]]:
-    """What the data source does in a task, in this process."""
+    """Profile the work of the data source in a task, in this process."""
     import pyarrow as pa
 
     from msgstore.jobs.columns.batches import Wanted, record_batches
@@ -67,13 +66,16 @@ def worker(store: str) -> list[tuple[str, float, str]]:
     return [(line.what, line.value, line.unit) for line in own_times(read, messages)]
 
 
-def of_reconcile(inputs: Mapping[str, Any], master: str) -> tuple[str, list[Line]]:
+def reconcile_profile(inputs: Mapping[str, Any], master: str) -> tuple[str, list[Line]]:
     found = children.call(stages, inputs, master)
-    return "stages of reconcile, then of the bare join: milliseconds of all its tasks", [Line(*line) for line in found]
+    return "stages of reconcile, then of the bare join: milliseconds of all tasks", [Line(*line) for line in found]
 
 
 def stages(inputs: Mapping[str, Any], master: str) -> list[tuple[str, float, str]]:
-    """In a child: what Spark says of the stages of one job of each, after one of each that is not counted."""
+    """Return Spark's figures of the stages of reconcile and of the bare join, after an uncounted run of each.
+
+    Runs in a child process.
+    """
     from msgstore_spark import session
 
     spark = session(master)
@@ -84,7 +86,7 @@ def stages(inputs: Mapping[str, Any], master: str) -> list[tuple[str, float, str
         for name in (jobs.RECONCILE, jobs.BARE):
             seen = _stages(store).size()
             if name == jobs.RECONCILE:
-                jobs.of_engine(jobs.Clock(), inputs, [name], jobs.engine(master), everything=False)
+                jobs.run_jobs(jobs.JobTimer(), inputs, [name], jobs.spark_runner(master), everything=False)
             else:
                 frames.bare(inputs["records"], inputs["changes"])
             if counted:
@@ -94,9 +96,9 @@ def stages(inputs: Mapping[str, Any], master: str) -> list[tuple[str, float, str
 
 
 def _stages(store: Any) -> Any:
-    """Of all jobs of this session, with what Spark's own page would show."""
-    usual = [getattr(store, f"stageList$default${number}")() for number in range(2, 6)]
-    return store.stageList(None, *usual)
+    """Return the stages of all jobs of this session, as Spark's web page shows them."""
+    defaults = [getattr(store, f"stageList$default${number}")() for number in range(2, 6)]
+    return store.stageList(None, *defaults)
 
 
 def _lines(name: str, listed: Any, seen: int) -> list[tuple[str, float, str]]:
@@ -105,9 +107,10 @@ def _lines(name: str, listed: Any, seen: int) -> list[tuple[str, float, str]]:
     lines = []
     for stage in sorted(new, key=lambda stage: -stage.executorRunTime())[:STAGES]:
         what = (
-            f"{name}, stage {stage.stageId()}: {stage.numCompleteTasks()} tasks, of that the JVM's threads "
-            f"{stage.executorCpuTime() / 1e6:,.0f}, garbage {stage.jvmGcTime():,}; in {stage.inputRecords():,} records, "
-            f"shuffled in {stage.shuffleReadRecords():,}, out {stage.shuffleWriteRecords():,} ({stage.shuffleWriteBytes():,} B)"
+            f"{name}, stage {stage.stageId()}: {stage.numCompleteTasks()} tasks; of that, JVM threads "
+            f"{stage.executorCpuTime() / 1e6:,.0f}, JVM garbage collection {stage.jvmGcTime():,}; records read "
+            f"{stage.inputRecords():,}, shuffle read {stage.shuffleReadRecords():,}, shuffle write "
+            f"{stage.shuffleWriteRecords():,} ({stage.shuffleWriteBytes():,} B)"
         )
         lines.append((what, float(stage.executorRunTime()), "ms"))
     return lines

@@ -1,4 +1,4 @@
-"""Processor time of a process and everything that it has started: a JVM and its Python workers, by ``/proc``."""
+"""Processor time of a process and its descendants, such as a JVM and its Python workers, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ JVM, PYTHON = "JVM", "Python"
 
 
 def seconds() -> dict[str, float]:
-    """Of this process and its descendants, user and system, by kind, to a hundredth; of ended ones if waited for.
+    """Return the user and system time of this process and its descendants by kind, in hundredths of a second.
 
-    Raises OSError where there is no ``/proc``.
+    Includes ended processes that were waited for. Raises OSError if there is no ``/proc``.
     """
     found = {JVM: 0.0, PYTHON: 0.0}
     for name, ticks in _family():
@@ -22,7 +22,7 @@ def seconds() -> dict[str, float]:
 
 
 def _family() -> Iterator[tuple[str, int]]:
-    """(name, ticks) of this process and its descendants."""
+    """Yield (name, ticks) of this process and its descendants."""
     children: dict[int, list[tuple[int, str, int]]] = {}
     rows = dict(_processes())
     for pid, (name, parent, ticks) in rows.items():
@@ -37,13 +37,13 @@ def _family() -> Iterator[tuple[str, int]]:
 
 
 def _processes() -> Iterator[tuple[int, tuple[str, int, int]]]:
-    """Process number to (name, parent, ticks)."""
+    """Yield (process id, (name, parent, ticks)) of all processes."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             text = (entry / "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended in the meantime
             continue
         name, _, rest = text.partition("(")[2].rpartition(")")
         fields = rest.split()

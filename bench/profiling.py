@@ -1,7 +1,7 @@
-"""Why a figure is what it is: the same operation once more, under a profiler. Done for what is missed.
+"""Profiles of operations, taken for missed requirements.
 
-Under ``cProfile`` each call costs more than it does otherwise, so own times say where to look, not how long it takes. File
-operations are timed where they pass ``msgstore.files.Files``, on all threads; that costs about a microsecond each.
+``cProfile`` makes every call slower, so own times only show where to look. File operations are timed in
+``msgstore.files.Files``, on all threads, which costs about a microsecond each.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from typing import Any
 from msgstore.files import Files
 
 TOP = 8
-"""Functions in a profile."""
+"""Number of functions in a profile."""
 MOST_MESSAGES = 20_000
-"""Of a profiled run."""
+"""Maximum number of messages of a profiled run."""
 MANAGERS = ("view",)
-"""Of ``Files``: context managers, in which other operations happen."""
+"""Methods of ``Files`` that are context managers. They are not timed, because other operations run inside them."""
 
 
 @dataclass(frozen=True)
 class Line:
+    """One line of a profile."""
+
     what: str
     value: float
     unit: str
@@ -36,20 +38,20 @@ class Line:
 
 @dataclass
 class Profile:
-    """Of one requirement that was missed."""
+    """Profile for one requirement."""
 
     store: str
     operation: str
     size: int
     what: str
-    """What was required, as in the table."""
+    """Requirement, as in the table."""
     how: str
-    """What was run, and how the lines were taken."""
+    """Description of the run, and of how the lines were taken."""
     lines: list[Line] = field(default_factory=list)
 
 
 def own_times(action: Callable[[], object], messages: int, unit: str = "ns") -> list[Line]:
-    """Functions by own time, ``unit`` a message, of the calling thread."""
+    """Run ``action``, and return the functions of this thread by own time, in ``unit`` per message."""
     profiler = cProfile.Profile()
     gc.collect()
     profiler.enable()
@@ -61,7 +63,7 @@ def own_times(action: Callable[[], object], messages: int, unit: str = "ns") -> 
 
 
 def functions(profiler: cProfile.Profile, messages: int, unit: str = "ns") -> list[Line]:
-    """What a profiler has seen, by own time, ``unit`` a message."""
+    """Return the functions of a profiler by own time, in ``unit`` per message."""
     found = pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
     scale = {"ns": 1e9, "us": 1e6, "ms": 1e3}[unit] / messages
     rows = [(own * scale, _name(*place), calls / messages) for place, (_, calls, own, _, _) in found]
@@ -77,7 +79,7 @@ def _name(file: str, line: int, function: str) -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that took time. Seconds of ``perf_counter``."""
+    """Timed operation. Start and end are seconds of ``perf_counter``."""
 
     name: str
     start: float
@@ -91,9 +93,9 @@ class Event:
 
 
 class TimedFiles(Files):
-    """Every file operation as an Event, and the bytes that were written, by the name of the file.
+    """File layer that records each operation as an Event, and the bytes written by file name.
 
-    An operation that consists of others is one event. Which ones there are is asked of ``Files`` itself.
+    Wraps every public method of ``Files``. An operation that calls other operations is one event.
     """
 
     def __init__(self) -> None:
@@ -106,14 +108,14 @@ class TimedFiles(Files):
                 setattr(self, name, self._timed(name, getattr(self, name)))
 
     def seconds(self, *names: str) -> float:
-        """Of all threads together; of all operations if none is named."""
+        """Return the seconds of these operations, or of all operations, on all threads."""
         return sum(event.seconds for event in self.events if event.name in names or not names)
 
     def count(self, *names: str) -> int:
         return sum(event.name in names for event in self.events)
 
     def lines(self, messages: int, unit: str = "ns") -> list[Line]:
-        """Time by operation, a message, of all threads."""
+        """Return the time per message of each operation, on all threads."""
         scale = {"ns": 1e9, "us": 1e6, "ms": 1e3}[unit] / messages
         names = sorted({event.name for event in self.events}, key=lambda name: -self.seconds(name))
         return [
@@ -152,7 +154,7 @@ class TimedFiles(Files):
         self.written[path] = self.written.get(path, 0) + len(data)
 
     def written_by_kind(self) -> dict[str, int]:
-        """Bytes by what the files are: everything but the digits of their names."""
+        """Return written bytes by kind of file: its name without digits."""
         found: dict[str, int] = {}
         for path, size in self.written.items():
             kind = "N" + "".join(Path(path).suffixes) if path[:1].isdigit() else path.translate(_NO_DIGITS)
@@ -164,17 +166,17 @@ _NO_DIGITS = str.maketrans({str(digit): "" for digit in range(10)})
 
 
 @contextmanager
-def collections_of_garbage(events: list[Event]) -> Iterator[None]:
-    """Adds the interpreter's own collections to ``events``: while one runs, no other Python code does."""
-    begun: list[float] = []
+def garbage_collections(events: list[Event]) -> Iterator[None]:
+    """Add Python's garbage collections during the block to ``events``: they stop all other Python code."""
+    started: list[float] = []
 
     def note(phase: str, about: dict[str, int]) -> None:
         now = time.perf_counter()
         if phase == "start":
-            begun.append(now)
-        elif begun:
+            started.append(now)
+        elif started:
             name = f"garbage collection of generation {about['generation']}"
-            events.append(Event(name, begun.pop(), now, threading.get_ident()))
+            events.append(Event(name, started.pop(), now, threading.get_ident()))
 
     gc.callbacks.append(note)
     try:
@@ -184,16 +186,16 @@ def collections_of_garbage(events: list[Event]) -> Iterator[None]:
 
 
 def slowest_calls(starts: Sequence[float], seconds: Sequence[float], events: Sequence[Event], most: int = 5) -> list[Line]:
-    """The slowest calls of this thread, with the time stamps of what happened meanwhile, on this thread and on others."""
-    me = threading.get_ident()
+    """Return the slowest calls of this thread, with the events during each call on this thread and on others."""
+    this_thread = threading.get_ident()
     lines = []
     for at in sorted(range(len(seconds)), key=lambda at: -seconds[at])[:most]:
         start, end = starts[at], starts[at] + seconds[at]
-        meanwhile = sorted((e for e in events if e.start < end and e.end > start), key=lambda e: e.start)
-        mine = [event for event in meanwhile if event.thread == me]
-        stamps = [f"{e.name} {_stamp(e, start)}" for e in mine]
-        others = [f"{e.name} {_stamp(e, start)}" for e in meanwhile if e.thread != me]
-        rest = seconds[at] - sum(min(e.end, end) - max(e.start, start) for e in mine)
+        concurrent = sorted((e for e in events if e.start < end and e.end > start), key=lambda e: e.start)
+        own = [event for event in concurrent if event.thread == this_thread]
+        stamps = [f"{e.name} {_stamp(e, start)}" for e in own]
+        others = [f"{e.name} {_stamp(e, start)}" for e in concurrent if e.thread != this_thread]
+        rest = seconds[at] - sum(min(e.end, end) - max(e.start, start) for e in own)
         inside = ", ".join(_short(stamps)) or "no file operation"
         text = f"call {at + 1:,} of {len(seconds):,}: {inside}; the rest {rest * 1e6:,.0f}"
         if others:

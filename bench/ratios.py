@@ -1,4 +1,4 @@
-"""What the project asks of itself, as ratios of speeds within one run."""
+"""Requirements on ratios of speeds within one run."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from peers import RIVALS
 Clock = Literal["wall", "cpu"]
 
 PUTS: dict[int, tuple[float, Clock]] = {64: (1, "wall"), 1024: (2.5, "cpu"), 16384: (5, "cpu")}
-"""Body size to (least ratio of msgstore's puts to RocksDB's, by which clock). Above small bodies wall time measures the
-host's memory as much as the program."""
+"""Body size to (minimum ratio of msgstore's puts to RocksDB's, clock). For larger bodies, wall time measures the memory of the
+host as much as the program."""
 LIFECYCLES = {"RocksDB": 5.0, "best peer": 1.5}
-"""Least ratio of msgstore's lifecycles to those of RocksDB, and of the fastest of the peers; clocks as for puts."""
+"""Minimum ratio of msgstore's lifecycles to those of RocksDB, and of the fastest peer. Clocks as for puts."""
 GETS = 0.6
-"""Least ratio of msgstore's random gets, with ``reads = "mmap"``, to the pread floor's; wall time, 10,000 messages, each size.
-With ``pread``, the default, the system call leaves too little for Python (docs/adr/0004-pread-or-mmap.md): for information."""
+"""Minimum ratio of msgstore's random gets with ``reads = "mmap"`` to those of the floor, for 10,000 messages of each size, wall
+time. There is no requirement for the default, ``pread``: the system call takes most of the time
+(docs/adr/0004-pread-or-mmap.md)."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as another store msgstore is."""
+    """Speed of msgstore, relative to another store."""
 
     store: str
-    """``msgstore``, or the row of it that has other options."""
+    """``msgstore``, or its row with other options."""
     operation: str
     size: int
     working_set: str
     other: str
-    """A store, or ``best peer``: the fastest one, by the same clock."""
+    """A store, or ``best peer``: the fastest store by the same clock."""
     clock: Clock
     required: float | None
-    """None: for information."""
+    """Required minimum. None for information."""
     measured: float
 
     @property
@@ -42,7 +43,7 @@ class Ratio:
 
 
 def ratios(results: Results) -> list[Ratio]:
-    """The required ones first, then those for information; only what was measured."""
+    """Return the ratios with requirements, then those for information, of all measured stores."""
     sizes = sorted({result.size for result in results})
     asked: list[tuple[str, str, int, str, str, Clock, float | None]] = []
     asked += [("msgstore", "put", size, "full", "RocksDB", PUTS[size][1], PUTS[size][0]) for size in sizes if size in PUTS]

@@ -1,4 +1,4 @@
-"""The results as tables, or as JSON Lines: one object a line, told apart by ``kind``."""
+"""Output of the results as tables, or as JSON Lines: one object per line, with a ``kind``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LABELS = {
 
 
 def machine(plan: Plan) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the properties of the machine and the run on which the figures depend."""
     return {
         "kind": "machine",
         "python": platform.python_version(),
@@ -40,7 +40,7 @@ def machine(plan: Plan) -> dict[str, Any]:
 
 
 def result_object(result: Result) -> dict[str, Any]:
-    """Nanoseconds and operations are a message; lists have one value a round."""
+    """Return the JSON object of a result. Nanoseconds are per message; lists have one value per round."""
     return {
         "kind": "result",
         "store": result.store,
@@ -57,7 +57,7 @@ def result_object(result: Result) -> dict[str, Any]:
 
 
 def ratio_object(ratio: Ratio) -> dict[str, Any]:
-    """``required`` and ``met`` are null in ratios for information."""
+    """Return the JSON object of a ratio. ``required`` and ``met`` are null in ratios for information."""
     kind = "information" if ratio.required is None else "requirement"
     return {"kind": kind, "limit": "at least"} | asdict(ratio) | {"measured": round(ratio.measured, 3), "met": ratio.met}
 
@@ -99,7 +99,7 @@ def print_tables(
 
 def _costs(plan: Plan, results: Results) -> Table:
     table = Table(
-        title=f"Nanoseconds a message, wall / processor time of all threads; medians of {plan.rounds} rounds",
+        title=f"Nanoseconds per message, wall / processor time of all threads; medians of {plan.rounds} rounds",
         title_justify="left",
     )
     table.add_column("operation")
@@ -148,7 +148,7 @@ def _required(ratio: Ratio) -> tuple[str, ...]:
 
 
 def _information(found: Sequence[Ratio]) -> Table:
-    table = _ratio_table("For information: nothing is required of these", "measured")
+    table = _ratio_table("For information, without requirements", "measured")
     for ratio in found:
         table.add_row(*_ratio_cells(ratio), f"{ratio.measured:.2f}")
     return table

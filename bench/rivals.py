@@ -1,4 +1,4 @@
-"""The stores that msgstore is compared with."""
+"""Other stores with which msgstore is compared."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class RocksDB(Peer):
                 put(msg_id, body)
             self.db.write(writes)
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         watched = ("mem-table-flush-pending", "num-running-flushes", "compaction-pending", "num-running-compactions")
         for _ in range(1000):
             if not any(self.db.property_int_value(f"rocksdb.{name}") for name in watched):
                 return
-            time.sleep(0.01)  # it tells nobody when it is through
+            time.sleep(0.01)  # RocksDB has no call that waits for all background work
 
-    def look(self, msg_id: bytes) -> bytes | None:
+    def get_one(self, msg_id: bytes) -> bytes | None:
         body: bytes | None = self.db.get(msg_id)
         return body
 
@@ -88,7 +88,7 @@ class LMDB(Peer):
             with self.env.begin(write=True) as transaction:
                 transaction.cursor().putmulti(batch)
 
-    def look(self, msg_id: bytes) -> bytes | None:
+    def get_one(self, msg_id: bytes) -> bytes | None:
         with self.env.begin() as transaction:
             body: bytes | None = transaction.get(msg_id)
             return body
@@ -148,7 +148,7 @@ class SQLite(Peer):
             with self.transaction():
                 self.db.executemany("INSERT INTO messages VALUES (?, ?)", batch)
 
-    def look(self, msg_id: bytes) -> bytes | None:
+    def get_one(self, msg_id: bytes) -> bytes | None:
         row = self.db.execute("SELECT body FROM messages WHERE id = ?", (msg_id,)).fetchone()
         return row and bytes(row[0])
 

@@ -28,16 +28,16 @@ from report import json_lines, print_tables
 from rich.console import Console
 
 MESSAGES = {64: 200_000, 1024: 100_000, 16384: 10_000}
-"""Body size to messages of a default run."""
+"""Body size to number of messages in a default run."""
 SET_BYTES = 160 * 2**20
-"""Of another size, so many bytes of bodies."""
+"""Bytes of all bodies, for sizes that are not in MESSAGES."""
 QUICK = 4
-"""--quick divides messages by this."""
+"""Divisor of the number of messages with --quick."""
 
 MEASUREMENTS: tuple[Measurement, ...] = (
     lifecycle, fsync, latency, reopen, compaction, deletion, amplification, memory, startup,
 )  # fmt: skip
-"""What is printed in tables of its own, in this order; ``lifecycle`` is timed with the other rows as well."""
+"""Measurements with their own tables, in the order of the output. ``lifecycle`` is also timed in the first table."""
 NAMES = tuple(dict.fromkeys([*OPERATIONS, *[measurement.NAME for measurement in MEASUREMENTS]]))
 
 
@@ -64,26 +64,27 @@ def _sizes(text: str) -> list[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compare msgstore with RocksDB, LMDB, SQLite and the raw floor in one run.")
     parser.add_argument("--json", action="store_true", help="JSON Lines on standard output instead of tables")
-    parser.add_argument("--quick", action="store_true", help="3 rounds, a quarter of the messages: a look, no verdict")
-    parser.add_argument("--only", type=_names(NAMES), default=list(NAMES), help=f"of {','.join(NAMES)}")
+    about_quick = "3 rounds, a quarter of the messages; the requirements have no meaning"
+    parser.add_argument("--quick", action="store_true", help=about_quick)
+    parser.add_argument("--only", type=_names(NAMES), default=list(NAMES), help=f"operations to run, of {','.join(NAMES)}")
     parser.add_argument("--sizes", type=_sizes, default=list(MESSAGES), help="body sizes in bytes, such as 64,1024,16384")
-    about_messages = "of each size (lifecycles: a quarter, at least 1000), and the most that any operation takes"
+    about_messages = "messages of each size (lifecycles: a quarter, at least 1000), and maximum for all other operations"
     parser.add_argument(
         "--messages",
         type=_positive,
         help=about_messages,
     )
-    parser.add_argument("--rounds", type=_positive, help="default 5, with --quick 3")
+    parser.add_argument("--rounds", type=_positive, help="number of rounds; default 5, with --quick 3")
     stores = tuple(peer.name for peer in PEERS)
-    parser.add_argument("--stores", type=_names(stores), default=list(stores), help=f"of {','.join(stores)}")
-    about_profiles = "of which requirements the operation is run once more under a profiler; default: missed"
+    parser.add_argument("--stores", type=_names(stores), default=list(stores), help=f"stores to run, of {','.join(stores)}")
+    about_profiles = "requirements whose operations are repeated under a profiler; default: missed"
     parser.add_argument("--profile", choices=["missed", "all", "none"], default="missed", help=about_profiles)
-    parser.add_argument("--dir", type=Path, help="where stores are made and deleted; default: the temporary directory")
+    parser.add_argument("--dir", type=Path, help="directory for the stores, which are deleted; default: temporary directory")
     return parser
 
 
 def take_profiles(plan: Plan, results: Results, bounds: list[Bound], which: str, progress: Progress) -> list[Profile]:
-    """Why what is missed is missed: each operation, store and size once."""
+    """Return profiles for the requirements that ``which`` selects, one per operation, store and size."""
     by_name = {measurement.NAME: measurement for measurement in MEASUREMENTS}
     found: dict[tuple[str, ...], Profile] = {}
     for ratio in ratios(results):

@@ -1,4 +1,4 @@
-"""What a program pays before its first message: interpreters that start, import, and end."""
+"""Startup time of a program before its first message: a new interpreter starts, imports msgstore, and ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from measure import SEED, Plan
 from profiling import TOP, Line
 
 NAME = "startup"
-TITLE = "A fresh interpreter, until it has ended"
+TITLE = "New interpreter, from start to end"
 BARE = "bare interpreter"
 CODE = {
     BARE: "pass",
@@ -22,15 +22,15 @@ CODE = {
 }
 WALL = "wall time"
 MOST = 60
-"""Milliseconds more than the bare interpreter."""
+"""Required maximum in milliseconds above the bare interpreter."""
 
 
 def run(plan: Plan, figures: Figures, progress: Progress) -> None:
     if not plan.has("msgstore"):
         return
     order = random.Random(SEED)
-    rounds = 4 * plan.rounds  # they are short
-    _milliseconds(CODE["msgstore, catalogue"])  # the first one may have to compile what it imports
+    rounds = 4 * plan.rounds  # a round is short
+    _milliseconds(CODE["msgstore, catalogue"])  # the first import may have to compile modules
     for number in range(rounds):
         progress(f"startup, round {number + 1} of {rounds}")
         for name in order.sample(list(CODE), len(CODE)):
@@ -41,16 +41,17 @@ def bounds(figures: Figures) -> list[Bound]:
     ours, bare = figures.get(NAME, "msgstore", WALL, 0), figures.get(NAME, BARE, WALL, 0)
     if not (ours and bare):
         return []
-    return [Bound("msgstore", NAME, "import msgstore, more than nothing", 0, "ms", "at most", MOST, ours.value - bare.value)]
+    more = ours.value - bare.value
+    return [Bound("msgstore", NAME, "import msgstore, above bare interpreter", 0, "ms", "at most", MOST, more)]
 
 
 def profile(plan: Plan, bound: Bound) -> tuple[str, list[Line]]:
-    """What the import imports."""
+    """Return the imported modules by import time."""
     command = [sys.executable, "-X", "importtime", "-c", CODE[bound.store]]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()[1:]
     rows = [line.removeprefix("import time:").split("|") for line in found]
     slowest = sorted(((int(own) / 1e3, name.strip()) for own, _, name in rows), reverse=True)[:TOP]
-    return "modules by the time of their own that importing them takes", [Line(name, own, "ms") for own, name in slowest]
+    return "modules by import time, without the modules that they import", [Line(name, own, "ms") for own, name in slowest]
 
 
 def _milliseconds(code: str) -> float:

@@ -1,4 +1,4 @@
-"""Tables and JSON of figures, of what is required of them, and of profiles."""
+"""Tables and JSON objects of figures, requirements and profiles."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 FIRST = ("msgstore", "RocksDB", "LMDB", "SQLite", "floor")
-"""The order of rows."""
+"""Order of the rows."""
 
 
 def figure_object(figure: Figure) -> dict[str, Any]:
-    """``value`` is the median of ``rounds``, in ``unit``."""
+    """Return the JSON object of a figure. ``value`` is the median of ``rounds``, in ``unit``."""
     return {"kind": "figure"} | asdict(figure) | {"value": _rounded(figure.value), "rounds": [*map(_rounded, figure.rounds)]}
 
 
@@ -25,13 +25,13 @@ def bound_object(bound: Bound) -> dict[str, Any]:
 
 
 def profile_object(profile: Profile) -> dict[str, Any]:
-    """``lines``: ``what`` took ``value``, in ``unit``; see ``how``."""
+    """Return the JSON object of a profile. Each of ``lines`` has ``what`` was measured, its ``value`` and ``unit``."""
     lines = [asdict(line) | {"value": _rounded(line.value)} for line in profile.lines]
     return {"kind": "profile"} | asdict(profile) | {"lines": lines}
 
 
 def _rounded(value: float) -> float:
-    """To five digits."""
+    """Round to five digits."""
     return float(f"{value:.5g}")
 
 
@@ -42,7 +42,7 @@ def print_figures(title: str, found: Sequence[Figure], console: Console) -> None
 
 
 def print_required(rows: Iterable[Sequence[str]], bounds: Sequence[Bound], console: Console) -> None:
-    """``rows`` are more of them: store, operation, size, what, required, measured, met."""
+    """Print requirements. ``rows`` precede ``bounds``: store, operation, size, what, required, measured, met."""
     table = Table(title="Required", title_justify="left")
     for name in ("store", "operation", "size", "what", "required", "measured", "met"):
         table.add_column(name, no_wrap=True)
@@ -73,12 +73,12 @@ def _rounds(found: Sequence[Figure]) -> str:
 
 
 def _place(store: str) -> tuple[int, str]:
-    """Rows stand in the order of the peers; what is none of them comes last, as it comes."""
+    """Return the sort key of a row: rows have the order of FIRST, all others follow in their original order."""
     return next(((at, store) for at, name in enumerate(FIRST) if store.startswith(name)), (len(FIRST), ""))
 
 
 def _figures(found: Sequence[Figure]) -> Table:
-    """A row for each size and store, a column for each name."""
+    """Return a table with a row for each size and store, and a column for each name."""
     table = Table()
     names = list(dict.fromkeys(figure.name for figure in found))
     table.add_column("size", justify="right", no_wrap=True)
@@ -97,7 +97,7 @@ def _figures(found: Sequence[Figure]) -> Table:
 
 
 def value_text(value: float, unit: str) -> str:
-    """Three digits at least."""
+    """Format a value with at least three digits, and its unit."""
     number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
     return f"{number} {unit}" if unit else number
 

@@ -74,9 +74,9 @@ def test_what_is_missed_has_a_profile_and_nothing_else_has(tmp_path):
 @pytest.mark.slow
 def test_only_what_is_asked_for_is_printed(tmp_path):
     text = bench(tmp_path, "--only", "deletion,compaction,latency", "--sizes", "1024", "--stores", "msgstore,LMDB")
-    for title in ("Microseconds a call of write", "Compaction of a segment", "Deletion of empty segments"):
+    for title in ("Microseconds per call of write", "Compaction of a segment", "Deletion of empty segments"):
         assert text.count(title) == 1
-    assert "Nanoseconds a message" not in text
+    assert "Nanoseconds per message" not in text
     assert "RocksDB" not in text
     assert text.count("MISSED") + text.count("│ met ") == 2
 

@@ -634,13 +634,13 @@ def test_a_reader_that_may_not_be_noted(tmp_path, others, monkeypatch):
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(msgstore.StoreIOError, match=r"what reads beside a writer is noted there"):
+    with pytest.raises(msgstore.StoreIOError, match=r"readers must be registered there"):
         msgstore.open_store(tmp_path, mode="r", index="lmdb")
     writer.do("store.close()")
     with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
         assert client.read_many(ids(range(10))) == bodies(range(10))
         writer.open(tmp_path, index="lmdb")
-        with pytest.raises(msgstore.StoreError, match=r"cannot read beside it: .* what reads beside a writer is noted there"):
+        with pytest.raises(msgstore.StoreError, match=r"cannot read beside it: .* readers must be registered there"):
             client.read(bytes(16))
 
 

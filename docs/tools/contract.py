@@ -1,4 +1,4 @@
-"""Of the contract: hooks, events, and each kind of backend with its descriptor, its context and its methods."""
+"""Reference of the contract: hooks, events, and each kind of backend with its descriptor, context and methods."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ MODULES = (
     "indexes",
     "policies",
     "bodies",
-    "runners",
-    "buffers",
+    "fields",
     "options",
     "locations",
-    "version",
 )
-"""In the order of the page. ``events`` and ``errors`` have places of their own."""
+"""Modules in the order of the page. ``events`` and ``errors`` have their own regions."""
 
 
 # -- hooks ----------------------------------------------------------------------------------------------------------------
@@ -83,8 +81,8 @@ def event_members() -> str:
     for hook, kind in EVENT_HOOKS.items():
         own = [field for field in fields(kind) if field.name not in attrs.fields_dict(events.Event)]
         rows = [(f"`{field.name}`", f"`{field.type}`".replace("|", "\\|"), field.doc) for field in own]
-        said = documentation(kind, kind.__name__)
-        parts.append(f"### `{hook}`\n\n`{kind.__name__}`: {said}\n\n{table(('member', 'type', ''), rows)}")
+        text = documentation(kind, kind.__name__)
+        parts.append(f"### `{hook}`\n\n`{kind.__name__}`: {text}\n\n{table(('member', 'type', ''), rows)}")
     return "\n\n".join(parts)
 
 

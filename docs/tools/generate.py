@@ -1,8 +1,8 @@
-"""Write into the pages under docs/ what the code knows better: ``python docs/tools/generate.py``.
+"""Generate the parts of the pages under docs/ that come from the code: ``python docs/tools/generate.py``.
 
-A page says where by a pair of comments, ``<!-- generated: NAME -->`` and ``<!-- end -->``; what stands between them is
-replaced. ``--check`` changes nothing and prints what would change, with exit code 1 if anything would. Every plugin of the
-repository must be installed. What is written is committed, so that pages are whole in the repository.
+A region of a page is between the comments ``<!-- generated: NAME -->`` and ``<!-- end -->``; its contents are replaced.
+``--check`` changes nothing, prints the differences, and exits with 1 if there are any. Every plugin of the repository must be
+installed. The generated text is committed, so that the pages in the repository are complete.
 """
 
 from __future__ import annotations
@@ -21,36 +21,39 @@ from source import UndocumentedError
 
 DOCS = Path(__file__).parents[1]
 REGIONS = {**stores.REGIONS, **contract.REGIONS, **programs.REGIONS, **jobs.REGIONS}
-"""Name to what makes the text."""
+"""Name of a region to the function that returns its text."""
 _REGION = re.compile(r"^(<!-- generated: (.+?) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 
 
-def renewed(text: str, met: set[str]) -> str:
-    """The page with its regions written anew. Raises KeyError for a name that nothing makes, ValueError for an open region."""
+def regenerate(text: str, seen: set[str]) -> str:
+    """Return the page with new contents of its regions, and add their names to ``seen``.
+
+    Raises KeyError for an unknown region, and ValueError for a region without an end.
+    """
     if len(_REGION.findall(text)) != text.count("<!-- generated: "):
-        raise ValueError("a region has no <!-- end -->, or not on a line of its own")
+        raise ValueError("a region has no <!-- end --> on a separate line")
 
     def fill(found: re.Match[str]) -> str:
-        met.add(found[2])
+        seen.add(found[2])
         return f"{found[1]}\n{REGIONS[found[2]]().strip()}\n\n{found[3]}"
 
     return _REGION.sub(fill, text)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write into the pages under docs/ what the code knows better.")
+    parser = argparse.ArgumentParser(description="Generate the parts of the pages under docs/ that come from the code.")
     parser.add_argument(
-        "--check", action="store_true", help="change nothing; print what would change; exit with 1 if anything would"
+        "--check", action="store_true", help="change nothing; print the differences; exit with 1 if there are any"
     )
     check = parser.parse_args().check
     stale = 0
-    met: set[str] = set()
+    seen: set[str] = set()
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         try:
-            new = renewed(text, met)
+            new = regenerate(text, seen)
         except KeyError as error:
-            print(f"{page}: nothing makes the region {error}; there are: {', '.join(REGIONS)}", file=sys.stderr)
+            print(f"{page}: unknown region {error}; known are: {', '.join(REGIONS)}", file=sys.stderr)
             return 2
         except (UndocumentedError, ValueError) as error:
             print(f"{page}: {error}", file=sys.stderr)
@@ -62,9 +65,9 @@ def main() -> int:
             sys.stdout.writelines(difflib.unified_diff(old_lines, new_lines, name, f"{name} (by the code)"))
             if not check:
                 page.write_text(new, encoding="utf-8")
-    if missing := REGIONS.keys() - met:
-        print(f"no page has a place for: {', '.join(sorted(missing))}", file=sys.stderr)
-        print("write <!-- generated: NAME --> and <!-- end --> where it belongs, and run this again", file=sys.stderr)
+    if missing := REGIONS.keys() - seen:
+        print(f"no page has the regions {', '.join(sorted(missing))}", file=sys.stderr)
+        print("add <!-- generated: NAME --> and <!-- end --> to a page, and run this again", file=sys.stderr)
         return 2
     if check and stale:
         print(f"{stale} pages are stale: run python docs/tools/generate.py", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Of jobs over many segments: what ``msgstore.jobs`` offers to callers and engines, and what ``msgstore_spark`` does.
+"""Reference of jobs over many segments: the public interface of ``msgstore.jobs`` and of ``msgstore_spark``.
 
-The pipeline is read, not imported: whoever writes these pages need not install Spark.
+The source of the pipeline is parsed, not imported, so that Spark need not be installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ import attrs
 
 import msgstore
 from msgstore.jobs.reconcile import CLASSES
-from source import attribute_docs, call_section, cell, documentation, fields, laid_out, markdown, methods, table, type_text
+from source import (
+    attribute_docs,
+    call_section,
+    cell,
+    documentation,
+    fields,
+    format_signature,
+    markdown,
+    methods,
+    table,
+    type_text,
+)
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
 
@@ -31,9 +42,9 @@ CALLED = {
     "importing": ("plan_import",),
     "runner": ("choose_engine", "make_engine", "JobRunner"),
 }
-"""What a program calls that runs a job, by the module of ``msgstore.jobs``."""
+"""Names for programs that run a job, by module of ``msgstore.jobs``."""
 WRITING = {"output.commit": ("Staging",), "output.parts": ("Target", "PartWriter", "Part")}
-"""What a program calls that writes a fresh store in parallel."""
+"""Names for programs that write a new store in parallel, by module of ``msgstore.jobs``."""
 
 
 def _sections(chosen: dict[str, tuple[str, ...]]) -> str:
@@ -63,20 +74,20 @@ def _class(kind: type) -> str:
 
 
 def _methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Class methods first: they make one."""
+    """Yield class methods, which are constructors, and then methods."""
     for name, value in kind.__dict__.items():
         if isinstance(value, classmethod) and not name.startswith("_"):
             yield name, getattr(kind, name)
     yield from methods(kind)
 
 
-def runners() -> str:
+def engines() -> str:
     found = {
-        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "runner"
+        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "engine"
     }
     local = found["local"]
     rows = [("`local`", "`msgstore`", _options(local.options), cell(local.summary))]
-    options = _tree("engine_options")
+    options = _tree("runner_options")
     documented = _documented(next(node for node in options.body if isinstance(node, ast.ClassDef)))
     project = tomllib.loads((PIPELINE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     descriptor = next(
@@ -85,9 +96,9 @@ def runners() -> str:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "JobRunnerDescriptor"
     )
     named = {word.arg: word.value for word in descriptor.keywords}
-    said = "; ".join(f"`{name}`: {cell(doc)}" for name, doc in documented.items())
+    option_text = "; ".join(f"`{name}`: {cell(doc)}" for name, doc in documented.items())
     name, summary = (str(ast.literal_eval(named[key])) for key in ("name", "summary"))
-    rows.append((f"`{name}`", f"`{project['name']}`", said, cell(summary)))
+    rows.append((f"`{name}`", f"`{project['name']}`", option_text, cell(summary)))
     return table(("runner", "distribution", "options", ""), rows)
 
 
@@ -96,7 +107,7 @@ def _options(kind: type) -> str:
 
 
 def classes() -> str:
-    return table(("class", ""), [(f"`{name}`", cell(said)) for name, said in CLASSES.items()])
+    return table(("class", ""), [(f"`{name}`", cell(text)) for name, text in CLASSES.items()])
 
 
 # -- msgstore_spark -----------------------------------------------------------------------------------------------------------
@@ -107,7 +118,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _documented(node: ast.ClassDef) -> dict[str, str]:
-    """The attributes of a class behind which a string stands."""
+    """Return the docstrings of the attributes of a class: strings that follow an attribute."""
     found = {}
     for statement, following in zip(node.body, node.body[1:], strict=False):
         value = following.value if isinstance(following, ast.Expr) else None
@@ -126,7 +137,7 @@ def _literal(module: str, name: str) -> dict[str, str]:
 
 
 def _public() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
-    for name, module in _literal("__init__", "_FOUND_IN").items():
+    for name, module in _literal("__init__", "_MODULES").items():
         for node in _tree(module.removeprefix("msgstore_spark.")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
                 yield name, node
@@ -136,15 +147,15 @@ def spark_functions() -> str:
     parts = []
     for name, node in _public():
         if isinstance(node, ast.FunctionDef):
-            said = ast.get_docstring(node) or ""
+            docstring = ast.get_docstring(node) or ""
             returns = ast.unparse(node.returns) if node.returns else "None"
-            shown = laid_out(name, _parameters(node.args), returns)
-            parts.append(f"### `{name}`\n\n```text\n{shown}\n```\n\n{markdown(said)}")
+            signature = format_signature(name, _parameters(node.args), returns)
+            parts.append(f"### `{name}`\n\n```text\n{signature}\n```\n\n{markdown(docstring)}")
     return "\n\n".join(parts)
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:
-    """Each as it stands in the source."""
+    """Return each parameter as in the source."""
     found = [ast.unparse(one) for one in arguments.args]
     for number, default in enumerate(reversed(arguments.defaults), 1):
         found[-number] += f" = {ast.unparse(default)}"
@@ -167,13 +178,13 @@ def spark_settings() -> str:
 
 
 def _option_table(module: str) -> str:
-    return table(("option", ""), [(f"`{name}`", cell(said)) for name, said in _literal(module, "OPTIONS").items()])
+    return table(("option", ""), [(f"`{name}`", cell(text)) for name, text in _literal(module, "OPTIONS").items()])
 
 
 REGIONS: dict[str, Callable[[], str]] = {
     "bulk, jobs": lambda: _sections(CALLED),
     "bulk, writing": lambda: _sections(WRITING),
-    "job runners": runners,
+    "bulk engines": engines,
     "classes of reconcile": classes,
     "spark, functions": spark_functions,
     "spark, errors": spark_errors,

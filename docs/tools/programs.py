@@ -1,4 +1,4 @@
-"""Of the command line: each verb with its arguments and options, from click."""
+"""Reference of the command line: each command with its arguments and options, from click."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from msgstore.cli.main import main
 from source import UndocumentedError, cell, table
 
 SHARED = ("--json", "--config", "--refcounts", "--runner", "--master", "--processes")
-"""Said once, at the top of the page, unless a verb means something of its own by them."""
+"""Options that are documented once, at the top of the page, except for commands with another text for them."""
 
 
-def verbs(group: click.Group = main, prefix: str = "msgstore") -> Iterator[tuple[str, click.Command]]:
+def commands(group: click.Group = main, prefix: str = "msgstore") -> Iterator[tuple[str, click.Command]]:
+    """Yield (full name, command) of each command."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
-            yield from verbs(command, f"{prefix} {name}")
+            yield from commands(command, f"{prefix} {name}")
         else:
             yield f"{prefix} {name}", command
 
@@ -28,17 +29,17 @@ _OPTION = re.compile(r"(?<!\S)(--[a-z-]+)")
 
 
 @functools.cache
-def _usual() -> dict[str, str]:
-    """What most verbs say of the shared options."""
-    said: dict[str, list[str]] = {}
-    for _, command in verbs():
+def _common_help() -> dict[str, str]:
+    """Return the most frequent help text of each shared option."""
+    texts: dict[str, list[str]] = {}
+    for _, command in commands():
         for option in _options(command):
-            said.setdefault(option.opts[0], []).append(option.help or "")
-    return {name: max(said[name], key=said[name].count) for name in SHARED}
+            texts.setdefault(option.opts[0], []).append(option.help or "")
+    return {name: max(texts[name], key=texts[name].count) for name in SHARED}
 
 
 def _options(command: click.Command) -> list[click.Option]:
-    found = [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
+    found = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     for option in found:
         if not option.help:
             raise UndocumentedError(f"msgstore {command.name} {option.opts[0]} has no help")
@@ -46,34 +47,38 @@ def _options(command: click.Command) -> list[click.Option]:
 
 
 def shared() -> str:
-    of = {name: next(o for _, command in verbs() for o in _options(command) if o.opts[0] == name) for name in SHARED}
-    rows = [(_head(of[name]), _marked(text) + _default(of[name]), _who(name)) for name, text in _usual().items()]
+    options = {name: next(o for _, command in commands() for o in _options(command) if o.opts[0] == name) for name in SHARED}
+    rows = [
+        (_heading(options[name]), _mark_options(text) + _default(options[name]), _scope(name))
+        for name, text in _common_help().items()
+    ]
     return table(("option", "", ""), rows)
 
 
-def _who(name: str) -> str:
-    """The shorter list of the two."""
-    has = {verb.removeprefix("msgstore "): name in [o.opts[0] for o in _options(command)] for verb, command in verbs()}
-    those, others = ([verb for verb, there in has.items() if there == wanted] for wanted in (True, False))
-    if not others:
+def _scope(name: str) -> str:
+    """Return the commands that have the option, or those that do not have it: the shorter list."""
+    has = {full.removeprefix("msgstore "): name in [o.opts[0] for o in _options(command)] for full, command in commands()}
+    with_option, without = ([full for full, value in has.items() if value == wanted] for wanted in (True, False))
+    if not without:
         return "every command"
-    return f"only: {', '.join(those)}" if len(those) < len(others) else f"not: {', '.join(others)}"
+    return f"only: {', '.join(with_option)}" if len(with_option) < len(without) else f"not: {', '.join(without)}"
 
 
-def verb(command: click.Command) -> str:
-    said = _marked(inspect.cleandoc(command.help or "").partition("\n\n\b\nExamples:")[0].replace("\b\n", ""))
-    own = [option for option in _options(command) if _usual().get(option.opts[0]) != option.help]
+def command_section(command: click.Command) -> str:
+    """Return the help of a command, without examples, and a table of the options with texts of their own."""
+    text = _mark_options(inspect.cleandoc(command.help or "").partition("\n\n\b\nExamples:")[0].replace("\b\n", ""))
+    own = [option for option in _options(command) if _common_help().get(option.opts[0]) != option.help]
     if not own:
-        return said
-    rows = [(_head(option), _marked(cell(option.help or "")) + _default(option)) for option in own]
-    return f"{said}\n\n{table(('option', ''), rows)}"
+        return text
+    rows = [(_heading(option), _mark_options(cell(option.help or "")) + _default(option)) for option in own]
+    return f"{text}\n\n{table(('option', ''), rows)}"
 
 
-def _marked(text: str) -> str:
+def _mark_options(text: str) -> str:
     return _OPTION.sub(r"`\1`", text)
 
 
-def _head(option: click.Option) -> str:
+def _heading(option: click.Option) -> str:
     return f"`{' '.join([option.opts[0], *([] if option.is_flag else [option.metavar or ''])])}`"
 
 
@@ -85,5 +90,5 @@ def _default(option: click.Option) -> str:
 
 REGIONS: dict[str, Callable[[], str]] = {
     "shared options": shared,
-    **{name: functools.partial(verb, command) for name, command in verbs()},
+    **{name: functools.partial(command_section, command) for name, command in commands()},
 }

@@ -1,7 +1,7 @@
-"""What mkdocs is told beyond mkdocs.yml (its ``hooks``). Warnings end a strict build.
+"""Hooks of mkdocs. A warning ends a strict build.
 
-Pages stay plain Markdown whose links work in the repository. Some lead to Markdown outside docs/: those files become pages
-of the site, and links to them and from them are turned. And what a page fetches from another host is a warning.
+Pages are plain Markdown whose links work in the repository. Markdown files outside docs/ to which pages link become pages of
+the site, and links to and from them are rewritten. A page that fetches anything from another host causes a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FETCHED = re.compile(
 
 
 def _outside(root: Path) -> dict[str, str]:
-    """Path in the repository to path in the site, of the files outside docs/ that pages lead to."""
+    """Return (path in the repository to path in the site) of the files outside docs/ to which pages link."""
     found = {path: f"project/{name}" for path, name in _NAMED.items()}
     for readme in sorted([*root.glob("plugins/*/README.md"), *root.glob("examples/*/README.md")]):
         found[readme.relative_to(root).as_posix()] = f"project/{readme.parent.name}.md"
@@ -49,21 +49,21 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     here = page.file.src_uri
     folder = posixpath.dirname(in_repository.get(here, f"docs/{here}"))
 
-    def turned(link: re.Match[str]) -> str:
+    def rewrite(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[2]))
         uri = outside.get(target, target.removeprefix("docs/") if target.startswith("docs/") else None)
         return f"{link[1]}{posixpath.relpath(uri, posixpath.dirname(here))}{link[3]}" if uri else link[0]
 
     parts, at = [], 0
     for code in _CODE.finditer(markdown):
-        parts += [_LINK.sub(turned, markdown[at : code.start()]), code[0]]
+        parts += [_LINK.sub(rewrite, markdown[at : code.start()]), code[0]]
         at = code.end()
-    return "".join([*parts, _LINK.sub(turned, markdown[at:])])
+    return "".join([*parts, _LINK.sub(rewrite, markdown[at:])])
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
     for fetched in _FETCHED.findall(output):
         log.warning("%s fetches from another host: %s", page.file.src_uri, fetched)
     if 'class="mermaid"' in output:
-        log.warning("%s has a Mermaid drawing, whose program the site would fetch from another host", page.file.src_uri)
+        log.warning("%s has a Mermaid drawing, for which the site would fetch a script from another host", page.file.src_uri)
     return output

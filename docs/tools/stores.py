@@ -1,4 +1,4 @@
-"""Of stores: keys of the configuration, backends, what is counted, errors, the Python interface."""
+"""Reference of stores: keys of the configuration, backends, statistics, errors, the Python interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msgstore.contract import Duration, GcPolicyDescriptor, MsgStoreError, Size
 from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.events.counters import Counters
 from msgstore.engine.open.recovery import Recovery
-from msgstore.engine.store import Entry, StoreStats
+from msgstore.engine.store import StoredMessage, StoreStats
 from msgstore.plugins.catalogue import NOUNS
 from msgstore.plugins.loader import Registration
 from source import (
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def registrations() -> list[Registration]:
-    """What the distributions of this repository bring for stores; whoever else is installed is not in its reference."""
+    """Return the backends of stores in this repository's distributions. Other installed plugins are not in the reference."""
     projects = [ROOT / "core/pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
     ours = [tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] for path in projects]
     found = [entry for entry in msgstore.load_catalogue().registrations if entry.provider.distribution in ours]
@@ -50,7 +50,7 @@ def registrations() -> list[Registration]:
 
 
 def toml_type(kind: Any) -> str:
-    """What an annotation is called in a configuration."""
+    """Return the name of a type in the reference of the configuration."""
     names = {Size: "size", Duration: "time", Backend: "backend", Path: "path", str: "text", bool: "boolean", int: "integer"}
     names |= {float: "number", type(None): "nothing"}
     if kind in names:
@@ -76,7 +76,7 @@ def _hinted(kind: Any) -> Iterator[attrs.Attribute[Any]]:
 
 
 def toml_value(kind: Any, value: object) -> str:
-    """A default, as a file would have it."""
+    """Return a default as it would be written in a configuration file."""
     if value is attrs.NOTHING:
         return "must be given"
     if value is None or isinstance(value, attrs.Factory) or value in ((), {}):  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def backends() -> str:
             NOUNS[found.kind],
             f"`{found.descriptor.name}`",
             f"`{found.provider.distribution}`",
-            ", ".join(f"`{power}`" for power in sorted(power.value for power in found.descriptor.capabilities)),
+            ", ".join(f"`{capability}`" for capability in sorted(one.value for one in found.descriptor.capabilities)),
             cell(found.descriptor.summary),
         )
         for found in registrations()
@@ -140,7 +140,7 @@ def policies() -> str:
     return table(("policy", "what it does"), rows)
 
 
-# -- what is counted ------------------------------------------------------------------------------------------------------
+# -- statistics -----------------------------------------------------------------------------------------------------------
 
 
 def _members(kind: type, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -190,7 +190,7 @@ def functions() -> str:
 def _class(kind: type) -> str:
     parts = [f"### `{kind.__name__}`", documentation(kind, kind.__name__)]
     for name, doc in attribute_docs(kind).items():
-        if name in kind.__annotations__ and not name.startswith("_"):  # a client's fastest calls are attributes
+        if name in kind.__annotations__ and not name.startswith("_"):  # the client's fast paths are attributes
             parts.append(f"#### `{kind.__name__}.{name}`\n\n{markdown(doc)}")
     for name, call in methods(kind):
         if name not in INTERNAL:
@@ -198,8 +198,8 @@ def _class(kind: type) -> str:
     return "\n\n".join(parts)
 
 
-INTERNAL = {"let_go", "forget", "slowly", "check_open", "take_unconfirmed", "confirm"}
-"""What the engine's own classes call on each other."""
+INTERNAL = {"close_client", "discard_client", "write_slow", "end", "check_open", "take_unconfirmed", "confirm", "disown"}
+"""Public methods that only the engine calls."""
 
 
 def classes() -> str:
@@ -208,7 +208,8 @@ def classes() -> str:
 
 def values() -> str:
     parts = [
-        (kind, documentation(kind, kind.__name__), table(("member", ""), _members(kind))) for kind in (Entry, CollectionResult)
+        (kind, documentation(kind, kind.__name__), table(("member", ""), _members(kind)))
+        for kind in (StoredMessage, CollectionResult)
     ]
     return "\n\n".join(f"### `{kind.__name__}`\n\n{text}\n\n{members}" for kind, text, members in parts)
 

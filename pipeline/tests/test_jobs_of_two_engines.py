@@ -61,7 +61,7 @@ def test_reconcile(
     spark: SparkSession, tmp_path: Path, broker: Path, in_memory: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_memory:
-        monkeypatch.setattr("msgstore_spark.jobs.reconcile._IN_MEMORY", in_memory)
+        monkeypatch.setattr("msgstore_spark.jobs.reconcile._MAX_ROWS_IN_MEMORY", in_memory)
     changes = history(broker.name)
     deltas = [write_lines(tmp_path / "a.csv", changes[::2]), write_lines(tmp_path / "b.csv", changes[1::2])]
     said, written = [], []

@@ -112,7 +112,7 @@ def test_what_keeps_spark_from_starting_is_one_line():
     """Of a JVM that does not start, and of one that is there already."""
     said = clusters.run(FAILING, "spark.driver.memory=lots", "spark.memory.fraction=lots", errors=True)
     assert said.splitlines() == [
-        "the JVM of Spark ended while it started: Invalid maximum heap size: -Xmxlots",
+        "the JVM of Spark ended during its start: Invalid maximum heap size: -Xmxlots",
         'Illegal value for config key spark.memory.fraction: For input string: "lots"',
         "10",
     ]
@@ -151,7 +151,7 @@ def test_a_machine_whose_name_leads_nowhere():
     ["", "locl[2]", "local[]", "local[two]", "local[2", "local-cluster[2,1]", "spark://", "spark://host", "http://x:1"],
 )
 def test_a_master_that_is_none(master):
-    with pytest.raises(SparkUnavailable, match="there is no such kind of master") as raised:
+    with pytest.raises(SparkUnavailable, match="unknown kind of master") as raised:
         masters.check(master)
     assert repr(master) in str(raised.value)
     assert "local[N]" in str(raised.value)
@@ -191,9 +191,9 @@ def test_a_standalone_master_that_is_not_there():
 NOBODY = """
     import sys
     from msgstore_spark import SparkUnavailable, masters, session
-    masters.PATIENCE = 2
+    masters.CONNECT_TIMEOUT_SECONDS = 2
     from msgstore_spark import connecting
-    connecting.PATIENCE = 2
+    connecting.CONNECT_TIMEOUT_SECONDS = 2
     try:
         session(sys.argv[1])
     except SparkUnavailable as error:

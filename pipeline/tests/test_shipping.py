@@ -17,7 +17,7 @@ import pytest
 
 import clusters
 from msgstore.contract import ConfigError
-from msgstore_spark import ship
+from msgstore_spark import upload_wheels
 
 ROOT = Path(__file__).parents[2]
 OURS = sorted({*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")})
@@ -68,10 +68,10 @@ def bare_python(tmp_path_factory) -> str:
 
 ASK = """
     import json, sys
-    from msgstore_spark import ExecutorMismatch, check_executors, session, ship
+    from msgstore_spark import ExecutorMismatch, check_executors, session, upload_wheels
     for wheels in map(json.loads, sys.argv[2:]):
         with session(sys.argv[1]) as spark:
-            ship(spark, *wheels)
+            upload_wheels(spark, *wheels)
             try:
                 print(json.dumps(check_executors(spark)))
             except ExecutorMismatch as error:
@@ -89,7 +89,7 @@ def ask(master: str, *sent: Iterable[Path], python: str | None = None) -> list[A
 def test_what_is_missing_is_said_and_wheels_bring_it(bare_python, wheels):
     some = [wheel for wheel in wheels if not wheel.name.startswith("acme_audit")]
     nothing, forgotten, answered = ask("local[2]", [], some, wheels, python=bare_python)
-    assert nothing[0] == "the executors have not what the driver has"
+    assert nothing[0] == "executors differ from the driver"
     assert "msgstore-spark cannot be used (ModuleNotFoundError: No module named 'msgstore_spark')" in nothing[1]
     assert "Try there: pip install" in nothing[1]
     assert "acme-audit-record==1.0.0" in nothing[1]
@@ -176,7 +176,7 @@ def test_a_segment_that_only_the_driver_sees(tmp_path):
     shutil.copyfile(next(ROOT.glob("tests/data/**/msg_store_persistent/0.rdq")), source)
     everybody, complaint, line, there = clusters.run(program, str(source), str(tmp_path / "rescued")).splitlines()
     assert everybody == "1"
-    assert complaint == "the executors have not what the driver has"
+    assert complaint == "executors differ from the driver"
     assert f"{tmp_path}/seen/0.rdq: No such file or directory. Executors need it under this path" in line
     assert there == "False"
 
@@ -188,16 +188,16 @@ def test_a_python_that_is_not_there():
 
 def test_what_is_no_wheel(tmp_path, wheels):
     with pytest.raises(ConfigError, match="cannot be read as a wheel"):
-        ship(None, wheels[0], tmp_path / "absent.whl")
+        upload_wheels(None, wheels[0], tmp_path / "absent.whl")
     (tmp_path / "text.whl").write_text("text")
     with pytest.raises(ConfigError, match="cannot be read as a wheel"):
-        ship(None, tmp_path / "text.whl")
+        upload_wheels(None, tmp_path / "text.whl")
     with zipfile.ZipFile(tmp_path / "zip.whl", "w") as archive:
         archive.writestr("a.py", "")
     with pytest.raises(ConfigError, match=r"there is no \.dist-info in it"):
-        ship(None, tmp_path / "zip.whl")
+        upload_wheels(None, tmp_path / "zip.whl")
     with zipfile.ZipFile(tmp_path / "native.whl", "w") as archive:
         archive.writestr("a-1.dist-info/METADATA", "")
         archive.writestr("a.so", "")
     with pytest.raises(ConfigError, match=r"compiled modules \(a.so\)"):
-        ship(None, tmp_path / "native.whl")
+        upload_wheels(None, tmp_path / "native.whl")

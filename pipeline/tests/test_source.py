@@ -23,9 +23,9 @@ from msgstore.jobs.columns.schemas import RECORD, project
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore_spark.options import ReadOptions
-from msgstore_spark.settling import settle
 from msgstore_spark.source import SegmentReader, register
 from msgstore_spark.tasks import map_tasks
+from msgstore_spark.worker_gc import freeze_imports
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 METADATA = "store string, file string, format string, offset bigint, size bigint, type smallint, id binary"
@@ -122,7 +122,7 @@ def test_the_columns_that_are_asked_for(spark: SparkSession, tmp_path: Path) -> 
     assert load(spark, store, schema=METADATA).count() == 300
     with pytest.raises(PySparkException, match=r"there is no column 'actress'; there are: store, file, format, offset"):
         load(spark, store, schema="actress string").count()
-    with pytest.raises(PySparkException, match=r"the column 'id' is binary, not string; cast it behind \.load\(\)"):
+    with pytest.raises(PySparkException, match=r"the column 'id' is binary, not string; cast it after \.load\(\)"):
         load(spark, store, schema="id string").count()
 
 
@@ -187,7 +187,7 @@ def test_the_collector_of_a_worker_leaves_alone_what_was_imported(spark: SparkSe
 
 def test_so_does_that_of_one_that_reads() -> None:
     reader = SegmentReader(ReadOptions.of({"path": "s"}), find_inputs(msgstore.load_catalogue(), [DATA]), RECORD)
-    settle.cache_clear()
+    freeze_imports.cache_clear()
     try:
         assert sum(batch.num_rows for batch in reader.read(reader.partitions()[0]))
         assert gc.get_freeze_count() > 10_000

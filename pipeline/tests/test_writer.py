@@ -91,7 +91,7 @@ def test_what_is_no_message(spark: SparkSession, tmp_path: Path, columns: list[s
     [
         ({"formt": "v2"}, "there is no option 'formt' for writing; did you mean 'format'"),
         ({"format": "v9"}, "v9"),
-        ({"records": "audit"}, "is not record types with type bytes"),
+        ({"records": "audit"}, "is not a list of record types"),
         ({"ignoreOthers": "yes"}, "neither true nor false"),
         ({"fileSizeLimit": "much"}, "fileSizeLimit"),
     ],

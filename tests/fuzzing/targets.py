@@ -149,7 +149,7 @@ def loaded(data: bytes, member: Member) -> None:
     counts: dict[bytes, int] = {}
     try:
         state = snapshot.read(data, entries, counts)
-    except snapshot.BadSnapshot:
+    except snapshot.InvalidSnapshot:
         assert not entries
         assert not counts
         return

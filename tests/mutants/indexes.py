@@ -189,7 +189,7 @@ class SnapshotUnchecked(EtsIndex):
         zeroed = zlib.crc32(data[:-4]).to_bytes(4)
         try:
             snapshot.read(data[:-4] + zeroed, self._entries, self._counts)
-        except (snapshot.BadSnapshot, ValueError, OverflowError):
+        except (snapshot.InvalidSnapshot, ValueError, OverflowError):
             self.clear()
 
 
@@ -277,8 +277,8 @@ class CommitForgets(LmdbIndex):
             if not self._context.read_only:
                 self._context.files.write_file(self._context.directory / "msgstore-note", [b"note"], sync=False)
         except OSError:
-            with self._swapping:
-                self._arrange(self._newest)
+            with self._layers_lock:
+                self._set_layers(self._newest)
             raise
         super().commit()
 

@@ -1,4 +1,4 @@
-"""What is particular to audit records. What every record type has to keep is tested by msgstore's conformance kit:
+"""Tests that are specific to audit records. msgstore's conformance kit tests the requirements of every record type:
 
 pytest --pyargs msgstore.testing.suite --msgstore-dist acme-audit-record
 """
@@ -21,7 +21,7 @@ def audit(actor: str = "billing") -> AuditRecord:
     return AuditRecord(RecordContext(AuditOptions(actor), 200))
 
 
-def test_a_record_byte_by_byte():
+def test_encode_writes_documented_layout():
     before = time.time_ns()
     record, sizes = audit().encode([ID], [b"hello"])
     assert sizes == [len(record)] == [65 + 5]
@@ -32,7 +32,7 @@ def test_a_record_byte_by_byte():
     assert record[65:] == b"hello"
 
 
-def test_every_flipped_bit_is_noticed():
+def test_check_and_decode_detect_every_flipped_bit():
     record, _ = audit().encode([ID], [b"hello"])
     for bit in range(8 * len(record)):
         flipped = (int.from_bytes(record) ^ 1 << bit).to_bytes(len(record))
@@ -41,14 +41,14 @@ def test_every_flipped_bit_is_noticed():
             audit().decode(flipped)
 
 
-def test_fields_are_the_records_own():
+def test_fields_come_from_record_not_from_options():
     record, _ = audit("shop").encode([ID], [b""])
     when, actor = audit("billing").fields(record)
     assert actor == "shop"
     assert abs(time.time_ns() - when) < 60e9
 
 
-def test_records_stand_anywhere_in_a_segment():
+def test_check_and_body_span_work_at_any_offset():
     data, sizes = audit().encode([ID, ID[::-1]], [b"one", b"two"])
     begin, end = audit().body_span(sizes[0], sizes[1])
     assert data[begin:end] == b"two"
@@ -56,12 +56,12 @@ def test_records_stand_anywhere_in_a_segment():
 
 
 @pytest.mark.parametrize("actor", ["x" * 33, "ü" * 17, "a\nb", "\0", "\ud800"])
-def test_actors_that_there_cannot_be(actor):
+def test_options_reject_invalid_actor(actor):
     with pytest.raises(ValueError, match="actor: "):
         AuditOptions(actor)
 
 
-def test_the_descriptor_leads_to_the_record_type():
+def test_descriptor_loads_the_record_type():
     (descriptor,) = msgstore_record_types()
     assert descriptor.load_factory() is AuditRecord
     assert [field.name for field in descriptor.fields] == ["time", "actor"]

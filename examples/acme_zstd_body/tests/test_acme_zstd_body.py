@@ -1,4 +1,4 @@
-"""What is particular to zstd. What every codec has to keep is tested by msgstore's conformance kit:
+"""Tests that are specific to zstd. msgstore's conformance kit tests the requirements of every codec:
 
 pytest --pyargs msgstore.testing.suite --msgstore-dist acme-zstd-body
 """
@@ -17,35 +17,36 @@ from acme_zstd_body.plugin import ZstdOptions, msgstore_body_codecs
 from msgstore.contract import MessageTooLarge, RecordError, StoredBody
 
 CODEC = ZstdBody(ZstdOptions())
+ID = bytes(range(16))
 
 
 def frame(body: bytes, **options: bool) -> bytes:
     return zstandard.ZstdCompressor(**options).compress(body)
 
 
-def test_text_gets_smaller_and_comes_back():
+def test_encode_compresses_and_decode_restores():
     body = b"the same line again\n" * 1000
-    (stored,) = CODEC.encode([body])
+    stored = CODEC.encode(ID, body)
     assert len(stored) < len(body) / 100
-    assert CODEC.decode(stored) == body
-    assert CODEC.decode(CODEC.encode([b""])[0]) == b""
+    assert CODEC.decode(ID, stored) == body
+    assert CODEC.decode(ID, CODEC.encode(ID, b"")) == b""
 
 
-def test_every_flipped_bit_is_noticed():
-    (stored,) = CODEC.encode([b"some body, and some more of it, and more" * 2])
+def test_decode_detects_every_flipped_bit():
+    stored = CODEC.encode(ID, b"some body, and some more of it, and more" * 2)
     for bit in range(8 * len(stored)):
         flipped = (int.from_bytes(stored) ^ 1 << bit).to_bytes(len(stored))
         try:
-            decoded = CODEC.decode(flipped)
+            decoded = CODEC.decode(ID, flipped)
         except RecordError:
-            assert not CODEC.is_valid(flipped)
+            assert not CODEC.is_valid(ID, flipped)
         else:  # a bit that the format leaves unused
-            assert decoded == CODEC.decode(stored)
+            assert decoded == CODEC.decode(ID, stored)
 
 
-def test_a_stored_body_stays_as_it_is():
+def test_encode_returns_stored_body_unchanged():
     stored = StoredBody(frame(b"hello"))
-    assert CODEC.encode([stored, b"plain"])[0] is stored
+    assert CODEC.encode(ID, stored) is stored
 
 
 @pytest.mark.parametrize(
@@ -58,35 +59,35 @@ def test_a_stored_body_stays_as_it_is():
         (frame(b"hello", write_content_size=False), "zstd_size_unknown"),
     ],
 )
-def test_damaged_bodies(stored, reason):
+def test_decode_damaged_body_raises_record_error(stored, reason):
     with pytest.raises(RecordError) as caught:
-        CODEC.decode(stored)
+        CODEC.decode(ID, stored)
     assert caught.value.reason == reason
-    assert not CODEC.is_valid(stored)
+    assert not CODEC.is_valid(ID, stored)
 
 
-def test_a_few_bytes_that_claim_to_be_much_take_no_memory():
+def test_decode_hostile_size_allocates_no_memory():
     hostile = frame(bytes(200 * 2**20))
     assert len(hostile) < 20_000
     claims = bytes.fromhex("28b52ffd") + b"\xc0\x00" + (2**50).to_bytes(8, "little")  # a header without blocks
     tracemalloc.start()
     for stored in (hostile, claims):
         with pytest.raises(RecordError, match=r"zstd_(too_large|damaged)"):
-            CODEC.decode(stored)
-        assert not CODEC.is_valid(stored)
+            CODEC.decode(ID, stored)
+        assert not CODEC.is_valid(ID, stored)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
 
 
-def test_what_could_not_be_read_is_not_written():
+def test_encode_above_max_body_raises_message_too_large():
     small = ZstdBody(ZstdOptions(max_body=10))
     with pytest.raises(MessageTooLarge, match="max_body"):
-        small.encode([bytes(11)])
-    assert small.decode(small.encode([bytes(10)])[0]) == bytes(10)
+        small.encode(ID, bytes(11))
+    assert small.decode(ID, small.encode(ID, bytes(10))) == bytes(10)
 
 
 @pytest.mark.parametrize(("body", "most"), [("zstd", 128 * 2**20), ({"use": "zstd", "max_body": "1KiB"}, 2**10)])
-def test_a_store_refuses_it_when_it_is_written(tmp_path, body, most):
+def test_write_above_max_body_raises_message_too_large(tmp_path, body, most):
     with msgstore.open_store(tmp_path, body=body) as store, store.client() as client:
         with pytest.raises(MessageTooLarge, match=f"{most} at most"):
             client.write(bytes(16), bytes(most + 1))
@@ -96,19 +97,19 @@ def test_a_store_refuses_it_when_it_is_written(tmp_path, body, most):
         assert store.stats().pending == 0
 
 
-def test_threads_share_one_codec():
+def test_codec_is_thread_safe():
     bodies = [bytes([n]) * 10_000 for n in range(200)]
     with ThreadPoolExecutor(8) as pool:
-        stored = list(pool.map(lambda body: CODEC.encode([body])[0], bodies))
-        assert list(pool.map(CODEC.decode, stored)) == bodies
+        stored = list(pool.map(lambda body: CODEC.encode(ID, body), bodies))
+        assert list(pool.map(lambda body: CODEC.decode(ID, body), stored)) == bodies
 
 
 @pytest.mark.parametrize("level", [0, 23, -1])
-def test_levels_that_there_are_not(level):
+def test_options_reject_invalid_level(level):
     with pytest.raises(ValueError, match="level"):
         ZstdOptions(level=level)
 
 
-def test_the_descriptor_leads_to_the_codec():
+def test_descriptor_loads_the_codec():
     (descriptor,) = msgstore_body_codecs()
     assert descriptor.load_factory() is ZstdBody

@@ -1,6 +1,6 @@
 """Segments of msgstore's stores on Apache Spark, on a laptop without Java as well as on a cluster.
 
-Every name is imported when it is first used: loading the plugins of an installation must not load PySpark.
+Each name is imported at its first use, because loading the installed plugins must not load PySpark.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from msgstore_spark.errors import ExecutorMismatch, SparkFailed, SparkUnavailable
     from msgstore_spark.fingerprint import check_executors
     from msgstore_spark.session import session
-    from msgstore_spark.shipping import ship
     from msgstore_spark.source import register
+    from msgstore_spark.wheel_upload import upload_wheels
 
-_FOUND_IN = {
+_MODULES = {
     "ExecutorMismatch": "msgstore_spark.errors",
     "SparkUnavailable": "msgstore_spark.errors",
     "SparkFailed": "msgstore_spark.errors",
     "check_executors": "msgstore_spark.fingerprint",
     "register": "msgstore_spark.source",
     "session": "msgstore_spark.session",
-    "ship": "msgstore_spark.shipping",
+    "upload_wheels": "msgstore_spark.wheel_upload",
 }
 
-__all__ = ["ExecutorMismatch", "SparkFailed", "SparkUnavailable", "check_executors", "register", "session", "ship"]
+__all__ = ["ExecutorMismatch", "SparkFailed", "SparkUnavailable", "check_executors", "register", "session", "upload_wheels"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FOUND_IN:
+    if name not in _MODULES:
         raise AttributeError(f"module 'msgstore_spark' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_FOUND_IN[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return found

@@ -1,4 +1,4 @@
-"""Files of counts as DataFrames; see :mod:`msgstore.jobs.counts` for what they hold."""
+"""Count files as DataFrames. :mod:`msgstore.jobs.counts` documents their contents."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from msgstore_spark.tasks import map_tasks
 
 
 def read_counts(spark: SparkSession, path: str) -> DataFrame:
-    """(id binary, count long) of each id that has a reference. Executors read the file. What stands there of one id is added
-    up. Raises ConfigError for more references than are counted, and in a task for a line or a row that is none."""
+    """Return (id binary, count long) of each id with at least one reference. Executors read the file; rows of one id are added.
+
+    Raises ConfigError if an id has more references than a store can count. An invalid line or row fails the task.
+    """
     read = map_tasks(spark, _read, find_shares([path]), "id binary, count long")
-    # 64 bits may not hold what is added up in between, in whatever order that is.
+    # Intermediate sums may exceed 64 bits, in whatever order Spark adds the rows.
     sums = read.groupBy("id").agg(sf.sum(sf.col("count").cast("decimal(38,0)")).alias("count"))
     many = sums.where(f"count > {MAX_REFERENCES}").head()
     if many is not None:

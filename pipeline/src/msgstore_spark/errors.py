@@ -1,4 +1,4 @@
-"""What goes wrong between here and Spark. Each message says what, where, and what to do; no Java stack trace."""
+"""Errors of the connection to Spark and of its jobs. Messages have no Java stack trace."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from msgstore.contract import MsgStoreError
 
 
 class SparkUnavailable(MsgStoreError):
-    """No session can be had: no Java, a master that is none or that does not answer, or another session in the way."""
+    """No session is available: no Java, an invalid or unreachable master, or another session is active."""
 
 
 class ExecutorMismatch(MsgStoreError):
-    """Executors have another Python, msgstore or plugin than the driver, or do not see the files that they are to read."""
+    """Executors have another Python, msgstore or plugin than the driver, or cannot read the input files."""
 
 
 class SparkFailed(MsgStoreError):
-    """A job ended in the middle, and not for a reason that a task of ours gave."""
+    """Spark ended a job, and no error of msgstore was the reason."""

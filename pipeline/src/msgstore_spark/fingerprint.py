@@ -1,6 +1,7 @@
-"""Do the executors have what the driver has? Asked before a job, instead of read out of the stack of a failed task.
+"""Check, before a job, that all executors have the driver's versions and plugins and can read the inputs.
 
-Plugins are not pickled: each executor finds them by its own entry points. So all must have the same ones, in the same versions.
+Plugins are not pickled: each executor finds them by its own entry points. So all executors must have the same plugins in the
+same versions as the driver. Without this check, a difference would appear only in the stack trace of a failed task.
 """
 
 from __future__ import annotations
@@ -29,33 +30,34 @@ from msgstore.contract import RecordTypeDescriptor
 from msgstore_spark import masters
 from msgstore_spark.errors import ExecutorMismatch, SparkUnavailable
 
-PATIENCE = 60.0
-"""Seconds for the first executor of a cluster to come."""
+EXECUTOR_TIMEOUT_SECONDS = 60.0
+"""Time for the first executor of a cluster to start."""
 ROUNDS = 5
-OLDEST_ARROW = 18
-"""As pyproject.toml says."""
-SHOWN = 3
-"""Paths that an executor does not see, of which a message speaks."""
+"""Attempts to reach every executor: one that is busy does not get a task of the check."""
+MIN_ARROW_VERSION = 18
+"""Minimum major version of pyarrow, as in pyproject.toml."""
+MAX_SHOWN_PATHS = 3
+"""Unreadable paths of one executor that an error lists."""
 
 log = logging.getLogger("msgstore.spark")
 
 
 @attrs.frozen
-class Answer:
-    """Of one executor."""
+class ExecutorAnswer:
+    """Answer of one executor."""
 
     host: str
     process: int
-    """The executor's Python, out of which its workers are forked."""
+    """Process id of the executor's Python, from which its workers are forked."""
     fingerprint: Mapping[str, str]
-    """Empty if msgstore-spark cannot be imported there; then ``problem`` says why."""
+    """Empty if msgstore-spark cannot be imported there; ``problem`` then has the reason."""
     problem: str
-    unseen: Mapping[str, str]
-    """Of the paths that were asked for, those that cannot be seen there, and why."""
+    unreadable: Mapping[str, str]
+    """Requested paths that do not exist or cannot be accessed there, and the reason for each."""
 
 
 def fingerprint() -> dict[str, str]:
-    """What must be equal on driver and executors: by its name, what is installed. Also what cannot be loaded, and why."""
+    """Return the versions that must be equal on driver and executors, by name, and the reasons why plugins cannot be loaded."""
     catalogue = msgstore.load_catalogue()
     found: defaultdict[str, list[str]] = defaultdict(list)
     found["Python"] = [".".join(platform.python_version_tuple()[:2])]
@@ -75,44 +77,48 @@ def fingerprint() -> dict[str, str]:
 
 
 def _arrow() -> str | None:
-    """Which pyarrow is on a host is its own affair, if it is new enough."""
+    """Return a text that is equal for all versions of pyarrow that are new enough; None if it is not installed."""
     try:
         version = metadata.version("pyarrow")
     except metadata.PackageNotFoundError:
         return None
-    return f"pyarrow {OLDEST_ARROW} or newer" if int(version.split(".")[0]) >= OLDEST_ARROW else f"pyarrow {version}"
+    if int(version.split(".")[0]) >= MIN_ARROW_VERSION:
+        return f"pyarrow {MIN_ARROW_VERSION} or newer"
+    return f"pyarrow {version}"
 
 
 def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> int:
-    """Ask every executor that is there now, and return how many answered. An executor that comes later is not asked.
+    """Check all current executors and return their number. Executors that start later are not checked.
 
-    ``paths`` are files that executors are to read: each must be there, under the same path as here; one that is not here, or
-    no longer, is passed over. A job of one tiny task for each slot. Raises ExecutorMismatch, which names host, difference and
-    what to do about it, such as the ``pip`` line, or SparkUnavailable if a cluster gives no executor within a minute.
+    ``paths`` are input files: each must exist on the executors under the same path. Paths that do not exist on the driver are
+    ignored. The check runs one tiny task per task slot. Raises ExecutorMismatch with each host, its differences, and the
+    action, such as a ``pip`` command. Raises SparkUnavailable if a cluster starts no executor within a minute.
     """
-    asked = list(map(os.path.abspath, paths))
+    checked = list(map(os.path.abspath, paths))
     if not is_remote():
-        _wait_for_one(spark)
-    answers: dict[tuple[str, int], Answer] = {}
+        _wait_for_executor(spark)
+    answers: dict[tuple[str, int], ExecutorAnswer] = {}
     for _ in range(ROUNDS):
-        answers |= {(answer.host, answer.process): answer for answer in _ask(spark, asked)}
-        known = len(answers) if is_remote() else _known(spark)
+        answers |= {(answer.host, answer.process): answer for answer in _ask_executors(spark, checked)}
+        known = len(answers) if is_remote() else _executor_count(spark)
         if len(answers) >= known:
             break
     else:
-        log.warning("only %d of %d executors were free to say what they have", len(answers), known)
+        log.warning("only %d of %d executors were free to answer; the others are not checked", len(answers), known)
     here = fingerprint()
     by_host: defaultdict[str, set[str]] = defaultdict(set)
     for answer in answers.values():
-        by_host[answer.host].update(_complaints(here, answer))
-    if complaints := [f"on {host}: {line}" for host, lines in sorted(by_host.items()) for line in sorted(lines)]:
-        raise ExecutorMismatch("\n".join(["the executors have not what the driver has", *complaints]))
+        by_host[answer.host].update(_describe_problems(here, answer))
+    if problems := [f"on {host}: {line}" for host, lines in sorted(by_host.items()) for line in sorted(lines)]:
+        raise ExecutorMismatch("\n".join(["executors differ from the driver", *problems]))
     return len(answers)
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """What the driver has and an executor has not, or has otherwise: its name, and both sides. What only an executor has is
-    not used: names are chosen by the driver."""
+    """Return the values of the driver that an executor lacks or has in another version: (driver's, executor's) by name.
+
+    Additional plugins of an executor do not matter, because the driver chooses all backends by name.
+    """
     return {
         key: (value, there.get(key, "nothing"))
         for key, value in here.items()
@@ -120,24 +126,24 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _complaints(here: Mapping[str, str], answer: Answer) -> list[str]:
+def _describe_problems(here: Mapping[str, str], answer: ExecutorAnswer) -> list[str]:
     if answer.problem:
         install = " ".join(dict.fromkeys(_pinned(here[name]) for name in here if name not in ("Python", "pyarrow")))
         return [f"msgstore-spark cannot be used ({answer.problem}). Try there: pip install {install}"]
     lines = [
-        f"{path}: {why}. Executors need it under this path, and the right to read it"
-        for path, why in answer.unseen.items()
-        if os.path.exists(path)  # noqa: PTH110 - here; a segment that was collected meanwhile is nobody's fault
+        f"{path}: {why}. Executors need it under this path, and permission to read it"
+        for path, why in answer.unreadable.items()
+        if os.path.exists(path)  # noqa: PTH110 - on the driver; a segment may have been collected in the meantime
     ]
-    if len(lines) > SHOWN:
-        lines[SHOWN:] = [f"... and {len(lines) - SHOWN} more such files"]
-    for key, (ours, theirs) in differences(here, answer.fingerprint).items():
+    if len(lines) > MAX_SHOWN_PATHS:
+        lines[MAX_SHOWN_PATHS:] = [f"... and {len(lines) - MAX_SHOWN_PATHS} more such files"]
+    for key, (driver, executor) in differences(here, answer.fingerprint).items():
         if key == "Python":
-            lines.append(f"Python {theirs}, here {ours}. Set PYSPARK_PYTHON to a Python {ours} that is on every host")
+            lines.append(f"Python {executor}, here {driver}. Set PYSPARK_PYTHON to a Python {driver} that is on every host")
             continue
-        why = answer.fingerprint.get(f"plugin {ours.split()[0]}")
-        because = f", because {ours.split()[0]} {why}" if why else ""
-        lines.append(f"{key}: {theirs}{because}; here {ours}. Try there: pip install {_pinned(ours)}")
+        why = answer.fingerprint.get(f"plugin {driver.split()[0]}")
+        because = f", because {driver.split()[0]} {why}" if why else ""
+        lines.append(f"{key}: {executor}{because}; here {driver}. Try there: pip install {_pinned(driver)}")
     return lines
 
 
@@ -146,8 +152,8 @@ def _pinned(provider: str) -> str:
     return f"'{name}>={version}'" if rest[:1] == ["or"] else f"{name}=={version}"
 
 
-def _question(paths: Sequence[str]) -> Callable[[int], str]:
-    """A function without a module: it is pickled whole, and can say what is missing where this module is missing."""
+def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
+    """Return the function that executors run. It is pickled by value, so it works where this package is not installed."""
 
     def answer(_: int) -> str:
         import json
@@ -155,12 +161,12 @@ def _question(paths: Sequence[str]) -> Callable[[int], str]:
         import socket
 
         found: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "fingerprint": {}, "problem": ""}
-        found["unseen"] = {}
+        found["unreadable"] = {}
         for path in paths:
             try:
-                os.stat(path)  # noqa: PTH116 - a pathlib.Path is not sent
+                os.stat(path)  # noqa: PTH116 - paths are sent as text
             except OSError as error:
-                found["unseen"][path] = error.strerror
+                found["unreadable"][path] = error.strerror
         try:
             from msgstore_spark.fingerprint import fingerprint
 
@@ -172,44 +178,44 @@ def _question(paths: Sequence[str]) -> Callable[[int], str]:
     return answer
 
 
-def _ask(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
-    # A plain function needs nothing of an executor but Python: neither pyarrow nor pandas.
-    ask = sf.udf(_question(paths), "string", useArrow=False).asNondeterministic()
-    slots = _slots(spark)
+def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[ExecutorAnswer]:
+    # Without Arrow, an executor needs only Python, neither pyarrow nor pandas.
+    ask = sf.udf(_make_probe(paths), "string", useArrow=False).asNondeterministic()
+    slots = _task_slots(spark)
     try:
         rows = spark.range(0, slots, 1, slots).select(ask("id")).collect()
     except (PySparkException, Py4JJavaError) as error:
         raise ExecutorMismatch(f"the executors cannot run Python: {_reason(str(error))}") from None
-    return [Answer(**json.loads(row[0])) for row in rows]
+    return [ExecutorAnswer(**json.loads(row[0])) for row in rows]
 
 
 def _reason(stack: str) -> str:
-    """What a stack of Java, with one of Python in it, says about why a worker did not start."""
+    """Return the line of a stack trace that gives the reason why a Python worker did not start."""
     for pattern in (r"\[PYTHON_VERSION_MISMATCH\].*", r'Cannot run program ".*', r"^(?:ModuleNotFound|Import)Error: .*"):
         if found := re.search(pattern, stack, re.MULTILINE):
             return found[0]
     return stack.strip().splitlines()[0]
 
 
-def _slots(spark: SparkSession) -> int:
-    """Tasks that run at once: each has a partition, so that the scheduler gives every executor one."""
+def _task_slots(spark: SparkSession) -> int:
+    """Return the number of tasks that run at the same time. With so many partitions, every idle executor gets one."""
     if not is_remote():
         return spark.sparkContext.defaultParallelism
     return spark.range(0, 10_000).select(sf.spark_partition_id()).distinct().count()
 
 
-def _known(spark: SparkSession) -> int:
-    """Executors of a classic session; in ``local`` the driver is the one."""
+def _executor_count(spark: SparkSession) -> int:
+    """Return the number of executors of a classic session. With a master ``local``, the driver is the only executor."""
     infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
     return 1 if masters.in_this_process(str(spark.sparkContext.master)) else len(infos) - 1
 
 
-def _wait_for_one(spark: SparkSession) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not _known(spark):
+def _wait_for_executor(spark: SparkSession) -> None:
+    deadline = time.monotonic() + EXECUTOR_TIMEOUT_SECONDS
+    while not _executor_count(spark):
         if time.monotonic() > deadline:
             raise SparkUnavailable(
-                f"{spark.sparkContext.master} gave no executor within {PATIENCE:g} s. Has it workers, and have they the cores "
-                "and the memory that are asked for (spark.cores.max, spark.executor.cores, spark.executor.memory)?"
+                f"{spark.sparkContext.master}: no executor started within {EXECUTOR_TIMEOUT_SECONDS:g} s. Check that it has "
+                "workers with enough cores and memory (spark.cores.max, spark.executor.cores, spark.executor.memory)"
             )
         time.sleep(0.2)  # Spark has no call that waits for executors

@@ -1,4 +1,4 @@
-"""Starting the JVM of a driver without its chatter: what it says while it starts is kept for the error, if there is one."""
+"""Start of the driver's JVM. Its output during the start is not shown, but kept for the text of an error."""
 
 from __future__ import annotations
 
@@ -19,67 +19,70 @@ _CLASS = re.compile(r'^(?:Exception in thread "[^"]*" )?(?:[a-z_]\w*\.)+[A-Z]\w*
 
 
 @attrs.define
-class Messages:
-    """What a JVM writes to its standard error: kept until ``pass_on``, then written to that of this process."""
+class JvmOutput:
+    """Standard error of a JVM: captured during the start, and otherwise forwarded to standard error of this process."""
 
-    kept: bytearray = attrs.field(factory=bytearray)
-    passing: bool = False
+    captured: bytearray = attrs.field(factory=bytearray)
+    is_forwarding: bool = False
 
-    def listen(self, pipe: int) -> None:
-        """Until the JVM ends. On a thread of its own, so that the pipe is never full."""
+    def read(self, pipe: int) -> None:
+        """Read the pipe until the JVM ends. Runs on its own thread, so that the pipe never fills up."""
         with os.fdopen(pipe, "rb", buffering=0) as file:
             while chunk := file.read(65536):
-                if self.passing:
+                if self.is_forwarding:
                     os.write(2, chunk)
                 else:
-                    self.kept += chunk
+                    self.captured += chunk
 
-    def keep(self) -> None:
-        self.passing = False
-        self.kept.clear()
+    def capture(self) -> None:
+        """Capture all output from now on."""
+        self.is_forwarding = False
+        self.captured.clear()
 
-    def pass_on(self) -> None:
-        self.passing = True
+    def forward(self) -> None:
+        """Forward all output from now on."""
+        self.is_forwarding = True
 
     def reason(self) -> str:
-        """The line that says most, without classes and stack: the first of the last exception, or the last of all."""
-        lines = [line for line in self.kept.decode(errors="replace").splitlines() if line.strip() and not _TRACE.match(line)]
+        """Return the text of the first captured exception, without its class, or else the first line of the output."""
+        text = self.captured.decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and not _TRACE.match(line)]
         errors = [line for line in lines if _CLASS.match(line)]
-        return _CLASS.sub("", (errors or lines or ["it said nothing"])[0]).strip()
+        return _CLASS.sub("", (errors or lines or ["it wrote no message"])[0]).strip()
 
 
-_messages = Messages()
-"""Of the JVM of this process: there is one at most."""
+_jvm_output = JvmOutput()
+"""Output of the JVM of this process, which has at most one."""
 
 
-def start_context(conf: SparkConf, *, aloud: bool) -> SparkContext:
-    """A context in the JVM of this process, which is started if there is none yet. ``aloud``: nothing it says is kept.
+def start_context(conf: SparkConf, *, show_output: bool) -> SparkContext:
+    """Return a context in the JVM of this process; start the JVM if there is none. ``show_output`` forwards its output.
 
-    Raises SparkUnavailable if the JVM ends before it answers; an error of the context's is Py4J's.
+    Raises SparkUnavailable if the JVM ends before it answers, and Py4J's errors for a failure of the context.
     """
-    if aloud:
-        _messages.pass_on()
+    if show_output:
+        _jvm_output.forward()
     else:
-        _messages.keep()
+        _jvm_output.capture()
     try:
         return SparkContext(conf=conf, gateway=SparkContext._gateway or _start_jvm(conf))
     finally:
-        _messages.pass_on()
+        _jvm_output.forward()
 
 
 def _start_jvm(conf: SparkConf) -> JavaGateway:
     read, write = os.pipe()
-    listener = threading.Thread(target=_messages.listen, args=(read,), name="msgstore-spark-jvm", daemon=True)
-    listener.start()
+    reader = threading.Thread(target=_jvm_output.read, args=(read,), name="msgstore-spark-jvm", daemon=True)
+    reader.start()
     try:
         try:
-            gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]  # PySpark does not say
+            gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]  # PySpark has no types for it
         finally:
             os.close(write)
     except PySparkException:
-        listener.join(5)  # until the pipe is empty
-        raise SparkUnavailable(f"the JVM of Spark ended while it started: {_messages.reason()}") from None
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started it, with what its user wants
+        reader.join(5)  # until the pipe is empty
+        raise SparkUnavailable(f"the JVM of Spark ended during its start: {_jvm_output.reason()}") from None
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has started the JVM with its user's properties
         for key, _ in conf.getAll():
-            gateway.jvm.System.clearProperty(key)  # or the next session of this process would have it too
+            gateway.jvm.System.clearProperty(key)  # the next session of this process would inherit it
     return gateway

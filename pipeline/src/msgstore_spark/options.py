@@ -1,4 +1,4 @@
-"""What ``spark.read.format("msgstore").option(...)`` can be told, checked before anything is read."""
+"""Options of ``spark.read.format("msgstore")``, which are checked before anything is read."""
 
 from __future__ import annotations
 
@@ -12,44 +12,45 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from msgstore.contract import ConfigError
-from msgstore.units import parse_size
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
 from msgstore.jobs.tasks import TASK_SIZE, pack, pack_scans
 from msgstore.jobs.workers import installed
 from msgstore.scan import bind_records
+from msgstore.units import parse_size
 
 RELATIONS = ("records", "damage", "segments")
 OPTIONS = {
-    "path": "what `.load()` is given: a segment, a store, a tree of stores, or a glob; or several, with commas or as a list",
-    "relation": "`records` (without it), `damage`, or `segments`",
-    "body": "the body codec whose columns are added, such as `erlang`",
+    "path": "argument of `.load()`: a segment, a store, a tree of stores, or a glob; or several, with commas or as a list",
+    "relation": "`records` (default), `damage`, or `segments`",
+    "body": "body codec whose columns are added, such as `erlang`",
     "records": "type bytes of record types that a directory does not remember: `audit=200,other=201`",
-    "taskSize": "how much one task reads: bytes, or text; else `64MiB`, more if no body is asked for; no segment is split",
-    "maxFilesPerTrigger": "of a stream: a micro-batch reads from at most so many segments",
-    "maxBytesPerTrigger": "of a stream, instead: a micro-batch ends with the segment that reaches so much",
+    "taskSize": "size of a task's input: bytes, or text; default `64MiB`, more if no body is read; segments are not split",
+    "maxFilesPerTrigger": "for streams: maximum number of segments in a micro-batch",
+    "maxBytesPerTrigger": "for streams, instead: size in bytes; a micro-batch ends with the segment that reaches it",
 }
 
 
 @attrs.frozen
 class ReadOptions:
-    """Of one DataFrame, or one stream."""
+    """Options of one DataFrame or stream."""
 
     paths: tuple[str, ...]
-    """Absolute: executors have working directories of their own."""
+    """Absolute paths, because executors have other working directories."""
     relation: str = "records"
     body: str | None = None
-    """The body codec that says what is in a body."""
+    """Body codec whose fields become columns."""
     records: tuple[tuple[str, int], ...] = ()
     """(name, type byte) of record types that the directories do not remember."""
     task_size: int | None = None
-    """Bytes of segments that one task reads; None: 64 MiB, and up to four times as much where no body is asked for."""
+    """Bytes of segments that one task reads. None: 64 MiB, or up to four times as much if no body is read."""
     max_files: int | None = None
-    """Of a micro-batch of a stream: files from which it reads at most. One of the two limits."""
+    """Maximum number of files in a micro-batch of a stream. Excludes ``max_bytes``."""
     max_bytes: int | None = None
+    """Size in bytes at which a micro-batch of a stream ends. Excludes ``max_files``."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Of what Spark passes on: keys in any case, values as text. Raises ConfigError."""
+        """Parse the options as Spark passes them: keys in any case, values as text. Raises ConfigError."""
         given = {key.lower(): value for key, value in options.items()}
         paths = _paths(given.pop("path", None), given.pop("paths", None))
         parsed: dict[str, Any] = {}
@@ -67,24 +68,24 @@ class ReadOptions:
                 raise ConfigError(f"msgstore: option {key!r}: {error}") from None
         if parsed.get("max_files") and parsed.get("max_bytes"):
             raise ConfigError(
-                "msgstore: a stream takes one of the options 'maxFilesPerTrigger' and 'maxBytesPerTrigger', not both"
+                "msgstore: a stream accepts one of the options 'maxFilesPerTrigger' and 'maxBytesPerTrigger', not both"
             )
         return cls(paths, **parsed)
 
     def pack(self, inputs: Collection[SegmentInput], *, bodies: bool) -> list[tuple[SegmentInput, ...]]:
-        """What is to be read, by task."""
+        """Group the segments into tasks. ``bodies``: bodies are read too."""
         if self.task_size is None and not bodies:
             return pack_scans(inputs)
         return pack(inputs, self.task_size or TASK_SIZE)
 
     def find(self) -> Found:
-        """What is there now. Raises StoreError, PluginError, ConfigError."""
+        """Find the segments that exist now. Raises StoreError, PluginError or ConfigError."""
         catalogue = installed()
         return find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
 
 
 def _paths(one: str | None, several: str | None) -> tuple[str, ...]:
-    """``load(path)`` may have commas in it, ``load([path, ...])`` is a JSON list."""
+    """Return absolute paths. ``load(path)`` may have commas in it; ``load([path, ...])`` arrives as a JSON list."""
     found: list[str] = []
     for path in [*([one] if one else []), *(json.loads(several) if several else [])]:
         found += [path] if "," not in path or Path(_local(path)).exists() else filter(None, map(str.strip, path.split(",")))
@@ -94,14 +95,14 @@ def _paths(one: str | None, several: str | None) -> tuple[str, ...]:
 
 
 def _local(path: str) -> str:
-    """A path of this machine's file system. ConfigError for a URL that is none."""
+    """Return the path of a ``file:`` URL, or ``path`` itself. Raises ConfigError for other URLs."""
     parts = urlsplit(path)
     if not parts.scheme or "/" not in path or not path.startswith(f"{parts.scheme}:/"):
         return path
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
-            f"msgstore: {path}: segments are read from directories that every executor has at the same path: mount the bucket, "
-            f"or copy the segments"
+            f"msgstore: {path}: segments must be in a directory that every executor has at the same path. Mount the bucket, or "
+            f"copy the segments"
         )
     return unquote(parts.path)
 

@@ -1,10 +1,10 @@
-"""The entry point: the engine ``spark``. PySpark is imported when the engine is made."""
+"""Registration of the job runner ``spark``. PySpark is imported when the runner is created."""
 
 from __future__ import annotations
 
 from msgstore import hookimpl
 from msgstore.contract import JobRunnerDescriptor
-from msgstore_spark.engine_options import SparkOptions
+from msgstore_spark.runner_options import SparkOptions
 
 
 @hookimpl
@@ -13,9 +13,9 @@ def msgstore_job_runners() -> list[JobRunnerDescriptor]:
         JobRunnerDescriptor(
             name="spark",
             contract=(1, 0),
-            factory="msgstore_spark.engine:SparkRunner",
+            factory="msgstore_spark.runner:SparkRunner",
             options=SparkOptions,
             min_input_bytes=10 * 2**30,
-            summary="Apache Spark: the processors of this machine, or of a cluster",
+            summary="Apache Spark: the CPUs of this machine, or of a cluster",
         ),
     ]

@@ -1,4 +1,4 @@
-"""How far a job is: the tasks that executors have finished, as a share of those that are known."""
+"""Progress of a job: number of finished tasks, and of all tasks known so far."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from pyspark.sql.utils import is_remote
 
 from msgstore.jobs.runner import Progress
 
-_EVERY = 0.2
-"""Seconds."""
-Seen = dict[int, tuple[int, int]]
-"""Stage to (tasks finished, tasks known)."""
+_POLL_SECONDS = 0.2
+Stages = dict[int, tuple[int, int]]
+"""Stage to (finished tasks, known tasks)."""
 
 
 @contextmanager
-def watched(spark: SparkSession, progress: Progress | None) -> Iterator[None]:
-    """While something runs call ``progress(tasks finished, tasks known)``: from a thread, or, with Spark Connect, whenever its
-    server tells, which it does every two seconds. When it has ended well all that are known are finished."""
+def report_progress(spark: SparkSession, progress: Progress | None) -> Iterator[None]:
+    """Call ``progress(finished tasks, known tasks)`` during the block.
+
+    It is called on another thread: five times a second, or, with Spark Connect, when the server reports, every two seconds.
+    After a successful end, all known tasks are reported as finished.
+    """
     if progress is None:
         yield
         return
-    seen: Seen = {}
-    with _told_by_the_server(spark, progress, seen) if is_remote() else _asked_for(spark, progress, seen):
+    stages: Stages = {}
+    with _server_reports(spark, progress, stages) if is_remote() else _polling_thread(spark, progress, stages):
         yield
-    _tell({stage: (known, known) for stage, (_, known) in seen.items()}, progress)
+    _report({stage: (known, known) for stage, (_, known) in stages.items()}, progress)
 
 
 @contextmanager
-def _told_by_the_server(spark: SparkSession, progress: Progress, seen: Seen) -> Iterator[None]:
+def _server_reports(spark: SparkSession, progress: Progress, known_stages: Stages) -> Iterator[None]:
     def listen(stages: Iterable[Any] | None, **_: object) -> None:
-        """A ``ProgressHandler``, which PySpark declares where the packages of Connect must be installed."""
-        seen.update({stage.stage_id: (stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()})
-        _tell(seen, progress)
+        """Implement PySpark's ``ProgressHandler``. Its declaration can only be imported with the packages of Connect."""
+        known_stages.update({stage.stage_id: (stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()})
+        _report(known_stages, progress)
 
     handler: Any = listen
     spark.registerProgressHandler(handler)
@@ -48,10 +50,10 @@ def _told_by_the_server(spark: SparkSession, progress: Progress, seen: Seen) -> 
 
 
 @contextmanager
-def _asked_for(spark: SparkSession, progress: Progress, seen: Seen) -> Iterator[None]:
+def _polling_thread(spark: SparkSession, progress: Progress, stages: Stages) -> Iterator[None]:
     ended = threading.Event()
-    arguments = (spark.sparkContext.statusTracker(), progress, seen, ended)
-    thread = threading.Thread(target=_watch, args=arguments, daemon=True)
+    arguments = (spark.sparkContext.statusTracker(), progress, stages, ended)
+    thread = threading.Thread(target=_poll, args=arguments, daemon=True)
     thread.start()
     try:
         yield
@@ -60,15 +62,15 @@ def _asked_for(spark: SparkSession, progress: Progress, seen: Seen) -> Iterator[
         thread.join()
 
 
-def _watch(tracker: StatusTracker, progress: Progress, seen: Seen, ended: threading.Event) -> None:
-    while not ended.wait(_EVERY):
+def _poll(tracker: StatusTracker, progress: Progress, stages: Stages, ended: threading.Event) -> None:
+    while not ended.wait(_POLL_SECONDS):
         for stage in tracker.getActiveStageIds():
-            found = tracker.getStageInfo(stage)
-            if found is not None:
-                seen[stage] = found.numCompletedTasks, found.numTasks
-        _tell(seen, progress)
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                stages[stage] = info.numCompletedTasks, info.numTasks
+        _report(stages, progress)
 
 
-def _tell(seen: Seen, progress: Progress) -> None:
-    if seen:
-        progress(sum(done for done, _ in seen.values()), sum(known for _, known in seen.values()))
+def _report(stages: Stages, progress: Progress) -> None:
+    if stages:
+        progress(sum(done for done, _ in stages.values()), sum(known for _, known in stages.values()))

@@ -1,4 +1,4 @@
-"""One function for every kind of Spark: ``session(master)``."""
+"""Function ``session(master)``, which starts or finds a session on every kind of Spark master."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ Setting = str | int | float | bool
 SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "FATAL",  # what fails is raised; what is logged beside it are the stacks of Java
-    "spark.python.unix.domain.socket.enabled": "true",  # 9 ms a Python task, not 27
+    "spark.log.level": "FATAL",  # failures raise exceptions; the log would only add Java stack traces
+    "spark.python.unix.domain.socket.enabled": "true",  # 9 ms per Python task instead of 27 ms
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
-"""What a session of ours has unless ``config`` says otherwise."""
+"""Default settings of a session; ``config`` overrides them."""
 
 
 def session(
     master: str | None = None, *, app_name: str = "msgstore", config: Mapping[str, Setting] | None = None
 ) -> SparkSession:
-    """A Spark session: ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://HOST:PORT``, ``sc://HOST:PORT``, ``yarn``, ``k8s://...``.
+    """Return a Spark session on ``master``.
 
-    A session that is active is returned as it is, unless another master, or a setting that it does not have, is asked for.
-    Without ``master`` and without an active session: that of ``spark-submit``, if it has started this program; else what
-    ``SPARK_REMOTE`` or ``MASTER`` say; else ``local[*]``. ``config`` goes over our settings (``SETTINGS``).
+    Masters are ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://HOST:PORT``, ``sc://HOST:PORT``, ``yarn`` and
+    ``k8s://...``. Without ``master``, it is the active session or the one of ``spark-submit``, if there is one. Otherwise the
+    master is ``SPARK_REMOTE`` or ``MASTER`` of the environment, or ``local[*]``. An active session is returned unchanged if it
+    has the requested master and settings. ``config`` overrides the default settings (``SETTINGS``).
 
-    Executors run the Python of ``PYSPARK_PYTHON``, or else this one by its path. Nothing in the environment of this process
-    is changed for good. Only one session is to be started at a time; sessions can be used on every thread.
+    Executors run the Python of ``PYSPARK_PYTHON``, or this Python by its path. The environment of this process is not changed
+    permanently. Start only one session at a time; every thread can use it.
 
-    ``stop()``, or the end of a ``with`` block, ends the application with its executors, whoever else uses it; on Spark
-    Connect it ends this session on the server, which goes on. The JVM stays until this process ends, and serves the next one.
+    ``stop()``, or the end of a ``with`` block, ends the application and its executors, even if other code uses them. On Spark
+    Connect it ends only this session. The JVM runs until this process ends, and the next session reuses it.
 
-    Raises SparkUnavailable: no Java, no such master, nobody answers there, or the session that is active is another one.
+    Raises SparkUnavailable if there is no Java, if the master is unknown or does not answer, or if the active session has
+    another master or other settings.
     """
     settings = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (config or {}).items()}
     running = active()
@@ -60,7 +62,7 @@ def session(
 
 
 def active() -> SparkSession | None:
-    """The session of this thread, or of this process; None if there is none, or it was stopped."""
+    """Return the session of this thread or process; None if there is none, or if it was stopped."""
     try:
         found = SparkSession.active()
     except PySparkRuntimeError:
@@ -69,36 +71,36 @@ def active() -> SparkSession | None:
 
 
 def _check_same(running: SparkSession, master: str | None, settings: Mapping[str, str]) -> None:
-    has = connecting.url(running) if is_remote() else running.sparkContext.master
-    asked = connecting.endpoint(master) if master is not None and master.startswith("sc://") else master
-    other = [] if asked in (None, has) else [f"its master is {has}, not {master}"]
+    current = connecting.url(running) if is_remote() else running.sparkContext.master
+    requested = connecting.endpoint(master) if master is not None and master.startswith("sc://") else master
+    differences = [] if requested in (None, current) else [f"its master is {current}, not {master}"]
     for key, value in settings.items():
         now = running.conf.get(key, None)
         if now != value:
-            other.append(f"{key} is {now or 'not set'}, not {value}")
-    if other:
-        raise SparkUnavailable(f"a session is active here, and {'; '.join(other)}. Stop it first, or take it as it is")
+            differences.append(f"{key} is {now or 'not set'}, not {value}")
+    if differences:
+        raise SparkUnavailable(f"a session is active here, and {'; '.join(differences)}. Stop it first, or use it unchanged")
 
 
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     conf = SparkConf()
-    for key, value in {**SETTINGS, **_of_master(master), **settings}.items():
+    for key, value in {**SETTINGS, **_settings_for(master), **settings}.items():
         conf.set(key, value)
-    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)  # a session on Spark Connect that was stopped leaves it behind
+    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)  # a stopped session on Spark Connect leaves it set
     with _environment(_variables(master, settings)):
         try:
-            start_context(conf, aloud="spark.log.level" in settings)
+            start_context(conf, show_output="spark.log.level" in settings)
             return SparkSession.builder.getOrCreate()
         except Py4JJavaError as error:
             reason = error.java_exception.getMessage() or error.java_exception.getClass().getName()
         except (PySparkException, Py4JError, ValueError) as error:
             reason = str(error)
-    _forget()
+    _discard_failed_context()
     first = reason.strip().splitlines()[0]
     raise SparkUnavailable(f"master {master or 'of spark-submit'}: Spark does not start: {first}")
 
 
-def _of_master(master: str | None) -> dict[str, str]:
+def _settings_for(master: str | None) -> dict[str, str]:
     if master is None:
         return {}
     masters.check(master)
@@ -106,20 +108,20 @@ def _of_master(master: str | None) -> dict[str, str]:
     if address := masters.own_address(master):
         chosen["spark.driver.host"] = address
     if slots := masters.local_slots(master):
-        chosen["spark.sql.shuffle.partitions"] = str(4 * slots)  # Spark joins small ones, and never splits large ones
+        chosen["spark.sql.shuffle.partitions"] = str(4 * slots)  # Spark coalesces small partitions, but splits none
         if not masters.in_this_process(master):
-            # No job before all executors are there.
+            # Spark starts no job before all executors have registered.
             chosen |= {"spark.cores.max": str(slots), "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
     return chosen
 
 
 def _variables(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
-    """What the JVM and its executors are to find in their environment."""
+    """Return the environment variables for the JVM and its executors."""
     python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     found = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         found["JAVA_HOME"] = str(find_java_home())
-    if master and "SPARK_LOCAL_IP" not in os.environ and (masters.local_slots(master) or not masters.has_a_name()):
+    if master and "SPARK_LOCAL_IP" not in os.environ and (masters.local_slots(master) or not masters.is_hostname_resolvable()):
         found["SPARK_LOCAL_IP"] = masters.own_address(master) or "127.0.0.1"
     return found
 
@@ -138,10 +140,10 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _forget() -> None:
-    """A context that was begun and failed is in the way of the next one."""
-    begun = SparkContext._active_spark_context
-    if begun is not None:
+def _discard_failed_context() -> None:
+    """Stop and remove a context whose start failed: it would prevent the start of another one."""
+    failed = SparkContext._active_spark_context
+    if failed is not None:
         with contextlib.suppress(Exception):
-            begun.stop()
+            failed.stop()
         SparkContext._active_spark_context = None

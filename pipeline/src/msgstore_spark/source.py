@@ -1,4 +1,4 @@
-"""The data source ``msgstore``: segments as DataFrames. Imported by the driver's and the executors' Python."""
+"""Spark data source ``msgstore``: segments as DataFrames. Imported by the driver's and the executors' Python."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.reading.segment_check import judge
 from msgstore_spark.filters import push
 from msgstore_spark.options import ReadOptions
-from msgstore_spark.settling import settle
 from msgstore_spark.stream import SegmentStreamReader
+from msgstore_spark.worker_gc import freeze_imports
 from msgstore_spark.writer import StoreWriter
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("msgstore")`` known where ``pyspark_msgstore`` could not be imported when the session began."""
+    """Register ``spark.read.format("msgstore")``, for sessions that could not import ``pyspark_msgstore`` when they started."""
     spark.dataSource.register(MsgStoreSource)
 
 
 class MsgStoreSource(DataSource):
-    """``spark.read.format("msgstore").load(PATH)``; the options are those of :class:`msgstore_spark.options.ReadOptions`.
+    """Data source of ``spark.read.format("msgstore").load(PATH)``. :class:`msgstore_spark.options.ReadOptions` has its options.
 
-    Spark does not say which columns a query uses: give ``.schema("id binary, offset bigint")`` the ones that are needed, and
-    bodies are not even looked at. Each query lists the directories anew.
+    Spark does not tell a data source which columns a query needs. With ``.schema("id binary, offset bigint")``, bodies are not
+    read. Each query lists the directories again.
     """
 
     @classmethod
@@ -50,46 +50,47 @@ class MsgStoreSource(DataSource):
         return "msgstore"
 
     def schema(self) -> StructType:
-        asked = ReadOptions.of(self.options)
-        return from_arrow_schema(full_schema(asked, asked.find()))
+        options = ReadOptions.of(self.options)
+        return from_arrow_schema(full_schema(options, options.find()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        asked = ReadOptions.of(self.options)
-        found = asked.find()
-        return SegmentReader(asked, found, columns(full_schema(asked, found), schema))
+        options = ReadOptions.of(self.options)
+        found = options.find()
+        return SegmentReader(options, found, columns(full_schema(options, found), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A fresh store, whatever the mode: what stands at the destination is never written over."""
+        """Return the writer of a new store. In every mode, existing data at the destination is an error."""
         return StoreWriter(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
-        asked = ReadOptions.of(self.options)
-        if asked.relation != "records":
-            raise ConfigError(f"msgstore: a stream has records only; read the relation {asked.relation!r} with spark.read")
-        return SegmentStreamReader(asked, columns(full_schema(asked, asked.find()), schema))
+        options = ReadOptions.of(self.options)
+        if options.relation != "records":
+            raise ConfigError(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
+        return SegmentStreamReader(options, columns(full_schema(options, options.find()), schema))
 
 
-def full_schema(asked: ReadOptions, found: Found) -> pa.Schema:
-    """Every column of the relation that is asked for."""
-    if asked.relation == "damage":
+def full_schema(options: ReadOptions, found: Found) -> pa.Schema:
+    """Return all columns of the requested relation."""
+    if options.relation == "damage":
         return DAMAGE
-    if asked.relation == "segments":
+    if options.relation == "segments":
         return SEGMENTS
-    return records_schema(found.inputs, codec_of(asked))
+    return records_schema(found.inputs, codec_of(options))
 
 
-def codec_of(asked: ReadOptions) -> OpenCodec | None:
-    return open_codec(asked.body) if asked.body else None
+def codec_of(options: ReadOptions) -> OpenCodec | None:
+    """Return the body codec of the options, or None."""
+    return open_codec(options.body) if options.body else None
 
 
 def columns(full: pa.Schema, schema: StructType) -> pa.Schema:
-    """Of all columns those of a DataFrame's schema, in its order. Raises ConfigError for one that is not there, or is other."""
+    """Return the columns of ``schema``, in its order. Raises ConfigError for an unknown column, or one of another type."""
     chosen = project(full, schema.fieldNames())
     for ours, theirs in zip(from_arrow_schema(chosen), schema, strict=True):
         if ours.dataType != theirs.dataType:
             raise ConfigError(
                 f"msgstore: the column {ours.name!r} is {ours.dataType.simpleString()}, not {theirs.dataType.simpleString()}; "
-                f"cast it behind .load()"
+                f"cast it after .load()"
             )
     return chosen
 
@@ -97,65 +98,66 @@ def columns(full: pa.Schema, schema: StructType) -> pa.Schema:
 _WITHOUT_BODY = set(RECORD.names) - {"body"}
 
 
-class Share(InputPartition):
-    """What one task reads."""
+class SegmentPartition(InputPartition):
+    """Input of one task."""
 
     def __init__(self, inputs: tuple[SegmentInput, ...], rows: tuple[pa.RecordBatch, ...] = ()) -> None:
         super().__init__(None)
         self.inputs = inputs
         self.rows = rows
-        """Known already when the job was planned."""
+        """Rows that were already known when the job was planned."""
 
 
 class SegmentReader(DataSourceReader):
-    """Made on the driver, and pickled to the executors with a share each."""
+    """Reader of one query. Created on the driver, and pickled to the executors with one partition per task."""
 
-    def __init__(self, asked: ReadOptions, found: Found, schema: pa.Schema) -> None:
-        self._asked = asked
+    def __init__(self, options: ReadOptions, found: Found, schema: pa.Schema) -> None:
+        self._options = options
         self._found = found
         self._schema = schema
         self._wanted = Wanted(tuple(schema.names))
-        self._bodies = asked.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
-        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]  # it says below why
+        self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]  # its class docstring has the reason
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keep what can be decided before bodies are read; returns the rest."""
-        pushed = push(filters, records=self._asked.relation == "records")
-        inputs = tuple(found for found in self._found.inputs if pushed.keeps(found))
-        spots = tuple(spot for spot in self._found.damage if pushed.keeps_file(*os.path.split(spot.path)))
-        self._found = attrs.evolve(self._found, inputs=inputs, damage=spots)
+        """Apply the filters that need no body, and return the filters that Spark must evaluate."""
+        pushed = push(filters, records=self._options.relation == "records")
+        inputs = tuple(found for found in self._found.inputs if pushed.accepts(found))
+        damage = tuple(span for span in self._found.damage if pushed.accepts_file(*os.path.split(span.path)))
+        self._found = attrs.evolve(self._found, inputs=inputs, damage=damage)
         self._wanted = attrs.evolve(self._wanted, ids=pushed.ids, types=pushed.types)
-        return pushed.rest
+        return pushed.remaining
 
     def partitions(self) -> list[InputPartition]:
-        shares: list[InputPartition] = [Share(task) for task in self._asked.pack(self._found.inputs, bodies=self._bodies)]
-        if self._asked.relation == "damage" and self._found.damage:
-            shares.append(Share((), (spans_batch(self._found.damage),)))
-        return shares or [Share(())]
+        tasks = self._options.pack(self._found.inputs, bodies=self._bodies)
+        partitions: list[InputPartition] = [SegmentPartition(task) for task in tasks]
+        if self._options.relation == "damage" and self._found.damage:
+            partitions.append(SegmentPartition((), (spans_batch(self._found.damage),)))
+        return partitions or [SegmentPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Share)
+        assert isinstance(partition, SegmentPartition)
         yield from (rows.select(self._schema.names) for rows in partition.rows)
-        if self._asked.relation == "records":
-            codec = codec_of(self._asked)
+        if self._options.relation == "records":
+            codec = codec_of(self._options)
             for found in partition.inputs:
                 yield from record_batches(found, self._schema, self._wanted, codec)
-        elif self._asked.relation == "damage":
+        elif self._options.relation == "damage":
             yield damage_batch(partition.inputs).select(self._schema.names)
         else:
             yield segments_batch(judge(found).summary for found in partition.inputs).select(self._schema.names)
-        settle()
+        freeze_imports()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For executors: each task is told its own share, not everything that was found."""
+        """Omit the list of all segments: a task receives its own partition."""
         return self.__dict__ | {"_found": Found((), (), (), ())}
 
 
 class _PushFilters:
-    """``reader.pushFilters``, whether ``spark.sql.python.filterPushdown.enabled`` is on or off.
+    """Callable that replaces ``reader.pushFilters``, for any value of ``spark.sql.python.filterPushdown.enabled``.
 
-    While it is off, the default, Spark refuses readers that override the method, lest their filters be ignored; the reader
-    cannot ask. Ours loses nothing if it is not called, so to that question it answers that it has the method of its base class.
+    If that setting is off, which is the default, Spark rejects readers that override the method, because their filters would be
+    ignored. This reader is correct without the call. ``__func__`` makes Spark see the method of the base class.
     """
 
     def __init__(self, reader: SegmentReader) -> None:

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Spark adds a module to every Java that it starts. This Java was built without it, and would not start: the name is taken
-# out of Java's own options. What comes behind the class or the jar is the program's, and stays.
+# Spark starts every Java with an additional module. This Java was built without the module, and would not start with it. So
+# this script removes the module from Java's own options. Arguments after the class or jar belong to the program, and stay.
 java=@JAVA@
 module=@MODULE@
 
-without() { # a list of names, less that one
+without() { # sets names to the given list without the module
     names=,$1,
     while :; do
         case $names in

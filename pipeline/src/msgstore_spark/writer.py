@@ -1,16 +1,16 @@
-"""``df.write.format("msgstore")``: a fresh store of a DataFrame's rows.
+"""Writer of ``df.write.format("msgstore")``: a new store with the rows of a DataFrame.
 
     df.select("id", "body").write.format("msgstore").mode("append").option("format", "v2").save("rescued")
 
-Columns: ``id`` (16 bytes, or text of 32 hexadecimal digits), ``body`` (as it is stored), and perhaps ``references`` (without it
-each message has one). Others are refused, unless ``ignoreOthers`` is true. A row that comes twice is one message, whose
-references are added up; an id with two bodies fails the write.
+Columns: ``id`` (16 bytes, or text of 32 hexadecimal digits), ``body`` (stored body), and optionally ``references`` (default:
+1). Other columns are refused, unless ``ignoreOthers`` is true. Rows with the same id and body become one message, and their
+references are added. Two bodies of one id fail the write.
 
-The store is always a fresh one. Spark offers the modes ``append`` and ``overwrite`` to sources like this; here both make a
-store where there is nothing (or an empty directory), and refuse where there is something. Nothing is ever overwritten.
+The store is always a new one. Spark has the modes ``append`` and ``overwrite`` for sources like this. In both modes, the
+destination must not exist or must be an empty directory. Nothing is ever overwritten.
 
-It is built beside its destination, in the file system that the driver and all executors share, and appears in one rename when
-everything is on disk. What a lost or killed task has written is not taken, and deleted at the end.
+The store is built in a staging directory next to its destination, in a file system that the driver and all executors share.
+One rename publishes it after everything is on disk. The commit deletes the files of lost and killed tasks.
 """
 
 from __future__ import annotations
@@ -30,36 +30,39 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError, StoreError
-from msgstore.units import parse_size
 from msgstore.jobs.columns.rows import check_columns, messages_of
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, check_bodies
+from msgstore.units import parse_size
 
 OPTIONS = {
-    "path": "where the store is to be",
+    "path": "directory of the new store",
     "index": "its index",
     "format": "the format of its segments",
     "record": "the record type of its messages",
     "records": "the type bytes of record types: audit=200,other=201",
-    "body": "the codec that it remembers; bodies are stored as they come, and must be valid for it",
-    "fileSizeLimit": "where segments are rolled: bytes, or text such as 16MiB",
-    "ignoreOthers": "true: other columns are left out",
+    "body": "the codec that it remembers; bodies are stored unchanged, and must be valid for it",
+    "fileSizeLimit": "size at which a segment is sealed: bytes, or text such as 16MiB",
+    "ignoreOthers": "true: other columns are ignored",
 }
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """Of one task."""
+class StoreCommitMessage(WriterCommitMessage):
+    """Result of one task."""
 
     part: Part
 
 
 class StoreWriter(DataSourceArrowWriter):
-    """What ``DataSource.writer`` returns. Made by one process of Python beside the driver, pickled to the executors, and
-    committed or aborted by another one: the job belongs to the process that they have in common, which is Spark's."""
+    """Writer of a new store.
+
+    Spark creates it in a Python process next to the driver, pickles it to the executors, and commits or aborts it in another
+    Python process. The job is therefore handed over to the common parent of both, which is a process of Spark.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Begins the job. Raises ConfigError, PluginError, StoreError, StoreLocked, StoreIOError."""
+        """Begin the job. Raises ConfigError, PluginError, StoreError, StoreLocked or StoreIOError."""
         self._ignore = _flag(options, "ignoreOthers")
         self._target = target_of(options)
         self._columns = check_columns(
@@ -69,8 +72,8 @@ class StoreWriter(DataSourceArrowWriter):
             self._staging = staging.path
             staging.hand_over(os.getppid())
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One attempt of one task, in an executor."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoreCommitMessage:
+        """Write the rows of one attempt of one task. Called on an executor."""
         context = TaskContext.get()
         assert context is not None
         task = context.partitionId()
@@ -83,15 +86,13 @@ class StoreWriter(DataSourceArrowWriter):
                 check_bodies(self._target, ids, bodies, where)
                 part.add(ids, bodies, references, where=where)
                 row += batch.num_rows
-            return Written(part.finish())
+            return StoreCommitMessage(part.finish())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        parts = [message.part for message in messages if isinstance(message, Written)]
+        parts = [message.part for message in messages if isinstance(message, StoreCommitMessage)]
         if len(parts) != len(messages):
             self.abort(messages)
-            raise StoreError(
-                f"{self._target.path}: {len(messages) - len(parts)} tasks did not say what they wrote; run it again"
-            )
+            raise StoreError(f"{self._target.path}: {len(messages) - len(parts)} tasks returned no result. Run the job again")
         Staging.join(self._target, self._staging).commit(parts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -99,7 +100,7 @@ class StoreWriter(DataSourceArrowWriter):
 
 
 def target_of(options: Mapping[str, str]) -> Target:
-    """Raises ConfigError for options that are none, or that make no sense."""
+    """Return the destination that the options describe. Raises ConfigError for unknown or invalid options."""
     known = {name.lower(): name for name in OPTIONS}
     for name in options:
         if name.lower() not in known:
@@ -108,7 +109,7 @@ def target_of(options: Mapping[str, str]) -> Target:
             raise ConfigError(f"msgstore: there is no option {name!r} for writing{hint}")
     given = {known[name.lower()]: value for name, value in options.items()}
     if not given.get("path"):
-        raise ConfigError('msgstore: say where the store is to be: .save("directory")')
+        raise ConfigError('msgstore: the destination is missing: write .save("DIRECTORY")')
     target = Target(_local(given["path"]))
     chosen: dict[str, Any] = {name: given[name] for name in ("index", "format", "record", "body") if name in given}
     if "records" in given:
@@ -119,13 +120,13 @@ def target_of(options: Mapping[str, str]) -> Target:
 
 
 def _local(path: str) -> str:
-    """A path of the file system; Hadoop's file systems are others."""
+    """Return the path of a ``file:`` URL, or ``path`` itself. Raises ConfigError for URLs of Hadoop's file systems."""
     parts = urlsplit(path)
     if parts.scheme == "file":
         return unquote(parts.path)
     if "://" in path:
         raise ConfigError(
-            f"{path}: a store is made in a file system that the driver and all executors see under the same path, not at a URL"
+            f"{path}: a store cannot be written to a URL. Use a directory that the driver and all executors have at one path"
         )
     return path
 
@@ -135,7 +136,9 @@ def _bindings(text: str) -> tuple[tuple[str, int], ...]:
     for pair in text.split(","):
         name, _, byte = pair.partition("=")
         if not (name.strip() and byte.strip().isdecimal()):
-            raise ConfigError(f"msgstore: records = {text!r} is not record types with type bytes, as in audit=200,other=201")
+            raise ConfigError(
+                f"msgstore: records = {text!r} is not a list of record types with type bytes; write such as audit=200,other=201"
+            )
         found.append((name.strip(), int(byte)))
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Where PySpark looks for a data source that nobody registered: by the name of this module."""
+"""Module in which PySpark finds the data source ``msgstore`` without registration: it looks for ``pyspark_<name>``."""
 
 from msgstore_spark.source import MsgStoreSource as DefaultSource
 

@@ -18,7 +18,7 @@ from msgstore.contract import NoOptions
 from msgstore.scan import FormatSet
 from msgstore_erlang_body.codec import ErlangBody
 from msgstore_erlang_body.message import read_message
-from msgstore_erlang_body.properties import of_header
+from msgstore_erlang_body.properties import read_header
 
 DATA = Path(__file__).parents[3] / "tests" / "data"
 BROKERS = sorted((DATA / "rabbitmq-3.10").glob("*/manifest.json"))
@@ -173,7 +173,7 @@ def test_numbers_of_every_width() -> None:
     table += (
         b"\1i" + b"i" + b"\xff" * 4 + b"\1u" + b"u\xff\xff" + b"\1s" + b"s\xff\xff" + b"\1f" + b"f" + struct.pack(">f", 0.5)
     )
-    assert of_header(b"\x20\x00" + struct.pack(">I", len(table)) + table) == {
+    assert read_header(b"\x20\x00" + struct.pack(">I", len(table)) + table) == {
         "headers": {"d": "inf", "b": -1, "B": 255, "l": -1, "i": 2**32 - 1, "u": 65535, "s": -1, "f": 0.5}
     }
 

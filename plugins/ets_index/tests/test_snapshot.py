@@ -17,7 +17,7 @@ from msgstore.contract import RESCUED_KEY, IndexContext, NoOptions
 from msgstore.contract.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_ets_index import snapshot
-from msgstore_ets_index.index import FILE, KEPT, EtsIndex
+from msgstore_ets_index.index import DAMAGED_FILE, FILE, EtsIndex
 
 IDS = st.binary(min_size=16, max_size=16)
 LOCATIONS = st.one_of(
@@ -41,7 +41,7 @@ def is_refused(data: bytes) -> bool:
     counts: dict[bytes, int] = {}
     try:
         snapshot.read(data, entries, counts)
-    except snapshot.BadSnapshot:
+    except snapshot.InvalidSnapshot:
         return not entries and not counts
     return False
 
@@ -115,7 +115,7 @@ def test_a_bad_snapshot_is_logged_and_removed_by_the_first_commit(
     assert str(tmp_path / FILE) in caplog.text
     index.freeze({})
     index.commit()
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(KEPT, content)]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(DAMAGED_FILE, content)]
 
 
 def test_changed_byte_leaves_every_other_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +137,7 @@ def test_changed_byte_leaves_every_other_entry(tmp_path: Path, caplog: pytest.Lo
     assert all(refs == msg_id[0] % 3 + 1 for msg_id, (_, refs) in right.items())
     index.freeze({})
     index.commit()
-    assert [path.name for path in tmp_path.iterdir()] == [KEPT]
+    assert [path.name for path in tmp_path.iterdir()] == [DAMAGED_FILE]
 
 
 def test_a_snapshot_that_cannot_be_read_is_an_error_not_a_loss(tmp_path: Path) -> None:

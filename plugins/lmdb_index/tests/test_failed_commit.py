@@ -185,9 +185,9 @@ def test_reads_raise_until_environment_opens_again(tmp_path: Path) -> None:
             with pytest.raises(OSError) as failure:
                 index.commit()
             assert "MDB_PANIC" not in str(failure.value)
-        with pytest.raises(OSError, match="could not be opened again"):
+        with pytest.raises(OSError, match="could not be reopened"):
             index.get(bytes(16))
-        with pytest.raises(OSError, match="could not be opened again"):
+        with pytest.raises(OSError, match="could not be reopened"):
             index.items()
         assert index.get(expected[0][0]) == expected[0][1], "an entry that is in memory cannot be read"
     assert index.get(bytes(16)) is None, "the index cannot be read although the fault is lifted"
@@ -214,7 +214,7 @@ def test_store_flushes_once_index_opens_again(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(msgstore.StoreIOError):
                     store.flush()
-            with pytest.raises(msgstore.StoreIOError, match="could not be opened again"):
+            with pytest.raises(msgstore.StoreIOError, match="could not be reopened"):
                 client.read(a)
             with pytest.raises(msgstore.StoreIOError):
                 store.close()

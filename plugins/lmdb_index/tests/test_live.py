@@ -138,13 +138,13 @@ def test_links_are_refused(tmp_path: Path) -> None:
 def test_a_reader_that_cannot_be_noted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed(tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(PermissionError, match="is noted there"):
+    with pytest.raises(PermissionError, match="must be registered there"):
         make(tmp_path).load()
 
 
 def test_a_full_table_of_readers_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed(tmp_path)
-    monkeypatch.setattr(live, "_PAUSE", 0)
+    monkeypatch.setattr(live, "_PAUSE_SECONDS", 0)
     index = make(tmp_path)
     index.load()
     environment: Any = index._environment

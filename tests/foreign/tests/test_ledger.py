@@ -1,4 +1,4 @@
-"""The format ``ledger`` alone: round trips, gaps, trailers, damage, and files that somebody else wrote."""
+"""Tests of the format ``ledger`` alone: round trips, gaps, damage, and files that another program wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found(data: bytes) -> dict[bytes, bytes]:
 
 
 @given(messages)
-def test_what_is_encoded_is_found(written):
+def test_scan_finds_encoded_records(written):
     data, sizes = segment(written)
     scan = FORM.scan(data)
     assert (scan.header, scan.end.state, scan.end.offset) == ("ok", "clean", len(data))
@@ -44,72 +44,59 @@ def test_what_is_encoded_is_found(written):
 
 
 @given(keyed, st.booleans())
-def test_what_somebody_else_wrote_is_found(written, index):
+def test_scan_finds_records_of_another_program(written, index):
     data = foreign_ledger.ledger(written.items(), index=index)
     scan = FORM.scan(data)
     assert scan.end.state == "clean"
-    assert bool(scan.trailer) == index
+    assert len(scan.hole_offsets) == index, "an INDEX is a hole"
     assert found(data) == {foreign_ledger.message_id(key): body for key, body in written.items()}
 
 
-@given(keyed)
-def test_a_trailer_is_what_somebody_else_would_write(written):
-    data = foreign_ledger.ledger(written.items(), index=False)
-    assert data + FORM.trailer(data) == foreign_ledger.ledger(written.items())
-
-
-@given(messages, messages)
-def test_what_is_written_behind_a_trailer_is_found(before, after):
-    data, _ = segment(before)
-    data += FORM.trailer(data)
-    more, _ = segment({i: body for i, body in after.items() if i not in before})
+@given(keyed, messages)
+def test_scan_finds_records_after_index(before, after):
+    data = foreign_ledger.ledger(before.items())
+    written = {foreign_ledger.message_id(key): body for key, body in before.items()}
+    more, _ = segment({i: body for i, body in after.items() if i not in written})
     whole = data + more[len(HEADER) :]
-    assert found(whole) == {**after, **before}
-    assert bool(FORM.scan(whole).trailer) == (whole == data)
-    assert found(whole + FORM.trailer(whole)) == found(whole)
+    assert found(whole) == {**after, **written}
 
 
 @given(messages, st.data())
-def test_a_file_that_is_cut_anywhere_is_torn_behind_whole_records(written, data):
+def test_scan_of_truncated_file_ends_torn(written, data):
     whole, sizes = segment(written)
-    end = len(whole)
-    whole += FORM.trailer(whole)
     cut = data.draw(st.integers(0, len(whole) - 1))
     scan = FORM.scan(whole[:cut])
     complete = [at for at in range(len(sizes)) if len(HEADER) + sum(sizes[: at + 1]) <= cut]
     assert len(scan.records) == len(complete)
-    boundary = cut in (end, *(len(HEADER) + sum(sizes[:at]) for at in range(len(sizes))))
-    assert scan.end.state == ("clean" if boundary else "torn")
+    is_boundary = cut in [len(HEADER) + sum(sizes[:at]) for at in range(len(sizes))]
+    assert scan.end.state == ("clean" if is_boundary else "torn")
     assert not scan.damage
-    assert not scan.trailer
 
 
 @given(messages, st.data())
-def test_no_flipped_bit_goes_unnoticed(written, data):
+def test_scan_detects_every_flipped_bit(written, data):
     whole, _ = segment(written)
-    whole += FORM.trailer(whole)
     bit = data.draw(st.integers(0, 8 * len(whole) - 1))
     flipped = bytearray(whole)
     flipped[bit // 8] ^= 1 << bit % 8
     scan = FORM.scan(bytes(flipped))
-    noticed = scan.header != "ok" or scan.damage or scan.end.state != "clean"
-    assert noticed
+    is_detected = scan.header != "ok" or scan.damage or scan.end.state != "clean"
+    assert is_detected
     assert found(bytes(flipped)).items() <= written.items()
-    if bit // 8 >= len(HEADER) and scan.damage:  # a body or a key: reading goes on behind it
+    if bit // 8 >= len(HEADER) and scan.damage:  # damage to a body or key: the scan continues after it
         assert len(scan.records) == len(written) - 1
 
 
 @given(messages)
-def test_a_file_that_has_grown_by_zeros_is_torn(written):
+def test_scan_of_file_with_trailing_zeros_ends_torn(written):
     whole, _ = segment(written)
     scan = FORM.scan(whole + bytes(5000))
     assert (scan.end.state, scan.end.offset) == ("torn", len(whole))
-    assert FORM.trailer(whole + bytes(5000)) == b""
     assert FORM.scan(whole + b"\0" * 5 + b"x").end.state == "corrupt"
 
 
 @given(messages, st.data())
-def test_a_chain_is_found_behind_a_corrupt_spot(written, data):
+def test_find_chain_after_damage_returns_next_record(written, data):
     whole, sizes = segment(written)
     at = data.draw(st.integers(0, len(sizes) - 1))
     offset = len(HEADER) + sum(sizes[:at])
@@ -117,14 +104,13 @@ def test_a_chain_is_found_behind_a_corrupt_spot(written, data):
     damaged[offset] = 0xEE
     scan = FORM.scan(bytes(damaged))
     assert (scan.end.state, scan.end.offset, scan.end.reason) == ("corrupt", offset, "unknown_element")
-    behind = FORM.find_chain(bytes(damaged), offset + 1)
-    assert (
-        behind == (offset + sizes[at] if at + 1 < len(sizes) else None) or behind < offset + sizes[at]
-    )  # a body may be a ledger
+    chain = FORM.find_chain(bytes(damaged), offset + 1)
+    next_record = offset + sizes[at] if at + 1 < len(sizes) else None
+    assert chain == next_record or chain < offset + sizes[at]  # a body may contain a ledger
 
 
 @given(st.integers(1, 3000), st.integers(0, 600), messages)
-def test_at_no_step_of_a_fill_is_anything_outside_lost(gap, shift, written):
+def test_fill_gap_keeps_other_records_at_every_step(gap, shift, written):
     left = {b"\x01" * 16: bytes(shift)}
     right = {b"\x02" * 16: b"right"}
     data, _ = segment(left)
@@ -155,14 +141,14 @@ def test_at_no_step_of_a_fill_is_anything_outside_lost(gap, shift, written):
 
 
 @pytest.mark.parametrize("size", [1, GAP_HEAD - 1, GAP_HEAD, 200, 2**20])
-def test_a_gap_of_any_size_can_be_hidden(size):
+def test_gap_head_hides_gap_of_any_size(size):
     data = HEADER + gap_head(size).ljust(size, b"?")
     scan = FORM.scan(data)
     assert scan.end.state == "clean"
     assert sum(scan.hole_sizes) == size
 
 
-def test_a_record_says_what_is_wrong_with_it():
+def test_decode_invalid_record_raises_with_reason():
     (data, _), msg_id = FORM.encode([b"\x07" * 16], [b"body"]), b"\x07" * 16
     for record, reason in [
         (data[:-1], "size_mismatch"),
@@ -180,8 +166,7 @@ def test_a_record_says_what_is_wrong_with_it():
 
 
 @given(st.binary(max_size=2000))
-def test_no_bytes_make_it_raise(garbage):
+def test_scan_and_find_chain_never_raise(garbage):
     for data in (garbage, HEADER + garbage):
         FORM.scan(data)
         FORM.find_chain(data, 0)
-        FORM.trailer(data)

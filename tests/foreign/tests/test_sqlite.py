@@ -1,4 +1,4 @@
-"""The index ``sqlite`` against a dictionary: singles and batches, commits, crashes, restarts, threads, damage."""
+"""Tests of the index ``sqlite`` against a dictionary: single calls, batches, commits, crashes, restarts, threads, damage."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def content(index: SqliteIndex) -> dict[bytes, tuple[int, int]]:
 
 
 class Model(RuleBasedStateMachine):
-    """``entries`` is what the index holds, ``frozen`` what it held at the last freeze, ``saved`` what the last commit made
-    durable of that."""
+    """Model of the index: ``entries`` now, ``frozen`` at the last freeze, and ``saved`` at the last commit."""
 
     def __init__(self):
         super().__init__()
@@ -140,15 +139,15 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def kill_and_load(self):
-        """What the files hold at this moment, the log included, is what a killed process leaves."""
-        fresh = self.directory.with_name(self.directory.name + "-killed")
-        shutil.copytree(self.directory, fresh)
-        for path in fresh.glob("*-shm"):
+        """Load a copy of the current files, the log included: the state that a killed process leaves."""
+        copy = self.directory.with_name(self.directory.name + "-killed")
+        shutil.copytree(self.directory, copy)
+        for path in copy.glob("*-shm"):
             path.unlink()
         self.index.close(None)
         shutil.rmtree(self.directory)
-        shutil.copytree(fresh, self.directory)
-        shutil.rmtree(fresh)
+        shutil.copytree(copy, self.directory)
+        shutil.rmtree(copy)
         before = {path.name: path.read_bytes() for path in self.directory.iterdir()}
         reader = make(self.directory, read_only=True)
         assert reader.load() == self.saved_state
@@ -163,7 +162,7 @@ class Model(RuleBasedStateMachine):
         self.entries, self.frozen, self.due = dict(self.saved), None, {}
 
     @invariant()
-    def it_is_the_dictionary(self):
+    def index_equals_model(self):
         if hasattr(self, "index"):
             assert content(self.index) == self.entries
             assert len(self.index) == len(self.entries)
@@ -182,7 +181,7 @@ TestModel = Model.TestCase
 TestModel.settings = settings(stateful_step_count=25)
 
 
-def test_clear_drops_everything_and_a_commit_makes_that_durable(tmp_path):
+def test_clear_then_commit_is_durable(tmp_path):
     index = opened(tmp_path)
     index.enter(IDS, [1] * 8)
     index.freeze({b"a": b"1"})
@@ -199,7 +198,7 @@ def test_clear_drops_everything_and_a_commit_makes_that_durable(tmp_path):
     index.close(None)
 
 
-def test_items_are_those_of_the_call(tmp_path):
+def test_items_returns_entries_at_call(tmp_path):
     index = opened(tmp_path)
     index.enter(IDS[:4], [1] * 4)
     index.freeze({})
@@ -213,17 +212,8 @@ def test_items_are_those_of_the_call(tmp_path):
     index.close(None)
 
 
-def test_ids_with_several_references_are_told(tmp_path):
-    shared: set[bytes] = set()
-    index = opened(tmp_path, shared=shared)
-    index.enter(IDS[:2], [1, 1], [1, 2])
-    assert [index.get(i) for i in IDS[:3]] == [1, 1, None]
-    assert shared == {IDS[1]}
-    index.close(None)
-
-
 @pytest.mark.parametrize("damage", [b"this is no database" * 300, b"SQLite format 3\0" + b"x" * 5000])
-def test_what_is_damaged_is_set_aside(damage, tmp_path):
+def test_load_damaged_file_sets_it_aside(damage, tmp_path):
     (tmp_path / FILE).write_bytes(damage)
     reader = make(tmp_path, read_only=True)
     assert reader.load() is None
@@ -239,7 +229,7 @@ def test_what_is_damaged_is_set_aside(damage, tmp_path):
     index.close(None)
 
 
-def test_another_programs_database_is_damage(tmp_path):
+def test_load_database_of_another_program_sets_it_aside(tmp_path):
     with sqlite3.connect(tmp_path / FILE) as other:
         other.execute("CREATE TABLE entries (mine)")
         other.execute("PRAGMA user_version = 7")
@@ -250,7 +240,7 @@ def test_another_programs_database_is_damage(tmp_path):
     assert (tmp_path / f"{FILE}.damaged-1").exists()
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_load_symbolic_link_raises_os_error(tmp_path):
     (tmp_path / "elsewhere").write_bytes(b"")
     (tmp_path / FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
@@ -258,12 +248,12 @@ def test_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "elsewhere").read_bytes() == b""
 
 
-def test_an_error_of_sqlite_is_an_oserror_with_the_path(tmp_path):
+def test_load_sqlite_error_raises_os_error_with_path(tmp_path):
     with pytest.raises(OSError, match=FILE):
         make(tmp_path / "absent").load()
 
 
-def test_state_keys_have_a_length(tmp_path):
+def test_freeze_invalid_key_size_raises_value_error(tmp_path):
     index = opened(tmp_path)
     for key in (b"", b"k" * 512):
         with pytest.raises(ValueError, match="511"):
@@ -271,8 +261,8 @@ def test_state_keys_have_a_length(tmp_path):
     index.close(None)
 
 
-def test_commits_beside_threads_that_read_and_write(tmp_path):
-    """A location is a version, and versions only grow: nobody may see one that is older than what a writer was done with."""
+def test_get_during_commits_returns_current_location(tmp_path):
+    """A location is a version that only grows. No reader may get an older version than the last completed change."""
     index = opened(tmp_path)
     lock, stop, wrong = threading.Lock(), threading.Event(), []
     entries = dict.fromkeys(IDS, 1)
@@ -290,7 +280,7 @@ def test_commits_beside_threads_that_read_and_write(tmp_path):
         rng = random.Random(1)
         for version in itertools.count(2):
             if version >= 6000 and (min(counts.values()) > 10 or wrong):
-                return  # however seldom the others came to the lock
+                return  # only after the other threads have had enough turns
             msg_id = rng.choice(IDS)
             with lock:
                 if rng.randrange(2):
@@ -306,11 +296,11 @@ def test_commits_beside_threads_that_read_and_write(tmp_path):
         rng = random.Random(2)
         while not stop.is_set():
             msg_id = rng.choice(IDS)
-            least = entries[msg_id]
+            minimum = entries[msg_id]
             found = index.get(msg_id)
             counts["reads"] += 1
             assert found is not None
-            assert found >= least
+            assert found >= minimum
 
     def commit():
         while not stop.is_set():

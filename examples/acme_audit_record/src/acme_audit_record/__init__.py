@@ -1,1 +1,1 @@
-"""The record type ``audit`` of segment format v2: a message with the time of its writing and an actor."""
+"""Record type ``audit`` of segment format v2: a message with the time at which it was written, and an actor."""

@@ -1,4 +1,4 @@
-"""What this distribution registers. Light: the module that does the work is imported when a store selects it."""
+"""Registration of the record type ``audit``. The factory is imported when a store selects the record type."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from msgstore import hookimpl
 from msgstore.contract import Capability, RecordField, RecordTypeDescriptor
 
 ACTOR_SIZE = 32
-"""Bytes that a record has for the actor, in UTF-8."""
+"""Size of the actor in a record, in bytes of UTF-8."""
 
 
 def _check_actor(_: object, __: object, value: str) -> None:
-    """The text of this ValueError is what a user reads, behind file, table and key."""
+    """Raise ValueError for an invalid actor. msgstore shows its text to the user, after file, table and key."""
     if not value.isprintable():
         raise ValueError(f"actor: {value!r} has characters that cannot be printed")
     if len(value.encode()) > ACTOR_SIZE:
@@ -21,7 +21,7 @@ def _check_actor(_: object, __: object, value: str) -> None:
 
 @attrs.frozen
 class AuditOptions:
-    """The keys beside ``byte``. Each has a default: tools read records without a configuration."""
+    """Keys of the configuration in addition to ``byte``. Each needs a default: tools read records without a configuration."""
 
     actor: str = attrs.field(default="", validator=_check_actor)
 
@@ -37,11 +37,11 @@ def msgstore_record_types() -> list[RecordTypeDescriptor]:
             options=AuditOptions,
             capabilities=[Capability.FIELDS],
             fields=(
-                RecordField("time", "time", "when it was written"),
-                RecordField("actor", "text", "who wrote it"),
+                RecordField("time", "time", "time at which the message was written"),
+                RecordField("actor", "text", "program that wrote the message"),
             ),
-            summary="a message with the time of its writing and an actor, under a CRC-32",
-            # What the conformance kit tries it with.
+            summary="a message with its time of writing and an actor, with a CRC-32",
+            # Options with which the conformance kit tests the record type.
             examples=({}, {"actor": "billing"}, {"actor": "ü" * (ACTOR_SIZE // 2)}),
         )
     ]

@@ -1,8 +1,8 @@
-"""The bytes of an audit record, and the check on them.
+"""Byte layout of an audit record, and its checksum.
 
-Big-endian: type 1, size 4 (of the whole record), id 16, CRC 4, time 8, actor 32, body. The type byte is the one that the
-configuration chose. The time is in nanoseconds since the epoch; the actor is UTF-8, filled up with zeros. The CRC is CRC-32, as
-of zlib, over every other byte of the record.
+Big-endian: type 1, size 4 (of the whole record), id 16, CRC 4, time 8, actor 32, body. The configuration chooses the type byte.
+The time is in nanoseconds since the epoch. The actor is UTF-8, padded with zeros. The CRC is zlib's CRC-32 over every other
+byte of the record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MISMATCH = "checksum_mismatch"
 
 
 class AuditRecord:
-    """A :class:`msgstore.contract.RecordTypeWithFields`. Keeps nothing between calls: they come from any thread."""
+    """Implementation of :class:`msgstore.contract.RecordTypeWithFields`. Thread-safe: it keeps no state between calls."""
 
     overhead = _BODY_AT
 
@@ -36,7 +36,7 @@ class AuditRecord:
         self._actor = context.options.actor.encode()
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
-        """The records of a batch have one time: they reach the file with one write."""
+        """Return all records and their sizes. The records of a batch have the same time: they are written with one call."""
         note = _NOTE.pack(time.time_ns(), self._actor)
         sizes = [_BODY_AT + len(body) for body in bodies]
         heads = list(map(_HEAD.pack, repeat(self._byte), sizes, ids))
@@ -57,6 +57,6 @@ class AuditRecord:
         return offset + _BODY_AT, offset + size
 
     def fields(self, record: bytes) -> tuple[int, str]:
-        """What stands in the record, whoever has written it: not what this store's options say."""
+        """Return time and actor from the record itself; the options of this store do not matter."""
         nanoseconds, actor = _NOTE.unpack_from(record, _NOTE_AT)
         return nanoseconds, actor.rstrip(b"\0").decode(errors="replace")

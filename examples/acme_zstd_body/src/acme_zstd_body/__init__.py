@@ -1,1 +1,1 @@
-"""The body codec ``zstd``: bodies as Zstandard frames."""
+"""Body codec ``zstd``: bodies as Zstandard frames."""

@@ -1,4 +1,4 @@
-"""What this distribution registers. Light: zstandard is imported when a store selects the codec."""
+"""Registration of the body codec ``zstd``. ``zstandard`` is imported when a store selects the codec."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def _check_level(_: object, __: object, value: int) -> None:
 
 @attrs.frozen
 class ZstdOptions:
-    """The keys beside ``use``."""
+    """Keys of the configuration in addition to ``use``."""
 
     level: int = attrs.field(default=3, validator=_check_level)
     max_body: Size = Size(128 * 2**20)
-    """Larger bodies are neither written nor read: it bounds what one damaged or hostile body can cost in memory."""
+    """Maximum size of a body in bytes, for writing and reading. Limits the memory that a damaged or hostile body can use."""
 
 
 @hookimpl
@@ -31,7 +31,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
             factory="acme_zstd_body.codec:ZstdBody",
             options=ZstdOptions,
             summary="Zstandard frames with a checksum",
-            # What the conformance kit tries it with.
+            # Options with which the conformance kit tests the codec.
             examples=({}, {"level": 19}),
         )
     ]

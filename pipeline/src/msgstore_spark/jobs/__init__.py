@@ -1,1 +1,1 @@
-"""The jobs of :mod:`msgstore.jobs` on DataFrames. What happens to a segment is core's; what is moved and joined is Spark's."""
+"""Jobs of :mod:`msgstore.jobs` on DataFrames: core processes segments in tasks, Spark shuffles and joins their rows."""

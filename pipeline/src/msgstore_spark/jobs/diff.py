@@ -1,4 +1,4 @@
-"""Comparing with executors: they hash bodies, and ids are shuffled with hashes, never a body."""
+"""Comparison of stores on executors. They hash bodies; Spark shuffles ids and hashes, never a body."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _ARROW = pa.schema(
 
 
 def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
+    """Run the job and return its report."""
     a, b = (_read(spark, found) for found in (job.found_a, job.found_b))
     compared = _first(a, "a").join(_first(b, "b"), "id", "full_outer").select("id", _kind()).persist(StorageLevel.DISK_ONLY)
     try:
@@ -42,15 +43,15 @@ def _read(spark: SparkSession, found: Found) -> DataFrame:
 
 
 def _digests(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
-    """A row for each good record; last, one for the segment."""
+    """Yield a row for each intact record of a segment, then one for the segment."""
     for item in task:
         found = digest(item)
-        yield _of_records(item.rank, found)
+        yield _record_batch(item.rank, found)
         values = [[item.rank], [None], [None], [None], [pickle.dumps(found.damage)]]
         yield pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, _ARROW, strict=True)], schema=_ARROW)
 
 
-def _of_records(rank: int, found: Digests) -> pa.RecordBatch:
+def _record_batch(rank: int, found: Digests) -> pa.RecordBatch:
     count = len(found.ids) // 16
     ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(found.ids)]).cast(pa.binary())
     digests = pa.Array.from_buffers(pa.binary(DIGEST), count, [None, pa.py_buffer(found.digests)]).cast(pa.binary())
@@ -59,7 +60,7 @@ def _of_records(rank: int, found: Digests) -> pa.RecordBatch:
 
 
 def _first(read: DataFrame, name: str) -> DataFrame:
-    """The hash of the first copy of each id."""
+    """Return (id, hash of its first copy) for each id; the hash is in the column ``name``."""
     first = sf.min(sf.struct("rank", "place", "digest")).alias("first")
     return read.where("damage is null").groupBy("id").agg(first).select("id", sf.col("first.digest").alias(name))
 

@@ -1,4 +1,4 @@
-"""Exporting with executors: each task writes files of its own, and the driver lets them appear together."""
+"""Export on executors: each task writes its own files, and the driver publishes all of them together."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from msgstore_spark.tasks import map_tasks
 
 
 def export(spark: SparkSession, job: ExportJob) -> ExportReport:
+    """Run the job and return its report."""
+
     def run(staging: str, tasks: Sequence[Task]) -> Iterator[Exported]:
         rows = map_tasks(spark, partial(_export, job=job, staging=staging), tasks, "task int, done binary").collect()
         return (pickle.loads(row.done) for row in sorted(rows, key=lambda row: row.task))

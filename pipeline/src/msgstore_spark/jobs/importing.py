@@ -1,4 +1,4 @@
-"""Import by executors: each writes parts of the new store out of files that all of them see."""
+"""Import on executors: each reads files that all executors can access, and writes parts of the new store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from msgstore_spark.tasks import map_tasks
 
 
 def import_messages(spark: SparkSession, job: ImportJob) -> ImportReport:
-    """Spark keeps the row of one attempt of a task only; what others wrote is swept."""
+    """Run the job and return its report.
+
+    Spark returns the row of one attempt of each task. The commit deletes the files of all other attempts.
+    """
 
     def run(write: Callable[[tuple[int, Share]], Part], shares: Iterable[tuple[int, Share]]) -> list[Part]:
         def work(_: int, share: tuple[int, Share]) -> Iterator[pa.RecordBatch]:

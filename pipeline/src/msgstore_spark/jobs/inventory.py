@@ -1,4 +1,4 @@
-"""An inventory with executors: each reads its segments; only if counts were given, ids are shuffled to find what is alive."""
+"""Inventory on executors: each scans its segments. Ids are shuffled only if counts are given, to find live records."""
 
 from __future__ import annotations
 
@@ -20,53 +20,54 @@ from msgstore.jobs.tasks import pack
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import map_tasks
 
-_READ = "rank long, place long, size long, id binary, stock binary"
+_READ = "rank long, place long, size long, id binary, segment binary"
 _ARROW = pa.schema(
-    [("rank", pa.int64()), ("place", pa.int64()), ("size", pa.int64()), ("id", pa.binary()), ("stock", pa.binary())]
+    [("rank", pa.int64()), ("place", pa.int64()), ("size", pa.int64()), ("id", pa.binary()), ("segment", pa.binary())]
 )
 
 
 def inventory(spark: SparkSession, job: InventoryJob) -> InventoryReport:
+    """Run the job and return its report."""
     with_ids = job.counts is not None
     read = map_tasks(spark, partial(_read, with_ids=with_ids), pack(job.found.inputs), _READ)
     if with_ids:
         read = read.persist(StorageLevel.DISK_ONLY)
     try:
-        stocks = {row.rank: pickle.loads(row.stock) for row in read.where("stock is not null").collect()}
-        live = {} if job.counts is None else _live(spark, job, read.where("stock is null"), job.counts)
+        segments = {row.rank: pickle.loads(row.segment) for row in read.where("segment is not null").collect()}
+        live = {} if job.counts is None else _live(spark, job, read.where("segment is null"), job.counts)
     finally:
         if with_ids:
             read.unpersist()
     return report_of(
-        job, ((item, stocks[item.rank], live.get(item.rank, (0, 0)) if with_ids else None) for item in job.found.inputs)
+        job, ((item, segments[item.rank], live.get(item.rank, (0, 0)) if with_ids else None) for item in job.found.inputs)
     )
 
 
 def _read(_: int, task: Iterable[SegmentInput], with_ids: bool) -> Iterator[pa.RecordBatch]:
-    """A row for each record, if ids are wanted; last, one for the segment."""
+    """Yield a row for each record of a segment if ``with_ids``, then one for the segment."""
     for item in task:
-        stock = scan_for_inventory(item, with_ids=with_ids)
-        if stock is not None and stock.ids:
-            yield _of_records(item.rank, stock)
-        told = pickle.dumps(None if stock is None else attrs.evolve(stock, ids=b"", sizes=array("Q")))
-        values = [[item.rank], [None], [None], [None], [told]]
+        scanned = scan_for_inventory(item, with_ids=with_ids)
+        if scanned is not None and scanned.ids:
+            yield _record_batch(item.rank, scanned)
+        result = pickle.dumps(None if scanned is None else attrs.evolve(scanned, ids=b"", sizes=array("Q")))
+        values = [[item.rank], [None], [None], [None], [result]]
         yield pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, _ARROW, strict=True)], schema=_ARROW)
 
 
-def _of_records(rank: int, stock: ScannedSegment) -> pa.RecordBatch:
-    count = len(stock.sizes)
-    ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(stock.ids)]).cast(pa.binary())
-    sizes = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(stock.sizes)])
+def _record_batch(rank: int, scanned: ScannedSegment) -> pa.RecordBatch:
+    count = len(scanned.sizes)
+    ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(scanned.ids)]).cast(pa.binary())
+    sizes = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(scanned.sizes)])
     ranks, places = pa.repeat(pa.scalar(rank, pa.int64()), count), pa.array(range(count), pa.int64())
     return pa.RecordBatch.from_arrays([ranks, places, sizes, ids, pa.nulls(count, pa.binary())], schema=_ARROW)
 
 
 def _live(spark: SparkSession, job: InventoryJob, records: DataFrame, counts: str) -> dict[int, tuple[int, int]]:
-    """Rank to (records, bytes): of each store the first copies of the ids that have references."""
+    """Return (live records, their bytes) by rank. Live is the first copy, in each store, of an id that has references."""
     first_ranks: dict[str, int] = {}
     stores = [(item.rank, first_ranks.setdefault(item.store, item.rank)) for item in job.found.inputs]
     with_store = records.join(sf.broadcast(spark.createDataFrame(stores, "rank long, store long")), "rank")
-    referred = with_store.join(read_counts(spark, counts).select("id"), "id", "left_semi")
-    first = referred.groupBy("store", "id").agg(sf.min(sf.struct("rank", "place", "size")).alias("first")).select("first.*")
+    referenced = with_store.join(read_counts(spark, counts).select("id"), "id", "left_semi")
+    first = referenced.groupBy("store", "id").agg(sf.min(sf.struct("rank", "place", "size")).alias("first")).select("first.*")
     found = first.groupBy("rank").agg(sf.count("*").alias("records"), sf.sum("size").alias("bytes")).collect()
     return {row.rank: (row.records, row.bytes) for row in found}

@@ -1,8 +1,9 @@
-"""Reconciling on DataFrames: records and changes are brought together by id, and added up and counted where they then are.
+"""Reconcile job on DataFrames: records and changes are shuffled by id, and aggregated after the shuffle.
 
-Adding up both together is their full outer join, with one shuffle, of ids and numbers, never a body. It is done on Arrow
-columns: ids that come once or twice would fill a hash table of Spark's before the shuffle, to no avail, and one more behind
-it. What a task has to say of its segments travels along, in place of an id: ids have 16 bytes, and that has more.
+Aggregating both together is their full outer join. It needs one shuffle of ids and numbers, never of a body. It is done on
+Arrow columns, not by Spark: nearly every id comes once or twice, so a partial aggregation before the shuffle would fill a hash
+table without reducing the rows. A task sends the results for its segments with the rows, in place of an id. Such a value has
+more than 16 bytes, which distinguishes it from an id.
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ from msgstore_spark.tasks import map_tasks
 
 _ROWS = "id binary, number long, record boolean"
 _SCHEMA = pa.schema([("id", pa.binary()), ("number", pa.int64()), ("record", pa.bool_())])
-"""What is shuffled: the size of a record, or changes added up."""
-_SAID = bytes(17)
-"""What stands before something that is no id."""
-_IN_MEMORY = 2**20
-"""Rows that a worker keeps in memory: some 200 MB; there may be as many workers on a host as it has processors."""
+"""Shuffled rows. ``number`` is the size of a record, or the sum of the changes of an id."""
+_RESULT_PREFIX = bytes(17)
+"""Prefix of a value in the column ``id`` that is a pickled result."""
+_MAX_ROWS_IN_MEMORY = 2**20
+"""Rows that a worker keeps in memory, some 200 MB. A host may have as many workers as CPUs."""
 
 
 def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
+    """Run the job and return its report."""
     records = map_tasks(spark, _records, pack(job.found.inputs), _ROWS)
-    changes = map_tasks(spark, partial(_changes, in_memory=_IN_MEMORY), job.shares, _ROWS)
+    changes = map_tasks(spark, partial(_changes, in_memory=_MAX_ROWS_IN_MEMORY), job.shares, _ROWS)
     by_id = records.union(changes).repartition("id")
     with ExitStack() as stack:
         staging = stack.enter_context(dataset(job.to, [*job.sources, *job.deltas])) if job.to else None
-        finish = partial(_finish, staging=None if staging is None else staging.path, in_memory=_IN_MEMORY)
+        finish = partial(_finish, staging=None if staging is None else staging.path, in_memory=_MAX_ROWS_IN_MEMORY)
         parts = [pickle.loads(row.part) for row in by_id.mapInArrow(finish, "part binary").collect()]
-        said = dict(pair for _, _, pairs in parts for pair in pairs)
-        total = count_changes((share, *said["share", number]) for number, share in enumerate(job.shares))
-        report = report_of(job, ((item, said["segment", item.rank]) for item in job.found.inputs), total)
+        results = dict(pair for _, _, pairs in parts for pair in pairs)
+        total = count_changes((share, *results["share", number]) for number, share in enumerate(job.shares))
+        report = report_of(job, ((item, results["segment", item.rank]) for item in job.found.inputs), total)
         for part, _, _ in parts:
             report.add(part)
         if staging is not None:
@@ -60,39 +62,40 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
     for item in task:
         good = read_intact(item)
         yield from _rows(rows_of_records(good), "size", is_record=True)
-        yield _say(("segment", item.rank), good.damage)
+        yield _result_row(("segment", item.rank), good.damage)
 
 
 def _changes(number: int, share: Share, in_memory: int) -> Iterator[pa.RecordBatch]:
-    rows = heavy = 0
+    rows = absolute_sum = 0
     with Sums(SCHEMA, in_memory, _local_directory()) as sums:
         for batch in read_share(share):
             sums.add(batch)
             rows += batch.num_rows
-            heavy += weight(batch)  # sums that do not fit into 64 bits are found by it, when all have been read
+            absolute_sum += weight(batch)  # detects sums that exceed 64 bits, after all shares were read
         for changes in sums.totals():
             yield from _rows(changes, "count", is_record=False)
-    yield _say(("share", number), (rows, heavy))
+    yield _result_row(("share", number), (rows, absolute_sum))
 
 
 def _rows(found: pa.Table | pa.RecordBatch, number: str, *, is_record: bool) -> Iterator[pa.RecordBatch]:
-    of_kind = pa.repeat(pa.scalar(is_record), found.num_rows)
-    return iter(pa.table([of_any_length(found["id"]), found[number], of_kind], schema=_SCHEMA).to_batches())
+    kinds = pa.repeat(pa.scalar(is_record), found.num_rows)
+    return iter(pa.table([of_any_length(found["id"]), found[number], kinds], schema=_SCHEMA).to_batches())
 
 
-def _say(of: tuple[str, int], what: object) -> pa.RecordBatch:
-    return pa.record_batch([[_SAID + pickle.dumps((of, what))], [0], [False]], schema=_SCHEMA)
+def _result_row(key: tuple[str, int], result: object) -> pa.RecordBatch:
+    return pa.record_batch([[_RESULT_PREFIX + pickle.dumps((key, result))], [0], [False]], schema=_SCHEMA)
 
 
 def _finish(batches: Iterable[pa.RecordBatch], staging: str | None, in_memory: int) -> Iterator[pa.RecordBatch]:
-    """One partition: its part of the report, what it wrote, and what was said."""
-    report, said, written = ReconcileReport((), (), 0, 0), [], None
+    """Aggregate one partition. Yield its part of the report, the files that it wrote, and the results that it received."""
+    report, results, written = ReconcileReport((), (), 0, 0), [], None
     with Sums(ROWS, in_memory, _local_directory()) as sums, ExitStack() as stack:
         writer = None
         for batch in batches:
             is_id = pc.equal(pc.binary_length(batch["id"]), 16)
-            said += [pickle.loads(text[len(_SAID) :]) for text in batch.filter(pc.invert(is_id))["id"].to_pylist()]
-            sums.add(_to_be_added(batch.filter(is_id)))
+            pickled = batch.filter(pc.invert(is_id))["id"].to_pylist()
+            results += [pickle.loads(value[len(_RESULT_PREFIX) :]) for value in pickled]
+            sums.add(_aggregation_rows(batch.filter(is_id)))
         for rows in sums.totals():
             classes = classify(rows)
             add_to(report, classes)
@@ -101,17 +104,18 @@ def _finish(batches: Iterable[pa.RecordBatch], staging: str | None, in_memory: i
                 write(writer, classes)
         if writer is not None:
             written = writer.finish()
-    yield pa.RecordBatch.from_pydict({"part": pa.array([pickle.dumps((report, written, said))], pa.binary())})
+    yield pa.RecordBatch.from_pydict({"part": pa.array([pickle.dumps((report, written, results))], pa.binary())})
 
 
-def _to_be_added(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _aggregation_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert shuffled rows into rows of (id, change of the count, records, bytes), which can be added."""
     ids, number, is_record = pc.cast(batch["id"], pa.binary(16)), batch["number"], batch["record"]
     count, size = pc.if_else(is_record, 0, number), pc.if_else(is_record, number, 0)
     return pa.record_batch([ids, count, pc.cast(is_record, pa.int64()), size], schema=ROWS)
 
 
 def _local_directory() -> str | None:
-    """Where Spark's workers keep what memory does not hold; it goes with the executor, whatever ends the worker."""
+    """Return the directory for temporary files of Spark's workers, or None. The executor deletes it, even if a worker dies."""
     return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
 
 

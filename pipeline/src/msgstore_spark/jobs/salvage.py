@@ -1,5 +1,8 @@
-"""Salvage and migration on DataFrames: segments are examined, ids shuffled with the places of their records, never a body; then
-each task reads again what it copies."""
+"""Salvage and migration on DataFrames.
+
+Tasks examine segments. Spark shuffles ids with the locations of their records, never a body. Then tasks read the selected
+records again and copy them.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from msgstore.jobs.salvage import ExaminedSegment, SalvageJob, Selection, check_
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import absolute, map_tasks
 
-_NAMED = 5
-"""Missing ids that an error names."""
+_MAX_NAMED_IDS = 5
+"""Missing ids that an error lists."""
 RECORD, INPUT = 0, 1
-Told = Mapping[int, tuple[int, ExaminedSegment]]
-"""Rank to what was found in a segment: bytes of good records, and the rest without them."""
+Results = Mapping[int, tuple[int, ExaminedSegment]]
+"""Rank to (bytes of intact records, findings without the records) of a segment."""
 _EXAMINED = "kind tinyint, rank long, offset long, size long, id binary, recovered boolean, input binary"
 _ARROW = pa.schema(
     [
@@ -44,19 +47,19 @@ _ARROW = pa.schema(
 
 
 def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
-    """Every step but the last is one that Spark may run again; the store appears in the last."""
+    """Run the job and return its report. Spark may repeat every step except the last, which publishes the store."""
     tasks = job.tasks()
     examined = map_tasks(spark, partial(_examine_all, job=job.for_workers()), tasks, _EXAMINED).persist(StorageLevel.DISK_ONLY)
     counts = None if job.counts is None else read_counts(spark, job.counts).persist(StorageLevel.DISK_ONLY)
     first = _first_copies(examined.where(sf.col("kind") == RECORD), counts).persist(StorageLevel.DISK_ONLY)
     try:
         missing, names = _missing(counts, first)
-        told = _told(examined)
-        report = report_of(job, _rows(job, told, examined, first, counts), missing)
+        results = _read_results(examined)
+        report = report_of(job, _rows(job, results, examined, first, counts), missing)
         check_complete(job, report, names)
         staging = Staging.begin(job.target, sources=job.sources)
         try:
-            staging.commit(_copied(spark, first, tasks, told, job, staging.path), _of_taken(counts, first))
+            staging.commit(_copy(spark, first, tasks, results, job, staging.path), _counts_of(counts, first))
         except BaseException:
             staging.abandon()
             raise
@@ -67,23 +70,23 @@ def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
     return report
 
 
-# -- what executors do --------------------------------------------------------------------------------------------------------
+# -- on executors -------------------------------------------------------------------------------------------------------------
 
 
 def _examine_all(_: int, task: Iterable[SegmentInput], job: SalvageJob) -> Iterator[pa.RecordBatch]:
     for item in task:
         found = examine(item, job)
-        yield _of_records(item.rank, found)
-        told = pickle.dumps((sum(found.records.sizes), attrs.evolve(found, records=Columns(), recovered=b"")))
-        values = [[INPUT], [item.rank], [None], [None], [None], [None], [told]]
+        yield _record_batch(item.rank, found)
+        result = pickle.dumps((sum(found.records.sizes), attrs.evolve(found, records=Columns(), recovered=b"")))
+        values = [[INPUT], [item.rank], [None], [None], [None], [None], [result]]
         yield pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, _ARROW, strict=True)], schema=_ARROW)
 
 
-def _of_records(rank: int, found: ExaminedSegment) -> pa.RecordBatch:
-    """The columns are viewed as they are."""
+def _record_batch(rank: int, found: ExaminedSegment) -> pa.RecordBatch:
+    """Return a row for each record. Offsets and sizes are not copied."""
     columns, count = found.records, len(found.records)
     ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(columns.ids)]).cast(pa.binary())
-    again = pc.equal(pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(found.recovered)]), 1)
+    recovered = pc.equal(pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(found.recovered)]), 1)
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(RECORD, pa.int8()), count),
@@ -91,7 +94,7 @@ def _of_records(rank: int, found: ExaminedSegment) -> pa.RecordBatch:
             _int64(columns.offsets),
             _int64(columns.sizes),
             ids,
-            again,
+            recovered,
             pa.nulls(count, pa.binary()),
         ],
         schema=_ARROW,
@@ -102,29 +105,30 @@ def _int64(values: array[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
-Seen = tuple[SegmentInput, int]
-"""A segment, and the checksum of its bytes as they were examined."""
+Checked = tuple[SegmentInput, int]
+"""A segment, and the checksum of its bytes when it was examined."""
 
 
-def _copy_all(number: int, picked: pa.Table, task: Iterable[Seen], job: SalvageJob, staging: str) -> pa.Table:
-    """One task: ``picked`` has the records that are copied from its segments."""
-    part = copy(number, _picks(task, picked.sort_by([("rank", "ascending"), ("offset", "ascending")])), job, staging)
+def _copy_task(number: int, selected: pa.Table, task: Iterable[Checked], job: SalvageJob, staging: str) -> pa.Table:
+    """Copy the records of one task; ``selected`` has their ids and locations. Return the pickled part of the store."""
+    selected = selected.sort_by([("rank", "ascending"), ("offset", "ascending")])
+    part = copy(number, _selections(task, selected), job, staging)
     return pa.table({"part": pa.array([pickle.dumps(part)], pa.binary())})
 
 
-def _picks(task: Iterable[Seen], picked: pa.Table) -> Iterator[Selection]:
+def _selections(task: Iterable[Checked], selected: pa.Table) -> Iterator[Selection]:
     for item, crc32 in task:
-        rows = picked.filter(pc.equal(picked["rank"], item.rank))
+        rows = selected.filter(pc.equal(selected["rank"], item.rank))
         if rows.num_rows:
             ids = b"".join(rows["id"].to_pylist())
             yield Selection(item, crc32, ids, array("Q", rows["offset"].to_pylist()), array("Q", rows["size"].to_pylist()))
 
 
-# -- what is shuffled -------------------------------------------------------------------------------------------------------
+# -- on the driver ----------------------------------------------------------------------------------------------------------
 
 
 def _first_copies(records: DataFrame, counts: DataFrame | None) -> DataFrame:
-    """id, rank, offset, size, recovered of the first copy of each id; only of those with a reference if there are counts."""
+    """Return (id, rank, offset, size, recovered) of the first copy of each id. With counts, only of ids with a reference."""
     if counts is not None:
         records = records.join(counts.select("id"), "id", "left_semi")
     place = sf.min(sf.struct("rank", "offset", "size", "recovered")).alias("place")
@@ -132,69 +136,78 @@ def _first_copies(records: DataFrame, counts: DataFrame | None) -> DataFrame:
 
 
 def _missing(counts: DataFrame | None, first: DataFrame) -> tuple[int, list[bytes]]:
-    """How many ids with a reference have no record, and some of them."""
+    """Return the number of ids with a reference but no record, and some of these ids."""
     if counts is None:
         return 0, []
     absent = counts.join(first, "id", "left_anti")
-    return absent.count(), [bytes(row.id) for row in absent.orderBy("id").limit(_NAMED).collect()]
+    return absent.count(), [bytes(row.id) for row in absent.orderBy("id").limit(_MAX_NAMED_IDS).collect()]
 
 
-def _told(examined: DataFrame) -> Told:
+def _read_results(examined: DataFrame) -> Results:
     return {row.rank: pickle.loads(row.input) for row in examined.where(sf.col("kind") == INPUT).collect()}
 
 
 def _rows(
-    job: SalvageJob, told: Told, examined: DataFrame, first: DataFrame, counts: DataFrame | None
+    job: SalvageJob, results: Results, examined: DataFrame, first: DataFrame, counts: DataFrame | None
 ) -> list[tuple[SegmentInput, InputReport, Sequence[Damage]]]:
-    """By rank. What comes to the driver is a row for each segment, and one for each record that was found behind damage."""
+    """Return the report of each segment, by rank.
+
+    Collects one row per segment, and one per record that was recovered after damage.
+    """
     good = _sums(first)
-    alive = good if counts is None else _sums(_alive(examined, counts))
-    again: dict[int, list[tuple[bytes, int, int]]] = {}
+    referenced = good if counts is None else _sums(_referenced(examined, counts))
+    recovered: dict[int, list[tuple[bytes, int, int]]] = {}
     for row in first.where("recovered").orderBy("rank", "offset").collect():
-        again.setdefault(row.rank, []).append((bytes(row.id), row.offset, row.size))
+        recovered.setdefault(row.rank, []).append((bytes(row.id), row.offset, row.size))
     rows: list[tuple[SegmentInput, InputReport, Sequence[Damage]]] = []
     for item in job.found.inputs:
-        total, found = told[item.rank]
+        total, found = results[item.rank]
         report = InputReport(item.path, item.format, found.size, found.header, holes=found.holes)
         report.good, report.records = good.get(item.rank, (0, 0))
-        report.dead = 0 if counts is None else total - alive.get(item.rank, (0, 0))[0]
+        report.dead = 0 if counts is None else total - referenced.get(item.rank, (0, 0))[0]
         report.duplicates = total - report.good - report.dead
-        report.damaged = sum(spot.size for spot in found.damage)
-        for record in again.get(item.rank, ()):
+        report.damaged = sum(damage.size for damage in found.damage)
+        for record in recovered.get(item.rank, ()):
             report.recovered.add(*record)
         rows.append((item, report, found.damage))
     return rows
 
 
-def _alive(examined: DataFrame, counts: DataFrame) -> DataFrame:
+def _referenced(examined: DataFrame, counts: DataFrame) -> DataFrame:
     return examined.where(sf.col("kind") == RECORD).join(counts.select("id"), "id", "left_semi")
 
 
 def _sums(records: DataFrame) -> dict[int, tuple[int, int]]:
-    """Rank to (bytes, records)."""
+    """Return (bytes, records) by rank."""
     found = records.groupBy("rank").agg(sf.sum("size").alias("bytes"), sf.count("*").alias("records")).collect()
     return {row.rank: (row.bytes, row.records) for row in found}
 
 
-def _copied(
-    spark: SparkSession, first: DataFrame, tasks: Sequence[Sequence[SegmentInput]], told: Told, job: SalvageJob, staging: str
+def _copy(
+    spark: SparkSession,
+    first: DataFrame,
+    tasks: Sequence[Sequence[SegmentInput]],
+    results: Results,
+    job: SalvageJob,
+    staging: str,
 ) -> Iterator[Part]:
-    """A part for each task that has something to copy. Spark keeps the rows of one attempt of a task only."""
-    seen = [[(absolute(item), told[item.rank][1].crc32) for item in task] for task in tasks]
+    """Copy the first copies, and yield a part for each task that has any. Spark returns the rows of one attempt per task."""
+    checked = [[(absolute(item), results[item.rank][1].crc32) for item in task] for task in tasks]
     light = job.for_workers()
     numbers = [(item.rank, number) for number, task in enumerate(tasks) for item in task]
     by_rank = spark.createDataFrame(numbers, "rank long, task long")
-    # A number of partitions of our own: what is shuffled is small, and Spark would join it into one.
+    # An explicit number of partitions: the shuffled data is small, and Spark would coalesce it into one partition.
     with_task = first.join(sf.broadcast(by_rank), "rank").repartition(max(1, len(tasks)), "task")
 
-    def run(key: tuple[pa.Scalar, ...], picked: pa.Table) -> pa.Table:
-        return _copy_all(key[0].as_py(), picked, seen[key[0].as_py()], light, staging)
+    def run(key: tuple[pa.Scalar, ...], selected: pa.Table) -> pa.Table:
+        return _copy_task(key[0].as_py(), selected, checked[key[0].as_py()], light, staging)
 
     for row in with_task.groupBy("task").applyInArrow(run, "part binary").collect():
         yield pickle.loads(row.part)
 
 
-def _of_taken(counts: DataFrame | None, first: DataFrame) -> Iterator[tuple[bytes, int]] | None:
+def _counts_of(counts: DataFrame | None, first: DataFrame) -> Iterator[tuple[bytes, int]] | None:
+    """Return (id, count) of each copied id; None without counts."""
     if counts is None:
         return None
     rows = counts.join(first.select("id"), "id", "left_semi").select("id", "count").toLocalIterator()

@@ -1,4 +1,4 @@
-"""What this distribution registers. Light: the module that does the work is imported when a store selects it."""
+"""Registration of the record type ``checksum``. The factory is imported when a store selects the record type."""
 
 from __future__ import annotations
 

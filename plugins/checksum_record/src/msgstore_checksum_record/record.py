@@ -1,8 +1,8 @@
-"""The bytes of MESSAGE_WITH_CHECKSUM, and the checks on them.
+"""Byte layout and checks of MESSAGE_WITH_CHECKSUM.
 
-Big-endian: type 1, size 4 (of the whole record), id 16, CRC 4, body size - 25. The layout is the sketch in section 3.2 of the
-design of format v2; that the CRC is CRC-32C (RFC 3720, B.4) over every other byte of the record, first type, size and id, then
-the body, is said here.
+Big-endian: type 1, size 4 (of the whole record), id 16, CRC 4, body size - 25. Source of the layout: section 3.2 of the
+design of format v2. It does not define the CRC. This module does: CRC-32C (RFC 3720, B.4) over type, size and id, then the
+body.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MISMATCH = "checksum_mismatch"
 
 
 class ChecksumRecord:
-    """A message whose every flipped bit is noticed, on read as on scan."""
+    """Record of a message with a checksum. Every flipped bit is detected, in a read and in a scan."""
 
     overhead = _BODY_AT
 

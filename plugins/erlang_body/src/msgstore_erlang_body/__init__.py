@@ -1,1 +1,1 @@
-"""The body codec ``erlang`` of msgstore: bodies as Erlang external terms, as RabbitMQ stores them."""
+"""Body codec ``erlang`` of msgstore: bodies as Erlang external terms, as RabbitMQ stores them."""

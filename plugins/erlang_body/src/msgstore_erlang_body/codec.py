@@ -1,4 +1,4 @@
-"""The body codec ``erlang``: a body is the binary that ``erlang:term_to_binary/1`` makes of it."""
+"""Body codec ``erlang``: the stored body is the binary term that ``erlang:term_to_binary/1`` makes of the client's body."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from msgstore_erlang_body.message import Message, read_message
 from msgstore_erlang_body.term import is_term
 
 _HEAD = struct.Struct(">2sI")
-"""What a stored binary begins with: version and tag, and the number of the bytes that follow."""
+"""First bytes of a stored binary: version and tag, and the number of bytes that follow."""
 _BINARY = b"\x83m"
 """Version 131, BINARY_EXT."""
 
 
 class ErlangBody:
-    """A :class:`msgstore.contract.BodyCodec`. Adds six bytes to each body."""
+    """Implementation of :class:`msgstore.contract.BodyCodecWithFields`. Adds six bytes to each body."""
 
     def __init__(self, options: NoOptions) -> None:
         pass
@@ -43,5 +43,5 @@ class ErlangBody:
         return is_term(stored)
 
     def fields(self, stored: bytes) -> Message | None:
-        """Exchange, routing key, properties as JSON, and payload of a broker's message; of a binary term the payload alone."""
+        """Return exchange, routing key, properties as JSON, and payload. A binary term has only a payload."""
         return read_message(stored)

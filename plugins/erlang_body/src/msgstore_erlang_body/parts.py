@@ -1,7 +1,7 @@
-"""Parts of an Erlang term, by the offset of their tag. Only what is asked for is built; everything else is walked over.
+"""Access to parts of an Erlang term by the offsets of their tags. Only the requested parts are built, all others are skipped.
 
-All raise what :mod:`msgstore_erlang_body.term` raises for bytes that are no term (``NOT_A_TERM``), and NotThere for a term of
-another kind. Linear in the bytes that are passed over.
+Functions raise UnexpectedTerm for a term of another kind, and the errors in ``NOT_A_TERM`` for bytes that are no term. They
+take time linear in the number of bytes skipped.
 """
 
 from __future__ import annotations
@@ -15,56 +15,58 @@ from msgstore_erlang_body.term import _COMPRESSED, _MAX_WALKED, _VERSION, _check
 NOT_A_TERM = (LookupError, struct.error, ValueError, OverflowError, zlib.error)
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _MAX_BIG = 16
-"""Bytes of an integer that anything of ours may be."""
+"""Maximum size in bytes of an integer that :func:`number` reads."""
 
 
-class NotThere(ValueError):
-    """The term is of another kind."""
+class UnexpectedTerm(ValueError):
+    """Raised for a term of another kind than requested."""
 
 
 def uncompressed(stored: bytes) -> bytes:
-    """Version and term. Of a compressed one what it stands for, up to 1 MiB: a broker never compresses."""
+    """Return version and term. A compressed term is inflated, up to 1 MiB: brokers do not compress."""
     if stored[0] != _VERSION:
-        raise NotThere("no term")
+        raise UnexpectedTerm("no term")
     if stored[1] != _COMPRESSED:
         return stored
     if _U32.unpack_from(stored, 2)[0] > _MAX_WALKED:
-        raise NotThere("too large")
+        raise UnexpectedTerm("too large")
     _check_compressed(stored)
     return stored[:1] + zlib.decompressobj().decompress(stored[6:], _MAX_WALKED)
 
 
 def elements(data: bytes, at: int, name: str, count: int) -> list[int]:
-    """Of a tuple of ``count``, the atom ``name`` being the first of them."""
+    """Return the offsets of the elements of a tuple of ``count`` elements, the first of which is the atom ``name``."""
     if data[at] != 104 or data[at + 1] != count or atom(data, at + 2) != name:
-        raise NotThere(f"no {name} of {count}")
+        raise UnexpectedTerm(f"no {name} of {count}")
     return tuple_of(data, at, count)
 
 
 def tuple_of(data: bytes, at: int, count: int) -> list[int]:
+    """Return the offsets of the elements of a tuple of ``count`` elements."""
     if data[at] != 104 or data[at + 1] != count:
-        raise NotThere(f"no tuple of {count}")
+        raise UnexpectedTerm(f"no tuple of {count}")
     return list(_following(data, at + 2, count))
 
 
 def items(data: bytes, at: int) -> Iterator[int]:
-    """Of a list; what stands behind its last item is ignored."""
+    """Yield the offsets of the items of a list. Its tail is ignored."""
     if data[at] == 106:
         return iter(())
     if data[at] != 108:
-        raise NotThere("no list")
+        raise UnexpectedTerm("no list")
     return _following(data, at + 5, _U32.unpack_from(data, at + 1)[0])
 
 
 def pairs(data: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Of a map: keys with values."""
+    """Yield (offset of the key, offset of the value) for each pair of a map."""
     if data[at] != 116:
-        raise NotThere("no map")
-    places = _following(data, at + 5, 2 * _U32.unpack_from(data, at + 1)[0])
-    return zip(places, places, strict=True)
+        raise UnexpectedTerm("no map")
+    offsets = _following(data, at + 5, 2 * _U32.unpack_from(data, at + 1)[0])
+    return zip(offsets, offsets, strict=True)
 
 
 def _following(data: bytes, at: int, count: int) -> Iterator[int]:
+    """Yield the offsets of ``count`` consecutive terms."""
     for _ in range(count):
         end = _walk(data, at)
         yield at
@@ -72,26 +74,29 @@ def _following(data: bytes, at: int, count: int) -> Iterator[int]:
 
 
 def binary(data: bytes, at: int) -> bytes:
+    """Return the bytes of a binary."""
     if data[at] != 109:
-        raise NotThere("no binary")
+        raise UnexpectedTerm("no binary")
     end = at + 5 + _U32.unpack_from(data, at + 1)[0]
     if end > len(data):
-        raise NotThere("cut off")
+        raise UnexpectedTerm("cut off")
     return data[at + 5 : end]
 
 
 def atom(data: bytes, at: int) -> str:
+    """Return the text of an atom."""
     tag = data[at]
     if tag in (100, 118):
         begin, size = at + 3, _U16.unpack_from(data, at + 1)[0]
     elif tag in (115, 119):
         begin, size = at + 2, data[at + 1]
     else:
-        raise NotThere("no atom")
+        raise UnexpectedTerm("no atom")
     return data[begin : begin + size].decode("utf-8" if tag in (118, 119) else "latin-1")
 
 
 def number(data: bytes, at: int) -> int | float:
+    """Return the value of an integer or float."""
     tag = data[at]
     if tag == 97:
         return data[at + 1]
@@ -105,4 +110,4 @@ def number(data: bytes, at: int) -> int | float:
         return float(struct.unpack_from(">d", data, at + 1)[0])
     if tag == 99:
         return float(data[at + 1 : at + 32].split(b"\0")[0])
-    raise NotThere("no number")
+    raise UnexpectedTerm("no number")

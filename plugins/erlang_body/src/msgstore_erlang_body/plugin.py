@@ -1,4 +1,4 @@
-"""Registers the body codec ``erlang``."""
+"""Registration of the body codec ``erlang``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
             factory="msgstore_erlang_body.codec:ErlangBody",
             capabilities=[Capability.FIELDS],
             fields=(
-                RecordField("exchange", "text", "that the message was published to"),
-                RecordField("routing_key", "text", "that it was published with"),
+                RecordField("exchange", "text", "exchange that the message was published to"),
+                RecordField("routing_key", "text", "routing key that the message was published with"),
                 RecordField("properties", "text", "basic properties and headers, as JSON"),
-                RecordField("payload", "bytes", "what the client sent"),
+                RecordField("payload", "bytes", "payload that the client sent"),
             ),
             summary="Erlang external terms; bytes to and from a binary, other terms as they are stored",
         )

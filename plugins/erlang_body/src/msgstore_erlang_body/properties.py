@@ -1,7 +1,7 @@
-"""The basic properties of AMQP 0-9-1, headers included, in both forms in which a broker stores them.
+"""Basic properties of AMQP 0-9-1, headers included, in both forms in which a broker stores them.
 
-Source: the AMQP 0-9-1 specification, class ``basic`` and "Field Table"; the letters of types that RabbitMQ writes, and what its
-3.10 had on disk. What JSON has no words for is an object: ``{"$bytes": hex}``, ``{"$timestamp": seconds}``,
+Source: the AMQP 0-9-1 specification, class ``basic`` and "Field Table"; the type letters that RabbitMQ writes, and segments of
+RabbitMQ 3.10. Values without a JSON type become objects: ``{"$bytes": hex}``, ``{"$timestamp": seconds}``,
 ``{"$decimal": text}``.
 """
 
@@ -13,21 +13,24 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from msgstore_erlang_body.parts import NotThere, atom, binary, elements, items, number, tuple_of
+from msgstore_erlang_body.parts import UnexpectedTerm, atom, binary, elements, items, number, tuple_of
 
 _NAMES = (
     "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
     "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
 )  # fmt: skip
 _MAX_DEPTH = 32
-"""Of tables in tables."""
+"""Maximum nesting depth of tables and arrays."""
 
 
-def of_header(header: bytes) -> dict[str, Any]:
-    """Of a content header as a client sent it, from its flags on. Raises NotThere, LookupError, struct.error."""
+def read_header(header: bytes) -> dict[str, Any]:
+    """Return the properties in a content header as the client sent it. ``header`` begins with the flags.
+
+    Raises UnexpectedTerm, LookupError or struct.error.
+    """
     (flags,) = struct.unpack_from(">H", header)
     if flags & 3:
-        raise NotThere("unknown flags")
+        raise UnexpectedTerm("unknown flags")
     found: dict[str, Any] = {}
     at = 2
     for position, name in enumerate(_NAMES):
@@ -36,18 +39,21 @@ def of_header(header: bytes) -> dict[str, Any]:
     return found
 
 
-def of_record(data: bytes, at: int) -> dict[str, Any]:
-    """Of the tuple that a broker makes of them when it changes one. Raises NotThere, and what no term raises."""
+def read_record(data: bytes, at: int) -> dict[str, Any]:
+    """Return the properties in a ``P_basic`` tuple, the form that a broker stores after it has changed a property.
+
+    Raises UnexpectedTerm, and the errors in ``NOT_A_TERM``.
+    """
     found: dict[str, Any] = {}
-    for name, place in zip(_NAMES, elements(data, at, "P_basic", 1 + len(_NAMES))[1:], strict=True):
-        if data[place] == 109:
-            found[name] = _text(binary(data, place))
-        elif name == "headers" and data[place] in (106, 108):
-            found[name] = _decoded_table(data, place, 0)
-        elif data[place] in (97, 98, 110):
-            found[name] = number(data, place)
-        elif atom(data, place) != "undefined":
-            raise NotThere(name)
+    for name, offset in zip(_NAMES, elements(data, at, "P_basic", 1 + len(_NAMES))[1:], strict=True):
+        if data[offset] == 109:
+            found[name] = _text(binary(data, offset))
+        elif name == "headers" and data[offset] in (106, 108):
+            found[name] = _decoded_table(data, offset, 0)
+        elif data[offset] in (97, 98, 110):
+            found[name] = number(data, offset)
+        elif atom(data, offset) != "undefined":
+            raise UnexpectedTerm(name)
     return found
 
 
@@ -68,7 +74,7 @@ def _real(value: float) -> object:
 
 def _cut(data: bytes, at: int, size: int) -> tuple[bytes, int]:
     if at + size > len(data):
-        raise NotThere("cut off")
+        raise UnexpectedTerm("cut off")
     return data[at : at + size], at + size
 
 
@@ -109,7 +115,7 @@ def _array(data: bytes, at: int, depth: int) -> tuple[list[object], int]:
 def _value(data: bytes, at: int, depth: int) -> tuple[object, int]:
     kind, at = data[at : at + 1], at + 1
     if depth > _MAX_DEPTH:
-        raise NotThere("nested too deeply")
+        raise UnexpectedTerm("nested too deeply")
     if kind in (b"F", b"A"):
         return (_table if kind == b"F" else _array)(data, at, depth)
     if kind in (b"S", b"x"):
@@ -138,24 +144,24 @@ _WIRE: dict[str, Callable[[bytes, int], tuple[object, int]]] = {
     "priority": _number("B"),
     "timestamp": _number("Q"),
 }
-"""Of properties that are not short texts."""
+"""Readers of the properties that are not short texts."""
 
 
 def _decoded_table(data: bytes, at: int, depth: int) -> dict[str, object]:
     found: dict[str, object] = {}
-    for place in items(data, at):
-        name, kind, value = tuple_of(data, place, 3)
+    for item in items(data, at):
+        name, kind, value = tuple_of(data, item, 3)
         found[binary(data, name).decode(errors="backslashreplace")] = _decoded(data, atom(data, kind), value, depth + 1)
     return found
 
 
 def _decoded(data: bytes, kind: str, at: int, depth: int) -> object:
     if depth > _MAX_DEPTH:
-        raise NotThere("nested too deeply")
+        raise UnexpectedTerm("nested too deeply")
     if kind == "table":
         return _decoded_table(data, at, depth)
     if kind == "array":
-        found = (tuple_of(data, place, 2) for place in items(data, at))
+        found = (tuple_of(data, item, 2) for item in items(data, at))
         return [_decoded(data, atom(data, inner), value, depth + 1) for inner, value in found]
     if kind == "longstr":
         return _text(binary(data, at))
@@ -168,7 +174,7 @@ def _decoded(data: bytes, kind: str, at: int, depth: int) -> object:
     if kind == "decimal":
         scale, unscaled = (number(data, part) for part in tuple_of(data, at, 2))
         if not isinstance(scale, int) or not isinstance(unscaled, int) or not 0 <= scale <= 255:
-            raise NotThere("no decimal")
+            raise UnexpectedTerm("no decimal")
         return _decimal(scale, unscaled)
     value = number(data, at)
     return {"$timestamp": value} if kind == "timestamp" else _real(value)

@@ -1,15 +1,16 @@
-"""Whether bytes are an Erlang term in the external term format.
+"""Validation of bytes as an Erlang term in the external term format.
 
-Source: the chapter "External Term Format" of the ERTS user's guide, OTP 25 to 27, and what ``erlang:binary_to_term/1`` of
-those releases refuses. Of funs, the form before OTP 23 is accepted too. Refused: atom cache references and distribution
-headers, which only mean something on a connection, and LOCAL_EXT, which means something to one node only. Not checked: that the
-keys of a map differ.
+Source: the chapter "External Term Format" of the ERTS user's guide, OTP 25 to 27, and the inputs that
+``erlang:binary_to_term/1`` of those releases refuses. The form of funs before OTP 23 is also accepted. Refused: atom cache
+references and distribution headers, which have a meaning only on a connection, and LOCAL_EXT, which has one only on its node.
+Not checked: that the keys of a map differ.
 
-A term is walked, not built. Nothing but the number of terms still to come has to be remembered, so nesting costs nothing; each
-takes a byte at least, so a count larger than the bytes that are left is refused before anything is done with it.
+A term is walked, not built. The walk keeps only the number of terms to come, so nesting costs no memory. Each term has at
+least one byte, so a count larger than the number of remaining bytes is refused at once.
 
-A kilobyte of a compressed term can stand for a megabyte of small terms, and a second of walking. So of one that is larger than
-``_MAX_WALKED`` only what zlib checks is checked: that it is whole, of the size that it claims, and what was compressed.
+A kilobyte of a compressed term can expand to a megabyte of small terms, and walking them takes a second. A compressed term
+larger than ``_MAX_WALKED`` is therefore not walked. It is only checked with zlib: that it is complete, undamaged, and has the
+declared size.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from typing import TypeAlias
 _VERSION = 131
 _COMPRESSED = 80
 _MAX_INFLATED = 128 * 2**20
-"""Bytes; a compressed term above this is refused. RabbitMQ's own limit for a message, which it never compresses."""
+"""Maximum inflated size of a compressed term in bytes. It is RabbitMQ's limit for a message; RabbitMQ does not compress."""
 _MAX_WALKED = 2**20
-"""Bytes; a compressed term that is larger is inflated piece by piece and not walked."""
+"""Maximum inflated size of a compressed term that is walked, in bytes. A larger term is inflated piece by piece."""
 _PIECE = 2**8
-"""Compressed bytes that are inflated at a time; at most a thousand times as many come out."""
+"""Compressed bytes inflated at a time. The result has at most a thousand times as many bytes."""
 _MAX_DEFLATE_RATIO = 1032
-"""zlib never does better, so a higher claim is a lie."""
+"""Maximum compression ratio of zlib. A term that declares a higher ratio is invalid."""
 
 _SMALL_INTEGER, _INTEGER, _PID, _NEW_PID = 97, 98, 103, 88
 _MAX_ATOM = 255
-"""Characters."""
+"""Maximum length of an atom in characters."""
 _MAX_REFERENCE_WORDS = 5
 
 _U8, _U16, _U32 = struct.Struct("B"), struct.Struct(">H"), struct.Struct(">I")
@@ -48,13 +49,13 @@ class _Invalid(ValueError):
 
 
 Step: TypeAlias = tuple[int, int]
-"""Where the bytes of this tag end, and how many terms follow as part of it."""
+"""(end of this tag's own bytes, number of terms that follow as part of it)."""
 Reader: TypeAlias = Callable[[bytes, int], Step]
-"""Called with the offset behind the tag. May raise LookupError, struct.error or ValueError; its caller checks the end."""
+"""Called with the offset after the tag. May raise LookupError, struct.error or ValueError. The caller checks the end."""
 
 
 def is_term(data: bytes) -> bool:
-    """Whether ``data`` begins with one whole term. Linear in its size, never raises; trailing bytes are accepted."""
+    """Return True if ``data`` begins with one whole term; trailing bytes are accepted. Never raises. Takes linear time."""
     try:
         if data[0] != _VERSION:
             return False
@@ -68,7 +69,7 @@ def is_term(data: bytes) -> bool:
 
 
 def _walk(data: bytes, at: int) -> int:
-    """The end of the term at ``at``."""
+    """Return the end of the term at offset ``at``. Raises an error if the bytes are not one whole term."""
     size, pending = len(data), 1
     while pending:
         if pending > size - at:
@@ -81,10 +82,10 @@ def _walk(data: bytes, at: int) -> int:
 
 
 def _check_compressed(data: bytes) -> None:
-    """A compressed term holds the declared number of bytes, neither more nor fewer, and one term in them."""
+    """Raise an error unless a compressed term inflates to exactly the declared size and to one term."""
     declared: int = _U32.unpack_from(data, 2)[0]
     if declared > min(_MAX_INFLATED, len(data) * _MAX_DEFLATE_RATIO):
-        raise _Invalid("claims to be too large")
+        raise _Invalid("the declared size is too large")
     stream = zlib.decompressobj()
     piece, kept, size = b"", bytearray(), 0
     for at in range(6, len(data), _PIECE):
@@ -104,14 +105,14 @@ def _fixed(size: int) -> Reader:
     return lambda _, at: (at + size, 0)
 
 
-def _sized(length: struct.Struct, beside: int = 0) -> Reader:
-    """A length, ``beside`` more bytes, and as many bytes as the length says."""
-    return lambda data, at: (at + length.size + beside + length.unpack_from(data, at)[0], 0)
+def _sized(length: struct.Struct, extra: int = 0) -> Reader:
+    """Return a reader of a length field, ``extra`` more bytes, and ``length`` bytes."""
+    return lambda data, at: (at + length.size + extra + length.unpack_from(data, at)[0], 0)
 
 
-def _counted(count: struct.Struct, each: int = 1, beside: int = 0) -> Reader:
-    """A count; ``each`` terms for each, and ``beside`` more."""
-    return lambda data, at: (at + count.size, each * count.unpack_from(data, at)[0] + beside)
+def _counted(count: struct.Struct, each: int = 1, extra: int = 0) -> Reader:
+    """Return a reader of a count field, followed by ``count`` times ``each`` terms and ``extra`` more terms."""
+    return lambda data, at: (at + count.size, each * count.unpack_from(data, at)[0] + extra)
 
 
 def _atom(length: struct.Struct, encoding: str) -> Reader:
@@ -138,7 +139,7 @@ def _atom_end(data: bytes, at: int) -> int:
 
 
 def _on_node(size: int) -> Reader:
-    """The name of a node and ``size`` bytes: pids, ports, the oldest references."""
+    """Return a reader of a node name and ``size`` bytes: pids, ports, the oldest references."""
     return lambda data, at: (_atom_end(data, at) + size, 0)
 
 
@@ -166,7 +167,7 @@ def _float_text(data: bytes, at: int) -> Step:
 
 
 def _bit_binary(data: bytes, at: int) -> Step:
-    """A length, the number of bits used in the last byte (1-8, or 0 if there is no byte), the bytes."""
+    """Read a length, the number of bits used in the last byte (1-8, or 0 if there is no byte), and the bytes."""
     size: int = _U32.unpack_from(data, at)[0]
     if data[at + 4] > 8 or (data[at + 4] == 0) != (size == 0):
         raise _Invalid("bad bits")
@@ -174,7 +175,7 @@ def _bit_binary(data: bytes, at: int) -> Step:
 
 
 def _small_integer(data: bytes, at: int) -> int:
-    """The end of an integer that a fun keeps as a term."""
+    """Return the end of an integer term inside a fun."""
     return at + {_SMALL_INTEGER: 2, _INTEGER: 5}[data[at]]
 
 
@@ -190,7 +191,10 @@ def _export(data: bytes, at: int) -> Step:
 
 
 def _new_fun(data: bytes, at: int) -> Step:
-    """Size 4 (itself included), arity 1, hash 16, index 4, number of free variables 4, module, two integers, pid, variables."""
+    """Read size 4 (itself included), arity 1, hash 16, index 4, number of free variables 4, module, two integers, pid.
+
+    The free variables follow as terms.
+    """
     if _U32.unpack_from(data, at)[0] > len(data) - at:
         raise _Invalid("cut off")
     integers = _atom_end(data, at + 29)
@@ -199,7 +203,7 @@ def _new_fun(data: bytes, at: int) -> Step:
 
 
 def _old_fun(data: bytes, at: int) -> Step:
-    """Number of free variables 4, pid, module, two integers, variables."""
+    """Read number of free variables 4, pid, module, two integers. The free variables follow as terms."""
     integers = _atom_end(data, _pid(data, at + 4))
     return _small_integer(data, _small_integer(data, integers)), _U32.unpack_from(data, at)[0]
 
@@ -221,10 +225,10 @@ _READERS: dict[int, Reader] = {
     105: _counted(_U32),
     106: _fixed(0),
     107: _sized(_U16),
-    108: _counted(_U32, beside=1),  # the tail
+    108: _counted(_U32, extra=1),  # the tail
     109: _sized(_U32),
-    110: _sized(_U8, beside=1),  # the sign
-    111: _sized(_U32, beside=1),
+    110: _sized(_U8, extra=1),  # the sign
+    111: _sized(_U32, extra=1),
     112: _new_fun,
     113: _export,
     114: _reference(creation=1),

@@ -1,1 +1,1 @@
-"""The index ``ets`` of msgstore: everything in memory, a snapshot at a clean stop."""
+"""Index ``ets`` of msgstore: all entries in memory, saved in a snapshot at a clean shutdown."""

@@ -1,6 +1,6 @@
-"""The index ``ets``: two dictionaries, and a snapshot between a clean stop and the next start.
+"""Index ``ets``: two dictionaries in memory, and a snapshot file between a clean shutdown and the next opening.
 
-Upstream keeps the same in an Erlang ETS table, hence the name; its own ``.ets`` files are no snapshots of this index.
+RabbitMQ keeps the same data in an Erlang ETS table, hence the name. RabbitMQ's ``.ets`` files are not snapshots of this index.
 """
 
 from __future__ import annotations
@@ -15,37 +15,41 @@ from msgstore_ets_index import snapshot
 _log = logging.getLogger("msgstore.index")
 
 FILE = "msgstore-ets.snapshot"
-KEPT = FILE + ".damaged"
-"""A damaged snapshot, once another one may take its place."""
+DAMAGED_FILE = FILE + ".damaged"
+"""New name of a damaged snapshot, so that the next close does not replace it."""
 
 
 class EtsIndex:
-    """An :class:`msgstore.contract.Index` in memory.
+    """In-memory implementation of :class:`msgstore.contract.Index`.
 
-    An entry is a ``bytes`` and an ``int`` in one dictionary: about 140 bytes, nothing that the garbage collector walks.
-    Almost every message has one reference, so only the others have a count.
+    An entry is a ``bytes`` key and an ``int`` value in one dictionary: about 140 bytes, and no object that Python's garbage
+    collector tracks. Almost every message has one reference, so counts are stored only for messages with more.
     """
 
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / FILE
         self._entries: dict[bytes, int] = {}
-        self._counts: dict[bytes, int] = {}  # of the entries with more than one reference
+        self._counts: dict[bytes, int] = {}  # only entries with more than one reference
         self._closed = False
-        self._has_snapshot = True  # as far as is known
+        self._has_snapshot = True  # assumed until the first commit
         self._is_damaged = False
-        # Every read and every write asks: a call of the method below costs twice what the lookup itself does.
+        # Called for every read and write. The method below would cost twice as much as the lookup itself.
         self.get = self._entries.get  # type: ignore[assignment, method-assign]
 
     def load(self) -> dict[bytes, bytes] | None:
-        """The state of the last clean stop; None if there was none since, or if its snapshot is damaged (logged)."""
+        """Restore the entries of the last clean shutdown and return the state saved with them.
+
+        Returns None if there is no snapshot, or if it is damaged (logged). If only the checksum is wrong, the state has
+        ``RESCUED_KEY``.
+        """
         try:
             state = snapshot.read(self._context.files.read_file(self._path), self._entries, self._counts)
         except FileNotFoundError:
             return None
-        except snapshot.BadSnapshot as error:
+        except snapshot.InvalidSnapshot as error:
             self._is_damaged = True
-            _log.warning("%s cannot be used, the index is rebuilt from the segments: %s", self._path, error)
+            _log.warning("%s: cannot be used: %s. The index is rebuilt from the segments", self._path, error)
             return None
         if RESCUED_KEY in state:
             self._is_damaged = True
@@ -66,7 +70,10 @@ class EtsIndex:
         return self._counts.get(msg_id, 1) if msg_id in self._entries else 0
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
-        """Copies references to ids and locations: 16 bytes an entry for as long as the iterator lives."""
+        """Return (id, location, references) of every entry at the time of the call.
+
+        The iterator holds lists of the ids and locations: 16 bytes per entry.
+        """
         ids = list(self._entries)
         return zip(ids, list(self._entries.values()), map(self._counts.copy().get, ids, repeat(1)), strict=True)
 
@@ -114,22 +121,24 @@ class EtsIndex:
         return len(moved)
 
     def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
-        """Nothing: what is in memory is not made durable before ``close``."""
+        """Do nothing: this index makes nothing durable before ``close``."""
 
     def commit(self) -> None:
-        """The first one removes the snapshot, so that a crash leaves none, or renames one that is damaged; the others do
-        nothing."""
+        """Delete the snapshot at the first call, so that a crash leaves none; later calls do nothing.
+
+        A damaged snapshot is renamed instead.
+        """
         if self._has_snapshot and not self._context.read_only:
             if self._is_damaged:
-                self._context.files.replace(self._path, self._path.with_name(KEPT))
+                self._context.files.replace(self._path, self._path.with_name(DAMAGED_FILE))
             else:
                 self._context.files.unlink(self._path)
             self._has_snapshot = self._is_damaged = False
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
-        """Write the snapshot, atomically, if ``state`` is given and the index is not read-only; then drop everything.
+        """Write the snapshot atomically if ``state`` is not None and the index is not read-only. Then drop all entries.
 
-        If the write raises (OSError), nothing is dropped and it can be tried again. Closing twice is fine.
+        Raises OSError if the write fails: then nothing is dropped, and the call can be repeated. A second call does nothing.
         """
         if not (self._closed or state is None or self._context.read_only):
             chunks = snapshot.write(self._entries, self._counts, state)

@@ -1,4 +1,4 @@
-"""Registers the index ``ets``."""
+"""Registration of the index ``ets``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def msgstore_indexes() -> list[IndexDescriptor]:
             name="ets",
             contract=(1, 0),
             factory="msgstore_ets_index.index:EtsIndex",
-            summary="in memory, saved at a clean stop; rebuilt by a scan after a crash",
+            summary="in memory, saved at a clean shutdown; rebuilt by a scan after a crash",
         )
     ]

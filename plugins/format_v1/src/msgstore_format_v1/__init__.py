@@ -1,1 +1,1 @@
-"""Segment format v1 (``.rdq``) of RabbitMQ's shared message store: records without types, holes without marks."""
+"""Segment format v1 (``.rdq``) of RabbitMQ's shared message store: untyped records, unmarked holes."""

@@ -1,4 +1,4 @@
-"""The format object that a store binds; what its methods promise is said by ``msgstore.contract.SegmentFormat``."""
+"""Implementation of ``msgstore.contract.SegmentFormat``, which documents the methods."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _read_head = HEAD.unpack_from
 
 
 class SegmentFormatV1:
-    """``.rdq``: size, id, body, 255. There are no types, so a context's records are of no use to it."""
+    """Format of ``.rdq`` files: size, id, body, 255. Records have no types, so the record types of the context are ignored."""
 
     header = b""
     max_body = LIMIT - 1 - OVERHEAD
-    """The format's own limit, 2**64, is far above what a location can say."""
+    """Limit of a location. The size field itself has 8 bytes."""
 
     def __init__(self, context: FormatContext) -> None:
         pass
@@ -38,9 +38,11 @@ class SegmentFormatV1:
         if found == msg_id and size + UNCOUNTED == len(record) and record[-1] == 255:
             return record[BODY_AT:-1]
         if size + UNCOUNTED != len(record):
-            raise RecordError("size_mismatch", f"the record says {size + UNCOUNTED} bytes, the index {len(record)}")
+            raise RecordError(
+                "size_mismatch", f"the size is {size + UNCOUNTED} bytes in the record, {len(record)} in the index"
+            )
         if found != msg_id:
-            raise RecordError("id_mismatch", f"the record is of {found.hex()}")
+            raise RecordError("id_mismatch", f"the record has the id {found.hex()}")
         raise RecordError("end_mark_missing", f"the last byte is {record[-1]}, not 255")
 
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
@@ -50,11 +52,11 @@ class SegmentFormatV1:
         return scan_segment(data, start, check_body)
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
-        """None: a scan finds its own way."""
+        """Return None: a scan of this format continues after damage by itself."""
         return None
 
     def gap_room(self, offset: int, size: int) -> int:
-        """0: a hole of this format cannot hide what is written inside it."""
+        """Return 0: a scan reads the bytes inside a hole of this format, so a hole cannot hide an unfinished move."""
         return 0
 
     def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:

@@ -1,4 +1,4 @@
-"""What this distribution registers. Light: the modules that do the work are imported when a store selects them."""
+"""Registration of the format ``v1``. Imports no implementation: the factory is imported when a store selects the format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def msgstore_segment_formats() -> Iterable[SegmentFormatDescriptor]:
             contract=(1, 0),
             factory="msgstore_format_v1.format:SegmentFormatV1",
             extension=".rdq",
-            leftover_extensions=(".rdt",),  # what RabbitMQ before 3.13 moved into while it combined two segments
+            leftover_extensions=(".rdt",),  # RabbitMQ before 3.13 copied records into such a file to combine two segments
             generation=1,
             capabilities=frozenset({Capability.FRAMED}),
             summary="RabbitMQ's shared message store, as it was before typed records (.rdq)",

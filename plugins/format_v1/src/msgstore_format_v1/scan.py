@@ -1,4 +1,4 @@
-"""Reading a whole v1 segment: record behind record, and byte by byte where there is none, as the broker does."""
+"""Scan of a whole v1 segment: record after record, and byte by byte where there is none, as the broker does it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BATCH_BYTES = 1 << 20
 
 
 def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> SegmentScan:
-    """Everything from ``start`` on (see ``SegmentFormat.scan``).
+    """Scan ``data`` from ``start`` on; see ``SegmentFormat.scan``.
 
-    A record that another one or zeros follow, nearly all there are, is told in the inner loop; everything else is left to
-    :func:`find_record`. What lies between two records is a hole. A record whose body fails ``check_body`` is damage.
+    The inner loop accepts records that another record or zeros follow, which are nearly all. :func:`find_record` decides all
+    other cases. The bytes between two records are a hole. A record whose body fails ``check_body`` is damage.
     """
     scan = SegmentScan()
     total = len(data)
@@ -67,11 +67,11 @@ def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> Segm
 
 
 def find_record(data: Buffer, offset: int) -> tuple[int, int] | None:
-    """(offset, size) of the first record at or after ``offset``, or None.
+    """Return (offset, size) of the first record from ``offset`` on, or None.
 
-    Behind a zero-filled hole its zeros and the first bytes of a real size field may read, up to 7 bytes early, as a record of a
-    smaller size that happens to end in the mark. What should stand behind a record does not stand behind such a phantom, so
-    it gives way to a record that has it, if one begins within its first 8 bytes.
+    After a zero-filled hole, the last zeros and the first bytes of a real size field can look like a smaller record. Such a
+    phantom begins up to 7 bytes too early. It may even end with the end mark, but no valid bytes follow it. A record that
+    begins within the phantom's first 8 bytes, and that valid bytes follow, is therefore returned instead.
     """
     for at in candidates(data, offset):
         size = plausible_size(data, at)
@@ -87,7 +87,7 @@ def find_record(data: Buffer, offset: int) -> tuple[int, int] | None:
 
 
 def _end(scan: SegmentScan, data: Buffer, offset: int) -> SegmentScan:
-    """``offset`` is where the last record ends. Zeros behind it are a hole, anything else is a write that was cut off."""
+    """Set the end of the scan. ``offset`` ends the last record: zeros after it are a hole, other bytes a torn write."""
     total = len(data)
     if offset > total or end_of_zeros(data, offset) < total:
         return scan.ended("torn", offset)

@@ -1,1 +1,1 @@
-"""Segment format v2 (``.sqs``) of RabbitMQ's shared message store: a header, then typed records and explicit holes."""
+"""Segment format v2 (``.sqs``) of RabbitMQ's shared message store: a header, typed records and explicit holes."""

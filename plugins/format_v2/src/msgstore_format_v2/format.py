@@ -1,4 +1,4 @@
-"""The format object that a store binds; what its methods promise is said by ``msgstore.contract.SegmentFormat``."""
+"""Implementation of ``msgstore.contract.SegmentFormat``, which documents the methods."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from msgstore_format_v2.message import MessageRecord
 from msgstore_format_v2.scan import scan_segment
 
 _ASSIGNED = {MESSAGE, 4}
-"""The type bytes of messages that the format's specification gives away; 0-127 are its own."""
+"""Type bytes of messages that the format's specification assigns; it reserves 0-127."""
 _THIRD_PARTIES = range(128, 256)
 
 _ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
-"""Of a MESSAGE. Made once: this is done for each read."""
+"""Slices of a MESSAGE record. Constants, because every read uses them."""
 
 
 class SegmentFormatV2:
-    """``.sqs``: typed records behind a 64-byte header. Whatever else a store binds, MESSAGE is known.
+    """Format of ``.sqs`` files: typed records after a 64-byte header. MESSAGE is always bound.
 
-    Raises ValueError for bindings that the format cannot keep.
+    Raises ValueError for record types that cannot be bound to their type bytes.
     """
 
     header = HEADER
@@ -58,16 +58,16 @@ class SegmentFormatV2:
         return self._decode_other(msg_id, record)
 
     def _decode_other(self, msg_id: bytes, record: bytes) -> bytes:
-        """A record of another type, or the reason why it is none."""
+        """Decode a record of another type, or raise RecordError with the reason why ``record`` is invalid."""
         if len(record) < RECORD_SIZE:
             raise RecordError("size_mismatch", f"{len(record)} bytes, fewer than any record of a message has")
         kind, size, found = RECORD_HEAD.unpack_from(record)
         if kind not in self._types:
             raise RecordError("unrecognised_record_type", f"the type byte is {kind}")
         if size != len(record) or size < self._smallest[kind]:
-            raise RecordError("size_mismatch", f"the record says {size} bytes, the index {len(record)}")
+            raise RecordError("size_mismatch", f"the size is {size} bytes in the record, {len(record)} in the index")
         if found != msg_id:
-            raise RecordError("id_mismatch", f"the record is of {found.hex()}")
+            raise RecordError("id_mismatch", f"the record has the id {found.hex()}")
         return self._types[kind].decode(record)
 
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
@@ -93,9 +93,9 @@ def _types_by_byte(bound: Iterable[BoundRecord]) -> dict[int, RecordType]:
         if byte not in _ASSIGNED and byte not in _THIRD_PARTIES:
             raise ValueError(f"record type {name!r} cannot have type byte {byte}: format v2 leaves 128-255 to third parties")
         if (byte == MESSAGE) != (name == "message"):
-            raise ValueError(f"record type {name!r} cannot have type byte {byte}: {MESSAGE} is 'message', and only that")
+            raise ValueError(f"record type {name!r} cannot have type byte {byte}: {MESSAGE} is reserved for 'message' alone")
         if byte in types:
-            raise ValueError(f"record type {name!r} cannot have type byte {byte}: another one is bound to it")
+            raise ValueError(f"record type {name!r} cannot have type byte {byte}: another record type is bound to it")
         if binding.record.overhead < RECORD_SIZE:
             raise ValueError(f"record type {name!r} has an overhead below {RECORD_SIZE}: no room for type, size and id")
         types[byte] = binding.record

@@ -1,4 +1,4 @@
-"""Moving records into the gaps of a v2 segment so that the chain of records is whole at every instant."""
+"""Writes that move records into the gaps of a v2 segment and keep the chain of records whole at every instant."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from msgstore.contract import GapFill
 from msgstore_format_v2.grammar import HOLE_SIZE, RECORD_SIZE, hole_head
 
 _SECTOR = 512
-"""What a disk writes whole or not at all, at the least."""
+"""Bytes that a disk writes atomically, at least."""
 
 
 def gap_room(offset: int, size: int) -> int:
-    """The whole gap, unless no record fits or the five bytes that open and seal it could be torn between two sectors."""
+    """Return ``size``, or 0 if no record fits or the gap's first five bytes span two sectors and could be torn."""
     straddles = offset % _SECTOR > _SECTOR - HOLE_SIZE
     return 0 if straddles or size < RECORD_SIZE else size
 
 
 def fill_gap(offset: int, size: int, records: Sequence[bytes]) -> GapFill:
-    """The gap becomes one HOLE, receives everything but the first record's type and size, and then those five bytes.
+    """Return the writes that put ``records`` into the gap; none if there are no records.
 
-    Until then nobody reads what is inside the hole; they turn it into the run of records and a hole of what is left over,
-    whose inside is not written. In all the moved bytes and at most 10 more. Nothing for a gap that receives nothing.
+    First the gap becomes one HOLE, and a scan skips its inside. Then everything but the type and size of the first record is
+    written. Those five bytes come last: they replace the HOLE with the records and a smaller hole. All writes together have
+    at most 10 bytes more than the records.
     """
     if not records:
         return GapFill()

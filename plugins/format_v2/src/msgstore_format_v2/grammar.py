@@ -1,8 +1,8 @@
-"""The bytes of a v2 segment: header, type bytes, holes, and the rules that every record keeps.
+"""Byte layout of a v2 segment: header, type bytes, holes, and the rules for every record.
 
 All integers are big-endian and unsigned; sizes are whole records, in bytes. Source of every rule: the design of the format,
-"CQ shared message store v2" (https://github.com/rabbitmq/rabbitmq-server), sections 3.1-3.6, and what its implementation
-does with bytes that break them.
+"CQ shared message store v2" (https://github.com/rabbitmq/rabbitmq-server), sections 3.1-3.6. For bytes that break the rules,
+the source is its implementation.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ MAGIC = b"RSQS"
 VERSION = 2
 HEADER = (MAGIC + bytes([VERSION])).ljust(64, b"\0")
 HEADER_SIZE = len(HEADER)
-"""The first record of a segment is at this offset."""
+"""Offset of the first record of a segment."""
 
 SMALL_HOLE = 1
-"""One byte. A run of 1-4 of them is a gap that is too small for a HOLE."""
+"""A one-byte record. A run of 1-4 of them fills a gap that is too small for a HOLE."""
 HOLE = 2
-"""Type 1, size 4, then size - 5 bytes that nobody interprets."""
+"""Type 1, size 4, then size - 5 bytes without meaning."""
 MESSAGE = 3
 """Type 1, size 4, id 16, body."""
 
 HOLE_SIZE = 5
-"""Of the smallest HOLE; also the bytes of type and size that every record but a SMALL_HOLE begins with."""
+"""Size of the smallest HOLE: type and size, which begin every record except a SMALL_HOLE."""
 RECORD_SIZE = 21
-"""Type, size and id, which every record of a message begins with, whatever its type."""
+"""Size of the smallest record of a message: type, size and id, which begin such a record of any type."""
 MAX_RECORD = 2**32 - 1
 
 TORN = "torn"
-"""What :func:`measure` answers for a record that the end of the file cuts off. The other answers are kinds of corruption."""
+"""Result of :func:`measure` for a record that the end of the file cuts off. Its other strings are kinds of corruption."""
 
 HOLE_HEAD = Struct(">BI")
 RECORD_HEAD = Struct(">BI16s")
 SMALL_HOLES = bytes([SMALL_HOLE])
 
 
-def judge_header(data: Buffer) -> HeaderState:
-    """What the header of a segment of at least 64 bytes says. The reserved bytes say nothing: readers ignore them."""
+def check_header(data: Buffer) -> HeaderState:
+    """Check magic and version of a segment of at least 64 bytes. Readers ignore the reserved bytes."""
     if data[:4] != MAGIC:
         return "bad_magic"
     return "ok" if data[4] == VERSION else "bad_version"
 
 
 def hole_head(size: int) -> bytes:
-    """The bytes that make a gap of ``size`` bytes a hole; whatever is behind them in the gap may stay."""
+    """Return the first bytes of a hole of ``size`` bytes. The rest of the hole may have any content."""
     return SMALL_HOLES * size if size < HOLE_SIZE else HOLE_HEAD.pack(HOLE, size)
 
 
 def measure(data: Buffer, offset: int, after_hole: bool, smallest: Mapping[int, int]) -> int | str:
-    """The size of the record at ``offset`` (of the whole run, for SMALL_HOLEs), or why there is none.
+    """Return the size of the record at ``offset`` (of the whole run, for SMALL_HOLEs), or the reason why there is none.
 
-    ``smallest`` has the least size of each known type but SMALL_HOLE. The tests are in the order of the broker's own
-    scanner: which reason a broken record gets depends on it.
+    ``smallest`` maps each known type except SMALL_HOLE to its minimum size. The tests have the order of the broker's scanner,
+    because the order determines the reason for a broken record.
     """
     kind = data[offset]
     if kind == SMALL_HOLE:

@@ -1,4 +1,4 @@
-"""The record type ``message``: MESSAGE, what RabbitMQ itself writes."""
+"""Record type ``message``: MESSAGE, the type that RabbitMQ itself writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgstore_format_v2.grammar import RECORD_HEAD, RECORD_SIZE
 
 
 class MessageRecord:
-    """Type, size, id, body. Nothing in it tells damage."""
+    """Record of type, size, id and body. It has no checksum, so damage to the body is not detected."""
 
     overhead = RECORD_SIZE
 

@@ -1,4 +1,4 @@
-"""What this distribution registers. Light: the modules that do the work are imported when a store selects them."""
+"""Registration of the format ``v2`` and the record type ``message``. Factories are imported when a store selects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a whole v2 segment: strictly record by record, each step as long as the record, holes without a look inside."""
+"""Scan of a whole v2 segment, strictly record by record. The contents of holes are skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgstore_format_v2.grammar import (
     RECORD_HEAD,
     RECORD_SIZE,
     TORN,
-    judge_header,
+    check_header,
     measure,
 )
 
@@ -27,23 +27,23 @@ def scan_segment(
     smallest: Mapping[int, int],
     check_body: CheckBody | None,
 ) -> SegmentScan:
-    """Everything from ``start`` on (see ``SegmentFormat.scan``).
+    """Scan ``data`` from ``start`` on; see ``SegmentFormat.scan``.
 
-    Whole MESSAGEs and HOLEs, nearly all there is, are told in the inner loop; whatever is not plainly one of them is left
-    to :func:`measure` and the record type. Beginning behind a hole, the scan does not know of that hole.
+    The inner loop accepts whole MESSAGEs and HOLEs, which are nearly all records. :func:`measure` and the record type decide
+    all other cases. A scan that begins directly after a hole does not reject a second hole there.
     """
     scan = SegmentScan()
     total = len(data)
     if total < HEADER_SIZE:
         return scan.ended("torn", 0)
-    scan.header = judge_header(data)
+    scan.header = check_header(data)
     offset = max(start, HEADER_SIZE)
     if offset > total:
         return scan.ended("torn", offset)
 
     hole_offsets: list[int] = []
     hole_sizes: list[int] = []
-    hole_end = -1  # where the last hole ended: a hole that begins there follows a hole
+    hole_end = -1  # end of the last hole: another hole must not begin there
     unpack = RECORD_HEAD.unpack_from
     plain = MESSAGE if check_body is None else -1
     reason: int | str = 0

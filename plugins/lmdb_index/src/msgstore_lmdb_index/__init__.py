@@ -1,1 +1,1 @@
-"""The index ``lmdb`` of msgstore: persistent, with reference counts that survive a crash."""
+"""Index ``lmdb`` of msgstore: persistent, with reference counts that survive a crash."""

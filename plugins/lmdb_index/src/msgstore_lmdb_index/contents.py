@@ -1,5 +1,8 @@
-"""What an environment of ours holds: the named databases ``entries`` and ``state``, and in the main one the key
-``msgstore-lmdb`` with the number of this layout, which the first commit writes."""
+"""Databases of the index's LMDB environment.
+
+The named databases are ``entries`` and ``state``. The main database has the key ``msgstore-lmdb`` with the layout number. The
+first commit writes that key.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 import lmdb
 
-from msgstore_lmdb_index.errors import Errors
-from msgstore_lmdb_index.switching import prompt_switching
+from msgstore_lmdb_index.errors import ErrorTranslator
+from msgstore_lmdb_index.switching import short_switch_interval
 
 if TYPE_CHECKING:
     Transaction: TypeAlias = lmdb.Transaction[bytes]
@@ -20,18 +23,19 @@ if TYPE_CHECKING:
 DATA, LOCK = "data.mdb", "lock.mdb"
 LAYOUT_KEY, LAYOUT = b"msgstore-lmdb", b"1"
 MAX_READERS = 1024
-"""Transactions that read at one instant, 64 bytes each in ``lock.mdb``; said by whoever makes that file."""
+"""Maximum number of concurrent read transactions, 64 bytes each in ``lock.mdb``. The process that creates this file sets it."""
 _BATCH = 8192
 
 
 def refuse_links(path: Path) -> None:
-    """LMDB writes whatever these lead to, be it another program's file."""
+    """Raise OSError if the directory or an LMDB file is a symbolic link: LMDB would write to any target."""
     for name in (path, path / DATA, path / LOCK):
         if name.is_symlink():
-            raise OSError(errno.ELOOP, "is a symbolic link; put what it leads to in its place, or remove it", str(name))
+            raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(name))
 
 
-def check_there(path: Path) -> None:
+def check_exists(path: Path) -> None:
+    """Raise FileNotFoundError if ``path`` has no LMDB data file, or an empty one."""
     data = path / DATA
     if not (data.exists() and data.stat().st_size):
         raise FileNotFoundError(errno.ENOENT, "no LMDB environment", str(path))
@@ -39,20 +43,23 @@ def check_there(path: Path) -> None:
 
 @attrs.frozen
 class Contents:
-    """The databases of one open environment. Raises what LMDB raises, but for damage that it does not see."""
+    """Databases of one open environment. Methods raise LMDB's errors, and DamagedError for damage that LMDB does not detect."""
 
     main: lmdb._Database
     entries: lmdb._Database
     state: lmdb._Database
-    errors: Errors
+    errors: ErrorTranslator
 
     @classmethod
-    def open(cls, env: lmdb.Environment, path: Path, errors: Errors, *, create: bool) -> Contents:
-        """FileNotFoundError if they are not there, and are not to be made; DamagedError if the file was cut."""
+    def open(cls, env: lmdb.Environment, path: Path, errors: ErrorTranslator, *, create: bool) -> Contents:
+        """Open the databases, and create them if ``create`` is True.
+
+        Raises FileNotFoundError if they are missing and ``create`` is False, and DamagedError if the file was truncated.
+        """
         needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
         size = (path / DATA).stat().st_size
         if size < needed:
-            raise errors.damage(f"{size} bytes where LMDB has written {needed}")
+            raise errors.damage(f"the file has {size} bytes, but LMDB has written {needed}")
         try:
             entries, state = (env.open_db(name, create=create) for name in (b"entries", b"state"))
         except lmdb.NotFoundError:
@@ -63,7 +70,7 @@ class Contents:
         return int(transaction.stat(self.entries)["entries"])
 
     def read_state(self, transaction: Transaction) -> dict[bytes, bytes] | None:
-        """None if nothing was ever committed."""
+        """Return the committed state, or None if nothing was ever committed."""
         layout = transaction.get(LAYOUT_KEY, db=self.main)
         if layout is None:
             return None
@@ -72,9 +79,9 @@ class Contents:
         return dict(transaction.cursor(self.state))
 
     def read_rows(self, transaction: Transaction, row_size: int) -> bytes:
-        """Keys and values of all entries, one behind the other."""
+        """Return the keys and values of all entries, concatenated. Raises DamagedError if they are not ``row_size`` each."""
         rows = bytearray()
-        with prompt_switching():
+        with short_switch_interval():
             pieces = chain.from_iterable(transaction.cursor(self.entries))
             while chunk := b"".join(islice(pieces, _BATCH)):
                 rows += chunk

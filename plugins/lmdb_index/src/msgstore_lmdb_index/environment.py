@@ -1,8 +1,8 @@
-"""One LMDB environment: opened with care, grown on demand, read through one snapshot. Knows bytes, not messages.
+"""One LMDB environment of keys and values: validated when it is opened, grown on demand, read through one snapshot.
 
-LMDB maps its file: reading a page behind the end of the file kills the process. Its own files can end before their last
-page (a page that is allocated and freed in one transaction is not written), so on opening for writing the file is extended to
-the whole map, sparsely; a file shorter than its last page is then one that something else has cut.
+LMDB maps its file, so reading a page after the end of the file kills the process. A sound file can end before its last page,
+because LMDB does not write a page that is allocated and freed in one transaction. Opening for writing therefore extends the
+file to the size of the map, sparsely. A file shorter than its last page was then truncated by something else.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import lmdb
 
 from msgstore.contract import StoreError
-from msgstore_lmdb_index.contents import DATA, LAYOUT, LAYOUT_KEY, MAX_READERS, Contents, check_there, refuse_links
-from msgstore_lmdb_index.errors import DamagedError, Errors
-from msgstore_lmdb_index.switching import prompt_switching
+from msgstore_lmdb_index.contents import DATA, LAYOUT, LAYOUT_KEY, MAX_READERS, Contents, check_exists, refuse_links
+from msgstore_lmdb_index.errors import DamagedError, ErrorTranslator
+from msgstore_lmdb_index.switching import short_switch_interval
 
 _MINIMUM_MAP = 2**20
 _MAP_STEP = 2**16
@@ -26,26 +26,32 @@ _MAP_STEP = 2**16
 
 
 class Environment:
-    """``read`` and ``rows`` are called by any thread, also beside ``write``; everything else by one thread at a time, and
-    nothing beside ``renew``. Raises OSError, DamagedError among them."""
+    """LMDB environment of a store that is open for writing, or read-only without a writer.
+
+    Methods raise OSError, or its subclass DamagedError. Any thread calls ``read`` and ``rows``, also during ``write``. All
+    other methods are called by one thread at a time. No method is called during ``renew``.
+    """
 
     entries: int
-    """Entries of the snapshot."""
+    """Number of entries in the snapshot."""
     state: dict[bytes, bytes] | None
-    """As found on opening; None if nothing was ever committed."""
+    """State found when the environment was opened; None if nothing was ever committed."""
     has_failed: bool
-    """Whether a transaction has failed, so that the environment must be opened again before the next one."""
+    """True if a transaction has failed: the environment must be reopened before the next one."""
 
     reopened = 0
-    """How often it was opened again: each time the snapshot may be another one."""
+    """Number of reopenings. Each may change the contents of the snapshot."""
     _get: Callable[[bytes, bytes], bytes]
 
     def __init__(self, path: Path, *, map_size: int, sync: bool, read_only: bool) -> None:
-        """Open ``path``, or make it. Read-only nothing is written or locked; FileNotFoundError if there is no environment."""
+        """Open the environment ``path``, or create it. ``map_size`` is in bytes.
+
+        With ``read_only``, nothing is written or locked, and a missing environment raises FileNotFoundError.
+        """
         self._path = path
-        self._errors = Errors(path)
+        self._errors = ErrorTranslator(path)
         self._read_only = read_only
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
         if not read_only:
             refuse_links(path)
         self._sync = sync
@@ -61,14 +67,14 @@ class Environment:
             raise
 
     def _open(self, *, create: bool) -> None:
-        if not create:  # LMDB makes a file that is missing
-            check_there(self._path)
+        if not create:  # LMDB creates a missing file even with create=False
+            check_exists(self._path)
         with self._errors.translated():
             self._env = lmdb.Environment(
                 str(self._path), map_size=self._map_size, max_dbs=2, max_spare_txns=1, readonly=self._read_only,
                 lock=not self._read_only, create=create, sync=self._sync, metasync=self._sync, max_readers=MAX_READERS,
             )  # fmt: skip
-            self._errors.opened()
+            self._errors.register_opened()
         try:
             with self._errors.translated():
                 self._contents = Contents.open(self._env, self._path, self._errors, create=create)
@@ -81,40 +87,41 @@ class Environment:
         self.has_failed = False
 
     def reopen(self) -> None:
-        """Close the environment and open it again: after a failed write of a meta page LMDB refuses every transaction.
+        """Close and reopen the environment: after a failed write of a meta page, LMDB refuses every transaction.
 
-        Reads wait meanwhile. The new snapshot may or may not have the transaction that failed. If this raises OSError, every
-        later read and ``reopen`` tries it again.
+        Takes the read lock, so reads wait. The new snapshot may or may not contain the failed transaction. Raises OSError if
+        the environment cannot be opened: every later read and ``reopen`` then tries again.
         """
-        with self._reading:
+        with self._read_lock:
             self._reopen()
 
     def _reopen(self) -> None:
-        """Caller holds the reading lock."""
-        self._get, self._is_open = self._read_reopened, False
-        self._env.close()  # and with it the snapshot
+        """Close and reopen the environment. Caller holds the read lock."""
+        self._get, self._is_open = self._reopen_and_read, False
+        self._env.close()  # also ends the snapshot
         try:
-            self._open(create=False)  # a new, empty one in the place of one that is gone would be taken for all there is
+            self._open(create=False)  # a new environment in place of a missing one would look like an empty index
         except DamagedError:
             raise
-        except (OSError, StoreError) as error:  # StoreError: another thread has opened it in between
+        except (OSError, StoreError) as error:  # StoreError: another thread has opened the environment
             reason = getattr(error, "strerror", None) or error
-            what = f"the index could not be opened again after a failed write: {reason}"
+            what = f"the index could not be reopened after a failed write: {reason}"
             raise OSError(getattr(error, "errno", None) or errno.EBUSY, what, str(self._path)) from error
         self.reopened += 1
 
-    def _read_reopened(self, key: bytes, default: bytes) -> bytes:
+    def _reopen_and_read(self, key: bytes, default: bytes) -> bytes:
         self._reopen()
         return self._get(key, default)
 
     def _extend(self) -> None:
+        """Extend the data file to the size of the map, sparsely, unless read-only."""
         data, size = self._path / DATA, self._env.info()["map_size"]
         if not self._read_only and data.stat().st_size < size:
             os.truncate(data, size)
         self._map_size = size
 
     def _sync_names(self) -> None:
-        """LMDB syncs its file but no directory: a power loss could take the file's name, and with it every count."""
+        """Sync the directories: LMDB syncs only its file, and a power loss could remove the file's name with every count."""
         if os.name == "posix":  # elsewhere directories cannot be opened
             for directory in (self._path, self._path.parent):
                 fd = os.open(directory, os.O_RDONLY)
@@ -124,35 +131,35 @@ class Environment:
                     os.close(fd)
 
     def renew(self) -> None:
-        """A new snapshot: from now on reads see what was written."""
-        with self._reading, self._errors.translated():
+        """Replace the snapshot: later reads see the last commit. Takes the read lock."""
+        with self._read_lock, self._errors.translated():
             self._begin()
 
     def _begin(self) -> None:
-        # The old transaction ends when nobody uses it any more: a reader on another thread may be inside its get.
+        # The old transaction is not aborted here: another thread may be inside its get. It ends with its last reference.
         self._snapshot = self._env.begin(db=self._contents.entries)
         self._get = self._snapshot.get
         self.entries = self._contents.count(self._snapshot)
 
     @property
     def damaged(self) -> bool:
-        """Whether damage was met since it was opened."""
+        """True if damage was found since this object was created."""
         return self._errors.damaged
 
     def read(self, key: bytes) -> bytes:
-        """The value in ``entries`` as of the last commit; empty if there is none. Any thread, at any time.
+        """Return the value of ``key`` in ``entries`` as of the snapshot; empty if there is none. Thread-safe.
 
-        LMDB runs without the interpreter lock, and the snapshot must not end under it: hence a lock of its own.
+        Takes the read lock: LMDB runs without the interpreter lock, and the snapshot must not end during the call.
         """
-        with self._reading:
+        with self._read_lock:
             try:
                 return self._get(key, b"")
             except lmdb.Error as error:
                 raise self._errors.as_os_error(error) from error
 
     def rows(self, row_size: int) -> bytes:
-        """Keys and values of all ``entries`` as of the last commit, one behind the other."""
-        with self._reading, self._errors.translated():
+        """Return the keys and values of all ``entries`` as of the snapshot, concatenated. Thread-safe."""
+        with self._read_lock, self._errors.translated():
             if not self._is_open:
                 self._reopen()
             return self._contents.read_rows(self._snapshot, row_size)
@@ -166,18 +173,17 @@ class Environment:
         drop_entries: bool = False,
         drop_state: bool = False,
     ) -> None:
-        """Everything in one transaction, which reads see after ``renew``. Sorted keys are faster.
+        """Write all changes in one transaction, which reads see after ``renew``. Sorted keys are faster.
 
-        If this raises, reads see what they saw before, and ``has_failed`` is True.
-
-        Keys of ``state`` are 1 to 511 bytes (ValueError); None removes one.
+        A value of None removes a key of ``state``. Raises ValueError if a key does not have 1 to 511 bytes. After an error,
+        reads see the previous contents, and ``has_failed`` is True.
         """
         self._clear_stale_readers()
         entries = self._contents.entries
         self.has_failed = True
         while True:
             try:
-                with prompt_switching(), self._errors.translated(), self._env.begin(write=True) as transaction:
+                with short_switch_interval(), self._errors.translated(), self._env.begin(write=True) as transaction:
                     if drop_entries:
                         transaction.drop(entries, delete=False)
                     if drop_state:
@@ -193,7 +199,7 @@ class Environment:
         self.has_failed = False
 
     def _clear_stale_readers(self) -> None:
-        """A process that was killed while it read would hold its pages for ever, and the file would grow. Under 1 µs."""
+        """Free the slots of killed readers: they would keep old pages in use, and the file would grow. Takes under 1 µs."""
         with self._errors.translated():
             self._env.reader_check()
 
@@ -206,8 +212,8 @@ class Environment:
         transaction.put(LAYOUT_KEY, LAYOUT, db=self._contents.main)
 
     def _grow(self) -> None:
-        """Double the map. LMDB demands that no transaction is open meanwhile; readers wait in :meth:`read`."""
-        with self._reading, self._errors.translated():
+        """Double the map. LMDB requires that no transaction is open, so this takes the read lock and ends the snapshot."""
+        with self._read_lock, self._errors.translated():
             self._snapshot.abort()
             try:
                 self._env.set_mapsize(2 * self._map_size)
@@ -216,12 +222,12 @@ class Environment:
             self._extend()
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Force all written data to disk."""
         with self._errors.translated():
             self._env.sync(True)
 
     def close(self) -> None:
-        """Let go of the files, without a commit. Closing twice is fine."""
-        with self._reading:
-            self._get = self._snapshot.get  # raises from now on, and opens nothing again
+        """Close the files without a commit. A second call does nothing."""
+        with self._read_lock:
+            self._get = self._snapshot.get  # later reads raise, and do not reopen the environment
             self._env.close()

@@ -1,4 +1,4 @@
-"""LMDB's errors as errors of the operating system, with the path; and which of them say that the files are damaged."""
+"""Translation of LMDB's errors to OSError with the path; errors that show damage become DamagedError."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from msgstore.contract import StoreError
 
 _DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.IncompatibleError)
 
-
 _IN_USE = "already open in this process"
-"""What py-lmdb says, which has no class and no code for it, of a second opening; of one before a fork, too."""
+"""Text of py-lmdb's error for a second opening, also of an environment that was open before a fork. It has no own class."""
 
 
 class DamagedError(OSError):
-    """The files are not, or are no longer, an environment that can be used."""
+    """Raised for files that are not a usable LMDB environment."""
 
 
-class Errors:
-    """Of one environment."""
+class ErrorTranslator:
+    """Translator of the errors of one environment. Records if damage was found."""
 
-    _open: ClassVar[weakref.WeakValueDictionary[str, Errors]] = weakref.WeakValueDictionary()
-    """Whose environment is the last one that was opened at a path. A forked child has a copy."""
+    _open: ClassVar[weakref.WeakValueDictionary[str, ErrorTranslator]] = weakref.WeakValueDictionary()
+    """Real path to the translator of the last environment opened there. A forked child inherits a copy."""
 
     damaged = False
-    """Whether damage was met: an LMDB transaction that has met some refuses every further call."""
+    """True if damage was found. LMDB then refuses every further call of the transaction."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._pid = os.getpid()
 
-    def opened(self) -> None:
-        """LMDB has opened the environment."""
+    def register_opened(self) -> None:
+        """Remember that LMDB has opened the environment in this process."""
         self._open[os.path.realpath(self._path)] = self
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """ValueError for a key that LMDB cannot store; MapFullError as it is, to be handled; StoreError if this process has the
-        environment open; OSError for all else."""
+        """Translate the errors of the block.
+
+        Raises ValueError for a key that LMDB cannot store, StoreError if this process already has the environment open, and
+        OSError for all other errors. MapFullError passes unchanged, because the caller handles it.
+        """
         try:
             yield
         except lmdb.MapFullError:
@@ -58,24 +60,26 @@ class Errors:
             raise self.as_os_error(error) from error
 
     def as_os_error(self, error: lmdb.Error) -> OSError:
-        # py-lmdb has no class of its own for a file of an LMDB that it does not know.
+        """Return ``error`` as an OSError with the path, or as a DamagedError if it shows damage."""
+        # For a file of an unknown LMDB version, py-lmdb raises the base class: only the text identifies it.
         if isinstance(error, _DAMAGE) or error.code in (errno.EISDIR, errno.ENOTDIR) or "data format" in str(error):
             return self.damage(str(error))
         return OSError(error.code if error.code > 0 else errno.EIO, str(error), str(self._path))
 
     def _in_use(self) -> StoreError:
-        """No OSError: nothing is wrong with the files, and nothing helps that would help there."""
+        """Return the error for a second opening. It is no OSError, because the files are sound and a retry does not help."""
         other = self._open.get(os.path.realpath(self._path))
         if other is not None and other._pid != self._pid:
             return StoreError(
                 f"{self._path}: is open in process {other._pid}, which this process was forked from, and LMDB cannot open it "
-                f"again here. Start this process fresh (multiprocessing: method 'spawn'), or fork before the store is opened."
+                f"again here. Start this process with multiprocessing's method 'spawn', or fork before opening the store."
             )
         return StoreError(
-            f"{self._path}: is open in this process already, and LMDB opens it once a process. Use the store that is open, or "
-            f"close that one first."
+            f"{self._path}: is already open in this process, and LMDB opens a file only once per process. Use the open store, "
+            f"or close it first."
         )
 
     def damage(self, what: str) -> DamagedError:
+        """Set ``damaged`` and return a DamagedError with this text, to be raised by the caller."""
         self.damaged = True
         return DamagedError(errno.EIO, what, str(self._path))

@@ -1,4 +1,4 @@
-"""The index ``lmdb``: entries in an LMDB environment, and what has changed since the last commit in memory."""
+"""Index ``lmdb``: entries in an LMDB environment, and the changes since the last commit in memory."""
 
 from __future__ import annotations
 
@@ -14,120 +14,122 @@ from itertools import repeat
 from msgstore.contract import RESCUED_KEY, IndexContext, ReleaseResult
 from msgstore_lmdb_index import rescue, unsynced
 from msgstore_lmdb_index.environment import Environment
-from msgstore_lmdb_index.errors import DamagedError, Errors
-from msgstore_lmdb_index.layers import Layer, Read, gained, merged, recount
+from msgstore_lmdb_index.errors import DamagedError, ErrorTranslator
+from msgstore_lmdb_index.layers import Layer, ReadSlot, count_gained, merge, recount
 from msgstore_lmdb_index.live import LiveEnvironment
 
 _log = logging.getLogger("msgstore.index")
 
 DIRECTORY = "msgstore-lmdb"
 RESCUED = "msgstore-lmdb.counts.csv"
-"""File of the counts that were read from a damaged environment, until a commit has them."""
+"""File of the counts that were rescued from a damaged environment. Deleted when a commit contains them."""
 
 _ID = 16
 _SLOT = 24
 _COUNT_BITS = 48
 _COUNT = (1 << _COUNT_BITS) - 1
-"""An entry is one integer, its *slot*: ``location << 48 | references``, in LMDB as 24 bytes, big-endian. 0 is no entry."""
+"""Mask of the count in a *slot*. A slot is the integer ``location << 48 | references``, stored in LMDB as 24 bytes, big-endian.
+Slot 0 means that there is no entry."""
 _MAX_KEY = 511
 _ROW = struct.Struct(f"{_ID}s{_SLOT}s")
 
 
 class LmdbIndex:
-    """An :class:`msgstore.contract.Index` that is PERSISTENT.
+    """Persistent implementation of :class:`msgstore.contract.Index`.
 
-    Changes go into the newest of the layers. ``freeze`` puts an empty one on top. ``commit`` writes the frozen ones in one
-    LMDB transaction, renews the snapshot that is read through, and only then drops them: a look-up without a lock, from the
-    top down, finds what it seeks in one or the other. A crash, or ``close(None)``, leaves what the last commit left. ``clear``
-    takes effect on disk with the next commit. Methods raise OSError where LMDB does; what was not committed stays in its layer,
-    so a commit can be tried again. After a failed transaction the environment is opened again: what that one wrote may be
-    stored or not, and is the same when it is written twice, because a layer holds slots and not differences.
+    Changes go into the newest layer. ``freeze`` puts an empty layer on top of it. ``commit`` writes the frozen layers in one
+    LMDB transaction, renews the snapshot used for reads, and then drops these layers. A lookup goes through the layers from
+    the top and then to the snapshot. It takes no lock: each entry is always in a layer or in the snapshot.
 
-    Read-only, nothing is frozen or written, and changes end with ``close``. Live, LMDB is read as of each call.
+    Methods raise OSError if LMDB fails. Uncommitted changes stay in their layers, so a commit can be repeated. After a failed
+    transaction the environment is reopened: the transaction may or may not be stored. Repeating it is safe, because a layer
+    has slots and not differences. ``clear`` takes effect on disk with the next commit.
+
+    Read-only: nothing is frozen or written, and changes are lost at ``close``. Live: each call reads LMDB's last commit.
     """
 
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / DIRECTORY
         self._rescued = context.directory / RESCUED
-        self._mark = unsynced.Mark(self._path, context.files)
+        self._mark = unsynced.UnsyncedMark(self._path, context.files)
         self._environment: Environment | LiveEnvironment | None = None
         self._state: dict[bytes, bytes] | None = None  # as loaded
-        self._committed = False  # whether there ever was a commit
-        self._reopened = 0  # as of the last recount
-        self._has_rescued = False  # whether there is a file of rescued counts
-        self._committing = threading.Lock()
-        """Held while a transaction is written: one at a time. Taken before ``_swapping``."""
-        self._swapping = threading.Lock()
-        """Held while layers or the snapshot are replaced, and where both must be of one moment."""
-        self._taken: tuple[Layer, ...] = ()
-        """The layers that are being committed."""
-        self._forget()
+        self._has_committed = False  # True if LMDB has a commit
+        self._reopened = 0  # value of Environment.reopened at the last recount
+        self._has_rescued = False  # True if there is a file of rescued counts
+        self._commit_lock = threading.Lock()
+        """Held while a transaction is written. Taken before the layers lock."""
+        self._layers_lock = threading.Lock()
+        """Held while layers or the snapshot are replaced, and by calls that need both to be consistent."""
+        self._in_commit: tuple[Layer, ...] = ()
+        """Layers that are being committed."""
+        self._reset()
 
-    def _forget(self) -> None:
-        """Be empty: no changes, and nothing stored below them."""
-        with self._swapping:
-            self._arrange(Layer(cleared=True))
+    def _reset(self) -> None:
+        """Drop all changes and hide everything that LMDB has. Takes the layers lock."""
+        with self._layers_lock:
+            self._set_layers(Layer(cleared=True))
 
-    def _arrange(self, *layers: Layer) -> None:
-        """Have these layers from now on, newest first."""
+    def _set_layers(self, *layers: Layer) -> None:
+        """Replace the layers; newest first. Caller holds the layers lock, or is the only thread."""
         self._layers = layers
         self._newest, self._slots = layers[0], layers[0].slots
-        # One tuple: a reader without the lock has all layers of one moment.
+        # One tuple, replaced in one step: a lookup without the lock always has layers that belong together.
         self._view = tuple(layer.slots for layer in layers), self._stored()[1]
 
-    def _stored(self) -> tuple[int, Read]:
-        """How many entries LMDB has below the layers, and where they are read."""
+    def _stored(self) -> tuple[int, ReadSlot]:
+        """Return the number of entries in LMDB that are not void, and the function that reads them."""
         if self._environment is None or self._layers[-1].cleared:
-            return 0, _nothing
+            return 0, _read_nothing
         return self._environment.entries, self._environment.read
 
     def load(self) -> dict[bytes, bytes] | None:
-        """The state of the last commit; None if there never was one, or if LMDB's files are damaged.
+        """Open the environment and return the state of the last commit; None if there is none, or if the files are damaged.
 
-        Damaged files are set aside as ``msgstore-lmdb.damaged-N`` unless read-only (logged). The counts that can be read from
-        them are rescued: then the state is ``RESCUED_KEY`` alone. An OSError of another kind, such as a missing permission, is
-        raised. Live, it may be called again.
+        Damaged files are renamed to ``msgstore-lmdb.damaged-N`` unless read-only (logged). If counts can be read from them,
+        the state is ``RESCUED_KEY`` alone. Raises OSError for other failures, such as a missing permission. With ``live``, it
+        may be called again.
         """
         self._state = None
         try:
-            self._check()
+            self._check_after_power_loss()
             self._open()
         except DamagedError as error:
             _log.warning("%s", error)
             if self._context.read_only:
-                return self._with_counts(rescue.read_counts(self._path))
+                return self._enter_counts(rescue.read_counts(self._path))
             self._set_aside()
             self._open()
         self._has_rescued = not self._context.live and self._rescued.exists()
         if self._has_rescued and not self._state:
-            return self._with_counts(rescue.read_file(self._context.files, self._rescued)) or self._state
+            return self._enter_counts(rescue.load_counts(self._context.files, self._rescued)) or self._state
         return self._state
 
-    def _check(self) -> None:
-        """Raise DamagedError if a power loss has come between commits that were not synced, and has damaged the file."""
+    def _check_after_power_loss(self) -> None:
+        """Raise DamagedError if a power loss has damaged a file with unsynced commits."""
         context, mark = self._context, self._mark
         if mark.is_of_other_boot(unless_unknown=context.live):
-            unsynced.check(self._path, Errors(self._path))
+            unsynced.check(self._path, ErrorTranslator(self._path))
             if not context.read_only:
                 mark.remove()
 
-    def _with_counts(self, counts: Mapping[bytes, int]) -> dict[bytes, bytes] | None:
-        """Have entries with these counts and without locations, for a rebuild. None, and no entries, if there are none."""
+    def _enter_counts(self, counts: Mapping[bytes, int]) -> dict[bytes, bytes] | None:
+        """Enter these counts without locations, for a rebuild, and return the state to load. None if there are no counts."""
         if not counts:
             return None
-        with self._swapping:
-            self._arrange(Layer(cleared=True))
+        with self._layers_lock:
+            self._set_layers(Layer(cleared=True))
         self.enter(list(counts), repeat(0, len(counts)), counts.values())
         return {RESCUED_KEY: b""}
 
     def _open(self) -> None:
         context = self._context
         if context.live:
-            self._follow()
+            self._open_live()
             return
         if not (context.read_only or context.sync or os.path.lexists(self._path)):
-            self._path.mkdir()  # before LMDB makes its files, which begins with a commit
+            self._path.mkdir()  # the mark must exist before LMDB creates its files, because that commits
             self._mark.set()
         try:
             environment = Environment(
@@ -142,43 +144,44 @@ class LmdbIndex:
             self._mark.remove()
         self._environment = environment
         self._state = environment.state
-        self._committed = environment.state is not None
-        self._arrange(Layer())
+        self._has_committed = environment.state is not None
+        self._set_layers(Layer())
 
-    def _follow(self) -> None:
-        """Begin to see what another process commits, or make sure that it is still seen. Changes of our own are dropped."""
+    def _open_live(self) -> None:
+        """Open the current environment of the writing process, and drop the changes in memory. May be called again."""
         if not isinstance(self._environment, LiveEnvironment):
             self._environment = LiveEnvironment(self._path)
         self._state = self._environment.refresh()
-        with self._swapping:
-            self._arrange(Layer())
+        with self._layers_lock:
+            self._set_layers(Layer())
 
     def _set_aside(self) -> None:
+        """Save the counts that can be read from the damaged environment, and rename its directory (logged)."""
         files, number = self._context.files, 1
         while (target := self._path.with_name(f"{DIRECTORY}.damaged-{number}")).exists():
             number += 1
         counts = rescue.read_counts(self._path)
-        if counts:  # an earlier rescue may not be over yet
-            everything = rescue.read_file(files, self._rescued) | counts
-            rescue.write_file(files, self._rescued, everything, sync=self._context.sync)
+        if counts:  # counts of an earlier rescue may not be committed yet
+            everything = rescue.load_counts(files, self._rescued) | counts
+            rescue.save_counts(files, self._rescued, everything, sync=self._context.sync)
         files.replace(self._path, target)
         _log.warning(
-            "%s is damaged: set aside as %s, the index is rebuilt from the segments. %d messages with several references keep "
-            "their counts, every other one has one reference",
+            "%s: is damaged: set aside as %s, the index is rebuilt from the segments. %d messages with several references keep "
+            "their counts, every other message has one reference",
             self._path,
             target,
             len(counts),
         )
 
     def clear(self) -> None:
-        self._forget()
+        self._reset()
 
     def __len__(self) -> int:
-        """Looks up what ``enter`` was given since the last commit, once; otherwise O(1)."""
-        with self._swapping:
+        """Return the number of entries. Looks up each id entered since the last commit once; otherwise takes constant time."""
+        with self._layers_lock:
             self._recount()
             stored, read = self._stored()
-            return stored + gained(self._layers, read)
+            return stored + count_gained(self._layers, read)
 
     def _slot(self, msg_id: bytes) -> int:
         layers, read = self._view
@@ -197,9 +200,12 @@ class LmdbIndex:
         return self._slot(msg_id) & _COUNT
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
-        """Copies what is stored: 40 bytes an entry for as long as the iterator lives, but no open transaction."""
-        with self._swapping:
-            changes = merged(self._layers)
+        """Return (id, location, references) of every entry at the time of the call.
+
+        The iterator holds a copy, 40 bytes per entry, and no open transaction.
+        """
+        with self._layers_lock:
+            changes = merge(self._layers)
             rows = self._environment.rows(_ROW.size) if self._environment and not changes.cleared else b""
         return _items(rows, changes.slots)
 
@@ -231,14 +237,14 @@ class LmdbIndex:
                 else:
                     newest[msg_id] = 0
                     freed.append((msg_id, slot >> _COUNT_BITS))
-        except BaseException:  # LMDB has raised, at the first look-up of this id
-            self._take_back(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))
+        except BaseException:  # LMDB raises only at the first lookup of an id, so all earlier ids were released
+            self._undo_release(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))
             raise
         self._newest.gained -= len(freed)
         return ReleaseResult(freed, missing)
 
-    def _take_back(self, released: Mapping[bytes, int], freed: Mapping[bytes, int]) -> None:
-        """Return so many references to each id; ``freed`` has the locations of those that lost their last one."""
+    def _undo_release(self, released: Mapping[bytes, int], freed: Mapping[bytes, int]) -> None:
+        """Add the released references again. ``freed`` has the locations of the ids that lost their last reference."""
         for msg_id, count in released.items():
             self._slots[msg_id] = (self._slots[msg_id] or freed[msg_id] << _COUNT_BITS) + count
 
@@ -252,52 +258,55 @@ class LmdbIndex:
         return moved
 
     def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
-        """Dictionaries change places. Only what an earlier freeze left, and no commit has taken, is added to, by copying."""
+        """Set all changes so far, and ``state``, aside for the next commit.
+
+        Takes constant time, unless an earlier frozen layer was not taken by a commit: the changes are then copied into it.
+        """
         newest = self._newest
         if self._environment is None or self._context.read_only or not (newest or state):
             return
         for key in state:
-            if not 0 < len(key) <= _MAX_KEY:  # refused by LMDB, and so would be every later commit
-                raise ValueError(f"{self._path}: a key of {len(key)} bytes; state has keys of 1 to {_MAX_KEY} bytes")
+            if not 0 < len(key) <= _MAX_KEY:  # LMDB would reject this and every later commit
+                raise ValueError(f"{self._path}: a key of {len(key)} bytes; keys of the state must have 1 to {_MAX_KEY} bytes")
         newest.state = dict(state)
-        with self._swapping:
+        with self._layers_lock:
             frozen = self._layers[1:]
-            if frozen and frozen[0] not in self._taken:
+            if frozen and frozen[0] not in self._in_commit:
                 frozen[0].absorb(newest)
-                self._arrange(Layer(), *frozen)
+                self._set_layers(Layer(), *frozen)
             else:
-                self._arrange(Layer(), newest, *frozen)
+                self._set_layers(Layer(), newest, *frozen)
 
     def commit(self) -> None:
-        """The frozen layers to disk, synced if the context says so."""
-        with self._committing:
+        """Write the frozen layers to disk in one transaction, synced if the context demands it. Takes the commit lock."""
+        with self._commit_lock:
             environment = self._environment
             if not isinstance(environment, Environment) or self._context.read_only:
                 return
-            with self._swapping:
-                self._taken = self._layers[1:]
+            with self._layers_lock:
+                self._in_commit = self._layers[1:]
             try:
-                if self._taken or not self._committed:
-                    self._write(environment, self._taken or (Layer(),))
-                    with self._swapping:
+                if self._in_commit or not self._has_committed:
+                    self._write(environment, self._in_commit or (Layer(),))
+                    with self._layers_lock:
                         environment.renew()
-                        self._arrange(*(layer for layer in self._layers if layer not in self._taken))
+                        self._set_layers(*(layer for layer in self._layers if layer not in self._in_commit))
             finally:
-                with self._swapping:
-                    self._taken = ()
-                    self._fold()
+                with self._layers_lock:
+                    self._in_commit = ()
+                    self._merge_frozen()
 
-    def _fold(self) -> None:
-        """What failed commits left becomes one layer, or look-ups would have to go through more and more of them."""
+    def _merge_frozen(self) -> None:
+        """Merge frozen layers that failed commits have left, to bound the cost of a lookup. Caller holds the layers lock."""
         newest, *frozen = self._layers
         if len(frozen) > 1:
             for layer in frozen[-2::-1]:
                 frozen[-1].absorb(layer)
-            self._arrange(newest, frozen[-1])
+            self._set_layers(newest, frozen[-1])
 
     def _write(self, environment: Environment, layers: Sequence[Layer], whole: Mapping[bytes, bytes] | None = None) -> None:
-        """The layers in one transaction; ``whole`` takes the place of all state that there is."""
-        changes = merged(layers)
+        """Write the layers in one transaction. ``whole`` replaces all stored state. Caller holds the commit lock."""
+        changes = merge(layers)
         slots, cleared = changes.slots, changes.cleared
         ids = sorted(slots)
         puts = [(msg_id, slot.to_bytes(_SLOT)) for msg_id in ids if (slot := slots[msg_id])]
@@ -310,62 +319,64 @@ class LmdbIndex:
         try:
             environment.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
         except OSError:
-            with contextlib.suppress(OSError):  # then the next commit tries it again
+            with contextlib.suppress(OSError):  # the next commit tries again
                 self._reopen(environment)
             raise
-        self._committed = True
-        if state and self._has_rescued:  # with the first state that is not empty, a rebuild is over
+        self._has_committed = True
+        if state and self._has_rescued:  # the first non-empty state ends a rebuild
             self._context.files.unlink(self._rescued)
             self._has_rescued = False
 
     def _reopen(self, environment: Environment) -> None:
-        """After a failed transaction."""
-        with self._swapping:
+        """Reopen the environment after a failed transaction, and recount. Takes the layers lock."""
+        with self._layers_lock:
             environment.reopen()
             self._recount()
 
     def _recount(self) -> None:
-        """Count anew what the frozen layers add if a failed transaction may have stored it. Caller holds ``_swapping``."""
+        """Recount the frozen layers if a failed transaction may have stored them. Caller holds the layers lock."""
         reopened = self._environment.reopened if isinstance(self._environment, Environment) else 0
         if reopened != self._reopened:
             recount(self._layers[1:], self._stored()[1])
             self._reopened = reopened
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
-        """Commit with ``state`` as the whole state if it is not None, then let go. If the commit raises, nothing is let go.
+        """Commit with ``state`` as the whole state unless it is None, then release all resources.
 
-        Files in which damage was met are set aside instead, so that the next start rebuilds the index.
+        Raises OSError if the commit fails: then nothing is released. Damaged files are not committed but set aside, so that
+        the next opening rebuilds the index. Takes the commit lock.
         """
-        with self._committing:
+        with self._commit_lock:
             environment = self._environment
             if isinstance(environment, Environment) and not self._context.read_only:
                 if state is not None and not environment.damaged:
                     self.freeze({})  # only frozen layers are written
                     self._write(environment, self._layers[1:] or self._layers, whole=state)
-                    self._end_cleanly(environment)
+                    self._sync_and_unmark(environment)
                 environment.close()
                 if environment.damaged:
                     self._set_aside()
             elif environment is not None:
                 environment.close()
             self._environment = None
-            self._forget()
+            self._reset()
 
-    def _end_cleanly(self, environment: Environment) -> None:
-        """Sync the file once, so that the next boot need not check it."""
+    def _sync_and_unmark(self, environment: Environment) -> None:
+        """Sync the file if commits were unsynced, so that no check is necessary after the next boot."""
         if self._mark.is_set:
             try:
                 environment.sync()
                 self._mark.remove()
             except OSError as error:
-                _log.warning("%s: the file could not be synced: %s. If the machine stops, it is checked", self._path, error)
+                _log.warning("%s: sync failed: %s. The file will be checked after the next boot", self._path, error)
 
 
-def _nothing(_: bytes) -> bytes:
+def _read_nothing(_: bytes) -> bytes:
     return b""
 
 
 def _items(rows: bytes, changes: Mapping[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the entries of ``changes`` and the stored ``rows`` that they do not replace."""
     for msg_id, value in _ROW.iter_unpack(rows):
         if msg_id not in changes:
             slot = int.from_bytes(value)

@@ -1,7 +1,7 @@
-"""Changes that are not on disk yet, in layers: the newest takes changes, those below it are frozen until they are committed.
+"""Layers of changes that are not on disk yet: the newest layer receives changes, the layers below it are frozen.
 
-Each layer hides what the layers below it, and LMDB below them all, say of the same id. Layers are given newest first. Knows
-slots (0 is no entry), not what they mean.
+An id in a layer hides the same id in the layers below and in LMDB, which is below all layers. Sequences of layers are newest
+first. A value is a *slot*, an integer whose meaning is not known here; 0 means no entry.
 """
 
 from __future__ import annotations
@@ -10,51 +10,51 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-Read = Callable[[bytes], bytes]
-"""What LMDB has for an id; empty if nothing."""
+ReadSlot = Callable[[bytes], bytes]
+"""Returns the value that LMDB has for an id; empty if none."""
 
 
 @attrs.define(eq=False)
 class Layer:
-    """What has changed between two freezes."""
+    """Changes between two freezes."""
 
     slots: dict[bytes, int] = attrs.Factory(dict)
     """Id to slot."""
     state: dict[bytes, bytes | None] = attrs.Factory(dict)
-    """What the freeze gave; None removes a key."""
+    """State given to the freeze; None removes a key."""
     cleared: bool = False
-    """True of the lowest layer if what LMDB has is void."""
+    """True if LMDB's contents are void. Only the lowest layer has it."""
     gained: int = 0
-    """Entries more than there are below, or less if negative, apart from ``unknown``."""
+    """Entries added minus entries removed, relative to everything below, without the ids in ``unknown``."""
     unknown: set[bytes] = attrs.Factory(set)
-    """Ids that were entered here and that nobody has looked for below: each that is not there counts one more."""
+    """Entered ids that were not looked up below yet. Each one that is not found there adds one entry."""
 
     def __bool__(self) -> bool:
         return bool(self.slots or self.state or self.cleared)
 
     def enter(self, ids: Sequence[bytes], slots: Sequence[int]) -> None:
-        """ValueError, and no change, if there are more of one than of the other."""
+        """Set the slots of these ids. Raises ValueError before any change if the lengths differ."""
         batch = dict(zip(ids, slots, strict=True))
-        mine = self.slots
-        if mine and (known := mine.keys() & batch.keys()):
-            self.gained += sum(1 for msg_id in known if not mine[msg_id])
+        own = self.slots
+        if own and (known := own.keys() & batch.keys()):
+            self.gained += sum(1 for msg_id in known if not own[msg_id])
             self.unknown.update(batch.keys() - known)
         else:
             self.unknown.update(batch)
-        mine.update(batch)
+        own.update(batch)
 
     def absorb(self, newer: Layer) -> None:
-        """Also say what the layer above says. A reader may be looking into both, the newer one first."""
-        mine = self.slots
-        settled = newer.unknown & mine.keys()
-        self.gained += newer.gained + sum(1 for msg_id in settled if not mine[msg_id])
-        self.unknown |= newer.unknown - settled
+        """Add the changes of the layer above. A concurrent reader of both layers looks into ``newer`` first."""
+        own = self.slots
+        known = newer.unknown & own.keys()
+        self.gained += newer.gained + sum(1 for msg_id in known if not own[msg_id])
+        self.unknown |= newer.unknown - known
         self.state |= newer.state
-        mine.update(newer.slots)
+        own.update(newer.slots)
 
 
-def merged(layers: Sequence[Layer]) -> Layer:
-    """Slots and state of all layers in one."""
+def merge(layers: Sequence[Layer]) -> Layer:
+    """Return a new layer with the slots and the state of all ``layers``."""
     total = Layer(cleared=layers[-1].cleared)
     for layer in reversed(layers):
         total.slots |= layer.slots
@@ -62,24 +62,24 @@ def merged(layers: Sequence[Layer]) -> Layer:
     return total
 
 
-def gained(layers: Sequence[Layer], read: Read) -> int:
-    """Entries more than there are below all layers. Looks up what is unknown, once."""
+def count_gained(layers: Sequence[Layer], read: ReadSlot) -> int:
+    """Return how many entries all layers add to LMDB's; negative if they remove more. Looks up each unknown id once."""
     for depth, layer in enumerate(layers, 1):
         if layer.unknown:
-            layer.gained += sum(1 for msg_id in layer.unknown if not _found(msg_id, layers[depth:], read))
+            layer.gained += sum(1 for msg_id in layer.unknown if not _exists(msg_id, layers[depth:], read))
             layer.unknown = set()
     return sum(layer.gained for layer in layers)
 
 
-def recount(layers: Sequence[Layer], read: Read) -> None:
-    """Count anew what each of these, the lowest ones, adds: what is stored below them is no longer what it was."""
+def recount(layers: Sequence[Layer], read: ReadSlot) -> None:
+    """Recompute ``gained`` of these layers, the lowest ones, after LMDB's contents have changed."""
     for depth, layer in enumerate(layers, 1):
         below = layers[depth:]
-        layer.gained = sum((slot != 0) - _found(msg_id, below, read) for msg_id, slot in layer.slots.items())
+        layer.gained = sum((slot != 0) - _exists(msg_id, below, read) for msg_id, slot in layer.slots.items())
         layer.unknown = set()
 
 
-def _found(msg_id: bytes, layers: Sequence[Layer], read: Read) -> bool:
+def _exists(msg_id: bytes, layers: Sequence[Layer], read: ReadSlot) -> bool:
     for layer in layers:
         if (slot := layer.slots.get(msg_id)) is not None:
             return slot != 0

@@ -1,8 +1,8 @@
-"""An environment that another process writes: every look-up is a transaction of its own, and sees the last commit.
+"""Environment that another process writes. Each lookup is a transaction of its own and sees the last commit.
 
-Each is noted in LMDB's table of readers, in ``lock.mdb``: the writer reuses no page that one of them may be reading. Between
-look-ups nothing is held, so an idle reader costs the writer nothing; the slot of one that was killed is cleared by the writer's
-next commit.
+LMDB registers each transaction in its reader table in ``lock.mdb``. The writer does not reuse a page that a registered
+transaction may read. Nothing is held between lookups, so an idle reader costs the writer nothing. The writer's next commit
+frees the slot of a killed reader.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from msgstore_lmdb_index.contents import DATA, LOCK, Contents, check_there, refuse_links
-from msgstore_lmdb_index.errors import Errors
+from msgstore_lmdb_index.contents import DATA, LOCK, Contents, check_exists, refuse_links
+from msgstore_lmdb_index.errors import ErrorTranslator
 
 if TYPE_CHECKING:
     from msgstore_lmdb_index.contents import Transaction
 
-_ATTEMPTS, _PAUSE = 1000, 0.001
-"""Where all slots of the table are taken, for an instant each; a second at most."""
+_ATTEMPTS, _PAUSE_SECONDS = 1000, 0.001
+"""Retries while all slots of the reader table are in use: one second in total."""
 
 
 class LiveEnvironment:
-    """Every method may be called by any thread. Raises OSError, DamagedError among them."""
+    """Read access to the environment of another process. Thread-safe. Methods raise OSError, or its subclass DamagedError."""
 
     def __init__(self, path: Path) -> None:
-        """Opens nothing yet: see ``refresh``."""
+        """Open nothing: ``refresh`` opens the environment."""
         self._path = path
-        self._errors = Errors(path)
-        self._reading = threading.Lock()
+        self._errors = ErrorTranslator(path)
+        self._read_lock = threading.Lock()
         self._env: lmdb.Environment | None = None
         self._contents: Contents | None = None
         self._entries: lmdb._Database | None = None
-        self._identity: tuple[int, int] | None = None
-        """Of the file that is open: a damaged one is set aside by a writer that opens, and another one begun."""
+        self._open_file: tuple[int, int] | None = None
+        """Device and inode of the open file. A writer that finds damage renames the file and creates a new one."""
 
     @property
     def damaged(self) -> bool:
+        """True if damage was found since this object was created."""
         return self._errors.damaged
 
     def refresh(self) -> dict[bytes, bytes] | None:
-        """The state of the last commit; None if there was none. Opens what is there now under the environment's name.
+        """Open the current file of the environment and return the state of the last commit; None if there is none.
 
-        Raises PermissionError if a reader cannot be noted: then a writer would not know of it.
+        Raises PermissionError if LMDB cannot register readers: a writer could then reuse pages that are being read.
         """
-        with self._reading, self._errors.translated():
-            if self._env is None or self._identity != self._found():
+        with self._read_lock, self._errors.translated():
+            if self._env is None or self._open_file != self._current_file():
                 self._close()
                 try:
                     self._open()
@@ -61,30 +62,32 @@ class LiveEnvironment:
                 except BaseException:
                     self._close()
                     raise
-            with self._now() as (contents, transaction):
+            with self._transaction() as (contents, transaction):
                 return contents.read_state(transaction)
 
-    def _found(self) -> tuple[int, int] | None:
+    def _current_file(self) -> tuple[int, int] | None:
         with contextlib.suppress(FileNotFoundError):
             status = (self._path / DATA).stat()
             return status.st_dev, status.st_ino
         return None
 
     def _open(self) -> None:
-        check_there(self._path)
+        check_exists(self._path)
         refuse_links(self._path)
         lock = self._path / LOCK
-        if not os.access(lock if lock.exists() else self._path, os.W_OK):  # on a read-only file system LMDB would do without
-            raise PermissionError(errno.EACCES, "cannot be written; what reads beside a writer is noted there", str(lock))
-        identity = self._found()
+        # Without write access, as on a read-only file system, LMDB would silently read without registering.
+        if not os.access(lock if lock.exists() else self._path, os.W_OK):
+            raise PermissionError(errno.EACCES, "cannot be written, but readers must be registered there", str(lock))
+        opened_file = self._current_file()
         self._env = lmdb.Environment(str(self._path), max_dbs=2, max_spare_txns=1, readonly=True, create=False, map_size=0)
-        self._errors.opened()
+        self._errors.register_opened()
         self._contents = Contents.open(self._env, self._path, self._errors, create=False)
         self._entries = self._contents.entries
-        self._identity = identity
+        self._open_file = opened_file
 
     @contextlib.contextmanager
-    def _now(self) -> Iterator[tuple[Contents, Transaction]]:
+    def _transaction(self) -> Iterator[tuple[Contents, Transaction]]:
+        """Run the block in a new read transaction. Caller holds the read lock."""
         assert self._contents is not None
         transaction = self._begin()
         try:
@@ -97,16 +100,16 @@ class LiveEnvironment:
         for _ in range(_ATTEMPTS):
             try:
                 return self._env.begin(self._entries)
-            except lmdb.MapResizedError:  # the writer's has grown
+            except lmdb.MapResizedError:  # the writer has grown its map
                 self._env.set_mapsize(0)
             except lmdb.ReadersFullError:
                 self._env.reader_check()
-                time.sleep(_PAUSE)
+                time.sleep(_PAUSE_SECONDS)
         raise OSError(errno.EAGAIN, "too many processes are reading", str(self._path))
 
     def read(self, key: bytes) -> bytes:
-        """The value in ``entries`` as of the last commit; empty if there is none."""
-        with self._reading:
+        """Return the value of ``key`` in ``entries`` as of the last commit; empty if there is none."""
+        with self._read_lock:
             if self._env is None:
                 return b""
             try:
@@ -123,26 +126,27 @@ class LiveEnvironment:
 
     @property
     def entries(self) -> int:
-        with self._reading, self._errors.translated():
+        """Number of entries as of the last commit."""
+        with self._read_lock, self._errors.translated():
             if self._env is None:
                 return 0
-            with self._now() as (contents, transaction):
+            with self._transaction() as (contents, transaction):
                 return contents.count(transaction)
 
     def rows(self, row_size: int) -> bytes:
-        """Keys and values of all ``entries`` as of the last commit, one behind the other."""
-        with self._reading, self._errors.translated():
+        """Return the keys and values of all ``entries`` as of the last commit, concatenated."""
+        with self._read_lock, self._errors.translated():
             if self._env is None:
                 return b""
-            with self._now() as (contents, transaction):
+            with self._transaction() as (contents, transaction):
                 return contents.read_rows(transaction, row_size)
 
     def close(self) -> None:
-        """Let go of the files. Closing twice is fine."""
-        with self._reading:
+        """Close the files. A second call does nothing."""
+        with self._read_lock:
             self._close()
 
     def _close(self) -> None:
         if self._env is not None:
             self._env.close()
-        self._env = self._contents = self._identity = None
+        self._env = self._contents = self._open_file = None

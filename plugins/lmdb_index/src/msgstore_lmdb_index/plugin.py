@@ -1,4 +1,4 @@
-"""Registers the index ``lmdb``."""
+"""Registration of the index ``lmdb``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgstore.contract import Capability, IndexDescriptor, Size
 @attrs.frozen
 class LmdbOptions:
     map_size: Size = Size(64 * 2**20)
-    """How large the LMDB map is at first, in bytes; at least 1 MiB. It doubles when it is full."""
+    """Initial size of the LMDB map in bytes; at least 1 MiB. It doubles when it is full."""
 
 
 @hookimpl
@@ -23,6 +23,6 @@ def msgstore_indexes() -> list[IndexDescriptor]:
             factory="msgstore_lmdb_index.index:LmdbIndex",
             options=LmdbOptions,
             capabilities=frozenset({Capability.PERSISTENT, Capability.LIVE_READS}),
-            summary="persistent, one LMDB transaction a flush; reference counts survive a crash",
+            summary="persistent, one LMDB transaction per flush; reference counts survive a crash",
         )
     ]

@@ -1,7 +1,7 @@
-"""Reference counts that can still be read from a damaged LMDB file, without LMDB.
+"""Recovery of reference counts from a damaged LMDB file, without LMDB.
 
-Follows the tree of the database ``entries`` from the newest meta page that leads to it, and passes over every page that is not
-what it should be. Only the layout of LMDB 0.9 on a 64-bit little-endian machine is known here: of another nothing is found.
+Reads the tree of the database ``entries`` from the newest meta page that leads to it, and skips every invalid page. Supports
+only the layout of LMDB 0.9 on a 64-bit little-endian machine; finds nothing in files of another layout.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from msgstore.contract import FileOperations
 from msgstore_lmdb_index.contents import DATA
 
 _PAGE_HEADER = struct.Struct("<Q2xHHH")
-"""Number, flags, end of the table of nodes, begin of the nodes."""
+"""Page number, flags, end of the node table, begin of the nodes."""
 _NODE_HEADER = struct.Struct("<HHHH")
-"""Low and middle bits of the size of the value, or of a child's number; flags, or its highest bits; size of the key."""
+"""Leaf: low and middle bits of the value's size, flags, key size. Branch: low, middle and high bits of the child's page number,
+key size."""
 _DATABASE = struct.Struct("<IHH5Q")
-"""Its last member is the number of its root page."""
+"""Description of a database. Its last member is the number of the root page."""
 _META = struct.Struct("<IIQQ48s48sQQ")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF = 0x01, 0x02
 _SUB_DATABASE = 0x02
 _ENTRY = (16, 24)
-"""Bytes of a key and of a value."""
+"""Sizes of a key and of a value in bytes."""
 _COUNT = (1 << 48) - 1
 
 Node = tuple[int, bytes, bytes]
-"""Child's number, or the flags of a leaf's node; key; value, empty in a branch."""
+"""(page number of the child or flags of a leaf node, key, value). A branch node has an empty value."""
 
 
 @attrs.frozen
 class _Pages:
     file: BinaryIO
     size: int
-    """Of a page."""
+    """Size of a page in bytes."""
     end: int
-    """Of the file."""
+    """Size of the file in bytes."""
 
     def nodes(self, number: int) -> tuple[int, list[Node]]:
-        """(flags, nodes) of a page; (0, []) if it is not a branch or a leaf of that number."""
+        """Return (flags, nodes) of a page, or (0, []) if it is not a branch or leaf with this page number."""
         if (number + 1) * self.size > self.end:
             return 0, []
         self.file.seek(number * self.size)
@@ -56,7 +57,7 @@ class _Pages:
         return flags, [node for at in offsets if (node := _node(page, at, is_leaf=flags == _LEAF))]
 
     def leaf_nodes(self, root: int) -> Iterator[Node]:
-        """Of every leaf below a page; each page once."""
+        """Yield the nodes of every leaf below a page. Reads each page once, even if damage creates a cycle."""
         todo, seen = [root], {root}
         while todo:
             flags, nodes = self.nodes(todo.pop())
@@ -81,7 +82,7 @@ def _node(page: bytes, at: int, *, is_leaf: bool) -> Node | None:
 
 
 def read_counts(path: Path) -> dict[bytes, int]:
-    """Id to references of every entry with several that can be read from the environment ``path``."""
+    """Return the reference counts above one that can be read from the environment ``path``, by id. Never raises OSError."""
     data = path / DATA
     if path.is_symlink() or data.is_symlink() or not data.is_file():
         return {}
@@ -106,7 +107,7 @@ def _read_counts(file: BinaryIO) -> dict[bytes, int]:
 
 
 def _roots(file: BinaryIO) -> list[tuple[_Pages, int]]:
-    """Pages, and the root of the main database, as of each meta page; the newest first."""
+    """Return (pages, root page of the main database) for each valid meta page, the newest first."""
     found = []
     head = file.read(2 * 65536)
     for size in (1 << bits for bits in range(9, 17)):
@@ -114,20 +115,21 @@ def _roots(file: BinaryIO) -> list[tuple[_Pages, int]]:
             meta = head[at + _PAGE_HEADER.size : at + _PAGE_HEADER.size + _META.size]
             if len(meta) == _META.size:
                 magic, version, _, _, free, main, _, transaction = _META.unpack(meta)
-                if (magic, version, _DATABASE.unpack(free)[0]) == (_MAGIC, _VERSION, size):  # the page size stands there
+                # The first member of the free-page database of a meta page is the page size.
+                if (magic, version, _DATABASE.unpack(free)[0]) == (_MAGIC, _VERSION, size):
                     found.append((transaction, size, _DATABASE.unpack(main)[-1]))
     end = file.seek(0, os.SEEK_END)
     return [(_Pages(file, size, end), root) for _, size, root in sorted(set(found), reverse=True)]
 
 
-def write_file(files: FileOperations, path: Path, counts: Mapping[bytes, int], *, sync: bool) -> None:
-    """A file of counts: lines ``id,count``."""
+def save_counts(files: FileOperations, path: Path, counts: Mapping[bytes, int], *, sync: bool) -> None:
+    """Write a file with one line ``id,count`` per id, after a header line."""
     lines = (f"{msg_id.hex()},{count}\n".encode() for msg_id, count in counts.items())
     files.write_file(path, [b"id,count\n", b"".join(lines)], sync=sync)
 
 
-def read_file(files: FileOperations, path: Path) -> dict[bytes, int]:
-    """What was written; empty if nothing was, or if it is damaged."""
+def load_counts(files: FileOperations, path: Path) -> dict[bytes, int]:
+    """Return the counts that :func:`save_counts` wrote; empty if the file is missing or damaged."""
     try:
         rows = (line.split(",") for line in files.read_file(path).decode().splitlines()[1:])
         return {bytes.fromhex(msg_id): int(count) for msg_id, count in rows}

@@ -1,8 +1,8 @@
-"""Many LMDB calls in a row, beside threads that compute.
+"""Thread switch interval for series of LMDB calls.
 
-py-lmdb gives up the interpreter lock in every call and takes it again behind it. Beside a thread that only computes, taking it
-again lasts a switch interval, 5 ms unless changed: most of a minute for 10,000 puts. With a short interval it is a fraction of
-a second.
+py-lmdb releases the interpreter lock in every call and acquires it again afterwards. While another thread computes, acquiring
+it takes one switch interval, 5 ms by default: most of a minute for 10,000 puts. A short interval reduces this to a fraction
+of a second.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import sys
 import threading
 from collections.abc import Iterator
 
-_SHORT = 1e-5
-"""Seconds. Below this nothing was gained."""
+_SHORT_INTERVAL_SECONDS = 1e-5
+"""Shorter intervals brought no further gain."""
 
 _lock = threading.Lock()
-_inside = 0
-_usual = 0.0
+_active_blocks = 0
+_original_interval = 0.0
 
 
 @contextlib.contextmanager
-def prompt_switching() -> Iterator[None]:
-    """Let threads of this process wait at most 10 µs for one that computes. Any number of threads may be inside."""
-    global _inside, _usual
+def short_switch_interval() -> Iterator[None]:
+    """Reduce the switch interval of this process to at most 10 µs during the block. Thread-safe; blocks may overlap."""
+    global _active_blocks, _original_interval
     with _lock:
-        if not _inside:
-            _usual = sys.getswitchinterval()
-            sys.setswitchinterval(min(_usual, _SHORT))
-        _inside += 1
+        if not _active_blocks:
+            _original_interval = sys.getswitchinterval()
+            sys.setswitchinterval(min(_original_interval, _SHORT_INTERVAL_SECONDS))
+        _active_blocks += 1
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if not _inside:
-                sys.setswitchinterval(_usual)
+            _active_blocks -= 1
+            if not _active_blocks:
+                sys.setswitchinterval(_original_interval)

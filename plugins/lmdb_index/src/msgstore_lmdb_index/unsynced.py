@@ -1,10 +1,12 @@
-"""Files that LMDB writes without syncs, and what a power loss leaves of them.
+"""Mark for an LMDB file that is written without syncs, and the check of such a file after a power loss.
 
-LMDB replaces no page that its last meta page leads to, so its file is sound after a power loss if writes reach the disk in
-their order. Without syncs they need not: then a meta page may lead to pages that were never written, and LMDB ends the process
-(SIGABRT, SIGBUS, SIGSEGV) when it follows it. Hence a mark, the file ``unsynced`` beside LMDB's, with the id of the system's
-boot. It is synced before the first commit that is not, and removed when LMDB's file is synced, at a clean stop. A mark of
-another boot says that the file must be checked before LMDB maps it.
+LMDB does not overwrite a page that its last meta page leads to. Its file is therefore sound after a power loss if writes reach
+the disk in order. Without syncs the order is not guaranteed: a meta page may lead to pages that were never written, and LMDB
+then ends the process (SIGABRT, SIGBUS, SIGSEGV).
+
+The mark is the file ``unsynced`` next to LMDB's file. It has the system's boot id. It is written and synced before the first
+unsynced commit, and removed when LMDB's file is synced at a clean shutdown. A mark with another boot id means that the file
+must be checked before LMDB maps it.
 """
 
 from __future__ import annotations
@@ -16,26 +18,27 @@ from lmdb.verify import VerifyError, verify
 
 from msgstore.contract import FileOperations
 from msgstore_lmdb_index.contents import DATA
-from msgstore_lmdb_index.errors import Errors
+from msgstore_lmdb_index.errors import ErrorTranslator
 
 MARK = "unsynced"
 UNKNOWN = b"unknown"
-"""In the place of a boot id, where the system has none. Any boot may be another one then."""
+"""Substitute for the boot id on a system without one. Two such marks may be of different boots."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> bytes:
+    """Return the boot id of the system, or ``UNKNOWN``."""
     try:
         return _BOOT_ID.read_bytes().strip() or UNKNOWN
     except OSError:
         return UNKNOWN
 
 
-class Mark:
-    """Of one environment's directory."""
+class UnsyncedMark:
+    """File ``unsynced`` in the directory of one environment."""
 
     is_set = False
-    """Whether it was set by this object."""
+    """True if this object has written the mark and not removed it."""
 
     def __init__(self, path: Path, files: FileOperations) -> None:
         self._path = path / MARK
@@ -43,10 +46,14 @@ class Mark:
 
     @property
     def exists(self) -> bool:
+        """True if the file exists."""
         return self._path.exists()
 
     def is_of_other_boot(self, *, unless_unknown: bool = False) -> bool:
-        """Whether the machine may have stopped since LMDB's file was synced."""
+        """Return True if the mark exists and the machine may have stopped since it was written.
+
+        If a boot id is unknown, returns True, or False with ``unless_unknown``.
+        """
         try:
             marked, booted = self._files.read_file(self._path), boot_id()
         except (FileNotFoundError, NotADirectoryError):
@@ -56,22 +63,22 @@ class Mark:
         return marked != booted
 
     def set(self) -> None:
-        """Before the first commit that is not synced."""
+        """Write and sync the mark, unless this object already has. Called before each unsynced commit."""
         if not self.is_set:
             self._files.write_file(self._path, [boot_id()], sync=True)
             self.is_set = True
 
     def remove(self) -> None:
-        """After LMDB's file was synced, or found to be sound."""
+        """Delete the mark. Called after LMDB's file was synced or found sound."""
         self._files.unlink(self._path)
         self.is_set = False
 
 
-def check(path: Path, errors: Errors) -> None:
-    """Raise DamagedError if LMDB could not read or write the file. Reads all of it, about 30 MB a second; maps nothing."""
+def check(path: Path, errors: ErrorTranslator) -> None:
+    """Raise DamagedError if LMDB cannot safely read and write the file. Reads all of it, about 30 MB/s, without mapping it."""
     data = path / DATA
     if not data.is_file() or not data.stat().st_size:
-        return  # LMDB copes with that
+        return  # LMDB handles a missing or empty file
     try:
         problems: list[str] = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
     except OSError as error:
@@ -80,8 +87,8 @@ def check(path: Path, errors: Errors) -> None:
         problems = [str(error)]
     except VerifyError as error:
         problems = [str(error)]
-    except Exception as error:  # whatever strange bytes may lead to
+    except Exception as error:  # damaged bytes can make the verifier raise anything
         problems = [f"{type(error).__name__}: {error}"]
     if problems:
-        what = f"{len(problems)} faults were found after the machine had stopped without a clean stop; the first: {problems[0]}"
+        what = f"{len(problems)} faults were found after the machine had stopped without a clean shutdown; first: {problems[0]}"
         raise errors.damage(what)

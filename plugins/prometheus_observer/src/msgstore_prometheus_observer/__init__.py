@@ -1,1 +1,1 @@
-"""Metrics of msgstore's stores for Prometheus."""
+"""Prometheus metrics of the open stores of a process."""

@@ -1,6 +1,7 @@
-"""The metrics: what events tell is counted as they come, what a store knows of itself is asked for at each scrape.
+"""Metrics of stores: some count events, others read the statistics of the open stores at each scrape.
 
-Each has the label ``store``, the store's directory. Names and units follow Prometheus's conventions: base units, ``_total``.
+Each metric has the label ``store``, the store's directory. Names and units follow Prometheus's conventions: base units,
+``_total``.
 """
 
 from __future__ import annotations
@@ -17,41 +18,43 @@ from msgstore.contract import events
 SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300)
 
 GAUGES = {
-    "messages": ("msgstore_messages", "Live messages, pending ones included."),
+    "messages": ("msgstore_messages", "Live messages, buffered ones included."),
     "pending": ("msgstore_pending_messages", "Messages that are not on disk yet."),
     "segments": ("msgstore_segments", "Segment files."),
     "bytes_on_disk": ("msgstore_disk_bytes", "Bytes of all segments."),
     "live_bytes": ("msgstore_live_bytes", "Bytes of live records."),
-    "garbage_bytes": ("msgstore_garbage_bytes", "Bytes that a collection can give back."),
+    "garbage_bytes": ("msgstore_garbage_bytes", "Bytes that a collection can free, at most."),
     "quarantined": ("msgstore_quarantined_segments", "Segments in which damage was found."),
 }
 COUNTERS = {
-    "written_messages": ("msgstore_written_messages", "Messages put on disk."),
-    "written_bytes": ("msgstore_written_bytes", "Bytes of records put on disk."),
-    "removed_messages": ("msgstore_removed_messages", "Messages on disk whose last reference was taken."),
-    "flushes": ("msgstore_flushes", "Flushes that had something to write."),
-    "callback_failures": ("msgstore_callback_failures", "Times that an on_confirm raised."),
-    "observer_failures": ("msgstore_observer_failures", "Times that an observer raised, or could not be told."),
+    "written_messages": ("msgstore_written_messages", "Messages written to disk."),
+    "written_bytes": ("msgstore_written_bytes", "Bytes of records written to disk."),
+    "removed_messages": ("msgstore_removed_messages", "Messages on disk whose last reference was removed."),
+    "flushes": ("msgstore_flushes", "Flushes that had changes to write."),
+    "callback_failures": ("msgstore_callback_failures", "Exceptions raised by on_confirm."),
+    "observer_failures": ("msgstore_observer_failures", "Exceptions raised by observers, and events that were not delivered."),
 }
 
 
 class OpenStores(Collector):
-    """Asks every open store for its statistics at each scrape, on the thread of the scrape."""
+    """Prometheus collector that reads the statistics of every open store at each scrape, on the scraping thread."""
 
     def __init__(self) -> None:
         self._opened: list[events.StoreOpenedEvent] = []
         self._lock = threading.Lock()
 
     def add(self, event: events.StoreOpenedEvent) -> None:
+        """Add the store of this event."""
         with self._lock:
             self._opened.append(event)
 
-    def forget_closed(self) -> None:
+    def remove_closed(self) -> None:
+        """Remove all stores that are closed: they have no statistics."""
         with self._lock:
             self._opened = [event for event in self._opened if event.statistics()]
 
     def describe(self) -> list[Metric]:
-        """Nothing, or registering this would ask the stores."""
+        """Return no metrics: otherwise the registry would call ``collect`` at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -68,7 +71,7 @@ class OpenStores(Collector):
             yield counter
 
     def _statistics(self) -> dict[str, dict[str, int]]:
-        """By store. Of a directory that is open several times in this process the writer speaks."""
+        """Return the statistics by store. If this process has a directory open several times, the writer's are used."""
         with self._lock:
             opened = sorted(self._opened, key=lambda event: event.mode == "rw")
         found = ((str(event.store), dict(event.statistics())) for event in opened)
@@ -76,7 +79,7 @@ class OpenStores(Collector):
 
 
 class Metrics:
-    """All metrics of one registry. Methods may be called from any thread."""
+    """All metrics of one registry. Thread-safe."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -85,19 +88,19 @@ class Metrics:
         def histogram(name: str, text: str, *labels: str) -> Histogram:
             return Histogram(name, text, ["store", *labels], registry=registry, buckets=SECONDS)
 
-        self._openings = counter("msgstore_openings", "Times that the store was opened, by how it came up.", "how")
-        self._recovery = histogram("msgstore_recovery_seconds", "Time of recoveries for which something had to be read.")
-        self._rolled = counter("msgstore_segments_rolled", "Segments that were begun.")
+        self._openings = counter("msgstore_openings", "Openings of the store, by kind of recovery.", "how")
+        self._recovery = histogram("msgstore_recovery_seconds", "Time of recoveries that had to read segments.")
+        self._rolled = counter("msgstore_segments_rolled", "Segments that were started.")
         self._deleted = counter("msgstore_segments_deleted", "Segments that were unlinked.")
         self._deleted_bytes = counter("msgstore_deleted_bytes", "Bytes of segments that were unlinked.")
-        self._corruptions = counter("msgstore_corruptions", "Damaged spots that were found.")
+        self._corruptions = counter("msgstore_corruptions", "Damaged spans that were found.")
         self._collection = histogram("msgstore_collection_seconds", "Time of one segment's collection.", "action")
-        self._skipped = counter("msgstore_collections_skipped", "Segments that the collector left as they are.", "action")
+        self._skipped = counter("msgstore_collections_skipped", "Segments that the collector left unchanged.", "action")
         self._moved = counter("msgstore_collection_moved_bytes", "Bytes of records that collections moved.", "action")
         self._written = counter("msgstore_collection_written_bytes", "Bytes that collections wrote.", "action")
-        self._freed = counter("msgstore_collection_freed_bytes", "Bytes that collections gave back.", "action")
-        self._dropped = counter("msgstore_dropped_messages", "Live messages that retention gave up.")
-        self._dropped_bytes = counter("msgstore_dropped_bytes", "Bytes of live records that retention gave up.")
+        self._freed = counter("msgstore_collection_freed_bytes", "Bytes that collections freed.", "action")
+        self._dropped = counter("msgstore_dropped_messages", "Live messages that retention deleted.")
+        self._dropped_bytes = counter("msgstore_dropped_bytes", "Bytes of live records that retention deleted.")
         self._open = OpenStores()
         registry.register(self._open)
 
@@ -105,11 +108,11 @@ class Metrics:
         store = str(event.store)
         self._openings.labels(store, event.recovery["how"]).inc()
         for metric in (self._rolled, self._deleted, self._deleted_bytes, self._corruptions, self._dropped, self._dropped_bytes):
-            metric.labels(store)  # at 0: what appears only when it happens has no rate
+            metric.labels(store)  # starts at 0: a rate cannot include the first increment of a series that begins with it
         self._open.add(event)
 
     def store_closed(self, event: events.StoreClosedEvent) -> None:
-        self._open.forget_closed()
+        self._open.remove_closed()
 
     def segment_rolled(self, event: events.SegmentRolledEvent) -> None:
         self._rolled.labels(str(event.store)).inc()

@@ -1,6 +1,6 @@
-"""What this distribution observes. Light: prometheus_client is imported with the first event.
+"""Event hooks of the observer. ``prometheus_client`` is imported with the first event.
 
-Hooks are called on the observer thread of each store, so those of two stores may come at once.
+Each store calls hooks on its own observer thread, so hooks of two stores may run at the same time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from msgstore.contract import events
 if TYPE_CHECKING:
     from msgstore_prometheus_observer.metrics import Metrics
 
-_making = threading.Lock()
-_made: list[Metrics] = []
+_lock = threading.Lock()
+_instances: list[Metrics] = []
 
 
 def metrics() -> Metrics:
-    """Those of this process, in prometheus_client's own registry."""
-    with _making:
-        if not _made:
+    """Return the metrics of this process, in prometheus_client's default registry. Thread-safe; creates them once."""
+    with _lock:
+        if not _instances:
             from prometheus_client import REGISTRY
 
             from msgstore_prometheus_observer.metrics import Metrics
 
-            _made.append(Metrics(REGISTRY))
-        return _made[0]
+            _instances.append(Metrics(REGISTRY))
+        return _instances[0]
 
 
 @hookimpl

@@ -1,1 +1,1 @@
-"""A segment format and an index that are unlike msgstore's own, written with its public contract only."""
+"""Segment format and index that differ from msgstore's own, written with msgstore's public contract only."""

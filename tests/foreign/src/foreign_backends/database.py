@@ -1,7 +1,7 @@
-"""One SQLite file with entries and state: opened with care, read on one connection, written on another. Knows bytes only.
+"""SQLite file with entries and state: validated when it is opened, read on one connection, written on another.
 
-A write-ahead log, so that nobody who reads waits for a commit. Where nothing may be written, a database that was closed is
-opened as immutable, without locks; one whose last writer was killed still has its log beside it: a private copy is read.
+It uses a write-ahead log, so that reads do not wait for a commit. Read-only, a closed database is opened as immutable, without
+locks. If its last writer was killed, its log is still next to it: then a private copy is read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
 )
-_BESIDE = ("", "-wal", "-shm", "-journal")
-_AT_ONCE = 500
-"""Ids in one question."""
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+_MAX_IDS_PER_QUERY = 500
 _CODES = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_BUSY: errno.EBUSY,
@@ -40,12 +39,12 @@ _CODES = {
 
 
 class DamagedError(OSError):
-    """The file is not, or is no longer, a database of ours."""
+    """Raised for a file that is not a usable database of this index."""
 
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as errors of the operating system, with the path."""
+    """Raise SQLite's errors of the block as OSError with the path; as DamagedError if they show damage."""
     try:
         yield
     except sqlite3.Error as error:
@@ -56,39 +55,43 @@ def translated(path: Path) -> Iterator[None]:
 
 
 class Database:
-    """``read``, ``count_without`` and ``rows`` may be called by any thread, beside ``write``; the rest by one thread at a time.
+    """SQLite database of entries and state.
 
-    Raises OSError, DamagedError among them.
+    Methods raise OSError, or its subclass DamagedError. Any thread calls ``read``, ``count_without`` and ``rows``, also during
+    ``write``. All other methods are called by one thread at a time.
     """
 
     def __init__(self, path: Path, *, cache: int, sync: bool, read_only: bool) -> None:
-        """Open ``path``, or make it. Read-only nothing is written there; FileNotFoundError if there is none."""
+        """Open the database ``path``, or create it. ``cache`` is in bytes per connection.
+
+        With ``read_only``, nothing is written at ``path``, and a missing database raises FileNotFoundError.
+        """
         self._path = path
         self._cache = cache
         self._synchronous = "FULL" if sync else "OFF"
         self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
         self.damaged = False
-        """Whether damage was met since it was opened."""
+        """True if damage was found since the database was opened."""
         if read_only:
             self._writer = None
             self._uri = self._read_only_uri()
         else:
-            for suffix in _BESIDE:
+            for suffix in _SUFFIXES:
                 if (name := path.with_name(path.name + suffix)).is_symlink():
-                    raise OSError(errno.ELOOP, "is a symbolic link; put what it leads to in its place, or remove it", str(name))
+                    raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(name))
             self._uri = _uri(path, "mode=rwc")
             new = not path.exists()
             self._writer = self._connect()
         try:
             self._reader: sqlite3.Connection | None = None
-            with self._errors():
+            with self._translated():
                 if self._writer is not None:
                     self._prepare(self._writer)
                     if new and sync:
                         _sync_directory(path.parent)
                 self._reader = self._connect()
-                self.state = self._look()
+                self.state = self._read_state()
         except BaseException:
             self.close()
             raise
@@ -97,17 +100,17 @@ class Database:
         path = self._path
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, "no SQLite database", str(path))
-        beside = [name for suffix in _BESIDE[1:] if (name := path.with_name(path.name + suffix)).exists()]
-        if not beside:
+        others = [name for suffix in _SUFFIXES[1:] if (name := path.with_name(path.name + suffix)).exists()]
+        if not others:
             return _uri(path, "mode=ro&immutable=1")
         self._copy = tempfile.TemporaryDirectory(prefix="msgstore-sqlite-")
-        for name in (path, *beside):
-            if not name.name.endswith("-shm"):  # it is made anew
+        for name in (path, *others):
+            if not name.name.endswith("-shm"):  # SQLite recreates it
                 shutil.copyfile(name, Path(self._copy.name) / name.name)
         return _uri(Path(self._copy.name) / path.name, "mode=rw")
 
     def _connect(self) -> sqlite3.Connection:
-        with self._errors():
+        with self._translated():
             connection = sqlite3.connect(self._uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
             try:
                 connection.execute(f"PRAGMA cache_size = -{max(self._cache // 1024, 64)}")
@@ -126,13 +129,13 @@ class Database:
                 writer.execute(f"PRAGMA application_id = {_APPLICATION}")
                 writer.execute(f"PRAGMA user_version = {LAYOUT}")
 
-    def _look(self) -> dict[bytes, bytes] | None:
-        """The state; None if nothing was ever committed."""
+    def _read_state(self) -> dict[bytes, bytes] | None:
+        """Return the state, or None if nothing was ever committed. Raises DamagedError for a database of another program."""
         reader = self._reader
         assert reader is not None
         found = (reader.execute("PRAGMA application_id").fetchone(), reader.execute("PRAGMA user_version").fetchone())
         if found == ((0,), (0,)) and reader.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-            return None  # its maker was killed before the first transaction
+            return None  # the process that created it was killed before the first transaction
         if found != ((_APPLICATION,), (LAYOUT,)):
             raise self._damage(f"application and layout are {found}")
         if reader.execute("SELECT count(*) FROM counts").fetchone() == (0,):
@@ -140,7 +143,8 @@ class Database:
         return dict(reader.execute("SELECT key, value FROM state"))
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
+        """Translate the errors of the block, and set ``damaged`` if they show damage."""
         try:
             with translated(self._path):
                 yield
@@ -153,32 +157,32 @@ class Database:
         return DamagedError(errno.EIO, what, str(self._path))
 
     def read(self, key: bytes) -> bytes:
-        """The slot of an id as of the last commit; empty if there is none, or if the database is closed."""
-        with self._reading:
+        """Return the slot of an id as of the last commit; empty if there is none, or if the database is closed."""
+        with self._read_lock:
             if self._reader is None:
                 return b""
             try:
                 found = self._reader.execute("SELECT slot FROM entries WHERE id = ?", (key,)).fetchone()
             except sqlite3.Error:
-                with self._errors():
+                with self._translated():
                     raise
             return found[0] if found else b""
 
     def count_without(self, ids: Iterable[bytes]) -> int:
-        """How many other ids have an entry, as of one commit."""
-        with self._reading, self._errors():
+        """Return the number of entries with other ids than these, as of one commit."""
+        with self._read_lock, self._translated():
             if self._reader is None:
                 return 0
             with _transaction(self._reader, "BEGIN"):
                 return _count(self._reader) - _count_of(self._reader, ids)
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every entry as of the call, which is read as the iterator goes on."""
+        """Return an iterator over all entries as of the call. It reads them while it advances, on its own connection."""
         connection = self._connect()
         try:
-            with self._errors():
+            with self._translated():
                 connection.execute("BEGIN")
-                connection.execute("SELECT value FROM counts").fetchone()  # from here on nothing that is committed is seen
+                connection.execute("SELECT value FROM counts").fetchone()  # the first read fixes the snapshot
                 return _Rows(connection, self._path)
         except BaseException:
             connection.close()
@@ -193,10 +197,10 @@ class Database:
         drop_entries: bool,
         drop_state: bool,
     ) -> None:
-        """Everything in one transaction. If it raises, nothing has changed. Sorted keys are faster."""
+        """Write all changes in one transaction; after an error, nothing has changed. Sorted keys are faster."""
         writer = self._writer
         assert writer is not None
-        with self._errors(), _transaction(writer):
+        with self._translated(), _transaction(writer):
             count = len(puts)
             if drop_entries:
                 writer.execute("DELETE FROM entries")
@@ -206,15 +210,15 @@ class Database:
                 writer.execute("DELETE FROM state")
             writer.executemany("DELETE FROM entries WHERE id = ?", ((key,) for key in deletes))
             writer.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", puts)
-            gone = [(key,) for key, value in state.items() if value is None]
-            writer.executemany("DELETE FROM state WHERE key = ?", gone)
-            kept = [(key, value) for key, value in state.items() if value is not None]
-            writer.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", kept)
+            removed = [(key,) for key, value in state.items() if value is None]
+            writer.executemany("DELETE FROM state WHERE key = ?", removed)
+            changed = [(key, value) for key, value in state.items() if value is not None]
+            writer.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", changed)
             writer.execute("INSERT OR REPLACE INTO counts VALUES ('entries', ?)", (count,))
 
     def close(self) -> None:
-        """Let go of the files, without a commit. Closing twice is fine."""
-        with self._reading:
+        """Close the files without a commit. A second call does nothing."""
+        with self._read_lock:
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     with contextlib.suppress(sqlite3.Error):
@@ -226,7 +230,7 @@ class Database:
 
 
 class _Rows(Iterator[tuple[bytes, bytes]]):
-    """Closes its connection at the end, or when nobody has it any more."""
+    """Iterator over all entries. Closes its connection at the end, or when it is garbage-collected."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -259,22 +263,23 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
 
 
 def _count(connection: sqlite3.Connection) -> int:
-    """Entries: SQLite itself would have to walk over all of them."""
+    """Return the number of entries from the table ``counts``: for ``count(*)``, SQLite would read all of them."""
     found = connection.execute("SELECT value FROM counts WHERE name = 'entries'").fetchone()
     return int(found[0]) if found else 0
 
 
 def _count_of(connection: sqlite3.Connection, ids: Iterable[bytes]) -> int:
+    """Return how many of these ids have an entry."""
     ids = iter(ids)
     count = 0
-    while some := list(islice(ids, _AT_ONCE)):
-        marks = ",".join("?" * len(some))
-        count += connection.execute(f"SELECT count(*) FROM entries WHERE id IN ({marks})", some).fetchone()[0]
+    while batch := list(islice(ids, _MAX_IDS_PER_QUERY)):
+        placeholders = ",".join("?" * len(batch))
+        count += connection.execute(f"SELECT count(*) FROM entries WHERE id IN ({placeholders})", batch).fetchone()[0]
     return count
 
 
-def _uri(path: Path, how: str) -> str:
-    return f"file:{urllib.parse.quote(str(path.absolute()))}?{how}"
+def _uri(path: Path, parameters: str) -> str:
+    return f"file:{urllib.parse.quote(str(path.absolute()))}?{parameters}"
 
 
 def _sync_directory(path: Path) -> None:

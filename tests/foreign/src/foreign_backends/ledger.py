@@ -1,4 +1,4 @@
-"""The segment format ``ledger``; see :class:`msgstore.contract.CompactableFormat`."""
+"""Segment format ``ledger``. :class:`msgstore.contract.CompactableFormat` documents the methods."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from foreign_backends.grammar import (
     HEADER,
     HEADER_SIZE,
     ID,
-    INDEX,
     LEAST_RECORD,
     MAX_BODY,
     RECORD,
     TORN,
     U32,
-    BadHead,
+    InvalidHead,
+    check_header,
     gap_head,
     head,
     id_of,
-    is_whole,
-    judge_header,
+    is_intact,
     measure,
 )
 from msgstore.contract import Buffer, CheckBody, Damage, FormatContext, GapFill, RecordError, SegmentScan
 
 _SECTOR = 512
-"""What a disk writes whole or not at all, at the least."""
+"""Bytes that a disk writes atomically, at least."""
 _zeros_at = re.compile(rb"\0*").match
-_find_record = re.compile(b"[RF]").finditer
+_record_kinds = re.compile(b"[RF]").finditer
 
 
 class LedgerFormat:
-    """``.ledger``. What msgstore writes are RECORDs; FOREIGNs come from others, and are read, moved and copied as they are."""
+    """Format of ``.ledger`` files. msgstore writes RECORDs. FOREIGNs of other programs are read, moved and copied unchanged."""
 
     header = HEADER
     max_body = MAX_BODY
@@ -59,16 +58,16 @@ class LedgerFormat:
             raise RecordError("size_mismatch", f"{len(record)} bytes, fewer than any record has")
         try:
             kind, at, key, size = measure(record, 0, len(record))
-        except BadHead as error:
+        except InvalidHead as error:
             raise RecordError("size_mismatch" if str(error) == TORN else str(error)) from None
         if kind not in (RECORD, FOREIGN):
-            raise RecordError("not_a_record", f"it begins with {chr(kind)!r}")
+            raise RecordError("not_a_record", f"the element begins with {chr(kind)!r}")
         if size != len(record):
-            raise RecordError("size_mismatch", f"the record says {size} bytes, the index {len(record)}")
+            raise RecordError("size_mismatch", f"the size is {size} bytes in the record, {len(record)} in the index")
         found = id_of(kind, record[at : at + key])
         if found != msg_id:
-            raise RecordError("id_mismatch", f"the record is of {found.hex()}")
-        if not is_whole(record, 0, size):
+            raise RecordError("id_mismatch", f"the record has the id {found.hex()}")
+        if not is_intact(record, 0, size):
             raise RecordError("checksum_mismatch")
         return record[at + key : -CRC]
 
@@ -81,26 +80,27 @@ class LedgerFormat:
         total = len(data)
         if total < HEADER_SIZE:
             return scan.ended("torn", 0)
-        scan.header = judge_header(data)
+        scan.header = check_header(data)
         offset = max(start, HEADER_SIZE)
         if offset > total:
             return scan.ended("torn", offset)
-        end = self._elements(data, offset, scan, check_body)
-        scan.separate_copies()
-        return end
+        found = self._scan_elements(data, offset, scan, check_body)
+        found.separate_copies()
+        return found
 
-    def _elements(self, data: Buffer, offset: int, scan: SegmentScan, check_body: CheckBody | None) -> SegmentScan:
+    def _scan_elements(self, data: Buffer, offset: int, scan: SegmentScan, check_body: CheckBody | None) -> SegmentScan:
+        """Add all elements from ``offset`` on to ``scan``, set its end, and return it. GAPs, INDEXes and PADs are holes."""
         total = len(data)
         while offset < total:
             try:
                 kind, at, key, size = measure(data, offset, total)
-            except BadHead as error:
+            except InvalidHead as error:
                 zeros = _zeros_at(data, offset)
                 if str(error) == TORN or (zeros is not None and zeros.end() == total):
                     return scan.ended("torn", offset)
                 return scan.ended("corrupt", offset, str(error))
             if kind in (RECORD, FOREIGN):
-                if not is_whole(data, offset, size):
+                if not is_intact(data, offset, size):
                     scan.damage.append(Damage(offset, size, "checksum_mismatch"))
                 elif check_body is not None and not check_body(
                     id_of(kind, data[at : at + key]), data[at + key : offset + size - CRC]
@@ -115,20 +115,24 @@ class LedgerFormat:
         return scan.ended("clean", offset)
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
-        """A record, and behind it what holds. Only heads are looked at, each a few bytes, so the search is linear."""
+        """Find a record that valid elements follow. Reads only heads, each of a few bytes, so the search is linear."""
         total = len(data)
-        for match in _find_record(data, max(start, HEADER_SIZE)):
-            if _holds(data, match.start(), total, length):
+        for match in _record_kinds(data, max(start, HEADER_SIZE)):
+            if _is_chain(data, match.start(), total, length):
                 return match.start()
         return None
 
     def gap_room(self, offset: int, size: int) -> int:
-        """The whole gap, unless the head that opens and seals it could be torn between two sectors."""
+        """Return ``size``, or 0 if no record fits or the head of the gap spans two sectors and could be torn."""
         straddles = offset % _SECTOR > _SECTOR - GAP_HEAD
         return 0 if straddles or size < LEAST_RECORD + ID else size
 
     def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
-        """The gap becomes a GAP, receives all but the head's length of the run, and what is left over; then that."""
+        """Return the writes that put ``records`` into the gap.
+
+        First the gap becomes a GAP, and a scan skips its inside. Then everything is written except the bytes that the head of
+        the GAP covers. Those bytes come last and make the records visible.
+        """
         if not records:
             return GapFill()
         run = b"".join(records)
@@ -142,11 +146,11 @@ class LedgerFormat:
         )
 
 
-def _holds(data: Buffer, offset: int, total: int, length: int) -> bool:
+def _is_chain(data: Buffer, offset: int, total: int, length: int) -> bool:
     for _ in range(length):
         try:
             size = measure(data, offset, total)[3]
-        except BadHead:
+        except InvalidHead:
             return False
         offset += size
         if offset == total:

@@ -1,4 +1,4 @@
-"""What this distribution registers."""
+"""Registration of the format ``ledger`` and the index ``sqlite``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgstore.contract import Capability, IndexDescriptor, SegmentFormatDescript
 @attrs.frozen
 class SqliteOptions:
     cache: Size = Size(2 * 2**20)
-    """Bytes of pages that each of the two connections keeps in memory."""
+    """Maximum size of the pages that each of the two connections keeps in memory, in bytes."""
 
 
 @hookimpl
@@ -22,7 +22,7 @@ def msgstore_segment_formats() -> list[SegmentFormatDescriptor]:
             contract=(1, 0),
             factory="foreign_backends.ledger:LedgerFormat",
             extension=".ledger",
-            generation=1,  # a store that writes v2 takes its messages over, as it does those of v1
+            generation=1,  # as v1: a store that writes v2 migrates ledgers
             capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.COMPACTABLE, Capability.VERBATIM}),
             summary="header of 4 KiB, keys of any length, checksums",
         )
@@ -38,6 +38,6 @@ def msgstore_indexes() -> list[IndexDescriptor]:
             factory="foreign_backends.sqlite:SqliteIndex",
             options=SqliteOptions,
             capabilities=frozenset({Capability.PERSISTENT}),
-            summary="persistent, one SQLite transaction a commit",
+            summary="persistent, one SQLite transaction per commit",
         )
     ]

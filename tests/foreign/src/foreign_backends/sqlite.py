@@ -1,4 +1,4 @@
-"""The index ``sqlite``: entries in one SQLite file, and what has changed since the last commit in memory."""
+"""Index ``sqlite``: entries in one SQLite file, and the changes since the last commit in memory."""
 
 from __future__ import annotations
 
@@ -16,43 +16,44 @@ _log = logging.getLogger("msgstore.index")
 FILE = "msgstore-sqlite.db"
 _ID, _SLOT, _COUNT_BITS = 16, 24, 48
 _COUNT = (1 << _COUNT_BITS) - 1
-"""An entry is one integer, its *slot*: ``location << 48 | references``, in SQLite as 24 bytes. 0 is no entry."""
+"""Mask of the count in a *slot*. A slot is the integer ``location << 48 | references``, stored in SQLite as 24 bytes. Slot 0
+means that there is no entry."""
 _MAX_KEY = 511
 
 
 @attrs.define(eq=False)
 class _Layer:
-    """What has changed between two freezes. The newest layer takes changes; each hides what those below it say of an id."""
+    """Changes between two freezes. The newest layer receives changes. A layer hides ids of the layers below."""
 
     slots: dict[bytes, int] = attrs.field(factory=dict)
     state: dict[bytes, bytes | None] = attrs.field(factory=dict)
     cleared: bool = False
-    """True of the lowest one if what SQLite has is void."""
+    """True if SQLite's contents are void. Only the lowest layer has it."""
 
     def __bool__(self) -> bool:
         return bool(self.slots or self.state or self.cleared)
 
 
 class SqliteIndex:
-    """An :class:`msgstore.contract.Index` that is PERSISTENT.
+    """Persistent implementation of :class:`msgstore.contract.Index`.
 
-    ``freeze`` puts an empty layer on top; ``commit`` writes the frozen ones in one transaction and then drops them. A reader
-    without a lock takes all layers at once and goes through them from the top down, and to SQLite last: what it
-    does not find in a layer that it still sees, or that was dropped meanwhile, SQLite has.
+    ``freeze`` puts an empty layer on top of the others. ``commit`` writes the frozen layers in one transaction and then drops
+    them. A lookup takes no lock: it takes the tuple of layers once, goes through it from the top, and asks SQLite last. A
+    layer is dropped only after SQLite has its contents, so a lookup finds each entry in one of them.
     """
 
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / FILE
         self._database: Database | None = None
-        self._committing = threading.Lock()
-        """One transaction at a time. Taken before ``_arranging``."""
-        self._arranging = threading.Lock()
-        """Held while layers change places, and where layers and SQLite must be of one moment."""
-        self._taken: tuple[_Layer, ...] = ()
-        """The layers that are being committed."""
+        self._commit_lock = threading.Lock()
+        """Held while a transaction is written. Taken before the layers lock."""
+        self._layers_lock = threading.Lock()
+        """Held while layers are replaced, and by calls that need layers and SQLite to be consistent."""
+        self._in_commit: tuple[_Layer, ...] = ()
+        """Layers that are being committed."""
         self._layers: tuple[_Layer, ...] = (_Layer(cleared=True),)
-        """Newest first."""
+        """All layers, newest first."""
 
     # -- load, close ------------------------------------------------------------------------------------------------------
 
@@ -84,10 +85,10 @@ class SqliteIndex:
         self._context.files.replace(self._path, target)
         for suffix in ("-wal", "-shm", "-journal"):
             self._context.files.unlink(self._path.with_name(FILE + suffix))
-        _log.warning("%s is damaged: set aside as %s, the index is rebuilt from the segments", self._path, target)
+        _log.warning("%s: is damaged: set aside as %s. The index is rebuilt from the segments", self._path, target)
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
-        with self._committing:
+        with self._commit_lock:
             database = self._database
             if database is not None:
                 if state is not None and not self._context.read_only and not database.damaged:
@@ -101,13 +102,13 @@ class SqliteIndex:
     # -- entries ----------------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        with self._arranging:
+        with self._layers_lock:
             self._layers = (_Layer(cleared=True),)
 
     def __len__(self) -> int:
-        """Asks SQLite for every id that has changed since the last commit."""
-        with self._arranging:
-            slots, cleared = _merged(self._layers)
+        """Return the number of entries. Looks up every id that has changed since the last commit in SQLite."""
+        with self._layers_lock:
+            slots, cleared = _merge(self._layers)
             alive = sum(1 for slot in slots.values() if slot)
             if cleared or self._database is None:
                 return alive
@@ -133,9 +134,12 @@ class SqliteIndex:
         return self._slot(msg_id) & _COUNT
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
-        """Copies the changes; what is in SQLite is read, as of now, as the iterator goes on."""
-        with self._arranging:
-            slots, cleared = _merged(self._layers)
+        """Return (id, location, references) of every entry at the time of the call.
+
+        The iterator copies the changes, and reads SQLite's entries while it advances.
+        """
+        with self._layers_lock:
+            slots, cleared = _merge(self._layers)
             rows = iter(()) if cleared or self._database is None else self._database.rows()
         return _items(rows, slots)
 
@@ -153,7 +157,7 @@ class SqliteIndex:
         return slot != 0
 
     def release(self, ids: Sequence[bytes]) -> ReleaseResult:
-        """SQLite is asked for all of them first: if it raises, nothing has changed."""
+        """Remove one reference for each given id. Looks up all ids first: if SQLite raises, nothing has changed."""
         slots = {msg_id: self._slot(msg_id) for msg_id in ids}
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
@@ -166,8 +170,8 @@ class SqliteIndex:
             else:
                 slots[msg_id] = 0
                 freed.append((msg_id, slot >> _COUNT_BITS))
-        gone = set(missing) - {msg_id for msg_id, _ in freed}
-        self._layers[0].slots.update((msg_id, slot) for msg_id, slot in slots.items() if msg_id not in gone)
+        absent = set(missing) - {msg_id for msg_id, _ in freed}
+        self._layers[0].slots.update((msg_id, slot) for msg_id, slot in slots.items() if msg_id not in absent)
         return ReleaseResult(freed, missing)
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
@@ -186,13 +190,13 @@ class SqliteIndex:
             return
         for key in state:
             if not 0 < len(key) <= _MAX_KEY:
-                raise ValueError(f"{self._path}: a key of {len(key)} bytes; state has keys of 1 to {_MAX_KEY} bytes")
-        with self._arranging:
+                raise ValueError(f"{self._path}: a key of {len(key)} bytes; keys of the state must have 1 to {_MAX_KEY} bytes")
+        with self._layers_lock:
             newest, *frozen = self._layers
             newest.state |= state
             if not newest:
                 return
-            if frozen and frozen[0] not in self._taken:
+            if frozen and frozen[0] not in self._in_commit:
                 frozen[0].slots.update(newest.slots)
                 frozen[0].state |= newest.state
                 self._layers = (_Layer(), *frozen)
@@ -200,48 +204,51 @@ class SqliteIndex:
                 self._layers = (_Layer(), newest, *frozen)
 
     def commit(self) -> None:
-        with self._committing:
+        with self._commit_lock:
             database = self._database
             if database is None or self._context.read_only:
                 return
-            with self._arranging:
-                self._taken = self._layers[1:]
+            with self._layers_lock:
+                self._in_commit = self._layers[1:]
             try:
-                if self._taken or database.state is None:
-                    self._write(database, self._taken or (_Layer(),))
+                if self._in_commit or database.state is None:
+                    self._write(database, self._in_commit or (_Layer(),))
             finally:
-                with self._arranging:
-                    self._taken = ()
-                    self._fold()
+                with self._layers_lock:
+                    self._in_commit = ()
+                    self._merge_frozen()
 
-    def _fold(self) -> None:
-        """What failed commits left becomes one layer, or look-ups would go through more and more of them."""
+    def _merge_frozen(self) -> None:
+        """Merge frozen layers that failed commits have left, to bound the cost of a lookup. Caller holds the layers lock."""
         newest, *frozen = self._layers
         if len(frozen) > 1:
-            slots, cleared = _merged(frozen)
-            self._layers = (newest, _Layer(slots, _merged_state(frozen), cleared))
+            slots, cleared = _merge(frozen)
+            self._layers = (newest, _Layer(slots, _merge_state(frozen), cleared))
 
     def _write(self, database: Database, layers: Sequence[_Layer], whole: Mapping[bytes, bytes] | None = None) -> None:
-        """Layers in one transaction, and away with them; ``whole`` takes the place of all state that there is."""
-        slots, cleared = _merged(layers)
+        """Write the layers in one transaction, then drop them. ``whole`` replaces all stored state.
+
+        Caller holds the commit lock. Takes the layers lock.
+        """
+        slots, cleared = _merge(layers)
         ids = sorted(slots)
         puts = [(msg_id, slot.to_bytes(_SLOT)) for msg_id in ids if (slot := slots[msg_id])]
         deletes = [] if cleared else [msg_id for msg_id in ids if not slots[msg_id]]
-        state = _merged_state(layers) if whole is None else whole
+        state = _merge_state(layers) if whole is None else whole
         database.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
-        with self._arranging:
+        with self._layers_lock:
             database.state = {}
             self._layers = tuple(layer for layer in self._layers if layer not in layers) or (_Layer(),)
 
 
-def _merged(layers: Sequence[_Layer]) -> tuple[dict[bytes, int], bool]:
+def _merge(layers: Sequence[_Layer]) -> tuple[dict[bytes, int], bool]:
     slots: dict[bytes, int] = {}
     for layer in reversed(layers):
         slots |= layer.slots
     return slots, layers[-1].cleared
 
 
-def _merged_state(layers: Sequence[_Layer]) -> dict[bytes, bytes | None]:
+def _merge_state(layers: Sequence[_Layer]) -> dict[bytes, bytes | None]:
     state: dict[bytes, bytes | None] = {}
     for layer in reversed(layers):
         state |= layer.state

@@ -1,5 +1,8 @@
-"""Wheels to executors that have not installed them. Spark puts a ``.zip`` on their path, and takes a ``.whl`` without a word
-without making it importable."""
+"""Upload of wheels to executors that do not have them installed.
+
+Wheels are sent as ``.zip``: Spark puts a ``.zip`` on the import path. It accepts a ``.whl`` without an error, but does not
+make it importable.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from msgstore.contract import ConfigError
-from msgstore_spark.java import for_this_process
+from msgstore_spark.java import process_directory
 
 
-def ship(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
-    """Give the executors of a session, those that come later too, the distributions in ``wheels``: their modules, and the entry
-    points by which plugins are found.
+def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
+    """Make the distributions in ``wheels`` importable on all current and later executors of a session, entry points included.
 
-    What a wheel depends on is not looked for: it has to be there, or to be shipped too. Raises ConfigError for what is no
-    wheel, and for one with compiled modules, which Python cannot import out of a zip; then nothing was sent.
+    Dependencies are not resolved: they must be installed on the executors, or uploaded too. Raises ConfigError, and uploads
+    nothing, if a file is no wheel, or has compiled modules, which Python cannot import from a zip file.
     """
     for wheel in map(Path, wheels):
         _check(wheel)
-    directory = Path(tempfile.mkdtemp(dir=for_this_process()))  # executors fetch from it as long as the session lives
+    directory = Path(tempfile.mkdtemp(dir=process_directory()))  # executors fetch from it during the whole session
     for wheel in map(Path, wheels):
         archive = directory / f"{wheel.stem}.zip"
         shutil.copyfile(wheel, archive)
@@ -42,8 +44,8 @@ def _check(wheel: Path) -> None:
     except (OSError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{wheel}: cannot be read as a wheel ({error}). Try: pip wheel --no-deps NAME") from None
     if not any(name.endswith(".dist-info/METADATA") for name in names):
-        raise ConfigError(f"{wheel}: no wheel: there is no .dist-info in it. Try: pip wheel --no-deps NAME")
+        raise ConfigError(f"{wheel}: is no wheel: there is no .dist-info in it. Try: pip wheel --no-deps NAME")
     if compiled := [name for name in names if name.endswith((".so", ".pyd", ".dylib"))]:
         raise ConfigError(
-            f"{wheel}: has compiled modules ({compiled[0]}), which cannot be imported out of a zip. Install it on every host"
+            f"{wheel}: has compiled modules ({compiled[0]}), which cannot be imported from a zip. Install it on every host"
         )
