@@ -28,7 +28,7 @@ from msgstore.cli.main import main
 from msgstore.cli.map_data import MAX_LISTED_SPANS, PageData
 from msgstore.cli.scan import scan_inputs
 from msgstore.cli.spans import Span
-from msgstore.contract import Combine, Compact, Drop, GcPolicyDescriptor
+from msgstore.contract import Capability, Combine, Compact, Drop, GcPolicyDescriptor
 from msgstore.files import Files
 from msgstore.jobs.policy_forecast import plans_of
 from msgstore.plugins.catalogue import Catalogue
@@ -170,7 +170,7 @@ def test_what_a_policy_would_do_is_what_it_does(fixture: str, tmp_path: Path) ->
     really = {
         c["file"]: c["size_before"] - c["size_after"] - (0 if c["size_after"] else c["written"])  # in place, or a copy of it
         for c in collected
-        if c["kind"] == "segment" and c["done"] == "compacted"
+        if c["kind"] == "segment" and c["outcome"] == "compacted"
     }
     told = {step["files"][0]: step["gives_back"] for step in plan["steps"]}
     assert told.keys() == really.keys()
@@ -276,7 +276,7 @@ def _with_policies(catalogue: Catalogue, *descriptors: GcPolicyDescriptor) -> Ca
 
 def test_a_policy_that_is_wrong_says_so_and_the_others_go_on(tmp_path: Path) -> None:
     factory = f"{__name__}:Odd"
-    odd = GcPolicyDescriptor(name="odd", contract=(1, 0), factory=factory)
+    odd = GcPolicyDescriptor(name="odd", contract=(1, 0), factory=factory, capabilities=[Capability.DROPS_MESSAGES])
     untold = GcPolicyDescriptor(name="untold", contract=(1, 0), factory=factory, options=Needs)
     newer = GcPolicyDescriptor(name="newer", contract=(99, 0), factory=factory)
     catalogue = _with_policies(msgstore.load_catalogue(), odd, untold, newer)

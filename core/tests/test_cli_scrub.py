@@ -23,7 +23,7 @@ from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state,
 from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.contract.locations import pack_location
-from msgstore.engine.store import Entry
+from msgstore.engine.store import StoredMessage
 from msgstore.files import Files
 from msgstore.scan import FormatSet
 
@@ -101,9 +101,9 @@ def test_every_damaged_record_is_told(store: Path) -> None:
 def test_the_index_has_to_agree(store: Path) -> None:
     with msgstore.open_store(store, record="checksum") as opened, opened.client() as client:
         client.write(bytes(16), b"a change: an unchanged store does not save its index")
-        opened._writer.index.enter([IDS[5]], [pack_location(0, 64 + 4 * 425, 425)])  # where another message is
-        opened._writer.index.enter([IDS[15]], [pack_location(1, 64 + 5 * 425, 400)])
-        opened._writer.index.enter([IDS[25]], [pack_location(77, 64, 425)])
+        opened._index.enter([IDS[5]], [pack_location(0, 64 + 4 * 425, 425)])  # where another message is
+        opened._index.enter([IDS[15]], [pack_location(1, 64 + 5 * 425, 400)])
+        opened._index.enter([IDS[25]], [pack_location(77, 64, 425)])
     damage, _, _ = told(store)
     assert [(spot["id"], spot["reason"]) for spot in damage] == [
         (IDS[5].hex(), "id_mismatch"),
@@ -130,7 +130,7 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def stop(number: int) -> None:
         check = Scrubber.check
 
-        def interrupted(self: Scrubber, path: Path, form: Any, entries: Sequence[Entry]) -> Any:
+        def interrupted(self: Scrubber, path: Path, form: Any, entries: Sequence[StoredMessage]) -> Any:
             if path.stem == str(number + 1):
                 monkeypatch.setattr(Scrubber, "check", check)
                 raise KeyboardInterrupt
@@ -219,7 +219,7 @@ def test_a_state_that_somebody_made(tmp_path: Path, wrong: dict[str, Any]) -> No
     members = {"layout": 1, **attrs.asdict(ScrubState()), **wrong}
     crc32 = zlib.crc32(json.dumps(members, sort_keys=True).encode())
     (tmp_path / STATE).write_text(json.dumps({**members, "crc32": crc32}))
-    with pytest.raises(ValueError, match=r"its|it is not|it has more"):
+    with pytest.raises(ValueError, match="its|it is not|it has more|it contains"):
         read_state(Files(), tmp_path)
 
 
@@ -266,8 +266,8 @@ def test_a_wrong_rate(store: Path, rate: str, message: str) -> None:
     assert message in result.stderr
 
 
-def entry(number: int, offset: int, msg_id: bytes) -> Entry:
-    return Entry(msg_id, number, offset, 425, 1, pack_location(number, offset, 425))
+def entry(number: int, offset: int, msg_id: bytes) -> StoredMessage:
+    return StoredMessage(msg_id, number, offset, 425, 1, pack_location(number, offset, 425))
 
 
 @pytest.fixture

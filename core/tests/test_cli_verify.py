@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> msgstore.Store:
 
 
 def located(store: msgstore.Store, msg_id: bytes) -> tuple[int, int, int]:
-    location = store._writer.index.get(msg_id)
+    location = store._index.get(msg_id)
     assert location is not None
     return unpack_location(location)
 
@@ -52,7 +52,7 @@ def test_a_store_without_contradictions(store: msgstore.Store) -> None:
 
 @pytest.mark.parametrize(("offset", "size"), [(64 + 250, 25), (64 + 230, 50), (10, 25), (2**39, 25)])
 def test_an_entry_that_points_outside(store: msgstore.Store, offset: int, size: int) -> None:
-    store._writer.index.enter([IDS[3]], [pack_location(0, offset, size)])
+    store._index.enter([IDS[3]], [pack_location(0, offset, size)])
     store.close()
     code, findings, summary, text = verify(store.path)
     assert code == 1
@@ -67,7 +67,7 @@ def test_an_entry_that_points_outside(store: msgstore.Store, offset: int, size: 
 
 def test_two_entries_in_one_place(store: msgstore.Store) -> None:
     number, offset, size = located(store, IDS[4])
-    store._writer.index.enter([IDS[3]], [pack_location(number, offset, size)])
+    store._index.enter([IDS[3]], [pack_location(number, offset, size)])
     store.close()
     code, findings, summary, _ = verify(store.path)
     assert code == 1
@@ -78,7 +78,7 @@ def test_two_entries_in_one_place(store: msgstore.Store) -> None:
 
 def test_entries_that_overlap(store: msgstore.Store) -> None:
     number, offset, size = located(store, IDS[3])
-    store._writer.index.enter([IDS[3]], [pack_location(number, offset, size + 1)])
+    store._index.enter([IDS[3]], [pack_location(number, offset, size + 1)])
     store.close()
     code, findings, _, _ = verify(store.path)
     assert code == 1
@@ -91,7 +91,7 @@ def test_an_entry_without_a_reference(tmp_path: Path) -> None:
     with msgstore.open_store(tmp_path, index="lmdb") as store:
         with store.client() as client:
             client.write(IDS[3], b"body")
-        store._writer.index.enter([IDS[3]], [pack_location(*located(store, IDS[3]))], [0])
+        store._index.enter([IDS[3]], [pack_location(*located(store, IDS[3]))], [0])
     code, findings, _, _ = verify(tmp_path)
     assert (code, [(f["what"], f["id"]) for f in findings]) == (1, [("no_reference", IDS[3].hex())])
 
@@ -111,7 +111,7 @@ def test_a_row_that_counts_wrong(store: msgstore.Store, count: int, size: int) -
 
 def test_an_entry_that_is_gone(store: msgstore.Store) -> None:
     """The row still counts it: a message was lost by the index."""
-    store._writer.index.release([IDS[7]])
+    store._index.release([IDS[7]])
     store.close()
     code, findings, summary, text = verify(store.path)
     assert (code, [f["what"] for f in findings]) == (1, ["live_count", "live_bytes"])
@@ -121,7 +121,7 @@ def test_an_entry_that_is_gone(store: msgstore.Store) -> None:
 
 def test_a_record_of_another_size(store: msgstore.Store) -> None:
     number, offset, size = located(store, IDS[9])
-    store._writer.index.enter([IDS[9]], [pack_location(number, offset, size - 1)])
+    store._index.enter([IDS[9]], [pack_location(number, offset, size - 1)])
     store.close()
     code, _, summary, _ = verify(store.path)
     assert (code, summary["unreachable"], summary["verified"]) == (1, 1, 9)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import msgstore
 from msgstore import hookimpl
 from msgstore.config import store_config
-from msgstore.contract import BrokenPlugin, IndexDescriptor, StoreClosed, StoreIOError, UnknownPlugin, events
+from msgstore.contract import BrokenPlugin, IndexDescriptor, StoreIOError, UnknownPlugin, events
 from msgstore.engine.events import event_dispatcher as announcing
 from msgstore.engine.events.event_dispatcher import EventDispatcher
 from msgstore.engine.events.telemetry import Telemetry
@@ -80,12 +81,12 @@ def test_the_life_of_a_store(tmp_path: Path, recorder: Recorder) -> None:
     assert [(e.file, e.size) for e in recorder.of(events.SegmentDeletedEvent)] == [("0.sqs", 64 + 8 * 1021)]
     (found,) = recorder.of(events.CollectionFinishedEvent)
     assert attrs.asdict(collected).items() <= attrs.asdict(found).items()
-    assert (found.done, found.skipped) == ("compacted", None)
+    assert (found.outcome, found.skipped) == ("compacted", None)
     assert 0 < found.seconds < 60
     assert all(event.store == tmp_path for event in recorder.events)
     assert recorder.threads == {f"msgstore-observers {tmp_path}"}
     (opened,) = recorder.of(events.StoreOpenedEvent)
-    assert (opened.mode, opened.index, opened.format, opened.recovery.how) == ("rw", "ets", "v2", "new")
+    assert (opened.mode, opened.index, opened.format, opened.recovery["how"]) == ("rw", "ets", "v2", "new")
     assert recorder.of(events.StoreClosedEvent)[0].how == "closed"
 
 
@@ -115,8 +116,8 @@ def test_a_dirty_start_says_how_it_came_up(tmp_path: Path, recorder: Recorder) -
     assert isinstance(recovered, events.RecoveryFinishedEvent)
     assert isinstance(opened, events.StoreOpenedEvent)
     assert recovered.recovery == opened.recovery
-    assert (opened.recovery.how, opened.recovery.scanned, opened.recovery.entered) == ("rebuild", ("0.sqs",), 1)
-    assert opened.recovery.damaged == ("0.sqs at offset 89: torn",)
+    assert (opened.recovery["how"], opened.recovery["scanned"], opened.recovery["entered"]) == ("rebuild", ["0.sqs"], 1)
+    assert opened.recovery["damaged"] == ["0.sqs at offset 89: torn"]
     assert recovered.seconds > 0
     assert closed == events.StoreClosedEvent(store=tmp_path, how="abandoned")
 
@@ -149,14 +150,14 @@ def test_damage_that_an_opening_finds(tmp_path: Path, recorder: Recorder) -> Non
     with open_observed(tmp_path, observing(recorder), adopt=True) as store:
         assert store.stats().counters.corruptions == 1
     (found,) = recorder.of(events.CorruptionFoundEvent)
-    assert f"0.sqs at offset {found.offset}: {found.reason}" in recorder.of(events.RecoveryFinishedEvent)[0].recovery.damaged
+    assert f"0.sqs at offset {found.offset}: {found.reason}" in recorder.of(events.RecoveryFinishedEvent)[0].recovery["damaged"]
 
 
 def test_a_migration(tmp_path: Path, recorder: Recorder) -> None:
     copy = shutil.copytree(DATA / "mixed_upgrade" / "store", tmp_path / "store")
     open_observed(copy, observing(recorder), adopt=True, on_legacy="migrate").close()
     found = recorder.of(events.CollectionFinishedEvent)
-    assert [(event.file, event.done, event.size_after) for event in found] == [
+    assert [(event.file, event.outcome, event.size_after) for event in found] == [
         ("0.rdq", "migrated", 0),
         ("1.rdq", "migrated", 0),
     ]
@@ -231,28 +232,29 @@ def test_an_observer_may_use_the_store(tmp_path: Path) -> None:
     assert seen[-1] == "closed"
 
 
-def test_an_observer_may_close_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["close", "flush", "roll", "compact", "migrate"])
+def test_an_observer_may_not_call_what_waits_for_it(call: str, tmp_path: Path) -> None:
     stores: list[msgstore.Store] = []
-    closed = threading.Event()
+    raised: SimpleQueue[Exception] = SimpleQueue()
 
     def observe(event: events.SegmentRolledEvent) -> None:
-        stores[0].close()
-        closed.set()
+        try:
+            getattr(stores[0], call)()
+        except RuntimeError as error:
+            raised.put(error)
 
-    store = open_observed(tmp_path, observing(observe, "msgstore_segment_rolled"))  # type: ignore[arg-type]
-    stores.append(store)
-    store.client().write(IDS[0], b"body")
-    store.flush()
-    assert closed.wait(10)
-    with pytest.raises(StoreClosed):
-        store.stats()
+    with open_observed(tmp_path, observing(observe, "msgstore_segment_rolled")) as store:  # type: ignore[arg-type]
+        stores.append(store)
+        store.client().write(IDS[0], b"body")
+        store.flush()
+        assert f"{call}() was called in a callback" in str(raised.get(timeout=10))
 
 
 def test_an_observer_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(announcing, "PATIENCE", 0.05)
-    monkeypatch.setattr(announcing, "LIMIT", 3)
+    monkeypatch.setattr(announcing, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(announcing, "MAX_WAITING", 3)
     hanging, go_on = threading.Event(), threading.Event()
 
     def observe(event: events.Event) -> None:
@@ -267,7 +269,7 @@ def test_an_observer_that_hangs_is_not_waited_for(
     assert dispatcher.failures == 2
     dispatcher.finish()
     dispatcher.wait()
-    assert "has not come back within 0.05 s" in caplog.text
+    assert "has not returned within 0.05 s" in caplog.text
     go_on.set()
 
 
@@ -383,7 +385,7 @@ def test_what_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     ):
         assert expected in found
     text = caplog.text
-    for part in ("opened, mode rw", "0.sqs begun", "0.sqs deleted", "1.sqs compacted", "abandoned", "recovered (rebuild)"):
+    for part in ("opened, mode rw", "0.sqs started", "0.sqs deleted", "1.sqs compacted", "abandoned", "recovered (rebuild)"):
         assert f"{tmp_path}: {part}" in text
     assert text.rstrip().endswith(f"{tmp_path}: closed")
 

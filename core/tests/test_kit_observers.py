@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from msgstore.contract.events import StoreClosed
+from msgstore.contract.events import StoreClosedEvent
 from msgstore.engine.events import event_dispatcher as announcing
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
@@ -51,11 +51,11 @@ def test_one_that_takes_its_time_once(monkeypatch):
 
 
 def test_one_that_does_not_come_back(monkeypatch, tmp_path):
-    monkeypatch.setattr(announcing, "PATIENCE", 0.05)
+    monkeypatch.setattr(announcing, "CLOSE_TIMEOUT_SECONDS", 0.05)
     comes_back = threading.Event()
 
     def call(event):
-        if isinstance(event, StoreClosed):
+        if isinstance(event, StoreClosedEvent):
             comes_back.wait(30)
 
     try:

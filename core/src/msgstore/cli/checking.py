@@ -18,7 +18,7 @@ from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOE
 from msgstore.engine.backends import resolve
 from msgstore.engine.client import Client
 from msgstore.engine.open.settings import known_settings
-from msgstore.engine.store import StoredMessage, Store
+from msgstore.engine.store import Store, StoredMessage
 from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans, scan_file

@@ -15,7 +15,7 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.stores import find_store, resolve_store
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
-from msgstore.engine.store import StoredMessage, Store
+from msgstore.engine.store import Store, StoredMessage
 from msgstore.scan import Described, describe
 
 _ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"

@@ -105,7 +105,9 @@ class Scrubber:
                     by_offset[span.offset] = span
         return sorted([*content.unreadable, *by_offset.values()], key=lambda span: span.offset)
 
-    def _check_bytes(self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[StoredMessage]) -> Iterator[DamagedSpan]:
+    def _check_bytes(
+        self, path: Path, form: OpenFormat, data: Buffer, entries: Sequence[StoredMessage]
+    ) -> Iterator[DamagedSpan]:
         """Yield the damage that the format finds, then the live records that do not match the index."""
         scan = form.scan(data)
         for span in damaged_spans(SegmentReport(path, form, len(data), scan)):

@@ -37,8 +37,6 @@ from msgstore.contract.errors import (
 )
 from msgstore.contract.fields import RecordField
 from msgstore.contract.formats import (
-    BoundRecord,
-    Buffer,
     CheckBody,
     Columns,
     CompactableFormat,
@@ -53,7 +51,14 @@ from msgstore.contract.formats import (
 from msgstore.contract.indexes import RESCUED_KEY, FileOperations, Index, IndexContext, IndexDescriptor, ReleaseResult
 from msgstore.contract.options import Duration, Size
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
-from msgstore.contract.records import RecordContext, RecordType, RecordTypeDescriptor, RecordTypeWithFields
+from msgstore.contract.records import (
+    BoundRecord,
+    Buffer,
+    RecordContext,
+    RecordType,
+    RecordTypeDescriptor,
+    RecordTypeWithFields,
+)
 
 __all__ = [
     "CONTRACT_VERSION", "RESCUED_KEY", "Action", "BodyCodec", "BodyCodecDescriptor", "BodyCodecWithFields", "BodyRefused",

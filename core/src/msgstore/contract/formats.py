@@ -49,24 +49,18 @@ batch, a scan returns columns. A complete format with records of size (4 bytes, 
 
 from __future__ import annotations
 
-import mmap
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 from attrs.validators import instance_of
 
 from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.records import BoundRecord, Buffer
 
-if TYPE_CHECKING:
-    from msgstore.contract.fields import RecordField
-    from msgstore.contract.records import RecordType
-
-Buffer: TypeAlias = bytes | mmap.mmap
-"""A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes."""
 CheckBody: TypeAlias = Callable[[bytes, bytes], bool]
 """``check_body(msg_id, stored)``: False if the stored body is damaged."""
 EndState = Literal["clean", "torn", "corrupt"]
@@ -104,16 +98,6 @@ class SegmentFormatDescriptor(Descriptor):
     leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=[instance_of(tuple), _check_leftovers])
     """Extensions of files that a killed collection of another program leaves, with records of this format. Each such file
     becomes a segment when a store is opened for writing."""
-
-
-@attrs.frozen
-class BoundRecord:
-    """A record type, with the type byte that one store binds it to and the fields of its descriptor."""
-
-    name: str
-    byte: int
-    record: RecordType
-    fields: tuple[RecordField, ...] = ()
 
 
 @attrs.frozen

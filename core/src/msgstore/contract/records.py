@@ -32,15 +32,18 @@ With the capability FIELDS, and ``fields=(RecordField("time", "time"),)`` in its
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 from attrs.validators import deep_iterable, instance_of
 
 from msgstore.contract.descriptors import Descriptor
 from msgstore.contract.fields import RecordField, check_fields
-from msgstore.contract.formats import Buffer
+
+Buffer: TypeAlias = bytes | mmap.mmap
+"""A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -109,3 +112,13 @@ class RecordTypeWithFields(RecordType, Protocol):
 
         Called by tools only, for records that passed ``check``. Raises RecordError if the record has no readable values.
         """
+
+
+@attrs.frozen
+class BoundRecord:
+    """A record type, with the type byte that one store binds it to and the fields of its descriptor."""
+
+    name: str
+    byte: int
+    record: RecordType
+    fields: tuple[RecordField, ...] = ()

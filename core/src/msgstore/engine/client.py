@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import NoReturn, Protocol
 
 from msgstore.contract import StoreClosed, StoreIOError
-from msgstore.engine.write.write_buffer import FastPath, Popped
+from msgstore.engine.write.write_buffer import FastPath
 
 OnConfirm = Callable[[list[bytes]], object]
 

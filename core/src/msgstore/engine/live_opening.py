@@ -70,9 +70,7 @@ def _open(
     obstacle = None if follow else _NOT_NOTED
     try:
         try:
-            opened = open_directory(
-                config, catalogue, files, read_only=True, live=follow, refcounts=counts, progress=progress
-            )
+            opened = open_directory(config, catalogue, files, read_only=True, live=follow, refcounts=counts, progress=progress)
         except StoreError as error:
             if not (follow and isinstance(error.__cause__, PermissionError)):
                 raise

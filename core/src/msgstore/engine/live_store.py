@@ -66,9 +66,7 @@ class LiveStore(Store):
         except ValueError as error:
             raise StoreError(f"{self.path}: the index is damaged: {error}") from error
         formats = view.backends.formats
-        published = sorted(
-            (number, name) for name in found if (number := segment_number(name, formats.extensions)) is not None
-        )
+        published = sorted((number, name) for name in found if (number := segment_number(name, formats.extensions)) is not None)
         newest = published[-1][0] if published else -1
         return [_stats(number, name, found[name], formats, newest=newest) for number, name in published]
 

@@ -123,9 +123,7 @@ class Store:
         batches = BatchWriter(self._buffer, self._appender, accounting)
         self._flusher = Flusher(config, self._buffer, batches, accounting, self._lifecycle)
         self._writer = Writer(config, backends, accounting, self._lifecycle, self._appender, self._buffer, self._flusher)
-        self._strategy: ReadStrategy = LockedStrategy(
-            backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text
-        )
+        self._strategy: ReadStrategy = LockedStrategy(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
         self._read_with(self._strategy)
         if opened.lock is not None or mode == "rw":
             mapped = config.reads == "mmap" and mode == "rw" and _has_global_lock()
@@ -162,9 +160,7 @@ class Store:
         self._accounting.request_gc = self._background_collector.request
         self._appender.on_roll = self._background_collector.check_backlog
         self._writer.wait_for_backlog = self._background_collector.wait_for_backlog
-        self._background_flusher = BackgroundFlusher(
-            self._flusher, self._accounting, config.sync_interval, config.fsync_every
-        )
+        self._background_flusher = BackgroundFlusher(self._flusher, self._accounting, config.sync_interval, config.fsync_every)
         self._writer.wake_flusher = self._background_flusher.wake
         self._writer.request_flush = self._background_flusher.request
 
@@ -318,15 +314,11 @@ class Store:
 
     def stored_body(self, entry: StoredMessage) -> bytes:
         """Return the stored body of a message, wherever its record is now. Raises MessageNotFound, CorruptRecord, StoreIOError."""
-        return self._strategy.consistently(
-            lambda backends: self._reader.stored(entry.msg_id, self._locate(entry), backends)
-        )
+        return self._strategy.consistently(lambda backends: self._reader.stored(entry.msg_id, self._locate(entry), backends))
 
     def record(self, entry: StoredMessage) -> WholeRecord:
         """Return the whole record of a message, wherever it is now. Raises as ``stored_body``."""
-        return self._strategy.consistently(
-            lambda backends: self._reader.record(entry.msg_id, self._locate(entry), backends)
-        )
+        return self._strategy.consistently(lambda backends: self._reader.record(entry.msg_id, self._locate(entry), backends))
 
     def _locate(self, entry: StoredMessage) -> int:
         """Return the location now: collections may have moved the record."""

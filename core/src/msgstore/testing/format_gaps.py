@@ -10,7 +10,7 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, ScanEnd, CompactableFormat
+from msgstore.contract import Capability, CompactableFormat, ScanEnd
 from msgstore.contract.formats import Write
 from msgstore.testing.data import numbered, tried
 from msgstore.testing.guard import KitTests

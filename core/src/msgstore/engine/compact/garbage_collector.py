@@ -32,9 +32,7 @@ ProgressCallback = Callable[[int, int], object]
 class GarbageCollector:
     """One instance per open store. Thread-safe: takes the GC lock."""
 
-    def __init__(
-        self, context: GcContext, backends: Backends, lifecycle: Lifecycle, reclaim: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: GcContext, backends: Backends, lifecycle: Lifecycle, reclaim: Callable[[], None]) -> None:
         """``reclaim`` commits and deletes empty segments; the caller holds the flush lock."""
         self._context = context
         self._accounting = context.accounting

@@ -68,7 +68,12 @@ def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionRes
 
 
 def _rewrite(
-    context: GcContext, source: PinnedSegment, todo: Plan, steps: Sequence[list[Write]], live: Live, moves: Sequence[tuple[int, int]]
+    context: GcContext,
+    source: PinnedSegment,
+    todo: Plan,
+    steps: Sequence[list[Write]],
+    live: Live,
+    moves: Sequence[tuple[int, int]],
 ) -> None:
     ledger, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
     with context.flush_lock:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import attrs
 
@@ -25,9 +25,6 @@ from msgstore.engine.open.ets_file import Data, Table, Take
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
-
-if TYPE_CHECKING:
-    from msgstore.engine.open.recovery import Recovery
 
 log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # verbs that report damage themselves are silent about the other one
@@ -125,16 +122,6 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
         _store_log.warning(what, error.filename or path, error.strerror or error)
         return None
     return counts
-
-
-def report_missing(segments: Segments, shutdown_files: ShutdownFiles, recovery: Recovery) -> None:
-    """Of a directory without a segment: what a broker's counts say was there is missing."""
-    counts = read_broker_counts(segments, shutdown_files, read_only=True)
-    live = [msg_id for msg_id, count in counts.references.items() if count] if counts is not None else []
-    if live:
-        recovery.how, recovery.missing, recovery.first_missing = "rebuild", len(live), live[0]
-        what = "%s: %s has %d messages, and no segment is there: they are lost"
-        _store_log.warning(what, segments.directory, SAVED_COUNTS, len(live))
 
 
 def _read(segments: Segments, path: Path, read: Callable[[Data, Take, int], Table], take: Take) -> Table:

@@ -15,9 +15,9 @@ from msgstore.config import StoreConfig
 from msgstore.contract import Index, PluginError, StoreMismatch
 from msgstore.directory import Settings
 from msgstore.engine.backends import make_remembered_index, of_index
-from msgstore.engine.open.broker_counts import read_broker_counts, report_missing
+from msgstore.engine.open.broker_counts import read_broker_counts
 from msgstore.engine.open.clean_marker import ShutdownFiles
-from msgstore.engine.open.lost_segments import recover_without_segments, repair_index, report_lost
+from msgstore.engine.open.lost_segments import recover_without_segments, repair_index, report_all_missing, report_lost
 from msgstore.engine.open.reconcile import rebuild_distrusted, reconcile
 from msgstore.engine.open.recovery import (
     ProgressMeter,
@@ -62,7 +62,7 @@ class IndexRecovery:
         if not segments.by_number:
             recovery = recover_without_segments(self.state, index)
             if self.shutdown_files.foreign and self.counts is None:
-                report_missing(segments, self.shutdown_files, recovery)
+                report_all_missing(segments, self.shutdown_files, recovery)
             index.clear()
             report_lost(segments, recovery)
             return recovery

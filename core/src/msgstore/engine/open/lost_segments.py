@@ -12,12 +12,15 @@ from itertools import repeat
 
 from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
-from msgstore.engine.open.recovery import ProgressMeter, RecoveryProgress, Recovery, count_live, missing_files, scan_segment
+from msgstore.engine.open.broker_counts import read_broker_counts
+from msgstore.engine.open.clean_marker import SAVED_COUNTS, ShutdownFiles
+from msgstore.engine.open.recovery import ProgressMeter, Recovery, RecoveryProgress, count_live, missing_files, scan_segment
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint
 
 log = logging.getLogger("msgstore.recovery")
+_store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves turn the other one off
 
 
 def recover_without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
@@ -97,3 +100,13 @@ def find_copies(
             recovery.scanned.append(segment.path.name)
         meter.add(segment)
     return copies
+
+
+def report_all_missing(segments: Segments, shutdown_files: ShutdownFiles, recovery: Recovery) -> None:
+    """Report every message of a broker's saved counts as missing: the directory has no segment."""
+    counts = read_broker_counts(segments, shutdown_files, read_only=True)
+    live = [msg_id for msg_id, count in counts.references.items() if count] if counts is not None else []
+    if live:
+        recovery.how, recovery.missing, recovery.first_missing = "rebuild", len(live), live[0]
+        what = "%s: %s has %d messages, and no segment is there: they are lost"
+        _store_log.warning(what, segments.directory, SAVED_COUNTS, len(live))

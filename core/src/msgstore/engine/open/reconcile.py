@@ -27,7 +27,16 @@ from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import BrokerCounts
 from msgstore.engine.open.lost_segments import find_copies
-from msgstore.engine.open.recovery import LostSegment, ProgressMeter, RecoveryPlan, RecoveryProgress, Recovery, count_live, rebuild, scan_segment
+from msgstore.engine.open.recovery import (
+    LostSegment,
+    ProgressMeter,
+    Recovery,
+    RecoveryPlan,
+    RecoveryProgress,
+    count_live,
+    rebuild,
+    scan_segment,
+)
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import Row
@@ -61,7 +70,14 @@ class _Read:
 
 
 def reconcile(
-    segments: Segments, index: Index, plan: RecoveryPlan, why: str, recovery: Recovery, progress: RecoveryProgress | None, *, keeps_copy: bool
+    segments: Segments,
+    index: Index,
+    plan: RecoveryPlan,
+    why: str,
+    recovery: Recovery,
+    progress: RecoveryProgress | None,
+    *,
+    keeps_copy: bool,
 ) -> None:
     """Have the index speak of what is there. ``keeps_copy``: of the counts before, if any of them changes."""
     recovery.how, recovery.distrust = "reconciled", why
@@ -151,7 +167,9 @@ def _is_as_saved(segment: Segment, row: Row) -> bool:
     return not row.compacting and (segment.size, segment.sealed_mtime_ns) == (row.size, row.mtime_ns)
 
 
-def _read_changed(segments: Segments, plan: RecoveryPlan, recovery: Recovery, progress: RecoveryProgress | None) -> dict[int, _Read]:
+def _read_changed(
+    segments: Segments, plan: RecoveryPlan, recovery: Recovery, progress: RecoveryProgress | None
+) -> dict[int, _Read]:
     """By number the segments that are not as they were saved; the others get what their rows say of them. All of them if the
     index is damaged."""
     changed = []

@@ -125,9 +125,7 @@ class _Opening:
             config, catalogue, segments, self._index, state, remembered, shutdown_files, counts, progress, read_only
         ).run()
         segments.telemetry.recovered(recovery.as_mapping(), time.perf_counter() - begin)
-        accounting = LiveAccounting(
-            segments, self._index, SharedBodies(config.shared_cache), is_persistent=is_persistent
-        )
+        accounting = LiveAccounting(segments, self._index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         self._accounting = accounting
         if not read_only:
             _resume(config, backends, segments)
@@ -135,9 +133,7 @@ class _Opening:
                 if segment.live_count == 0 and recovery.how != "rebuild":
                     accounting.queue_deletion(segment)  # a crash came between the commit and the deletion
             saved = state.get(CLEAN_KEY)
-            marker = CleanStopMarker(
-                shutdown_files, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None}
-            )
+            marker = CleanStopMarker(shutdown_files, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
             if recovery.how == "trust" and saved is not None and not recovery.scanned:
                 accounting.marker = marker  # nothing is written before the first change
             else:

@@ -67,7 +67,9 @@ class Reader:
         opened, pread, decode_body = files.readers, self._segments.files.pread, backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
-        def read(msg_id: bytes) -> bytes:  # all names are local: for small messages attribute lookups would cost as much as the disk
+        def read(
+            msg_id: bytes,
+        ) -> bytes:  # all names are local: for small messages attribute lookups would cost as much as the disk
             try:
                 if msg_id in pending and (body := pending[msg_id][0]).__class__ is bytes:
                     return body

@@ -85,7 +85,7 @@ class LockedStrategy:
             self._lifecycle.check_open()
             return call(self._backends)
 
-    def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:  # noqa: ARG002
+    def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:
         fd, _ = self._segments.reader(number)
         segment = self._segments.get(number)
         return Fetched(segment.path, segment.form, self._segments.files.pread(fd, size, offset))
@@ -118,7 +118,7 @@ class FollowingStrategy:
 
         return self._tracker.consistently(with_view)
 
-    def buffered(self, msg_id: bytes) -> BufferedMessage | None:  # noqa: ARG002
+    def buffered(self, msg_id: bytes) -> BufferedMessage | None:
         return None
 
     def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:

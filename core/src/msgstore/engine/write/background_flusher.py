@@ -20,9 +20,7 @@ _IDLE_SECONDS = 1.0
 class BackgroundFlusher:
     """Runs from construction to ``stop``. With an interval of 0 there is no thread: each call flushes."""
 
-    def __init__(
-        self, flusher: Flusher, accounting: LiveAccounting, interval: float, sync_interval: float | None
-    ) -> None:
+    def __init__(self, flusher: Flusher, accounting: LiveAccounting, interval: float, sync_interval: float | None) -> None:
         """``sync_interval``: seconds between syncs, if flushes do not sync themselves."""
         self._flusher = flusher
         self._accounting = accounting
