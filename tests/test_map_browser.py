@@ -157,7 +157,7 @@ def browser(driver):
 def fixtures(tmp_path, monkeypatch):
     """The compacted stores, in a directory that is the working directory; their files are as old as given here."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("msgstore.cli.map.time.time", lambda: NOW)
+    monkeypatch.setattr("msgstore.cli.commands.map.time.time", lambda: NOW)
     for name in ("v1_compacted", "v2_compacted"):
         shutil.copytree(DATA / name / "store", tmp_path / name)
         for age, path in zip((9, 8, 1, 0), sorted((tmp_path / name).glob("*.[rs]*q*")), strict=True):

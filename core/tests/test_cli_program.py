@@ -106,7 +106,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("msgstore.cli.scan.load_catalogue", interrupt)
+    monkeypatch.setattr("msgstore.cli.commands.scan.load_catalogue", interrupt)
     result = run("scan", DATA)
     assert (result.exit_code, result.stderr) == (130, "msgstore: interrupted\n")
 
@@ -309,7 +309,7 @@ def test_demo_for_programs() -> None:
 
 
 def test_demo_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from msgstore.cli import demo
+    from msgstore.cli.commands import demo
 
     expected = demo.expected_messages()
     expected[next(iter(expected))] = demo.ExpectedMessage(1, "0" * 64)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import msgstore
-from msgstore.cli import scan as scan_verb
+from msgstore.cli.commands import scan as scan_verb
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.main import main
 from msgstore.scan import scan_file

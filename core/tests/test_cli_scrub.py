@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli import scrub as verb
+from msgstore.cli.commands import scrub as verb
 from msgstore.cli.main import main
 from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, write_state
 from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle

@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
+from msgstore.cli.commands.top import Totals
 from msgstore.cli.directory_snapshot import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff
 from msgstore.cli.main import main
 from msgstore.cli.stores import find_store
-from msgstore.cli.top import Totals
 from msgstore.files import Files
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli import new_plugin
+from msgstore.cli.commands import new_plugin
 from msgstore.cli.main import main
 from msgstore.files import Files
 from msgstore.scan import FormatSet, scan_file

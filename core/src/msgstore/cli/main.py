@@ -15,24 +15,24 @@ import click
 from click.exceptions import Exit
 
 import msgstore
-from msgstore.cli.compact import compact
-from msgstore.cli.config import config
-from msgstore.cli.demo import demo
-from msgstore.cli.diff import diff
-from msgstore.cli.export import export
-from msgstore.cli.import_ import import_
-from msgstore.cli.info import info, verify
-from msgstore.cli.inventory import inventory
-from msgstore.cli.map import map_
-from msgstore.cli.messages import get, ls, put, rm
-from msgstore.cli.migrate import migrate
-from msgstore.cli.new_plugin import new_plugin
-from msgstore.cli.plugins import plugins
-from msgstore.cli.reconcile import reconcile
-from msgstore.cli.salvage import salvage
-from msgstore.cli.scan import scan
-from msgstore.cli.scrub import scrub
-from msgstore.cli.top import top
+from msgstore.cli.commands.compact import compact
+from msgstore.cli.commands.config import config
+from msgstore.cli.commands.demo import demo
+from msgstore.cli.commands.diff import diff
+from msgstore.cli.commands.export import export
+from msgstore.cli.commands.import_ import import_
+from msgstore.cli.commands.info import info, verify
+from msgstore.cli.commands.inventory import inventory
+from msgstore.cli.commands.map import map_
+from msgstore.cli.commands.messages import get, ls, put, rm
+from msgstore.cli.commands.migrate import migrate
+from msgstore.cli.commands.new_plugin import new_plugin
+from msgstore.cli.commands.plugins import plugins
+from msgstore.cli.commands.reconcile import reconcile
+from msgstore.cli.commands.salvage import salvage
+from msgstore.cli.commands.scan import scan
+from msgstore.cli.commands.scrub import scrub
+from msgstore.cli.commands.top import top
 from msgstore.contract import CorruptRecord, MsgStoreError
 
 DAMAGE = 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgstore.contract import ConfigError
 from msgstore.engine.open.recovery import sum_counts
-from msgstore.jobs.count_files import io_errors, is_parquet, read_lines
+from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
 
 
 def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:

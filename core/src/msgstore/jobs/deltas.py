@@ -17,8 +17,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.count_files import io_errors, is_parquet, read_lines
-from msgstore.jobs.parquet_files import open_parquet
+from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
+from msgstore.jobs.reading.parquet_files import open_parquet
 
 SCHEMA = pa.schema([pa.field("id", pa.binary(16), nullable=False), pa.field("count", pa.int64(), nullable=False)])
 SHARE = 64 * 2**20

@@ -17,10 +17,10 @@ import attrs
 
 from msgstore.contract import ConfigError, StoreError
 from msgstore.files import is_gone, stat_regular_file
-from msgstore.jobs import json_lines
-from msgstore.jobs.globs import closed_ways, is_glob, matches
 from msgstore.jobs.output.commit import Staging, check_destination
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, check_bodies
+from msgstore.jobs.reading import json_lines
+from msgstore.jobs.reading.globs import closed_ways, is_glob, matches
 from msgstore.jobs.sources import matched_by
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.bindings import OWN_RECORD

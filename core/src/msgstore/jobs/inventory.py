@@ -23,10 +23,10 @@ from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store
-from msgstore.jobs.count_files import named_counts
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, StoreStock
 from msgstore.jobs.policy_forecast import Picture, Plan, as_segment, picture_of, plans_of
+from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import UNREADABLE, UnreadableSegmentError, reading
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import installed

@@ -20,11 +20,11 @@ import attrs
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.contract.formats import split_ids
 from msgstore.files import Files
-from msgstore.jobs.count_files import named_counts
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
 from msgstore.jobs.output.commit import check_destination
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
 from msgstore.jobs.reading.chains import read_chains, read_inside
+from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import checksum
 from msgstore.jobs.reports import TOO_LARGE, InputReport, SalvageReport, SpanReport
 from msgstore.jobs.sources import directories_of

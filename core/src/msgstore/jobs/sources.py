@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgstore.jobs.globs import is_glob, matches
 from msgstore.jobs.inputs import Found
+from msgstore.jobs.reading.globs import is_glob, matches
 
 
 def matched_by(paths: Iterable[str | Path]) -> list[Path]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from msgstore.contract import StoreError
 from msgstore.jobs.columns.rows import COLUMNS, REFERENCES, Messages, check_columns, messages_of
-from msgstore.jobs.parquet_files import open_parquet
+from msgstore.jobs.reading.parquet_files import open_parquet
 
 _BATCH_BYTES = 4 * 2**20
 _BATCH_ROWS = 2**16

@@ -22,7 +22,7 @@ from msgstore.contract import StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore.jobs.output import staging_directory
 from msgstore.jobs.output.commit import check_destination, take_place
-from msgstore.jobs.parquet_files import ParquetWriter
+from msgstore.jobs.reading.parquet_files import ParquetWriter
 
 _ATTEMPTS, _DATA = "attempts", "data"
 _NONE = "__HIVE_DEFAULT_PARTITION__"

@@ -12,7 +12,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.scan import show_damage
+from msgstore.cli.commands.scan import show_damage
 from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, remove_state, write_state
 from msgstore.cli.scrubbing import Scrubber, Throttle
 from msgstore.cli.stores import StoreTarget, find_store

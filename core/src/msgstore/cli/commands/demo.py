@@ -15,9 +15,9 @@ import attrs
 import click
 
 import msgstore
-from msgstore.cli import map as drawing
 from msgstore.cli import options, output
-from msgstore.cli import scan as scanning
+from msgstore.cli.commands import map as drawing
+from msgstore.cli.commands import scan as scanning
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import live_records
 from msgstore.contract import MsgStoreError, StoreError

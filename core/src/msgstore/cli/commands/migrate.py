@@ -12,8 +12,8 @@ import click
 
 from msgstore.cli import not_read, options, output, runners
 from msgstore.cli.checking import damage_at_opening
-from msgstore.cli.compact import report
-from msgstore.cli.salvage import emit, show
+from msgstore.cli.commands.compact import report
+from msgstore.cli.commands.salvage import emit, show
 from msgstore.cli.stores import StoreTarget, find_store, resolve_store
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from msgstore.cli import not_read, options, output
 from msgstore.cli.checking import SegmentCheck, check_segments
-from msgstore.cli.scan import MAX_LISTED_SPANS, show_damage
+from msgstore.cli.commands.scan import MAX_LISTED_SPANS, show_damage
 from msgstore.cli.stores import StoreTarget, find_store, find_stores
 from msgstore.contract import ConfigError
 from msgstore.engine.open.clean_marker import ShutdownFiles, last_v1_file

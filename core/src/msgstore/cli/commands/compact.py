@@ -10,7 +10,7 @@ import click
 
 from msgstore.cli import options, output
 from msgstore.cli.checking import damage_at_opening
-from msgstore.cli.scan import show_damage
+from msgstore.cli.commands.scan import show_damage
 from msgstore.cli.stores import find_store
 from msgstore.contract import Damage
 from msgstore.engine.compact.collection_result import CollectionResult

@@ -15,10 +15,10 @@ import click
 from rich.text import Text
 
 from msgstore.cli import not_read, options, output
+from msgstore.cli.commands.scan import scan_inputs, show_types
 from msgstore.cli.inputs import Input, Inputs
 from msgstore.cli.map_data import PageData
 from msgstore.cli.map_page import check_target, write_page
-from msgstore.cli.scan import scan_inputs, show_types
 from msgstore.cli.spans import KINDS, LiveReferences, Span, live_records, spans
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.scan import show_damage
+from msgstore.cli.commands.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.diff import DiffReport, plan_diff
 from msgstore.plugins.catalogue import load_catalogue

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.scan import show_damage
+from msgstore.cli.commands.scan import show_damage
 from msgstore.contract import Damage
 from msgstore.jobs.reports import SETTINGS_DAMAGED, InputReport, SalvageReport
 from msgstore.jobs.salvage import plan_salvage

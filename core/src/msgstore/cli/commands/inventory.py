@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.scan import show_damage, show_types
+from msgstore.cli.commands.scan import show_damage, show_types
 from msgstore.contract import Damage
 from msgstore.jobs.inventory import plan_inventory
 from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, totals
