@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 import msgstore
-from msgstore.engine.write import group_commit as turns
-from msgstore.engine.write import writer as writer_module
+from msgstore.engine.write import group_commit
+from msgstore.engine.write import flusher
 from msgstore.files import Files
 from support import opening
 
@@ -243,7 +243,7 @@ def test_message_written_during_a_flush_is_confirmed_later(opened):
 
 
 def test_flush_of_several_portions_writes_them_all(opened, monkeypatch):
-    monkeypatch.setattr(writer_module, "PORTION", 1000)
+    monkeypatch.setattr(flusher, "FLUSH_CHUNK", 1000)
     store = opened()
     confirmed = []
     client = store.client(on_confirm=confirmed.extend)
@@ -317,17 +317,17 @@ def test_what_dies_on_disk_while_a_second_reference_waits_is_written_again(opene
     store.flush()
     store.roll()
     client.write(A, b"1")
-    known = store._writer._batches._known
+    known = store._flusher._batches._known
 
     def known_and_gone(ids):
         found = known(ids)
         with store._accounting.state_lock:
-            store._accounting.bury(store._writer.index.release([A]).freed)
-            store._accounting.lingering.clear()
-        store._writer._batches._known = known
+            store._accounting.mark_dead(store._index.release([A]).freed)
+            store._accounting.revivable.clear()
+        store._flusher._batches._known = known
         return found
 
-    store._writer._batches._known = known_and_gone
+    store._flusher._batches._known = known_and_gone
     store.flush()
     assert client.read(A) == b"1"
     assert store.references(A) == 1
@@ -487,7 +487,7 @@ def test_at_the_bound_of_unconfirmed_bytes_a_writer_waits(opened):
     filling.start()
     assert files.inside.wait(30)
     assert not done.wait(0.2)
-    assert store._buffer.weight() < 3 * 2**20
+    assert store._buffer.charged_bytes() < 3 * 2**20
     files.go_on.set()
     assert done.wait(30)
     filling.join(30)
@@ -523,23 +523,25 @@ def test_threads_that_flush_together_share_their_syncs(opened):
 
 
 def test_a_flush_that_began_later_serves_those_who_waited(opened, monkeypatch):
-    """Sixteen flushes at once, two turns: the one under way, which lasts until all have come, and one for all the others."""
+    """Sixteen flushes at once, two runs: the one under way, which lasts until all have come, and one for all the others."""
     store = opened()
-    monkeypatch.setattr(turns, "_PATIENCE", 60)
-    flush, taken = store._writer._flush, []
+    monkeypatch.setattr(group_commit, "_RETRY_SECONDS", 60)
+    flush, run, taken, come = store._flusher.flush_locked, store._flusher._group.run, [], []
 
-    def all_have_come():
-        turn = store._writer._turns._next
-        return turn is not None and len(turn.waiting) == 14
+    def counted(work):
+        come.append(1)
+        run(work)
 
     def held():
         taken.append(1)
         latest = time.monotonic() + 30
-        while len(taken) == 1 and not all_have_come() and time.monotonic() < latest:
+        while len(taken) == 1 and len(come) < 16 and time.monotonic() < latest:
             time.sleep(0.001)  # the others need the interpreter
+        time.sleep(0.02)  # the last of them is between two lines
         flush()
 
-    monkeypatch.setattr(store._writer, "_flush", held)
+    monkeypatch.setattr(store._flusher, "flush_locked", held)
+    monkeypatch.setattr(store._flusher._group, "run", counted)
     in_threads(*(store.flush for _ in range(16)))
     assert len(taken) == 2
 
@@ -683,19 +685,3 @@ def test_the_cache_of_shared_bodies_is_bounded(opened):
     assert shared._bytes == sum(map(len, shared._bodies.values())) <= 10 * 1024
     assert len(shared._bodies) == 10
     assert one.read(bytes([29]) * 16) is two.read(bytes([29]) * 16)
-
-
-def test_shared_bodies_are_known_after_a_restart(opened):
-    store = opened()
-    one, two = store.client(), store.client()
-    for client in (one, two):
-        client.write(A, b"shared" * 100)
-    store.close()
-    store = opened()
-    client = store.client()
-    client.read(A)  # an index may notice in the first look-up
-    assert client.read(A) is client.read(A)
-
-
-def test_the_window_is_smaller_than_the_bound():
-    assert writer_module.STEP < writer_module.WINDOW

@@ -166,7 +166,7 @@ def test_a_client_that_is_told_may_write_while_writers_wait_for_the_collector(op
     done = threading.Event()
 
     def answer(ids):
-        store._collector._idle.clear()
+        store._background_collector.is_behind = True
         other = store.client()
         for number in range(40):
             other.write(bytes([number]) * 16, b"b" * 2**20)
@@ -213,29 +213,28 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
 def test_whatever_happens_to_a_look_the_collector_goes_on(opened, monkeypatch):
     """Writers would wait for ever for one that has ended."""
     store = opened()
-    totals, failures = store._accounting.totals, []
+    total_bytes, failures = store._accounting.total_bytes, []
 
     def fail():
-        if len(failures) < 3 and threading.current_thread() is store._collector._thread:
+        if len(failures) < 3 and threading.current_thread() is store._background_collector._thread:
             failures.append(1)
             raise RuntimeError("dictionary changed size during iteration")
-        return totals()
+        return total_bytes()
 
-    monkeypatch.setattr(store._accounting, "totals", fail)
+    monkeypatch.setattr(store._accounting, "total_bytes", fail)
     client = store.client()
     ids = fill(client, 1000)
     store.roll()
     client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
     until(lambda: len(failures) == 3 and store.stats().bytes_on_disk < 6 * LIMIT)
-    assert store._collector._thread.is_alive()
+    assert store._background_collector._thread.is_alive()
 
 
-def test_nobody_waits_for_a_collector_that_has_ended(opened, monkeypatch):
-    monkeypatch.setattr(collector, "_PATIENCE", 0.01)
+def test_nobody_waits_for_a_collector_that_has_ended(opened):
     store = opened()
-    store._collector.stop(wait=True)
-    store._collector._idle.clear()
-    store._collector.catch_up()
+    store._background_collector.stop(wait=True)
+    store._background_collector.is_behind = True
+    store._background_collector.wait_for_backlog()
 
 
 def test_segments_are_added_up_while_others_begin_new_ones(opened):
@@ -252,7 +251,7 @@ def test_segments_are_added_up_while_others_begin_new_ones(opened):
 
     by_number[999] = Adding()
     try:
-        assert store._accounting.totals() == (0, 0)
+        assert store._accounting.total_bytes() == (0, 0)
     finally:
         by_number.clear()
 

@@ -210,7 +210,7 @@ def test_every_member_of_the_json_objects_is_explained(reader):
     reader.shell("cp -r tests/data/msg-store/mixed_upgrade/store one && cp -r tests/data/msg-store/v2_clean/store two")
     reader.shell("cp -r tests/data/msg-store/v2_dirty_torn/store broken")
     with msgstore.open_store(reader.directory / "contradictory") as store:
-        store._writer.index.enter([bytes(16)], [pack_location(0, 10, 10)])
+        store._index.enter([bytes(16)], [pack_location(0, 10, 10)])
         store.client().write(bytes([1]) * 16, b"")
     message = "915fc214106f14391b488a84b9247ca5"
     (reader.directory / "rows.jsonl").write_text(f'{{"id": "{message}", "text": "one"}}\n')

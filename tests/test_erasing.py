@@ -104,7 +104,7 @@ def test_the_collector_overwrites_in_the_background(cell, tmp_path):
     store.client().remove(map(id_of, gone + left))
     store.flush()
     for _ in range(2000):
-        store._collector._thread.join(0.01)
+        store._background_collector._thread.join(0.01)
         if not (traces(tmp_path, gone + left) or list(tmp_path.glob("*.erase"))):
             break
     assert not list(tmp_path.glob("*.erase"))

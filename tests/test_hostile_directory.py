@@ -169,7 +169,7 @@ def test_damaged_rows_are_noticed(tmp_path):
     with msgstore.open_store(tmp_path, index="ets") as store, store.client() as client:
         client.write(b"i" * 16, b"body")
         store.flush()
-        segment = next(iter(store._parts.segments if hasattr(store, "_parts") else store._segments))
+        segment = next(iter(store._segments))
         key, row = checkpoint.row_key(segment), checkpoint.pack_row(segment)
         assert checkpoint.rows({key: row})[segment.path.name].live_count == 1
         assert checkpoint.rows({key: row[:-4]})[segment.path.name].live_count == 1  # as it was written before

@@ -15,8 +15,8 @@ import pytest
 import msgstore
 from msgstore.contract import Combine
 from msgstore.engine.compact import copy_compaction as rewriting
-from msgstore.engine.write import group_commit as turns
-from msgstore.engine.write.writer import WINDOW
+from msgstore.engine.write import group_commit
+from msgstore.engine.write.writer import BUFFER_TARGET
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles
 from support import open_with, opening
@@ -123,24 +123,6 @@ def test_a_client_that_writes_the_next_message_whenever_it_is_told(opened):
     assert len(told) == 2000
 
 
-def test_roll_does_nothing_to_a_store_that_was_let_go_of_meanwhile(opened, cell):
-    store = opened()
-
-    def confirmed(ids):
-        if ids == [B]:
-            client.remove([A])
-            store.abandon()
-
-    client = store.client(on_confirm=confirmed)
-    client.write(A, b"a")
-    store.roll()
-    client.write(B, b"b")
-    with pytest.raises(msgstore.StoreClosed):
-        store.roll()
-    store = opened()
-    assert on_disk(store) == {A: 1, B: 1}
-
-
 def test_a_flush_writes_what_a_remover_has_in_its_hand(opened):
     store, told = opened(), []
     client = store.client(on_confirm=told.extend)
@@ -190,13 +172,13 @@ def test_what_is_forgotten_while_it_is_flushed_is_not_confirmed(opened, monkeypa
     store, told = opened(), []
     client = store.client(on_confirm=told.extend)
     client.write(A, b"a")
-    append = store._writer.appender.append
+    append = store._appender.append
 
     def forget_first(ids, bodies):
         client.delete_and_close()
         return append(ids, bodies)
 
-    monkeypatch.setattr(store._writer.appender, "append", forget_first)
+    monkeypatch.setattr(store._appender, "append", forget_first)
     store.flush()
     assert on_disk(store) == {}
     assert told == []
@@ -314,11 +296,11 @@ def test_a_copy_that_is_empty_for_a_moment_is_not_deleted(opened, cell, monkeypa
                 client.remove(batch.ids)
                 store.flush()
 
-            site.ledger.lock.release()
+            site.state_lock.release()
             try:
                 beside(remove)
             finally:
-                site.ledger.lock.acquire()
+                site.state_lock.acquire()
 
     monkeypatch.setattr(rewriting, "_swap", swap_and_remove)
     store._collector._policy = Says(Combine((0, 1)))
@@ -504,8 +486,7 @@ def test_who_is_told_of_a_collections_progress_may_write_however_far_behind_the_
     def progress(at, total):
         if not done:
             done.append(1)
-            store._collector._idle.clear()
-            store._collector._ledger.worth_a_look.set()
+            store._background_collector.is_behind = True
             for number in range(1000, 1020):
                 client.write(id_of(number), bytes(2**20))
 
@@ -553,23 +534,6 @@ def test_a_generator_of_ids_that_fails_loses_no_message_of_another_client(opened
         other.remove(nothing())
     assert store.references(A) == 1
     assert store.references(B) == 0
-
-
-def test_a_codec_that_fails_does_not_end_the_flusher(opened, monkeypatch):
-    store, told = opened(sync_interval="1ms"), threading.Event()
-    client = store.client(on_confirm=lambda ids: told.set())
-    codec = store._writer.backends.codec
-    encode, failures = codec.encode, []
-
-    def failing(bodies):
-        if not failures:
-            failures.append(1)
-            raise ZeroDivisionError
-        return encode(bodies)
-
-    monkeypatch.setattr(codec, "encode", failing)
-    client.write(A, b"a")
-    assert told.wait(SECONDS)
 
 
 def test_removals_whose_commit_failed_are_committed_by_the_flusher(opened, cell, monkeypatch):
@@ -676,13 +640,14 @@ def test_what_an_index_refuses_stays_in_the_intake(opened, monkeypatch):
     assert on_disk(store) == {A: 1, B: 1}
 
 
-@pytest.mark.parametrize("line", range(1, 14))
-def test_a_turn_that_is_interrupted_leaves_the_next_one_free(line):
-    """At the so-manieth line of it, as a signal's handler may."""
-    taken, done, usual, lines = turns.GroupCommit(threading.RLock()), [], sys.gettrace(), []
+@pytest.mark.parametrize("line", range(1, 22))
+def test_a_run_that_is_interrupted_leaves_the_next_one_free(line, monkeypatch):
+    """Interrupted at each line, as by a signal handler."""
+    monkeypatch.setattr(group_commit, "_RETRY_SECONDS", 0.1)
+    group, done, usual, lines = group_commit.GroupCommit(threading.Lock()), [], sys.gettrace(), []
 
     def trace(frame, event, arg):
-        if frame.f_code not in (turns.GroupCommit.take.__code__, turns.GroupCommit._do.__code__):
+        if frame.f_code is not group_commit.GroupCommit.run.__code__:
             return None
         if event == "line" and frame.f_lineno not in lines:  # the end of a with block is not interrupted
             lines.append(frame.f_lineno)
@@ -693,10 +658,10 @@ def test_a_turn_that_is_interrupted_leaves_the_next_one_free(line):
     sys.settrace(trace)
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            taken.take(lambda: None)
+            group.run(lambda: None)
     finally:
         sys.settrace(usual)
-    beside(partial(taken.take, lambda: done.append(1)))
+    beside(partial(group.run, lambda: done.append(1)))
     assert done
 
 
@@ -738,7 +703,8 @@ def test_new_segments_name_is_synced_before_its_messages_are(opened, durability)
     store.roll()
     client.write(B, b"b")
     store.flush()
-    store._writer.settle()
+    with store._accounting.flush_lock:
+        store._flusher.commit_and_reclaim()
     names = [name for name, _, _ in files.operations if name in ("create", "sync_directory", "commit")]
     assert "sync_directory" in names[names.index("create") :], "a power loss would take the segment with all that is in it"
 
@@ -751,7 +717,7 @@ def test_what_is_synced_later_is_bounded_all_the_same(opened, cell):
             client.write(id_of(number), b"body")
         store.flush()
         client.remove([id_of(number) for number in range(3000)])
-        assert store._writer._uncommitted <= 2**20
+        assert store._flusher.uncommitted_bytes <= 2**20
 
 
 def test_many_clients_hold_back_little_more_together_than_one(opened):
@@ -760,7 +726,7 @@ def test_many_clients_hold_back_little_more_together_than_one(opened):
         client = store.client()
         for number in range(4):
             client.write(id_of(4 * client_number + number), bytes(100 * 2**10))
-    assert store._buffer.weight() < WINDOW + 12 * 2**20
+    assert store._buffer.charged_bytes() < BUFFER_TARGET + 12 * 2**20
 
 
 class Meeting:

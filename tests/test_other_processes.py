@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 
 import msgstore
-from msgstore.engine.read import live_reader
+from msgstore.engine.read import reader
 from msgstore.engine.read import segment_file_cache as found_files
 from msgstore.engine.read import writer_tracker as following
 from msgstore.writer_lock import WriterLock
@@ -331,8 +331,8 @@ def test_a_reader_beside_a_writer_that_closes_compacts_migrates_and_comes_back(t
 
 def files_of(store: msgstore.Store) -> Any:
     """The segments' files that a reader beside a writer has open."""
-    reader: Any = store._reader
-    return reader.files
+    live: Any = store
+    return live._file_cache
 
 
 def in_between(store: msgstore.Store, action: Callable[[], object], *, times: int = 1):
@@ -396,7 +396,7 @@ def test_what_happens_between_look_up_and_read(beside, way):
 
 def test_a_message_that_moves_all_the_time_is_given_up(beside, monkeypatch):
     _, store, client = beside
-    monkeypatch.setattr(live_reader, "_MOVES", 5)
+    monkeypatch.setattr(reader, "_MAX_MOVES", 5)
     places = iter(range(10**6))
     store._reader._locate = lambda _: next(places)
     with pytest.raises(msgstore.StoreError, match="was moved 5 times"):
@@ -405,9 +405,9 @@ def test_a_message_that_moves_all_the_time_is_given_up(beside, monkeypatch):
 
 def test_a_segment_that_is_not_there(beside, monkeypatch):
     _, store, client = beside
-    monkeypatch.setattr(live_reader, "_LATE", 2)
+    monkeypatch.setattr(reader, "_MAX_RETRIES", 2)
     (store.path / "0.sqs").unlink()
-    with pytest.raises(msgstore.StoreError, match="it speaks of segment 0, which is not there"):
+    with pytest.raises(msgstore.StoreError, match="it points to segment 0, which does not exist"):
         client.read(LAST)
 
 
@@ -581,7 +581,7 @@ def test_a_writer_that_is_opening_is_waited_for(tmp_path, others, monkeypatch):
     with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
         writer.do("store.close(); from pathlib import Path; from msgstore.writer_lock import WriterLock")
         writer.do(f"lock = WriterLock(Path({str(tmp_path)!r}))")
-        monkeypatch.setattr(following, "PATIENCE", 0.05)
+        monkeypatch.setattr(following, "OPENING_TIMEOUT_SECONDS", 0.05)
         with pytest.raises(msgstore.StoreLocked, match=f"process {writer.pid} has been opening the store") as caught:
             client.contains(bytes(16))
         assert caught.value.pid == writer.pid

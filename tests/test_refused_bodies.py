@@ -132,4 +132,4 @@ def test_codec_sees_the_id_of_each_body(tmp_path):
         assert client.read_many([A, B]) == {A: b"body", B: b"other"}
         stored = store.stored_body(store.entry(A))
         with pytest.raises(RecordError, match="not_of_this_id"):
-            store._writer.backends.decode_body(B, stored)
+            store._opened.backends.decode_body(B, stored)

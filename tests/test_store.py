@@ -102,7 +102,7 @@ def test_without_an_interval_each_call_is_flushed(opened):
     assert store.stats().pending == 0
     client.remove([ID])
     store.abandon()
-    if store._parts.backends.settings.index == "lmdb":
+    if store._opened.backends.settings.index == "lmdb":
         assert opened().stats().messages == 0
 
 
@@ -332,7 +332,7 @@ def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_room(opened
 
 
 def test_many_segments_need_few_descriptors(opened, monkeypatch):
-    monkeypatch.setattr("msgstore.engine.segment.segments.MAX_OPEN", 8)
+    monkeypatch.setattr("msgstore.engine.segment.read_files.MAX_OPEN", 8)
     store = opened(UnsyncedFiles(), file_size_limit=200)
     client = store.client()
     ids = [bytes([n]) * 16 for n in range(100)]
@@ -342,7 +342,7 @@ def test_many_segments_need_few_descriptors(opened, monkeypatch):
     assert len(store.segments()) == 100
     for msg_id in ids + ids[::-1]:
         assert client.read(msg_id) == msg_id * 20
-    assert len(store._segments.readers) <= 8
+    assert len(store._segments.read_files.readers) <= 8
 
 
 def test_a_damaged_record_names_file_offset_and_id(opened, tmp_path, cell):
@@ -427,7 +427,7 @@ def test_threads_read_while_others_write_remove_and_compact(opened):
 def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(cell, opened):
     class Cutting(UnsyncedFiles):
         def truncate(self, fd, size):
-            at_the_cut.append(dict(store._segments.maps))
+            at_the_cut.append(dict(store._segments.read_files.maps))
             super().truncate(fd, size)
 
     at_the_cut = []
@@ -439,8 +439,8 @@ def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(c
         store.flush()
         assert client.read(msg_id) == body
     assert all(client.read(msg_id) == body for msg_id, body in bodies.items())
-    assert len(store._segments.maps) == 1  # which the reads came from, as its length tells
-    assert len(store._segments.maps[0][0]) == store.segments()[0].size
+    assert len(store._segments.read_files.maps) == 1  # which the reads came from, as its length tells
+    assert len(store._segments.read_files.maps[0][0]) == store.segments()[0].size
     store.roll()
     removed = [msg_id for n, msg_id in enumerate(bodies) if n % 3]
     client.remove(removed)
@@ -452,7 +452,7 @@ def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(c
         del bodies[msg_id]
     for _ in range(2):
         assert {msg_id: client.read(msg_id) for msg_id in bodies} == bodies
-    assert len(store._segments.maps) == 1
+    assert len(store._segments.read_files.maps) == 1
     store.close()
     with pytest.raises(msgstore.StoreClosed):
         client.read(next(iter(bodies)))
@@ -463,7 +463,7 @@ def test_a_reader_that_is_read_only_never_maps(opened, tmp_path):
         client.write(ID, b"body")
     store = opened(reads="mmap", mode="r")
     assert store.client().read(ID) == b"body"
-    assert not store._segments.maps
+    assert not store._segments.read_files.maps
 
 
 def test_an_entry_that_was_moved_or_removed_since(opened):
@@ -540,6 +540,6 @@ def test_an_index_that_cannot_be_read_says_which_store(opened, monkeypatch):
     def fail(index, msg_id):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(type(store._writer.index), "references", fail)
+    monkeypatch.setattr(type(store._index), "references", fail)
     with pytest.raises(msgstore.StoreIOError, match=str(store.path)):
         store.references(ID)

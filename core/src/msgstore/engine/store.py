@@ -97,7 +97,7 @@ class Store:
     """An open store directory. Made by :func:`msgstore.open_store`. Leaving it as a context manager closes it.
 
     Any method may be called from any thread. In a callback (``on_confirm``, progress, observer) ``flush``, ``roll``,
-    ``compact``, ``migrate`` and ``close`` raise RuntimeError.
+    ``compact``, ``migrate``, ``close`` and ``abandon`` raise RuntimeError.
     """
 
     read: Callable[[bytes], bytes]
@@ -365,7 +365,7 @@ class Store:
             try:
                 self._flusher.flush_locked()
                 self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is being closed"))
-                self._flusher.write_out(last=True)
+                self._flusher.deliver_confirms(self._flusher.write_out(last=True))
                 self._collector.erase()
                 is_saved = save_clean(self._accounting, self._opened.client_refs)
             except Exception:
@@ -382,6 +382,7 @@ class Store:
         """Release the directory as a killed process would: nothing is flushed, nothing is saved."""
         if self._is_disowned:
             return
+        self._lifecycle.refuse_in_callback("abandon")
         self._collector.is_stopping = True
         with self._gc_lock, self._accounting.flush_lock:
             if not self._is_closed:

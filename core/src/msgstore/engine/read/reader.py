@@ -184,8 +184,12 @@ class Reader:
                 raise MessageNotFound([msg_id], str(self._directory))
             problem: RecordError | OSError | None = None
             found: _Located | None = None
+            fetched: Fetched | None = None
+            number, offset, size = unpack_location(here)
             try:
-                found = self._read_record(msg_id, here, backends)
+                fetched = self._strategy.fetch(number, offset, size, backends)
+                if fetched is not None:
+                    found = _Located(fetched, offset, _decode(msg_id, fetched, fetched.data, size))
             except (RecordError, OSError) as error:
                 problem = error
             except StoreError:
@@ -198,19 +202,12 @@ class Reader:
                 return found
             if problem is not None:
                 if self._strategy.is_final or retries == (_MAX_RETRIES if isinstance(problem, FileNotFoundError) else 1):
-                    raise self._error(msg_id, before, problem)
+                    raise self._error(msg_id, number, offset, fetched, problem)
                 retries += 1
-                self._strategy.drop_file(before >> NUMBER_SHIFT)
+                self._strategy.drop_file(number)
                 if retries > 1:
                     time.sleep(_RETRY_SECONDS)
         raise StoreError(f"{self._directory}: {msg_id.hex()} was moved {_MAX_MOVES} times while it was read; try again")
-
-    def _read_record(self, msg_id: bytes, location: int, backends: Backends) -> _Located | None:
-        number, offset, size = unpack_location(location)
-        fetched = self._strategy.fetch(number, offset, size, backends)
-        if fetched is None:
-            return None
-        return _Located(fetched, offset, _decode(msg_id, fetched, fetched.data, size))
 
     def _read_many(self, wanted: list[bytes], backends: Backends) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
@@ -220,6 +217,9 @@ class Reader:
                 if (entry := self._strategy.buffered(msg_id)) is not None:
                     body = entry[0]
                     found[msg_id] = backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
+                elif msg_id in self._shared.ids:
+                    if (shared := self._body(msg_id, backends)) is not None:
+                        found[msg_id] = shared
                 elif (location := self._locate(msg_id)) is not None:
                     located.append((location, msg_id))
         for run in coalesce_reads(sorted(located)):
@@ -253,11 +253,12 @@ class Reader:
         except RecordError as error:
             raise self._corrupt(msg_id, found.fetched.path, found.offset, error) from error
 
-    def _error(self, msg_id: bytes, location: int, problem: RecordError | OSError) -> StoreError:
+    def _error(
+        self, msg_id: bytes, number: int, offset: int, fetched: Fetched | None, problem: RecordError | OSError
+    ) -> StoreError:
         self._strategy.check_unchanged()
-        number, offset, _ = unpack_location(location)
         segment = self._segments.by_number.get(number)
-        path = segment.path if segment is not None else self._directory / str(number)
+        path = fetched.path if fetched else segment.path if segment else self._directory / str(number)
         if isinstance(problem, FileNotFoundError):
             return StoreError(
                 f"{self._directory}: the index is damaged: it points to segment {number}, which does not exist. Stop the "
