@@ -208,7 +208,7 @@ def test_a_segment_goes_on_behind_its_trailer(index_name, tmp_path):
         assert sorted(named_ids(tmp_path)) == IDS[:9]
         client.remove(IDS[:7])
         (done,) = store.compact(everything=True)
-        assert done.done == "compacted"
+        assert done.outcome == "compacted"
         assert sorted(named_ids(tmp_path)) == IDS[7:9]
         assert file.stat().st_size < 4096 + 200
 
@@ -283,7 +283,7 @@ def test_a_format_that_cannot_make_a_trailer_does_not_stop_the_store(trailer, tm
         client.write_many((i, body_of(i)) for i in IDS)
         store.roll()
         client.remove(IDS[::2])
-        assert any(done.done == "compacted" for done in store.compact(everything=True))
+        assert any(done.outcome == "compacted" for done in store.compact(everything=True))
     assert "gets no trailer: format 'ledger' failed to make it" in caplog.text
     with open_with(tmp_path, **keys) as store, store.client() as client:
         assert store.stats().recovery.how == "trust"

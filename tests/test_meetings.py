@@ -55,48 +55,6 @@ class Says:
         return self.actions
 
 
-def test_a_client_that_flushes_while_it_is_told_confirms_nothing_that_is_not_on_disk(opened):
-    store, told = opened(), []
-
-    def first_confirmed(ids):
-        told.append(("first", ids))
-        if ids == [A]:
-            store.flush()
-            second.write(D, b"d")
-
-    def second_confirmed(ids):
-        told.append(("second", ids))
-        assert set(ids) <= on_disk(store).keys()
-
-    first = store.client("first", first_confirmed)
-    second = store.client("second", second_confirmed)
-    first.write(A, b"a")
-    second.write(B, b"b")
-    store.flush()
-    assert told == [("first", [A]), ("second", [B])]
-    assert store.stats().callback_failures == 0
-    store.flush()
-    assert told[2:] == [("second", [D])]
-
-
-def test_confirms_are_in_order_when_a_client_flushes_while_it_is_told(opened):
-    store, told = opened(), []
-
-    def first_confirmed(ids):
-        if ids == [A]:
-            second.write(C, b"c")
-            store.flush()
-            assert told == [B, C]
-
-    first = store.client("first", first_confirmed)
-    second = store.client("second", told.extend)
-    first.write(A, b"a")
-    second.write(B, b"b")
-    store.flush()
-    assert told == [B, C]
-    assert store.stats().callback_failures == 0
-
-
 def test_a_client_that_exits_on_the_flushers_thread_does_not_end_it(opened):
     store, told = opened(sync_interval="1ms"), threading.Event()
     exiting, other = store.client(on_confirm=lambda ids: sys.exit()), store.client(on_confirm=lambda ids: told.set())

@@ -31,7 +31,7 @@ class LiveStore(Store):
         super().__init__(opened, "r")
         self._tracker = tracker
         self._file_cache = SegmentFileCache(tracker.directory, files)
-        self._read_with(FollowingStrategy(tracker, self._file_cache, self._strategy))
+        self._read_with(FollowingStrategy(tracker, self._file_cache, self._locked_strategy))
 
     def stats(self) -> StoreStats:
         """Return statistics as of the last commit."""

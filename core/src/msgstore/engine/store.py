@@ -117,14 +117,14 @@ class Store:
         self._index = accounting.index
         self._lifecycle = Lifecycle(config.path)
         self._lifecycle.release = self._release_interrupted
-        self._segments.telemetry.dispatcher.in_callback = self._lifecycle.callback
+        self._segments.telemetry.dispatcher.in_callback = self._lifecycle.callbacks.running
         self._buffer = WriteBuffer()
         self._appender = Appender(config, backends, accounting)
         batches = BatchWriter(self._buffer, self._appender, accounting)
         self._flusher = Flusher(config, self._buffer, batches, accounting, self._lifecycle)
         self._writer = Writer(config, backends, accounting, self._lifecycle, self._appender, self._buffer, self._flusher)
-        self._strategy: ReadStrategy = LockedStrategy(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
-        self._read_with(self._strategy)
+        self._locked_strategy = LockedStrategy(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
+        self._read_with(self._locked_strategy)
         if opened.lock is not None or mode == "rw":
             mapped = config.reads == "mmap" and mode == "rw" and _has_global_lock()
             self._reader.use_fast_path(self._buffer.pending, backends, mapped=mapped)
@@ -348,8 +348,7 @@ class Store:
         """
         if self._is_disowned:
             return
-        if self._lifecycle.interrupted is not None and not self._is_closed:
-            self.abandon()
+        if self._lifecycle.interrupted is not None:  # the store is closed, but not all that was written is safe
             raise self._lifecycle.interrupted
         self._lifecycle.refuse_in_callback("close")
         self._collector.is_stopping = True

@@ -98,7 +98,7 @@ class GarbageCollector:
                 log.warning("%r failed and is left for the next collection: %s", action, error)
                 failure = failure or error
             if progress:
-                with self._lifecycle.callback():
+                with self._lifecycle.callbacks.running():
                     progress(at + 1, len(actions))
         self._delete_empty()
         if failure:

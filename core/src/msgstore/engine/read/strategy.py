@@ -73,7 +73,7 @@ class LockedStrategy:
         buffered: Callable[[bytes], BufferedMessage | None],
         lock_text: bytes | None,
     ) -> None:
-        self._backends = backends
+        self.backends = backends
         self._segments: Segments = accounting.segments
         self._state_lock = accounting.state_lock
         self._lifecycle = lifecycle
@@ -83,7 +83,7 @@ class LockedStrategy:
     def consistently(self, call: Callable[[Backends], T]) -> T:
         with self._state_lock:
             self._lifecycle.check_open()
-            return call(self._backends)
+            return call(self.backends)
 
     def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:
         fd, _ = self._segments.reader(number)
@@ -107,7 +107,7 @@ class FollowingStrategy:
 
     is_final = False
 
-    def __init__(self, tracker: WriterTracker, files: SegmentFileCache, recovered: ReadStrategy) -> None:
+    def __init__(self, tracker: WriterTracker, files: SegmentFileCache, recovered: LockedStrategy) -> None:
         self._tracker = tracker
         self._files = files
         self._recovered = recovered
@@ -122,6 +122,8 @@ class FollowingStrategy:
         return None
 
     def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:
+        if backends is self._recovered.backends:
+            return self._recovered.fetch(number, offset, size, backends)
         found = self._files.read(number, offset, size, backends.formats)
         if found is None:
             return None
@@ -132,4 +134,4 @@ class FollowingStrategy:
         self._files.drop(number)
 
     def check_unchanged(self) -> None:
-        pass
+        self._recovered.check_unchanged()

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import get_ident
 
 from msgstore.contract import MsgStoreError, StoreClosed
+from msgstore.engine.state.callbacks import Callbacks
 
 
 class Lifecycle:
@@ -28,7 +28,7 @@ class Lifecycle:
         """Called after each change of ``refusal``."""
         self.release: Callable[[], None] = lambda: None
         """Set by the store: closes files and index, unlocks the directory, stops threads. Takes the GC and the flush lock."""
-        self._in_callback: set[int] = set()
+        self.callbacks = Callbacks()
 
     def refuse(self, error: MsgStoreError | None) -> None:
         """Let every later change raise ``error``; accept changes again if it is None."""
@@ -48,26 +48,9 @@ class Lifecycle:
 
     # -- callbacks --------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def callback(self) -> Iterator[None]:
-        """Inside, the calling thread runs a callback (``on_confirm``, progress, observer)."""
-        thread = get_ident()
-        is_outermost = thread not in self._in_callback
-        self._in_callback.add(thread)
-        try:
-            yield
-        finally:
-            if is_outermost:
-                self._in_callback.discard(thread)
-
-    @property
-    def in_callback(self) -> bool:
-        """True if the calling thread runs a callback."""
-        return get_ident() in self._in_callback
-
     def refuse_in_callback(self, call: str) -> None:
         """Raise RuntimeError if the calling thread runs a callback: it may hold locks that ``call`` needs."""
-        if self.in_callback:
+        if self.callbacks.is_inside:
             raise RuntimeError(
                 f"{self.path}: {call}() was called in a callback (on_confirm, progress or observer), which may only write, read "
                 f"and remove. Call it after the callback has returned, or on another thread."
@@ -89,7 +72,7 @@ class Lifecycle:
 
         In a callback the change that called it decides, as the exception passes through it.
         """
-        if isinstance(error, Exception) or self.interrupted is not None or self.in_callback:
+        if isinstance(error, Exception) or self.interrupted is not None or self.callbacks.is_inside:
             return
         self.interrupted = StoreClosed(
             f"{self.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a killed "

@@ -6,7 +6,7 @@ Records are written before the index entries that point to them; the index is co
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Protocol
 
@@ -61,6 +61,8 @@ class Flusher:
         self._is_unchecked = False
         """True while something was appended since a flush last found segment and directory in place."""
         self._flush_again = False
+        self.set_failing: Callable[[bool], object] = lambda _: None
+        """Set by the writer: called with the outcome of each flush."""
         self._delivering_thread: int | None = None
         """Thread that holds the flush lock and calls ``on_confirm`` now."""
         self.unconfirmed: dict[int, list[bytes]] = {}
@@ -89,9 +91,14 @@ class Flusher:
         """As ``flush``. Caller holds the flush lock."""
         self._lifecycle.check_writable()
         self._flush_again = True
-        while self._flush_again:
-            self._flush_again = False
-            self.deliver_confirms(self.write_out())
+        try:
+            while self._flush_again:
+                self._flush_again = False
+                self.deliver_confirms(self.write_out())
+        except Exception:
+            self.set_failing(self._lifecycle.refusal is None)
+            raise
+        self.set_failing(False)
 
     def write_out(self, *, last: bool = False) -> Sequence[tuple[ConfirmingClient, int]]:
         """Append everything and commit. Return the clients to confirm, each with the number of its ids. Caller holds the flush
@@ -161,7 +168,7 @@ class Flusher:
             ids = client.take_unconfirmed(count)
             self._delivering_thread = get_ident()
             try:
-                with self._lifecycle.callback():
+                with self._lifecycle.callbacks.running():
                     client.confirm(ids)
             except Exception:
                 self.callback_failures += 1

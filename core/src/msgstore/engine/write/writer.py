@@ -77,6 +77,7 @@ class Writer:
         self.wait_for_backlog: Callable[[], object] = lambda: None
         """Set by the store: block while the collector is too far behind."""
         lifecycle.on_refusal.append(self._update_fast_paths)
+        flusher.set_failing = self.set_failing
 
     # -- clients ----------------------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class Writer:
         elif flusher.uncommitted_bytes > self._bound // 4 and self._accounting.is_persistent:
             self.request_flush()
         if flusher.buffered_bytes > BUFFER_TARGET:
-            if not self._lifecycle.in_callback:  # or the collector may wait for this thread
+            if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
                 self.wait_for_backlog()
             if self._config.durability == "fsync":
                 self.request_flush()
@@ -267,7 +268,7 @@ class Writer:
         """Put back what a refused removal has popped. It is flushed at once: a flush that did not find it may have confirmed it."""
         with self._accounting.state_lock:
             self._buffer.restore_popped(popped, lambda msg_id: self._index.get(msg_id) is not None)
-        if any(entry for _, entry in popped) and not self._lifecycle.in_callback:
+        if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
             try:
                 self._flusher.flush_soon()
             except MsgStoreError as error:
@@ -283,7 +284,6 @@ class Writer:
             self._flusher.flush_soon()
         except StoreIOError as error:
             raise _with_outcome(error, outcome, applied=False, ids=list(ids)) from error.__cause__
-        self.set_failing(False)
 
     def references(self, msg_id: bytes) -> int:
         """Return the number of references of a message; 0 if there is none. Caller holds the state lock."""
