@@ -11,7 +11,6 @@ import time
 import pytest
 
 import msgstore
-from msgstore.engine.compact import background_collector as collector
 from msgstore.files import Files
 from support import open_with
 

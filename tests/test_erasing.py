@@ -23,7 +23,7 @@ class Says:
 
 
 def told(store, *actions):
-    store._collector._policy = Says(*actions)
+    store._collector._policy, store._collector._may_drop = Says(*actions), True
     return store.compact()
 
 

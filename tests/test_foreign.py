@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import pkgutil
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -21,12 +17,11 @@ import foreign_ledger
 import msgstore
 import test_compaction_crash
 import test_model
-from foreign_ledger import key_of, ledger, message_id, read_by_index
+from foreign_ledger import key_of, ledger, message_id
 from msgstore.cli.main import main
 from msgstore.contract import Combine
-from msgstore.files import Files
-from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles
-from support import FOREIGN_CELLS, Cell, hashes, needs_foreign, open_with
+from msgstore.testing.faults import Crash, StoppingFiles
+from support import FOREIGN_CELLS, Cell, needs_foreign, open_with
 
 pytestmark = needs_foreign
 
@@ -149,241 +144,6 @@ def test_another_index_takes_over_and_gives_back(tmp_path):
             assert [store.references(i) for i in IDS] == [2] * 9 + [1] * (len(IDS) - 9)
 
 
-# -- trailers ---------------------------------------------------------------------------------------------------------------
-
-
-def segments_of(path: Path) -> list[Path]:
-    return sorted(path.glob("*.ledger"), key=lambda file: int(file.stem))
-
-
-def named_ids(path: Path) -> list[bytes]:
-    """By the indexes of the segments, which are checked against the records."""
-    return [key_of(whole) for file in segments_of(path) for whole in (read_by_index(file) or {}).values()]
-
-
-@every_index
-def test_a_sealed_segment_ends_in_an_index_that_an_outsider_reads(index_name, tmp_path):
-    keys = store_keys(Cell(index_name, "ledger"))
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        client.write_many((i, body_of(i)) for i in IDS)
-        store.flush()
-        *sealed, current = segments_of(tmp_path)
-        assert read_by_index(current) is None
-        assert None not in [read_by_index(file) for file in sealed]
-        client.write(b"large".ljust(16), bytes(5_000_000))  # a segment of its own
-        store.roll()
-        assert sorted(named_ids(tmp_path)) == sorted([*IDS, b"large".ljust(16)])
-        client.remove(IDS[::3])
-        done = store.compact(everything=True)
-        assert {one.done for one in done} >= {"compacted"}
-        assert set(named_ids(tmp_path)) >= {entry.msg_id for entry in store.entries()}
-        again = store.compact(everything=True)
-        assert {one.done for one in again} == {"none"}, "a trailer alone is nothing to be gained"
-        client.remove([i for n, i in enumerate(IDS) if n % 3 and n % 5])
-        small = [s.number for s in store.segments() if s.live_count and not s.current]
-        pairs = [Combine(pair) for pair in list(pairwise(small))[:1]]
-        with mock.patch.object(store._collector, "_policy", SimpleNamespace(plan=lambda *_: pairs)):
-            assert [one.done for one in store.compact()] == ["combined", "combined"]
-        assert set(named_ids(tmp_path)) >= {entry.msg_id for entry in store.entries()}
-        live = hashes(store)
-    with open_with(tmp_path, **keys) as store:
-        assert hashes(store) == live
-
-
-@every_index
-def test_a_segment_goes_on_behind_its_trailer(index_name, tmp_path):
-    """As when the one after it was deleted, and it is the newest again."""
-    keys = store_keys(Cell(index_name, "ledger"))
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        client.write_many((i, b"one") for i in IDS[:5])
-        store.roll()
-    (file,) = segments_of(tmp_path)
-    assert read_by_index(file)
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        client.write_many((i, b"two") for i in IDS[5:9])
-        store.flush()
-        assert segments_of(tmp_path) == [file]
-        assert read_by_index(file) is None
-        store.roll()
-        assert sorted(named_ids(tmp_path)) == IDS[:9]
-        client.remove(IDS[:7])
-        (done,) = store.compact(everything=True)
-        assert done.outcome == "compacted"
-        assert sorted(named_ids(tmp_path)) == IDS[7:9]
-        assert file.stat().st_size < 4096 + 200
-
-
-@pytest.mark.crash
-@every_index
-def test_at_no_instant_does_an_outsider_find_an_index_of_what_is_not_there(index_name, tmp_path):
-    cell = Cell(index_name, "ledger")
-    keys = store_keys(cell)
-    with open_with(tmp_path / "start", **keys) as store, store.client() as client:
-        client.write_many((i, body_of(i)) for i in IDS)
-        store.roll()
-        client.remove([i for n, i in enumerate(IDS) if n % 3])
-    for stop in range(1000):
-        path = tmp_path / "stopped"
-        shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(tmp_path / "start", path)
-        files = StoppingFiles(stop, torn=60)
-        store = None
-        try:
-            store = open_with(path, files, **keys)
-            store.compact(everything=True)
-        except Crash:
-            pass
-        finally:
-            if store is not None:
-                store.abandon()
-        assert set(named_ids(path)) <= set(IDS)  # read_by_index checks every record that an index names
-        if not files.stopped:
-            break
-    assert stop > 30
-
-
-class NoRoomForTrailers(RecordingFiles):
-    def pwrite(self, fd, data, offset):
-        if bytes(data[-8:]) == b"LEDGEREX":
-            Files.pwrite(self, fd, memoryview(data)[:10], offset)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().pwrite(fd, data, offset)
-
-
-@every_index
-def test_without_room_for_a_trailer_a_segment_is_sealed_without(index_name, tmp_path, caplog):
-    keys = store_keys(Cell(index_name, "ledger"))
-    with open_with(tmp_path, NoRoomForTrailers(), **keys) as store, store.client() as client:
-        client.write_many((i, body_of(i)) for i in IDS)
-        store.roll()
-        assert client.read_many(IDS) == {i: body_of(i) for i in IDS}
-    assert "is sealed without a trailer" in caplog.text
-    assert run("scan", tmp_path).exit_code == 0
-    assert not named_ids(tmp_path)
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        assert store.stats().recovery.how == "trust"
-        assert client.read_many(IDS) == {i: body_of(i) for i in IDS}
-
-
-def _fails(self: object, data: object) -> bytes:
-    raise ValueError("a fault of the format's")
-
-
-@pytest.mark.parametrize(
-    "trailer", [_fails, lambda self, data: None, lambda self, data: "text"], ids=["raises", "none", "text"]
-)
-def test_a_format_that_cannot_make_a_trailer_does_not_stop_the_store(trailer, tmp_path, caplog):
-    """Nobody needs one, and everybody needs to flush and to close."""
-    keys = store_keys(Cell("ets", "ledger"))
-    with (
-        mock.patch("foreign_backends.ledger.LedgerFormat.trailer", trailer),
-        open_with(tmp_path, **keys) as store,
-        store.client() as client,
-    ):
-        client.write_many((i, body_of(i)) for i in IDS)
-        store.roll()
-        client.remove(IDS[::2])
-        assert any(done.outcome == "compacted" for done in store.compact(everything=True))
-    assert "gets no trailer: format 'ledger' failed to make it" in caplog.text
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        assert store.stats().recovery.how == "trust"
-        assert client.read_many(IDS) == {i: body_of(i) for i in IDS[1::2]}
-
-
-def test_a_trailer_that_live_records_are_in_is_not_cut_off(tmp_path):
-    """The format is wrong about its own file, so nothing of that is touched."""
-    form = "foreign_backends.ledger.LedgerFormat"
-    scan = pkgutil.resolve_name(f"{form}.scan")
-
-    def too_much(self, data, **keys):
-        found = scan(self, data, **keys)
-        found.trailer += 1 if found.trailer else 0
-        return found
-
-    keys = store_keys(Cell("ets", "ledger"))
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        client.write_many((i, body_of(i)) for i in IDS)
-        store.roll()
-        client.remove(IDS[:5])
-        before = segments_of(tmp_path)[0].read_bytes()
-        with mock.patch(f"{form}.scan", too_much):
-            skipped = store.compact(everything=True)[0].skipped
-        assert skipped is not None
-        assert "of trailer, where live records are" in skipped
-        assert segments_of(tmp_path)[0].read_bytes() == before
-        assert client.read_many(IDS) == {i: body_of(i) for i in IDS[5:]}
-
-
-@pytest.mark.parametrize("index_name", ["lmdb", "sqlite"])
-def test_a_compaction_makes_no_segment_longer_than_its_row_says(index_name, tmp_path):
-    """Else a start after a crash would not know the segment again, and lose every count."""
-    keys = store_keys(Cell(index_name, "ledger"), file_size_limit=12_000)
-    ids = [n.to_bytes(16, "big") for n in range(150)]
-    with open_with(tmp_path / "start", NoRoomForTrailers(), **keys) as store, store.client() as client:
-        client.write_many((i, b"") for i in ids)
-        client.write_many((i, b"") for i in ids)
-        store.roll()
-        client.remove(ids[-1:] * 2)  # 25 bytes: less than a trailer has
-    for stop in range(100):
-        path = tmp_path / str(stop)
-        shutil.copytree(tmp_path / "start", path)
-        files = StoppingFiles(stop)
-        store = None
-        try:
-            store = open_with(path, files, **{**keys, "file_size_limit": 7000})  # too full to be written on
-            (done,) = store.compact(everything=True)
-            assert done.size_after < done.size_before
-        except Crash:
-            pass
-        finally:
-            if store is not None:
-                store.abandon()
-        with open_with(path, **keys) as store:
-            assert store.stats().recovery.how in ("tail", "trust")
-            assert [store.references(i) for i in ids] == [2] * 149 + [0]
-        if not files.stopped:
-            break
-    assert stop > 4
-
-
-def test_a_trailer_is_no_reason_to_have_no_hint(tmp_path):
-    keys = {"index": "ets", "format": "ledger", "file_size_limit": "2MiB", "sync_interval": "1h"}
-    store = open_with(tmp_path, **keys)
-    with store.client() as client:
-        client.write_many((n.to_bytes(16, "big"), bytes(1000)) for n in range(3500))
-        store.roll()
-    store.abandon()
-    assert read_by_index(tmp_path / "0.ledger")
-    with open_with(tmp_path, **keys) as store:
-        assert store.stats().recovery.hinted == ["0.ledger", "1.ledger"]
-        assert store.stats().messages == 3500
-
-
-def test_a_trailer_is_synced_as_its_segment_is(tmp_path):
-    files = RecordingFiles()
-    with open_with(tmp_path, files, **store_keys(SQLITE_LEDGER, durability="fsync")) as store, store.client() as client:
-        client.write(IDS[0], b"body")
-        store.flush()
-        files.operations.clear()
-        store.roll()
-    names = [name for name, _, _ in files.operations if name in CHANGES]
-    assert names[:2] == ["pwrite", "sync"]
-
-
-def test_a_trailer_is_cut_off_on_disk_before_anything_moves(tmp_path):
-    files = RecordingFiles()
-    with open_with(tmp_path, files, **store_keys(SQLITE_LEDGER)) as store, store.client() as client:
-        client.write_many((i, body_of(i)) for i in IDS[:20])
-        store.roll()
-        client.remove(IDS[:10])
-        store.flush()
-        files.operations.clear()
-        (done,) = store.compact(everything=True)
-    assert done.moved_records
-    names = [name for name, path, _ in files.operations if name in CHANGES and path == "0.ledger"]
-    assert names[:3] == ["truncate", "sync", "pwrite"]
-
-
 # -- ledgers that somebody else wrote ---------------------------------------------------------------------------------------
 
 MESSAGES = {f"orders/{n}/".encode() + b"x" * (n * 5 % 300): b"body %d " % n * (n % 40) for n in range(60)}
@@ -435,7 +195,7 @@ def test_a_store_serves_them_and_their_long_keys_stay(index_name, others):
         left = {key for n, key in enumerate(MESSAGES) if n % 3}
         assert keys_of(store) == left
         with mock.patch.object(store._collector, "_policy", SimpleNamespace(plan=lambda *_: [Combine((0, 1))])):
-            assert [one.done for one in store.compact()] == ["combined", "combined"]
+            assert [one.outcome for one in store.compact()] == ["combined", "combined"]
         assert keys_of(store) == left
         assert set(named_ids(others)) >= left
         assert client.read_many(BY_ID) == {message_id(key): MESSAGES[key] for key in left}

@@ -20,7 +20,7 @@ from msgstore_format_v2.format import SegmentFormatV2
 from support import catalogue
 
 ACME = Provider("acme-odd", "1.2", "odd", "acme_odd.plugin")
-HOLES = frozenset({Capability.SELF_DESCRIBING})
+HOLES = frozenset({Capability.SELF_DESCRIBING, Capability.COMPACTABLE})
 
 
 class Switched:
@@ -236,7 +236,7 @@ def refused(store, path, left, faults, caplog, call, collect):
     with caplog.at_level(logging.WARNING, "msgstore.collection"):
         done = collect(store)
     faults.clear()
-    assert [one.done for one in done] == ["none"], "the segment was collected"
+    assert [one.outcome for one in done] == ["none"], "the segment was collected"
     assert "of acme-odd 1.2 (entry point" in done[0].skipped
     assert f"failed in {name}" in done[0].skipped
     assert f"{path / done[0].file}: the segment format 'o" in caplog.text or "copied" in caplog.text

@@ -173,7 +173,7 @@ def nothing(machine: Machine) -> None:
     """A machine with everything of this repository installed, and no store."""
 
 
-def rocks(machine: Machine, contract: str = "(2, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
+def rocks(machine: Machine, contract: str = "(1, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
     descriptor = f"IndexDescriptor(name='rocks', contract={contract}, factory={factory!r})"
     machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indexes", descriptor, head=head)
 
@@ -279,7 +279,7 @@ def incomplete(machine: Machine) -> None:
 
 
 def claiming(machine: Machine, **members: object) -> None:
-    given = {"name": "blocks", "contract": (2, 0), "factory": "acme_blocks_plugin:Blocks", "extension": ".sqs", "generation": 3}
+    given = {"name": "blocks", "contract": (1, 0), "factory": "acme_blocks_plugin:Blocks", "extension": ".sqs", "generation": 3}
     described = ", ".join(f"{key}={value!r}" for key, value in (given | members).items())
     machine.install("acme-blocks", "1.1.0", "blocks", "msgstore_segment_formats", f"SegmentFormatDescriptor({described})")
 
@@ -293,7 +293,7 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Misspelt name": nothing,
     "Unknown name": nothing,
     "Two plugins of one name": two_ets,
-    "Wrong contract version": lambda m: rocks(m, contract="(1, 0)"),
+    "Wrong contract version": lambda m: rocks(m, contract="(2, 0)"),
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
     "Plugin that ends the program": lambda m: rocks(m, head="raise SystemExit('acme: no licence found')"),
     "Misspelt hook": wrong_hook,
@@ -398,7 +398,7 @@ def test_plugins_check_reserved_extension_exits_with_2(machine):
     checked = CliRunner().invoke(main, ["plugins", "--check", "--json"])
     assert checked.exit_code == 2
     assert "acme-blocks 1.1.0 (entry point 'blocks = acme_blocks_plugin')" in checked.output
-    assert "the extension '.erase' is that of other files of a store" in checked.output
+    assert "the extension '.erase' is used by other files of a store" in checked.output
 
 
 def test_a_record_type_that_lacks_something_is_blamed_itself(machine):
@@ -417,7 +417,7 @@ def test_a_record_type_that_lacks_something_is_blamed_itself(machine):
 
 
 def test_a_format_without_holes_need_not_fill_any(machine):
-    """Only the methods that somebody calls: one that has worked goes on working."""
+    """Only a format with the capability COMPACTABLE needs its methods."""
     claiming(machine, extension=".blk")
     module = machine.site / "acme_blocks_plugin.py"
     methods = ["encode", "decode", "body_span", "scan", "find_chain"]
@@ -426,7 +426,7 @@ def test_a_format_without_holes_need_not_fill_any(machine):
     module.write_text(module.read_text() + made)
     assert FormatSet(msgstore.load_catalogue()).by_name("blocks").name == "blocks"
     sys.modules.pop("acme_blocks_plugin")
-    module.write_text(module.read_text().replace("generation=3", "generation=3, capabilities=['self-describing']"))
+    module.write_text(module.read_text().replace("generation=3", "generation=3, capabilities=['compactable']"))
     with pytest.raises(msgstore.BrokenPlugin, match="Blocks has no gap_room, fill_gap, which"):
         FormatSet(msgstore.load_catalogue()).by_name("blocks")
 

@@ -1,12 +1,12 @@
-"""Swapping: the index is told where records have moved to, and is asked whether it knows.
+"""Relocation: point index entries to the new locations of moved records, and check that they do.
 
-What stands at the old places is cut or deleted afterwards. So nothing is taken on trust: where the index does not say what it
-should, it gets the old places back, and the collection ends with the segment as readable as it was.
+The bytes at the old locations are truncated or deleted afterwards. So the index is not trusted: if an entry is wrong, all
+entries get their old locations back, and the collection ends with the segment unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from operator import eq
 
@@ -18,12 +18,11 @@ from msgstore.scan.formats import failure_message
 
 
 def swap(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> None:
-    """Have the index point to ``new`` for records of ``segment`` that are alive at ``old``. Caller holds the state lock.
+    """Point the entries of live records from ``old`` to ``new``. Caller holds the state lock.
 
-    Raises InconsistentSegment if it does not; then it points to ``old``. StoreError if not even that is so.
+    Raises InconsistentSegment if the index fails: its entries then point to ``old``. StoreError if even that fails.
     """
-    shared = context.accounting.shared.ids.intersection(ids) if context.accounting.shared.ids else ()
-    references = {msg_id: context.index.references(msg_id) for msg_id in shared}
+    references = list(map(context.index.references, ids))  # an index that fails may forget them
     try:
         moved = context.index.relocate(ids, old, new)
         if type(moved) is not int:
@@ -44,18 +43,17 @@ def swap(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Sequen
 def still_alive(
     source: PinnedSegment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]
 ) -> tuple[Sequence[bytes], Sequence[int], Sequence[int]]:
-    """The rows whose records have not died since the mark. Caller holds the state lock."""
+    """Return the rows whose records have not died since the segment was pinned. Caller holds the state lock."""
     if not (died := source.died):
         return ids, old, new
     alive = [location not in died for location in old]
     return list(compress(ids, alive)), list(compress(old, alive)), list(compress(new, alive))
 
 
-def _restore(index: Index, segment: Segment, ids: Sequence[bytes], old: Sequence[int], references: Mapping[bytes, int]) -> None:
-    """``references``: of the ids that had more than one."""
+def _restore(index: Index, segment: Segment, ids: Sequence[bytes], old: Sequence[int], references: Sequence[int]) -> None:
+    """Enter the ids again that the index does not have at ``old``, with the number of references that they had."""
     astray = [at for at, msg_id in enumerate(ids) if index.get(msg_id) != old[at]]
-    named = [ids[at] for at in astray]
-    index.enter(named, [old[at] for at in astray], [references.get(msg_id, 1) for msg_id in named])
+    index.enter([ids[at] for at in astray], [old[at] for at in astray], [references[at] for at in astray])
     lost = sum(index.get(ids[at]) != old[at] for at in astray)
     if lost:
         raise StoreError(
