@@ -457,7 +457,7 @@ def run(*arguments: object) -> str:
 
 
 def test_verbs_say_where_counts_come_from(path):
-    assert "counts         from msg_store_index.ets\n" in run("info", path)
+    assert "counts        from msg_store_index.ets\n" in run("info", path)
     assert "297 of 297 live messages verified (rebuild; counts: from msg_store_index.ets)" in run("verify", path)
     assert json.loads(run("info", "--json", path))["recovery"]["counts"] == "msg_store_index.ets"
     assert json.loads(run("verify", "--json", path).splitlines()[-1])["counts"] == "msg_store_index.ets"

@@ -210,7 +210,7 @@ def test_what_a_codec_makes_of_small_bodies_is_cut_into_batches_too(tmp_path: Pa
 
 def test_text_and_columns_that_nobody_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = mixed(tmp_path / "0.sqs")
-    codec = decoding(lambda body: ("ü" * 100, bytes(300)) if body else None)
+    codec = decoding(lambda msg_id, body: ("ü" * 100, bytes(300)) if body else None)
     monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
     assert sizes_of_batches(found, "note", "payload", codec=codec) == [26, 4]  # the first body is empty
     assert len(sizes_of_batches(found, "note", codec=codec)) == 1
@@ -224,7 +224,7 @@ def test_a_decoded_value_larger_than_a_value_can_be_is_an_error(
     found = mixed(tmp_path / "0.sqs")
     monkeypatch.setattr("msgstore.files.READ_WHOLE", read_whole)
     monkeypatch.setattr(module, "MAX_VALUE", 199)
-    codec = decoding(lambda body: ("ü" * (100 if body == b"body 9" * 9 else 1), bytes(199)))
+    codec = decoding(lambda msg_id, body: ("ü" * (100 if body == b"body 9" * 9 else 1), bytes(199)))
     offset = scanned(found).scan.records.offsets[9]
     with pytest.raises(StoreError) as caught:
         read(found, codec=codec)
@@ -239,7 +239,7 @@ def test_what_damage_does_not_tell_of_is_an_error(tmp_path: Path, monkeypatch: p
     found = mixed(tmp_path / "0.sqs")
     assert judge(found).damage == ()
     with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError: division by zero"):
-        read(found, codec=decoding(lambda body: 1 / 0))
+        read(found, codec=decoding(lambda msg_id, body: 1 / 0))
     for step in ("spans", "take_bodies", "_column"):
         with monkeypatch.context() as patch:
             patch.setattr(module, step, raising(MemoryError()))
@@ -264,7 +264,7 @@ def test_a_segment_that_was_begun_is_not_dropped(tmp_path: Path, monkeypatch: py
     found = mixed(tmp_path / "0.sqs")
     monkeypatch.setattr(module, "BATCH_BYTES", 100)
 
-    def delete(body: bytes) -> tuple[str, bytes]:
+    def delete(msg_id: bytes, body: bytes) -> tuple[str, bytes]:
         if body == b"body 9" * 9:
             Path(found.path).unlink()
             raise FileNotFoundError(2, "No such file or directory")
@@ -294,7 +294,7 @@ def test_a_stretch_that_was_changed_has_no_records_and_is_no_error(tmp_path: Pat
     assert rows(stretch) == 12
     assert rows(attrs.evolve(stretch, crc32=0)) == rows(SegmentRange(64, len(data) + 1, 0)) == 0
     with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError"):
-        rows(stretch, decoding(lambda body: 1 / 0))
+        rows(stretch, decoding(lambda msg_id, body: 1 / 0))
     assert rows(SegmentRange(64, len(data), checksum(data, len(data))), decoding(change)) == 0
 
 

@@ -123,7 +123,7 @@ def test_the_child_is_told_why_it_cannot_read_with_lmdb(tmp_path, mode):
         assert "spawn" in said
         assert "Mend" not in said
         if mode == "r":
-            with pytest.raises(msgstore.StoreError, match="is open in this process already"):
+            with pytest.raises(msgstore.StoreError, match="is already open in this process"):
                 msgstore.open_store(tmp_path, index="lmdb", mode="r")
 
 

@@ -170,7 +170,7 @@ def test_reading_with_another_codec_is_told(path: Path, caplog: pytest.LogCaptur
         msgstore.open_store(path, format="ledger", body="zstd")
     msgstore.open_store(path, format="ledger", body="zstd", mode="r").close()
     (told,) = caplog.records
-    assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; bodies that")
+    assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies")
 
 
 def test_a_reader_beside_a_writer_is_told_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
