@@ -285,7 +285,7 @@ def test_a_stretch_that_was_changed_has_no_records_and_is_no_error(tmp_path: Pat
         batches = record_batches(found, schema, Wanted(tuple(schema.names)), codec, stretch)
         return sum(batch.num_rows for batch in batches)
 
-    def change(body: bytes) -> None:
+    def change(msg_id: bytes, body: bytes) -> None:
         Path(found.path).write_bytes(data[:-1] + b"?")
         raise ValueError("moved")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def make() -> BodyCodec:
 
 
 CODEC = make()
+ID = bytes(16)
 
 
 def bodies_v1(data: bytes) -> Iterator[bytes]:
@@ -59,27 +61,27 @@ def corrupt_case(name: str) -> list[bytes]:
 
 @given(st.lists(st.binary()))
 def test_bytes_come_back(bodies: list[bytes]) -> None:
-    stored = CODEC.encode(bodies)
-    assert [CODEC.decode(body) for body in stored] == bodies
-    assert [type(CODEC.decode(body)) for body in stored] == [bytes] * len(bodies)
-    assert all(map(CODEC.is_valid, stored))
+    stored = [CODEC.encode(ID, body) for body in bodies]
+    assert [CODEC.decode(ID, body) for body in stored] == bodies
+    assert [type(CODEC.decode(ID, body)) for body in stored] == [bytes] * len(bodies)
+    assert all(map(partial(CODEC.is_valid, ID), stored))
 
 
 def test_the_stored_bytes() -> None:
-    assert CODEC.encode([b"", b"hello"]) == [b"\x83m\0\0\0\0", b"\x83m\0\0\0\5hello"]
+    assert [CODEC.encode(ID, body) for body in (b"", b"hello")] == [b"\x83m\0\0\0\0", b"\x83m\0\0\0\5hello"]
 
 
 def test_trailing_bytes_are_dropped() -> None:
-    assert CODEC.is_valid(b"\x83m\0\0\0\2hi!!!")
-    assert CODEC.decode(b"\x83m\0\0\0\2hi!!!") == b"hi"
+    assert CODEC.is_valid(ID, b"\x83m\0\0\0\2hi!!!")
+    assert CODEC.decode(ID, b"\x83m\0\0\0\2hi!!!") == b"hi"
 
 
 @given(st.one_of(st.binary(), st.binary().map(lambda tail: b"\x83m" + tail), st.just(b"\x83h\2a\1j")))
 def test_what_is_not_a_whole_binary_reads_and_is_written_as_it_is_stored(stored: bytes) -> None:
-    read = CODEC.decode(stored)
+    read = CODEC.decode(ID, stored)
     if type(read) is StoredBody:
         assert read == stored
-        assert CODEC.encode([read]) == [stored]
+        assert CODEC.encode(ID, read) == stored
     else:
         assert stored.startswith(b"\x83m" + len(read).to_bytes(4) + read)
 
@@ -90,7 +92,7 @@ def test_a_body_that_no_term_can_hold() -> None:
             return 2**32
 
     with pytest.raises(MessageTooLarge, match="4294967296"):
-        CODEC.encode([b"small", Huge()])
+        CODEC.encode(ID, Huge())
 
 
 @needs_data
@@ -101,10 +103,10 @@ def test_bodies_of_a_real_store_are_binaries(store: str) -> None:
     seen = 0
     for path in sorted(path for path in (DATA / "msg-store" / store / "store").iterdir() if path.suffix in (".rdq", ".sqs")):
         for stored in (bodies_v1 if path.suffix == ".rdq" else bodies_v2)(path.read_bytes()):
-            assert CODEC.is_valid(stored)
-            body = CODEC.decode(stored)
+            assert CODEC.is_valid(ID, stored)
+            body = CODEC.decode(ID, stored)
             assert type(body) is bytes
-            assert CODEC.encode([body]) == [stored]
+            assert CODEC.encode(ID, body) == stored
             seen += 1
     assert seen > 10
 
@@ -115,10 +117,10 @@ def test_bodies_of_a_real_broker_are_tuples() -> None:
     for path in sorted((DATA / "rabbitmq-3.10").rglob("*.rdq")):
         for stored in bodies_v1(path.read_bytes()):
             assert stored.startswith(b"\x83h\6d\0\x0dbasic_message")
-            assert CODEC.is_valid(stored)
-            assert not CODEC.is_valid(stored[:-1])
-            assert type(CODEC.decode(stored)) is StoredBody
-            assert CODEC.encode([CODEC.decode(stored)]) == [stored]
+            assert CODEC.is_valid(ID, stored)
+            assert not CODEC.is_valid(ID, stored[:-1])
+            assert type(CODEC.decode(ID, stored)) is StoredBody
+            assert CODEC.encode(ID, CODEC.decode(ID, stored)) == stored
             seen += 1
     assert seen > 100
 
@@ -126,11 +128,11 @@ def test_bodies_of_a_real_broker_are_tuples() -> None:
 @needs_data
 @pytest.mark.parametrize("case", ["message_body_not_term", "message_body_bad_tag", "message_size21_empty_body"])
 def test_bodies_that_upstream_refuses(case: str) -> None:
-    assert [CODEC.is_valid(stored) for stored in corrupt_case(case)].count(False) == 1
+    assert [CODEC.is_valid(ID, stored) for stored in corrupt_case(case)].count(False) == 1
 
 
 @needs_data
 def test_a_body_that_upstream_accepts_with_what_follows_it() -> None:
     bodies = corrupt_case("message_body_trailing_bytes")
-    assert all(map(CODEC.is_valid, bodies))
-    assert [len(stored) - len(CODEC.decode(stored)) for stored in bodies].count(6 + 3) == 1
+    assert all(map(partial(CODEC.is_valid, ID), bodies))
+    assert [len(stored) - len(CODEC.decode(ID, stored)) for stored in bodies].count(6 + 3) == 1

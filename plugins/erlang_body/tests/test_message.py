@@ -26,6 +26,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="real segments are in 
 
 
 CODEC = ErlangBody(NoOptions())
+ID = bytes(16)
 
 
 def stored_in(directory: Path, pattern: str) -> list[bytes]:
@@ -72,8 +73,8 @@ def test_bodies_that_are_binaries_are_payloads() -> None:
     sizes = {m["body_sha256"]: m["payload_size"] for m in json.loads(manifest.read_text())["messages"]}
     bodies = stored_in(manifest.parent, "*.sqs")
     for body in bodies:
-        assert read_message(body) == (None, None, None, CODEC.decode(body))
-        assert len(CODEC.decode(body)) == sizes[sha256(body)]
+        assert read_message(body) == (None, None, None, CODEC.decode(ID, body))
+        assert len(CODEC.decode(ID, body)) == sizes[sha256(body)]
     assert len(bodies) > 100
 
 

@@ -281,7 +281,7 @@ def test_what_is_cut_behind_the_last_page_is_not_missed(tmp_path: Path) -> None:
 
 def test_an_environment_in_use_is_not_set_aside(tmp_path: Path) -> None:
     index = opened(tmp_path)
-    with pytest.raises(StoreError, match="is open in this process already"):
+    with pytest.raises(StoreError, match="is already open in this process"):
         make(tmp_path).load()
     index.enter(ids(0, 10), range(10))
     index.freeze({})

@@ -37,15 +37,15 @@ def samples(registry: CollectorRegistry, store: Path = STORE) -> Samples:
 
 
 def opened(statistics: dict[str, int], mode: str = "rw", how: str = "trust") -> events.StoreOpenedEvent:
-    recovery = events.RecoverySummary(how=how)
+    recovery = {"how": how}
     return events.StoreOpenedEvent(
         store=STORE, mode=mode, index="ets", format="v2", recovery=recovery, statistics=lambda: statistics
     )
 
 
-def collected(done: events.CollectionOutcome = "compacted", skipped: str | None = None) -> events.CollectionFinishedEvent:
+def collected(outcome: events.CollectionOutcome = "compacted", skipped: str | None = None) -> events.CollectionFinishedEvent:
     return events.CollectionFinishedEvent(
-        store=STORE, file="3.sqs", done=done, size_before=1000, size_after=1000 if skipped else 400, moved_records=2,
+        store=STORE, file="3.sqs", outcome=outcome, size_before=1000, size_after=1000 if skipped else 400, moved_records=2,
         moved_bytes=70, written=85, seconds=0.3, skipped=skipped,
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def test_a_directory_that_is_open_twice(registry: CollectorRegistry, metrics: Me
 
 
 def test_what_events_tell(registry: CollectorRegistry, metrics: Metrics) -> None:
-    recovery = events.RecoverySummary(how="rebuild")
+    recovery = {"how": "rebuild"}
     metrics.recovery_finished(events.RecoveryFinishedEvent(store=STORE, recovery=recovery, seconds=1.5))
     for file in ("0.sqs", "1.sqs"):
         metrics.segment_rolled(events.SegmentRolledEvent(store=STORE, file=file, format="v2"))
