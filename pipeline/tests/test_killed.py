@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import msgstore
 from killing import Job, job, needs_proc, slow_disk
-from msgstore.jobs.runner import make_engine
+from msgstore.jobs.runner import make_runner
 from msgstore.jobs.salvage import plan_salvage
 from test_writer import content, expected, rows, save
 
@@ -32,14 +32,14 @@ SALVAGES = """
     import sys
     from pathlib import Path
     import attrs, msgstore
-    from msgstore.jobs.runner import make_engine
+    from msgstore.jobs.runner import make_runner
     from msgstore.jobs.salvage import plan_salvage
     from msgstore_spark import session
     master, path, _, source = sys.argv[1:]
     catalogue = msgstore.load_catalogue()
     with session(master, config={"spark.task.maxFailures": 8, "spark.executor.memory": "512m"}):
         job = attrs.evolve(plan_salvage(catalogue, [Path(source)], Path(path)), task_size=2**20)
-        print(make_engine(catalogue, "spark", {}).salvage(job).messages)
+        print(make_runner(catalogue, "spark", {}).salvage(job).messages)
 """
 
 
@@ -57,7 +57,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def salvaged(source: Path, destination: Path) -> dict[bytes, tuple[bytes, int]]:
     """What the other engine finds there."""
     plan = plan_salvage(CATALOGUE, [source], destination)
-    assert make_engine(CATALOGUE, "local", {"processes": 1}).salvage(plan).messages == COUNT - 1
+    assert make_runner(CATALOGUE, "local", {"processes": 1}).salvage(plan).messages == COUNT - 1
     return content(destination)
 
 
@@ -104,6 +104,6 @@ def test_a_whole_job(spark: SparkSession, tmp_path: Path, damaged: Path, program
         if program == WRITES:
             save(rows(spark, 5000), store)
         else:
-            make_engine(CATALOGUE, "spark", {}).salvage(plan_salvage(CATALOGUE, [damaged], store))
+            make_runner(CATALOGUE, "spark", {}).salvage(plan_salvage(CATALOGUE, [damaged], store))
     assert content(store) == (expected(5000) if program == WRITES else salvaged(damaged, tmp_path / "other"))
     assert list(store.parent.iterdir()) == [store]

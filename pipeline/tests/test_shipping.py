@@ -152,7 +152,7 @@ def test_a_segment_that_only_the_driver_sees(tmp_path):
     program = """
         import os, sys
         from pathlib import Path
-        from msgstore.jobs.runner import make_engine
+        from msgstore.jobs.runner import make_runner
         from msgstore.jobs.salvage import plan_salvage
         from msgstore.plugins.catalogue import load_catalogue
         from msgstore_spark import ExecutorMismatch, check_executors, session
@@ -167,7 +167,7 @@ def test_a_segment_that_only_the_driver_sees(tmp_path):
         with session("local[2]") as spark:
             print(check_executors(spark, [source, "/no/such/file"]))
             try:
-                make_engine(catalogue, "spark", {}).salvage(job)
+                make_runner(catalogue, "spark", {}).salvage(job)
             except ExecutorMismatch as error:
                 print(error)
         print(rescued.exists())

@@ -17,7 +17,7 @@ from mess import DAMAGED, DATA, build_corpus
 from msgstore.cli.main import main
 from msgstore.contract import StoreError
 from msgstore.jobs.reports import SalvageReport
-from msgstore.jobs.runner import make_engine
+from msgstore.jobs.runner import make_runner
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
 
 CATALOGUE = msgstore.load_catalogue()
@@ -28,7 +28,7 @@ ENGINES = {"local": {"processes": 1}, "processes": {"processes": 2}, "spark": {}
 
 def everything(job: SalvageJob, engine: str) -> tuple[SalvageReport, str, dict[str, str]]:
     """What it reports, as text too, and what stands in the store, by file and by message."""
-    made = make_engine(CATALOGUE, "spark" if engine == "spark" else "local", ENGINES[engine])
+    made = make_runner(CATALOGUE, "spark" if engine == "spark" else "local", ENGINES[engine])
     report = made.salvage(job)
     lines = [found.as_json() for found in report.inputs]
     lines += [found for one in report.inputs for found in one.recovered_as_json()]
@@ -112,7 +112,7 @@ def test_a_migration_loses_nothing_or_makes_nothing(spark: SparkSession, tmp_pat
     (source / "0.sqs").write_bytes((DATA / "msg-store/v2_clean/store/0.sqs").read_bytes()[:-40])
     job = plan_salvage(CATALOGUE, [source], tmp_path / "out", complete=True)
     with pytest.raises(StoreError, match="are damaged"):
-        make_engine(CATALOGUE, "spark" if engine == "spark" else "local", ENGINES[engine]).salvage(job)
+        make_runner(CATALOGUE, "spark" if engine == "spark" else "local", ENGINES[engine]).salvage(job)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 import msgstore
 from mess import DATA
 from msgstore.files import Files
-from msgstore.jobs.runner import make_engine
+from msgstore.jobs.runner import make_runner
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet, scan_file
 
@@ -35,7 +35,7 @@ def test_spark_salvages_what_processes_salvage(spark: SparkSession, tmp_path: Pa
     reports = []
     for name, options in {"local": {"processes": 1}, "spark": {}}.items():
         job = plan_salvage(CATALOGUE, [STORE], tmp_path / name)
-        reports.append(make_engine(CATALOGUE, name, options).salvage(job).as_json())
+        reports.append(make_runner(CATALOGUE, name, options).salvage(job).as_json())
     local, by_spark = ({key: value for key, value in report.items() if key != "destination"} for report in reports)
     assert by_spark == local
 

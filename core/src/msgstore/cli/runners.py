@@ -9,7 +9,7 @@ import attrs
 import click
 
 from msgstore.cli import output
-from msgstore.jobs.runner import AUTO, JobRunner, choose_engine, make_engine
+from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
 from msgstore.plugins.catalogue import Catalogue
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,10 +28,10 @@ class RunnerOptions:
         error."""
         given = {"master": self.master, "processes": self.processes}
         given = {key: value for key, value in given.items() if value is not None}
-        name, reason = choose_engine(catalogue, self.name, size, given)
+        name, reason = choose_runner(catalogue, self.name, size, given)
         if reason:
             output.note(f"runner {name}: {reason}")
-        return make_engine(catalogue, name, given)
+        return make_runner(catalogue, name, given)
 
 
 def options(function: F) -> F:

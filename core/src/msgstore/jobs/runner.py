@@ -59,7 +59,7 @@ class JobRunner(Protocol):
         ...
 
 
-def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[str] = ()) -> tuple[str, str]:
+def choose_runner(catalogue: Catalogue, name: str, size: int, keys: Collection[str] = ()) -> tuple[str, str]:
     """The engine for ``size`` bytes of input, and why, if ``auto`` had a choice: of those that pay the one that needs the most.
 
     ``keys`` are options that are asked for: ``auto`` takes no engine that lacks one.
@@ -83,7 +83,7 @@ def choose_engine(catalogue: Catalogue, name: str, size: int, keys: Collection[s
     return chosen, "; ".join([f"{size:,} bytes to read", *others]) if len(pays) > 1 else ""
 
 
-def make_engine(catalogue: Catalogue, name: str, options: Mapping[str, Any]) -> JobRunner:
+def make_runner(catalogue: Catalogue, name: str, options: Mapping[str, Any]) -> JobRunner:
     """Raises ConfigError for options that the engine does not have, and the catalogue's errors."""
     descriptor = catalogue.job_runner(name)
     engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--runner {name}"))
