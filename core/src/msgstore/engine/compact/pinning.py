@@ -1,8 +1,9 @@
-"""Segments at work: what of a sealed segment is alive, while writers, readers and removers go on.
+"""Pinning: keep a sealed segment in place while a collection works on it, and find its live records.
 
-A segment is *marked* under the store's lock. From then on nobody deletes it, no dead record in it is revived, and the locations
-of records that die are noted. So what a scan finds alive without the lock, and what died since the mark, must be together what
-was alive at the mark, to a record: if it is not, the index and the segment do not agree, and nothing may be overwritten.
+A segment is pinned under the state lock. While it is pinned it is not deleted, no dead record in it is revived, and the
+locations of records that die are collected. So the live records that a scan finds without the lock, plus those that died since,
+must be exactly the records that were alive at the pin. If they are not, index and segment contradict each other, and nothing may
+be overwritten.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from msgstore.scan.sound import scan_checked
 
 
 class InconsistentSegment(Exception):
-    """A segment that must not be rewritten or deleted."""
+    """Raised for a segment that must not be rewritten or deleted. ``damaged``: quarantine it."""
 
     def __init__(self, segment: Segment, reason: str, *, damaged: bool = True) -> None:
         super().__init__(reason)
@@ -34,7 +35,7 @@ class InconsistentSegment(Exception):
 
 @contextlib.contextmanager
 def blamed(segment: Segment, form: OpenFormat, call: str) -> Iterator[None]:
-    """Around a call of a format in the collection of ``segment``: what it raises becomes InconsistentSegment, which names the plugin."""
+    """Enclose a call of a format. Exceptions of the format become InconsistentSegment, with the name of its plugin."""
     try:
         with form.attribute_errors(call):
             yield
@@ -44,14 +45,16 @@ def blamed(segment: Segment, form: OpenFormat, call: str) -> Iterator[None]:
 
 @attrs.define
 class PinnedSegment:
+    """A segment while it is pinned."""
+
     segment: Segment
     count: int
-    """Live records when it was marked."""
+    """Number of live records at the pin."""
 
     def live(self, context: GcContext, data: Buffer) -> Live:
-        """The records of ``data``, the whole segment, that are alive, by offset. Raises InconsistentSegment.
+        """Return the live records of ``data``, the whole segment, by offset. Raises InconsistentSegment.
 
-        Without the lock; some may be dead when this returns, and then ``segment.died_since_pin`` has them.
+        Caller does not hold the state lock. Records that die before this returns are in ``died``.
         """
         segment = self.segment
         with blamed(segment, segment.form, "scan"):
@@ -72,21 +75,20 @@ class PinnedSegment:
 
     @property
     def died(self) -> set[int]:
-        """Under the lock: the locations of the records that died since the mark."""
+        """Locations of the records that died since the pin. Guarded by the state lock."""
         assert self.segment.died_since_pin is not None
         return self.segment.died_since_pin
 
     @property
     def name(self) -> str:
+        """Name of the file."""
         return self.segment.path.name
 
 
 @contextlib.contextmanager
 def pin(context: GcContext, numbers: Sequence[int]) -> Iterator[list[PinnedSegment]]:
-    """Inside, the segments are marked; none if one of them is gone meanwhile, or is empty and about to go.
-
-    One that is empty afterwards is noted for deletion.
-    """
+    """Pin segments. Yields none if one of them is gone, or if all are empty. One that is empty at the end is queued for
+    deletion."""
     # In turn: records that were appended just before a segment was sealed may not be in the index yet.
     with context.flush_lock, context.state_lock:
         found = [segment for number in numbers if (segment := context.segments.by_number.get(number))]
@@ -107,7 +109,7 @@ def pin(context: GcContext, numbers: Sequence[int]) -> Iterator[list[PinnedSegme
 
 
 def live_records(index: Index, number: int, scan: SegmentScan) -> Live:
-    """The records of a scan that the index points to. A later copy counts if it is the one pointed to."""
+    """Return the records of a scan that the index points to. This may be a later copy."""
     first = _alive(index, number, scan.records)
     if not len(scan.duplicates):
         return first
@@ -125,7 +127,7 @@ def _alive(index: Index, number: int, columns: Columns) -> Live:
 
 
 def _damage(segment: Segment, scan: SegmentScan) -> str | None:
-    """Why a segment must not be rewritten or deleted after this scan; None if it may."""
+    """Return why a segment must not be rewritten or deleted after this scan; None if it may be."""
     torn_write = scan.end.state == "torn" and not segment.quarantined  # never finished, and nothing stands behind it
     if scan.end.state != "clean" and not torn_write:
         return f"its end is {scan.end.state} at offset {scan.end.offset}" + (f" ({scan.end.reason})" if scan.end.reason else "")

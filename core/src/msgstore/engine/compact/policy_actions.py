@@ -1,4 +1,4 @@
-"""What a GC policy plans, checked against the store: what cannot be carried out is passed over, and the log says why."""
+"""Policy actions: ask a GC policy for actions, and check them. Actions that cannot be carried out are skipped and logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("msgstore.collection")
 
 
 def ask(policy: GcPolicy, stats: Sequence[SegmentStats], now: float) -> list[Any]:
-    """What the policy wants. One that raises wants nothing, and is logged: it must not end the collector."""
+    """Return the actions that the policy plans; none, with a line in the log, if it raises: it must not end the collector."""
     try:
         return list(policy.plan(stats, now))
     except Exception:
@@ -29,8 +29,8 @@ def validate_actions(
     *,
     may_drop: bool,
 ) -> list[Action]:
-    """The actions that can be carried out. ``generation``: of the format that the store writes; ``may_drop``: the policy says
-    that it drops messages."""
+    """Return the actions that can be carried out. ``generation``: that of the store's format. ``may_drop``: the policy has the
+    capability DROPS_MESSAGES."""
     good: list[Action] = []
     for action, reason in judge(actions, stats, segments, generation, may_drop=may_drop):
         if reason is None:
@@ -49,7 +49,7 @@ def judge(
     *,
     may_drop: bool,
 ) -> Iterator[tuple[object, str | None]]:
-    """Each action, and why it is passed over: "" if that is not worth a line in the log, None if it can be carried out."""
+    """Yield each action with the reason to skip it: None if it can be carried out, "" if the reason needs no line in the log."""
     by_number = {s.number: s for s in stats}
     taken: set[int] = set()
     for action in actions:
@@ -63,13 +63,14 @@ def judge(
 
 
 def numbers_of(action: Action) -> tuple[int, ...]:
+    """Return the segments that an action names."""
     return action.numbers if isinstance(action, Combine) else (action.number,)
 
 
 def _refusal(
     action: object, stats: Mapping[int, SegmentStats], segments: Mapping[int, Segment], generation: int, taken: set[int]
 ) -> str | None:
-    """Why an action is passed over; "" if that is not worth a line in the log; None if it is not."""
+    """Return the reason to skip an action, as ``judge`` yields it."""
     if not isinstance(action, Action):
         return "it is none of Compact, Combine, Drop, Migrate"
     if isinstance(action, Combine) and not _is_pair(action.numbers):

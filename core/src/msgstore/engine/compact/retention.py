@@ -1,6 +1,6 @@
-"""Dropping a segment with live messages in it, because the policy says so.
+"""Retention: drop a segment with live messages, because the GC policy says so.
 
-The messages are released, the index is committed, and only then the file goes, as that of any segment without live records.
+The messages are released, the index is committed, and the file is deleted afterwards, like that of any empty segment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("msgstore.collection")
 
 
 def drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionResult:
-    """Release every message of a marked segment, whatever its number of references. Without the lock.
+    """Release all references of every message in a pinned segment. Caller holds no lock.
 
     Raises InconsistentSegment, StoreIOError.
     """
@@ -34,7 +34,7 @@ def drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionRe
 
 
 def _release(context: GcContext, source: PinnedSegment, live: Live) -> int:
-    """Under the lock. How many of them were still alive."""
+    """Return how many of the records were still alive. Caller holds the state lock."""
     index, died = context.index, source.died
     locations = live.locations(source.segment.number)
     ids = [msg_id for msg_id, location in zip(live.ids, locations, strict=True) if location not in died]
