@@ -1,20 +1,20 @@
-"""Rewriting: the live records of some segments are copied into fresh ones of the store's format, then the old ones go.
+"""Compaction by copy: copy the live records of segments into new segments of the store's format, then delete the old ones.
 
-Two segments become one (``combine``), or one of an older format becomes one of the store's own (``migrate``). Order, so that a
-crash at any instant leaves whole copies of every live record, and brings none back that was removed:
+This combines two segments, migrates a segment of an older format, and compacts a segment of a format without COMPACTABLE. The
+order keeps a copy of every live record after a crash at any instant, and revives no removed message:
 
-1. the copies are written under names that no start reads, and synced;
-2. the index is committed with their rows, in which nothing is alive yet;
-3. they get their names, and the directory is synced;
-4. the index is swapped to them and committed;
-5. the old segments are deleted: they are empty now.
+1. The copies are written under temporary names, which recovery deletes, and synced.
+2. The index is committed with rows for the copies, in which nothing is alive yet.
+3. The copies get their final names, and the directory is synced.
+4. The index entries are relocated to the copies and committed.
+5. The old segments are deleted: they are empty now.
 
-Killed between 3 and 4 a start finds the copies, knows by their rows that nothing in them is alive, and deletes them; were there
-no row, it would take all in them for new, and what was removed since 1 would be back. An index that is not persistent has no
-rows, and knows of no removal: of copies in several files the highest-numbered file's wins, and any copy is good.
+After a crash between 3 and 4 recovery finds the copies, sees in their rows that nothing is alive in them, and deletes them.
+Without rows it would take all their records for new, and revive what was removed since step 1. An index that is not persistent
+has no rows and knows no removal: of copies in several files it uses the one with the highest number, and any copy is good.
 
-All of it goes on beside writers, readers and removers; the lock is taken to reserve numbers and to swap the index, a batch at a
-time. What has died meanwhile is dead in the copy.
+Writers, readers and removers go on; locks are taken to reserve numbers and to relocate a batch of entries at a time. A record
+that dies meanwhile is dead in the copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 
 _AT_ONCE = 2**20
-"""Bytes that are copied with one write, and whose locations are swapped in one turn of the lock."""
+"""Bytes that are copied with one write, and whose entries are relocated under one hold of the state lock."""
 
 
 @attrs.frozen
@@ -61,9 +61,9 @@ class _Batch:
 
 
 def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcome: CollectionOutcome) -> list[CollectionResult]:
-    """Copy what is alive in marked segments, in this order, and leave them empty. Without the lock.
+    """Copy the live records of pinned segments, in this order, and leave the segments empty. Caller holds no lock.
 
-    Raises InconsistentSegment, StoreIOError; then nothing has happened, or it has happened in part and what is left can be rewritten.
+    Raises InconsistentSegment, StoreIOError: a part may be done then, and a later collection can do the rest.
     """
     copying = _CopyWriter(context)
     moved = []
@@ -100,7 +100,7 @@ def unnamed(path: Path) -> Path:
 
 
 class _CopyWriter:
-    """The fresh segments, as long as nobody else knows them."""
+    """Writes copies while they have temporary names."""
 
     def __init__(self, context: GcContext) -> None:
         self._context = context
@@ -112,7 +112,7 @@ class _CopyWriter:
         self.batches: list[_Batch] = []
 
     def add(self, source: PinnedSegment, live: Live, data: Buffer) -> None:
-        """Append copies of some records; they are not synced yet."""
+        """Append copies of records. They are not synced yet."""
         records = [data[offset : offset + size] for offset, size in zip(live.offsets, live.sizes, strict=True)]
         bodies = self._stored(source, live, records)
         unchanged = b"".join(records) if source.segment.form.name == self._form.name else None

@@ -1,24 +1,23 @@
-"""Compaction in place: move records from the end of a segment into its gaps, then cut the tail.
+"""Compaction in place: move records from the end of a segment into its gaps, then truncate the file.
 
-Order, so that a crash at any instant leaves every live record readable and the chain of records whole:
+The order keeps every live record readable after a crash at any instant:
 
-1. the index is committed: what is dead is dead on disk before its bytes are overwritten;
-2. each gap is prepared: it hides what is about to be written inside it;
-3. the moved records are written inside;
-4. each gap is sealed: the records appear, as copies of those at the end;
-5. the index is swapped to the copies and committed;
-6. the tail is cut.
+1. The index is committed: dead records are dead on disk before their bytes are overwritten.
+2. Each gap is prepared: it hides what will be written inside.
+3. The records are written into the gaps.
+4. Each gap is sealed: the records become visible, as copies of those at the end.
+5. The index entries are relocated to the copies and committed.
+6. The file is truncated.
 
-There is a sync after 2, 3, 4 and 6, whatever the store's durability: a power loss may cost what was written last, but not
-what was confirmed long ago and happens to be moved. A segment in which anything is damaged, or in which a live
-record is not found, is left exactly as it is and quarantined.
+Steps 2, 3, 4 and 6 are synced with every durability: a power loss may cost the last writes, but no message that was confirmed
+before and is only moved. A segment that is damaged, or in which a live record is missing, is quarantined unchanged.
 
-All of 2, 3 and 4 is rehearsed in memory before anything is written (:mod:`msgstore.engine.compact.rehearsal`), and the index is asked
-after 5 whether it knows the copies: what a plugin has got wrong costs no message.
+Plugins are not trusted with the only copy of a message: steps 2 to 4 are first rehearsed in memory
+(:mod:`msgstore.engine.compact.rehearsal`), and step 5 checks every entry (:mod:`msgstore.engine.compact.relocation`).
 
-All of it goes on beside writers, readers and removers; the lock is taken to swap the index, some thousand records at a time.
-Records that die meanwhile are moved for nothing. ``Segments.epoch`` goes up after 1 and after 5: a look-up that is
-older than that may point to what is then overwritten, or cut.
+Writers, readers and removers go on; the state lock is taken to relocate some thousand entries at a time. Records that die
+meanwhile are moved in vain. ``ReadFiles.epoch`` rises after steps 1 and 5: a location that was looked up before may point to
+bytes that are overwritten or truncated next.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from msgstore.engine.compact.rehearsal import check, filled
 from msgstore.engine.compact.relocation import still_alive, swap
 
 SWAPPED_AT_ONCE = 5000
-"""Records whose locations are swapped in one turn of the lock: some milliseconds."""
+"""Entries that are relocated under one hold of the state lock: some milliseconds."""
 
 
 def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult:
-    """Compact one marked segment. Without the lock. Raises InconsistentSegment, StoreIOError."""
+    """Compact one pinned segment. Caller holds no lock. Raises InconsistentSegment, StoreIOError."""
     segment = source.segment
     files, form, before = context.segments.files, segment.form.compactable, segment.size
     assert form is not None
