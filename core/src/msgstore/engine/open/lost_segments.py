@@ -1,4 +1,4 @@
-"""What becomes of a store that has lost segments: the messages in the others keep their places and their counts.
+"""Lost segments: report them, and keep the messages of the other segments with their reference counts.
 
 A segment is lost if the index has live messages in it and it is missing, or shorter than when it was sealed. Each is told: as
 a warning, an event and a line of ``recovery.damaged``.
@@ -24,7 +24,7 @@ _store_log = logging.getLogger("msgstore.store")  # commands that report damage 
 
 
 def recover_without_segments(state: Mapping[bytes, bytes], index: Index) -> Recovery:
-    """Of a directory that has none: it is new, unless the index knows better."""
+    """Recover a directory without segments. It is new, or all segments of a saved index are lost."""
     try:
         lost = missing_files(checkpoint.rows(state), ())
     except ValueError:
@@ -36,7 +36,7 @@ def recover_without_segments(state: Mapping[bytes, bytes], index: Index) -> Reco
 
 
 def report_lost(segments: Segments, recovery: Recovery) -> None:
-    """Once it is known what becomes of the others."""
+    """Report lost segments: a warning, an event and a line of ``recovery.damaged`` for each."""
     for found in recovery.lost:
         recovery.damaged.append(f"{found.file}: {found}")
         segments.telemetry.damage(found.file, found.found, found.reason)
@@ -48,7 +48,7 @@ def report_lost(segments: Segments, recovery: Recovery) -> None:
 
 
 def repair_index(segments: Segments, index: Index, recovery: Recovery, progress: RecoveryProgress | None) -> None:
-    """Have the index speak of what is there, and nothing else, where segments are missing or shortened. Counts stay.
+    """Remove entries of lost records, or point them to copies in other segments. Counts are kept.
 
     An id names one body for ever, so any copy will do for a record that is gone: of several the one that a rebuild would take.
     Nothing is committed here: until the opening is complete the index on disk knows all that it knew.
@@ -75,7 +75,8 @@ def repair_index(segments: Segments, index: Index, recovery: Recovery, progress:
 
 
 def _places(segments: Segments, segment: Segment, recovery: Recovery) -> set[tuple[bytes, int]]:
-    """(id, offset) of what is left in a shortened segment. It ended with a whole record: a torn one now is damage."""
+    """Return (id, offset) of each record that is left in a shortened segment. A torn record at its end is damage: it ended with
+    a whole one."""
     scan = scan_segment(segments, segment, 0, recovery)
     segment.quarantined |= segment.torn
     return {(msg_id, offset) for columns in (scan.records, scan.duplicates) for msg_id, offset, _, _ in columns.rows()}
@@ -84,7 +85,7 @@ def _places(segments: Segments, segment: Segment, recovery: Recovery) -> set[tup
 def find_copies(
     segments: Segments, wanted: Mapping[bytes, int], recovery: Recovery, progress: RecoveryProgress | None
 ) -> dict[bytes, int]:
-    """Where these ids have another record. Only what is whole is taken; damage beside it is for others to find."""
+    """Return the location of another record of each id, if a segment has one. Damage is not reported here."""
     copies: dict[bytes, int] = {}
     meter = ProgressMeter(segments, progress)
     for segment in segments:

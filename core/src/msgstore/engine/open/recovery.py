@@ -1,22 +1,21 @@
-"""What a store knows when it opens: from the index if that still speaks of these segments, else by scanning.
+"""Recovery: decide whether the saved index describes the segments, and scan segments where it does not.
 
-``trust``   the index was saved at a clean stop, and nothing has changed since: nothing is read.
-``tail``    the stop was dirty: only what came after the last commit of a persistent index is scanned, or after the last clean
-            stop if the process ended before the first commit.
-``reconciled`` the saved index does not fit the directory: counts are kept wherever the records agree
-            (:mod:`msgstore.engine.open.reconcile`).
-``rebuild`` anything else: every segment is scanned, unless a hint says what is in it (:mod:`msgstore.engine.segment.hints`);
-            reference counts come from the caller, or are those that a broker saved (:mod:`msgstore.engine.open.broker_counts`), or
-            are one for each id.
+================  ==================================================================================================
+``trust``         The index was saved at a clean shutdown and nothing has changed since. Nothing is read.
+``tail``          The shutdown was dirty. Records behind the last commit of a persistent index are scanned, or behind the
+                  last clean shutdown if the process ended before its first commit.
+``reconciled``    The saved index does not fit the directory. Counts are kept where the records agree with it
+                  (:mod:`msgstore.engine.open.reconcile`).
+``rebuild``       Everything else. Every segment is scanned, or its hint file is read
+                  (:mod:`msgstore.engine.segment.hints`). Reference counts are given by the caller, saved by a broker
+                  (:mod:`msgstore.engine.open.broker_counts`), or one each.
+``live``          A reader next to a writer in another process: it sees what that one commits, and recovers nothing.
+================  ==================================================================================================
 
-A segment that is missing, or shorter than when it was sealed, is a loss, and is told as one. If nothing else is wrong, what the
-index has in the other segments is kept, with its counts, and copies of what is lost are looked for in them
-(:mod:`msgstore.engine.open.lost_segments`).
+A segment that is missing, or shorter than when it was sealed, is lost: it is reported, the entries of the other segments are
+kept, and copies of its records are searched in them (:mod:`msgstore.engine.open.lost_segments`).
 
-``live``    a reader beside a writer in another process: it sees what that one commits, and recovers nothing.
-
-Opening never shortens a segment that it found. One whose end is not clean is sealed; one in which damage was found is
-quarantined besides.
+Opening never truncates a segment. One that does not end cleanly is sealed, and a damaged one is quarantined.
 """
 
 from __future__ import annotations
@@ -114,9 +113,8 @@ class Recovery:
 
     @property
     def counts_are_kept(self) -> bool:
-        """False if the index was made anew: then counts are those that were given, or one for each message. Also if segments
-        were lost, or records were gone or came back: then there are counts only of what is left. True for the exact counts of a
-        broker."""
+        """True if every message has the count that was saved. False after a rebuild, except with the exact counts of a broker,
+        and if records are missing or were revived."""
         if self.how == "rebuild":
             return self.counts == "msg_store_index.ets"
         return not (self.how == "reconciled" and (self.missing or self.revived))
@@ -124,28 +122,28 @@ class Recovery:
 
 @attrs.frozen
 class RecoveryPlan:
-    """What is to be done before an index can be trusted, or why it cannot be."""
+    """What has to be done before an index can be used, or why it cannot be."""
 
     tails: list[tuple[Segment, int]] = attrs.field(factory=list)
     """Segments to read from an offset on."""
     verify: list[Segment] = attrs.field(factory=list)
-    """Segments whose time, but not size, has changed: trusted if every entry is found where it says."""
+    """Segments whose modification time has changed, but not their size: to compare with the index."""
     lost: list[LostSegment] = attrs.field(factory=list)
     """Segments of which there is less than the index knows."""
     refusal: str | None = None
     """Why the index cannot be trusted, if it cannot."""
     rows: Mapping[str, Row] = attrs.field(factory=dict)
-    """What the index knows of each segment; empty if that is nothing, or damaged."""
+    """Row of each segment in the saved state; empty if the state is damaged."""
     is_damaged: bool = False
-    """True if any entry of the index may be wrong, whatever the rows say."""
+    """True if any entry may be wrong, whatever the rows say."""
 
 
 def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdown_files: ShutdownFiles) -> RecoveryPlan:
-    """Whether the index's ``state`` speaks of the segments that are there.
+    """Compare the saved ``state`` of an index with the segments.
 
-    Another program that ran in between shows by one of: sizes, names, a ``clean.dot`` that is not ours, or none. If
-    ``clean.dot`` betrays it nothing is lost: it may have deleted and cut what it liked. If ``clean.dot`` is hidden, segments
-    may have been appended to (:mod:`msgstore.engine.open.clean_stop`).
+    A program that ran in between is recognised by sizes, names, or another ``clean.dot``. If ``clean.dot`` shows it, no segment
+    counts as lost: that program may have deleted and truncated segments. If ``clean.dot`` is hidden, records may have been
+    appended (:mod:`msgstore.engine.open.clean_stop`).
     """
     if not state:
         return RecoveryPlan(refusal="there is none that was saved")
@@ -180,7 +178,7 @@ def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdow
 
 
 def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[LostSegment]:
-    """Those in which there were live messages: one without any may have been deleted just before a crash."""
+    """Return the missing segments that had live messages. One without any may have been deleted just before a crash."""
     names = {segment.path.name for segment in segments}
     return [
         LostSegment(name, None, row.size, row.live_count) for name, row in rows.items() if row.live_count and name not in names
@@ -188,7 +186,7 @@ def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[
 
 
 def _compare(segment: Segment, row: Row, plan: RecoveryPlan) -> list[str]:
-    """Adds to the plan what the segment needs. Returns what shows that the index cannot speak of it."""
+    """Add to the plan what a segment needs. Return the reasons why the index does not describe it."""
     name = segment.path.name
     if row.compacting:
         plan.verify.append(segment)
@@ -210,9 +208,9 @@ def _apply(segment: Segment, row: Row) -> None:
 
 
 def verify(segments: Segments, index: Index, segment: Segment, recovery: Recovery) -> bool:
-    """True if as many records as the segment's row counts are where the index says; a copy counts as well.
+    """Return True if the segment has as many indexed records, copies included, as its row counts.
 
-    Damage is no reason to distrust the whole index: then the segment is quarantined, and each read checks its record.
+    Damage does not refute the index: the segment is quarantined, and each read checks its record.
     """
     scan = scan_segment(segments, segment, 0, recovery)
     number = segment.number
@@ -225,7 +223,7 @@ def verify(segments: Segments, index: Index, segment: Segment, recovery: Recover
 
 
 def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, recovery: Recovery) -> None:
-    """Enter what was appended after the last commit; an id that the index knows keeps its older copy and its count."""
+    """Enter the records from ``start`` on, behind the last commit. An id in the index keeps its older record and its count."""
     if start == segment.size and segment.appendable:
         return  # nothing was: the file need not be read at all
     scan = scan_segment(segments, segment, start, recovery)
@@ -245,10 +243,10 @@ def rebuild(
     progress: RecoveryProgress | None = None,
     broker: BrokerCounts | None = None,
 ) -> None:
-    """Fill the index from every segment: from its hint if it has one, else by a scan.
+    """Fill the index from the hint file or a scan of every segment.
 
-    ``broker``: takes the place of ``counts``. It has to be compared with all records before the first one is entered, so all of
-    them are in memory then.
+    ``broker``: counts to use instead of ``counts``. They are compared with all records before the first is entered, so all
+    records are in memory.
 
     Of copies in several files the highest-numbered file's wins, in one file the first. A rebuild that is stopped begins
     again: until the opening is complete, each commit leaves an index without a layout.
@@ -285,7 +283,7 @@ def rebuild(
 
 
 def _read_all(segments: Segments, recovery: Recovery, meter: ProgressMeter) -> Iterator[Found]:
-    """In number order. One segment is in memory at a time."""
+    """Yield the records of each segment, in number order. One segment is in memory at a time."""
     newest = max(segments.by_number)
     for segment in segments:
         found = segments.hints.load(segment)
@@ -303,7 +301,7 @@ def _read_all(segments: Segments, recovery: Recovery, meter: ProgressMeter) -> I
 
 
 def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, int] | None) -> bool:
-    """Enter one segment's records, column by column. False if it or an earlier segment has copies: then sums are wrong."""
+    """Enter the records of one segment. Return False if there are copies: live records must then be counted again."""
     ids, locations, sizes = found.id_list(), found.locations(segment.number), None
     references: list[int] | None = None
     if counts is not None:
@@ -326,7 +324,7 @@ def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, i
 
 
 def count_live(segments: Segments, index: Index) -> None:
-    """Sum up what is live in each segment, by the index."""
+    """Count the live records and bytes of each segment by the index."""
     for segment in segments:
         segment.live_count = segment.live_bytes = 0
     for _, location, _ in index.items():
@@ -336,7 +334,7 @@ def count_live(segments: Segments, index: Index) -> None:
 
 
 class ProgressMeter:
-    """Tells whoever waits how many bytes of how many are done, segment by segment."""
+    """Reports the bytes of segments that are done."""
 
     def __init__(self, todo: Iterable[Segment], progress: RecoveryProgress | None) -> None:
         self._progress = progress
@@ -367,8 +365,7 @@ def copy_entries(segments: Segments, index: Index, other: Index) -> None:
 
 
 def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
-    """Reference-count deltas, added up, in any order. Raises ValueError for what is not an id and a whole number, and for a sum
-    of more references than are counted."""
+    """Return the sums of reference-count deltas by id. Raises ValueError for an invalid id or number, or too large a sum."""
     counts: dict[bytes, int] = {}
     for msg_id, count in refcounts:
         if not isinstance(msg_id, bytes) or len(msg_id) != 16 or not isinstance(count, int):
