@@ -1,4 +1,4 @@
-"""Admission to a directory for writing: directories that a broker wrote are adopted first, and each has one body codec."""
+"""Adoption: a directory that a broker wrote is changed only if the caller adopts it, and keeps the body codec of its records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BODIES = 1000
 def admit(
     config: StoreConfig, catalogue: Catalogue, backends: Backends, files: Files, remembered: Settings | None, segments: Segments
 ) -> StoreConfig:
-    """Check that ``segments`` may be changed. Returns the configuration, with the body codec that an adopted directory has.
+    """Check that ``segments`` may be changed. Return the configuration, with the body codec of an adopted directory.
 
     Raises NotAdopted for segments without ``msgstore.json`` unless the configuration adopts them, StoreMismatch for a second
     body codec, and PluginError if the codec of the records is not installed.
@@ -57,7 +57,7 @@ def admit(
 
 
 def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> None:
-    """Raise NotAdopted for a directory whose ``msgstore.json`` says nothing, and in which a broker stopped cleanly."""
+    """Raise NotAdopted for a directory with a damaged ``msgstore.json`` in which a broker has shut down cleanly."""
     theirs = next((name for name in SAVED_INDEXES if name in files.list(config.path)), None)
     if theirs is not None and not config.adopt:
         raise NotAdopted(
@@ -68,7 +68,7 @@ def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> No
 
 
 def _of_a_broker(names: Iterable[str]) -> str | None:
-    """The first name that only a broker gives to a file or directory beside its segments; None if there is none."""
+    """Return the first name that only a broker uses for a file or directory next to segments, or None."""
     return next((name for name in sorted(names) if _BROKERS_NAME.fullmatch(name)), None)
 
 
@@ -85,7 +85,7 @@ def _refusal(config: StoreConfig, backends: Backends, segments: Segments) -> str
 
 @attrs.define
 class _Sample:
-    """Counts for the first bodies of a directory which codecs they are valid for."""
+    """Counts the codecs that the first bodies of a directory are valid for."""
 
     catalogue: Catalogue
     codec: BodyCodec
@@ -100,7 +100,7 @@ class _Sample:
     _installed: dict[str, BodyCodec | None] = attrs.field(factory=dict)
 
     def add(self, msg_id: bytes, stored: bytes) -> bool:
-        """Always True: a callback of a scan, in which no body is damage."""
+        """Count one body. Return True: the scan that calls this must not report it as damaged."""
         if self.seen < _BODIES:
             self.seen += 1
             self.valid += _accepts(self.codec, msg_id, stored)

@@ -1,17 +1,17 @@
-"""Reconciling an index with a directory that it does not fit: counts are kept wherever the records agree.
+"""Reconciliation: adapt an index to a directory that it does not fit, and keep the reference counts that the records confirm.
 
-A segment whose size and time are those of its row is not read: what the index has in it stays, with its counts, and what the
-index does not have in it is dead. Every other segment is read whole:
+A segment with the size and modification time of its row is not read: its entries are kept, and its other records are dead.
+Every other segment is read completely:
 
-==============================  =====================================================================================
-an entry, its record is there   keeps its count
-an entry, its record is gone    keeps its count if there is another record of its id, else it is missing
-a record without an entry       is dead in a segment that holds all that the index has in it, below the size of its row;
-                                else it is live, with one reference
-==============================  =====================================================================================
+===========================  ========================================================================================
+entry with its record        The count is kept.
+entry without its record     The count is kept if another segment has a record of the id. Otherwise the message is missing.
+record without an entry      Dead if it is below the size of the row in a segment that has all its indexed records.
+                             Otherwise live, with one reference.
+===========================  ========================================================================================
 
-Nothing is committed here: until the opening is complete the index on disk knows all that it knew. What is replaced is kept
-beside it as ``msgstore-counts-N.csv``, lines ``id,count``, which is a file of counts for ``refcounts=`` and ``--refcounts``.
+Nothing is committed here: a failed opening leaves the index on disk as it was. The old counts are saved as
+``msgstore-counts-N.csv``, lines ``id,count``, a file that ``refcounts=`` and ``--refcounts`` accept.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ log = logging.getLogger("msgstore.recovery")
 
 _PREFIX, _SUFFIX = "msgstore-counts-", ".csv"
 _LINES = 20_000
-"""Of a copy, that are written at once."""
+"""Lines of a file of counts that are written at once."""
 
 
 @attrs.define(eq=False)
 class _Read:
-    """A segment that was read, because it is not the one that its row speaks of."""
+    """A segment that was read because it differs from its row."""
 
     segment: Segment
     row: Row | None
     places: dict[tuple[bytes, int], int]
-    """(id, offset) of every record to its size."""
+    """Size of each record by (id, offset)."""
     found: int = 0
-    """Entries of the index whose record is there."""
+    """Number of index entries with a record here."""
     gone: dict[bytes, int] = attrs.field(factory=dict)
-    """Entries of the index whose record is not there: id to references."""
+    """Number of references by id, for index entries without a record here."""
 
     @property
     def agrees(self) -> bool:
-        """Whether it holds what the index has in it. Damage is no reason to distrust the rest."""
+        """True if it has all its indexed records. Damage does not matter."""
         if self.row is None or not self.found:
             return False
         return not self.gone or (self.segment.quarantined and self.found > len(self.gone))
@@ -79,7 +79,7 @@ def reconcile(
     *,
     keeps_copy: bool,
 ) -> None:
-    """Have the index speak of what is there. ``keeps_copy``: of the counts before, if any of them changes."""
+    """Adapt the index to the segments. ``keeps_copy``: save the old counts if any of them changes."""
     recovery.how, recovery.distrust = "reconciled", why
     recovery.scanned.clear()
     recovery.damaged.clear()
@@ -140,7 +140,7 @@ def rebuild_distrusted(
 
 
 def save_counts(segments: Segments, index: Index) -> str:
-    """Write every count of an index into a new file of counts in the store's directory. Returns its name."""
+    """Save all counts of an index in a new file in the store's directory. Return its name."""
     there = segments.files.list(segments.directory)
     name = next(name for n in itertools.count(1) if (name := f"{_PREFIX}{n}{_SUFFIX}") not in there)
     segments.files.write_file(segments.directory / name, _lines(index), sync=segments.is_durable)
@@ -193,7 +193,7 @@ def _read_changed(
 
 
 def _compare(segments: Segments, index: Index, read: Mapping[int, _Read]) -> dict[bytes, int]:
-    """The entries of the index whose records are gone: id to references."""
+    """Return the number of references by id, for index entries whose records are gone."""
     gone: dict[bytes, int] = {}
     for msg_id, location, references in index.items():
         number, offset, size = unpack_location(location)

@@ -1,4 +1,4 @@
-"""Reference counts that an index has read from its damaged files: what a rebuild finds keeps them."""
+"""Rescued counts: reference counts that an index has read from its damaged files. Messages that a rebuild finds keep them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = logging.getLogger("msgstore.recovery")
 
 
 def rescued_counts(index: Index, state: Mapping[bytes, bytes]) -> dict[bytes, int]:
-    """Id to count, where it is more than one. To be asked for before the rebuild, which clears the index."""
+    """Return the counts above one by id. Call it before the rebuild, which clears the index."""
     if RESCUED_KEY not in state:
         return {}
     return {msg_id: count for msg_id, _, count in index.items() if count > 1}
 
 
 def restore_counts(segments: Segments, index: Index, rescued: Mapping[bytes, int], recovery: Recovery) -> None:
-    """Give the counts to the messages that a rebuild has found. Every other one keeps its one reference."""
+    """Give the counts to the messages that a rebuild has found. The others keep one reference."""
     if recovery.how != "rebuild" or not rescued:
         return
     rest, restored = iter(rescued.items()), 0

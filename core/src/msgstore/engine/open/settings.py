@@ -1,8 +1,8 @@
-"""The settings of a directory whose ``msgstore.json`` is damaged: those of its copy, else rebuilt from what else is there.
+"""Settings of a directory with a damaged ``msgstore.json``: those of its copy, otherwise rebuilt from the other files.
 
-The index is the one whose files are the youngest, the format that of the newest segment; record types with assigned bytes are
-bound again where there are records of them. The rest is the configuration's. A record of a type that no byte stands for
-would be taken for damage, so then the settings are not rebuilt.
+The index is the one with the newest files, the format that of the newest segment. Record types with assigned bytes are bound if
+there are records of them. The rest comes from the configuration. If a record has a type byte that is bound to no type, the
+settings are not rebuilt: the record would look damaged.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from msgstore.scan.bindings import OWN_RECORD
 log = logging.getLogger("msgstore.store")
 
 _THIRD_PARTY = 128
-"""Type bytes from here on are not assigned to anybody: the directory alone binds them."""
+"""First type byte that is not assigned: only the settings of a directory bind it to a record type."""
 _PART = 2**20
 """Bytes of a damaged ``msgstore.json`` that are copied at once."""
 
 
 def known_settings(files: Files, config: StoreConfig, catalogue: Catalogue) -> Settings | None:
-    """What the directory remembers, or None if it was never opened by msgstore. Raises StoreError if it cannot be known."""
+    """Return the settings of the directory, or None if msgstore has never opened it. Raises StoreError if they are damaged and
+    cannot be rebuilt."""
     try:
         return read_settings(files, config.path)
     except DamagedSettings as error:
@@ -37,8 +38,7 @@ def known_settings(files: Files, config: StoreConfig, catalogue: Catalogue) -> S
 
 
 def rebuild_settings(files: Files, config: StoreConfig, catalogue: Catalogue, error: DamagedSettings) -> Settings:
-    """Settings in place of those that cannot be read: those of the copy, else what the directory shows. Raises StoreError,
-    which names ``error``."""
+    """Return the settings of the copy, otherwise rebuilt ones. Raises StoreError, with the text of ``error``."""
     directory = config.path
     if error.copy is not None:
         log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.reason)
@@ -61,7 +61,7 @@ def rebuild_settings(files: Files, config: StoreConfig, catalogue: Catalogue, er
 
 
 def keep_damaged(files: Files, directory: Path) -> None:
-    """Copy a damaged ``msgstore.json`` before it is written anew."""
+    """Keep a copy of a damaged ``msgstore.json``, which is replaced next."""
     there = files.list(directory)
     name = next(name for n in itertools.count(1) if (name := f"{SETTINGS}.damaged-{n}") not in there)
     with files.view(directory / SETTINGS) as data:
@@ -70,7 +70,7 @@ def keep_damaged(files: Files, directory: Path) -> None:
 
 
 def _index(directory: Path, config: StoreConfig, catalogue: Catalogue) -> str:
-    """The index whose files in the directory are the youngest; files of an index are named ``msgstore-INDEX``."""
+    """Return the name of the index with the newest files in the directory. Files of an index are named ``msgstore-INDEX``."""
     found: dict[str, int] = {}
     for name in catalogue.names("index"):
         own = [path for path in directory.glob(f"msgstore-{name}*") if path.name.partition(".")[0] == f"msgstore-{name}"]
@@ -84,7 +84,7 @@ def _index(directory: Path, config: StoreConfig, catalogue: Catalogue) -> str:
 def _bindings(
     files: Files, paths: list[Path], formats: FormatSet, catalogue: Catalogue, error: DamagedSettings
 ) -> dict[str, int]:
-    """Record types with the bytes that they are bound to: those of the configuration, and assigned ones that are in use."""
+    """Return the type byte of each record type: those of the configuration, and assigned ones that are in use."""
     bound = dict(formats.bindings)
     used: dict[str, int] = {}
     for path in paths:
@@ -106,7 +106,7 @@ def _bindings(
 
 
 def _assigned(catalogue: Catalogue, form: str) -> dict[str, int]:
-    """The record types of a format whose bytes are assigned, but for its own."""
+    """Return the record types with assigned bytes, without the format's own."""
     descriptors = (found.descriptor for found in catalogue.registrations if isinstance(found.descriptor, RecordTypeDescriptor))
     return {
         descriptor.name: descriptor.assigned_byte
