@@ -293,9 +293,10 @@ class Segments:
     def check_directory(self) -> None:
         """Raises StoreIOError if the path does not lead to the locked directory any more: what is there is another's."""
         if self.place is not None and self._identity(self.directory) != self.place:
+            hint = "" if self.directory.is_absolute() else f" This path is relative, and the process is in {Path.cwd()} now."
             raise StoreIOError(
                 f"{self.directory}: was moved, deleted or replaced while the store was open. Nothing more is written or "
-                "confirmed: move it back and flush again, or call abandon() and open the store where it is."
+                f"confirmed: move it back and flush again, or call abandon() and open the store where it is.{hint}"
             )
 
     def check_current(self) -> None:
