@@ -24,7 +24,7 @@ log = logging.getLogger("msgstore.recovery")
 
 SETTINGS = "msgstore.json"
 SETTINGS_COPY = "msgstore.json.copy"
-"""The same text once more. It is read only if ``msgstore.json`` is damaged."""
+"""Copy of ``msgstore.json``, read if that is damaged."""
 LOCK = "msgstore.lock"
 _LAYOUT = 1
 MAX_SETTINGS = 2**20
@@ -46,7 +46,7 @@ class DamagedSettings(StoreError):
         super().__init__(message)
         self.reason = reason
         self.copy = copy
-        """The settings in ``msgstore.json.copy``, or None if that is missing or damaged, too."""
+        """Settings in ``msgstore.json.copy``; None if that is missing or damaged."""
 
 
 class _NotWhole(ValueError):
@@ -249,7 +249,7 @@ def write_settings(files: Files, directory: Path, settings: Settings) -> None:
 
 
 def has_copy(files: Files, directory: Path, settings: Settings) -> bool:
-    """Whether the copy says the same. It does not after a crash between the two, and in directories of older versions."""
+    """Return True if the copy has these settings. After a crash between the two writes, or an older version, it has not."""
     return _read_copy(files, directory) == settings
 
 

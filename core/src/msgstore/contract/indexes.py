@@ -52,8 +52,8 @@ import attrs
 from msgstore.contract.descriptors import Descriptor
 
 RESCUED_KEY = b"rescued"
-"""A key of the state that :meth:`Index.load` returns of damaged files. Alone: counts could be read, and locations not. With the
-whole state: nearly every entry is right, and each is compared with its record."""
+"""Key that :meth:`Index.load` adds to the state if its files are damaged. With no other key: only reference counts could be
+read. With the whole state: most entries are right, and the engine compares each with its record."""
 
 
 @attrs.frozen(kw_only=True)

@@ -35,7 +35,7 @@ CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.e
 Found = tuple[Segment, Hint, int]
 """A segment, its records, and how many copies it has besides."""
 _SMALLEST_ROW = 40
-"""Bytes of a row of either table, at the least: so no file claims more rows than it has room for."""
+"""Bytes of the smallest row of both tables. It limits the number of rows that a file can claim to have."""
 
 
 @attrs.define
@@ -127,7 +127,7 @@ def read_broker_counts(segments: Segments, leftovers: Leftovers, *, read_only: b
 
 
 def tell_missing(segments: Segments, leftovers: Leftovers, recovery: Recovery) -> None:
-    """Of a directory without a segment: what a broker's counts say was there is missing."""
+    """Report all messages in a broker's saved counts as missing: the directory has no segment."""
     counts = read_broker_counts(segments, leftovers, read_only=True)
     live = [msg_id for msg_id, count in counts.references.items() if count] if counts is not None else []
     if live:

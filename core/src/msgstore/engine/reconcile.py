@@ -151,8 +151,8 @@ def _is_as_saved(segment: Segment, row: Row) -> bool:
 
 
 def _read_changed(segments: Segments, plan: Plan, recovery: Recovery, progress: Progress | None) -> dict[int, _Read]:
-    """By number the segments that are not as they were saved; the others get what their rows say of them. All of them if the
-    index is damaged."""
+    """Read the segments that are not as they were saved, or all if the index is damaged. Return them by number. The others get
+    the state that their rows have."""
     changed = []
     for segment in segments:
         row = plan.rows.get(segment.path.name)
@@ -193,8 +193,11 @@ def _compare(segments: Segments, index: Index, read: Mapping[int, _Read]) -> dic
 
 
 def _unknown(index: Index, read: Mapping[int, _Read], gone: Mapping[bytes, int]) -> tuple[dict[bytes, int], int]:
-    """Live records that the index does not have, id to location, and how many of them it may have known as dead: those of
-    segments that it does not know, too. Of copies in several files the highest-numbered file's wins, in one file the first."""
+    """Return the location of each live record that the index does not have, by id, and the number of those that may have been
+    removed: they include all records of segments that the index does not know.
+
+    Of several copies the one in the file with the highest number counts, and in one file the first.
+    """
     entered: dict[bytes, int] = {}
     back = set()
     for number, found in read.items():

@@ -309,8 +309,8 @@ class Segments:
             )
 
     def check_files(self) -> None:
-        """Check the directory and the current segment, with one look if the segment has one name: then its path leads through
-        this directory, and through no copy of it by hard links (``cp -al``)."""
+        """Check the directory and the current segment. If the segment has one hard link, one look at its path shows both: no
+        copy of the directory (``cp -al``) can have the same file."""
         segment = self.current
         if segment is None or self._identity_and_links(segment.path) != (self._written, 1):
             self.check_directory()

@@ -401,8 +401,10 @@ def _refuted(plan: Plan, segments: Segments, source: Index, recovery: Recovery, 
 
 
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
-    """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room. One with several
-    names is left as it is: a copy of the directory by hard links (``cp -al``) has it, too, and perhaps a writer of its own."""
+    """Go on writing the newest segment if its end is clean, it is of the store's format, and there is room.
+
+    One with several hard links is not continued: a copy of the directory (``cp -al``) has the same file, and may have a writer.
+    """
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
     if newest is None or not goes_on_in(newest, backends.write_format.name, config.file_size_limit):
         return

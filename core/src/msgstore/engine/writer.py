@@ -111,8 +111,8 @@ class Writer:
         """Set if a change was interrupted in its middle: what is in memory may be half done, what is on disk is not."""
         self._is_stuck = False
         """True after an attempt to write failed, until one succeeds: each ``write`` flushes before it takes its message."""
-        self._is_unchecked = False
-        """True while there is something in the segments of which no flush has seen that its file and directory are in place."""
+        self._must_check_files = False
+        """True if something was written since a flush last found the directory and the current segment in place."""
         if read_only:
             self.refuse(StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it"))
 
@@ -458,7 +458,8 @@ class Writer:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = self.intake.ids()
             unconfirmed = self._unconfirmed
-        self._is_unchecked |= last or self.ledger.changed or bool(ids or confirmed or segments.hints.finished)
+        if last or self.ledger.changed or ids or confirmed or segments.hints.finished:
+            self._must_check_files = True
         while ids:
             at = 0
             again: list[bytes] = []
@@ -469,9 +470,9 @@ class Writer:
             ids = again
         with self.ledger.lock:
             self._held, self._since_count = self.intake.weight() if self.intake.pending else 0, 0
-        if self._is_unchecked:  # records in a file that was removed or replaced meanwhile are not safe
+        if self._must_check_files:  # records in a file that was removed or replaced meanwhile are not safe
             segments.check_files()
-            self._is_unchecked = False
+            self._must_check_files = False
         overdue = self._uncommitted > self.config.max_unconfirmed
         self.settle(sync=last or overdue or not segments.sync_later)
         if unconfirmed:
@@ -507,7 +508,7 @@ class Writer:
     def _write_some(self, ids: Sequence[bytes], weight: int) -> Written:
         written = self._batches.write(ids, weight)
         if written.messages:
-            self._is_unchecked = True
+            self._must_check_files = True
             with self.ledger.lock:
                 self._held -= written.weight
                 self._average = written.weight / written.messages

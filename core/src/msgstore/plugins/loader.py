@@ -40,7 +40,7 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
 """Kinds of backend, by the configuration key or the option that selects one: (hook, class of its descriptors)."""
 
 INSTALLATION_SECONDS = 5
-"""An installation writes the files of one distribution within this time."""
+"""Time within which an installation writes the metadata of one distribution, after it has changed the directory."""
 
 EVENT_HOOKS: dict[str, type[events.Event]] = {
     "msgstore_store_opened": events.StoreOpened,
@@ -110,25 +110,27 @@ def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
     Reading the metadata of all installed distributions takes about 10 ms, so the result is cached until ``sys.meta_path`` or
     what is installed changes. Thread-safe.
     """
-    places = tuple(_installed_in(path) for path in sys.path)
-    return list(_read_entry_points_once((places, tuple(map(id, sys.meta_path)))))
+    installed = tuple(_installed_in(path) for path in sys.path)
+    return list(_read_entry_points((installed, tuple(map(id, sys.meta_path)))))
 
 
-def _installed_in(path: object) -> object:
-    """Return a value that changes when a distribution is installed in an entry of ``sys.path``, or removed.
+def _installed_in(path: str) -> object:
+    """Return a value that changes when a distribution is installed in, or removed from, an entry of ``sys.path``.
 
-    An installation changes the time of its directory when it begins, and may write metadata for INSTALLATION_SECONDS.
+    This is the modification time. In a directory that has just changed it is the state of all metadata files: an installation
+    may still be writing them, and other files that a program writes there do not matter.
     """
+    directory = path or "."  # as the import system reads it
     try:
-        time_ns = os.stat(path).st_mtime_ns  # type: ignore[arg-type]  # noqa: PTH116 - anything can be in sys.path
-        if time_ns < time.time_ns() - INSTALLATION_SECONDS * 1_000_000_000:
-            return path, time_ns
-        with os.scandir(path) as entries:  # type: ignore[call-overload]
-            names = [entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info", ".egg"))]
-    except (OSError, TypeError, ValueError):
-        return path, 0
-    files = (f"{name}/{file}" for name in names for file in ("METADATA", "PKG-INFO", "entry_points.txt"))
-    return path, tuple(sorted(names)), tuple(_time_and_size(file) for file in sorted(files))
+        modified, _ = _time_and_size(directory)
+        if modified < time.time_ns() - INSTALLATION_SECONDS * 1_000_000_000:
+            return path, modified
+        with os.scandir(directory) as entries:
+            packages = sorted(entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info", ".egg")))
+    except (OSError, TypeError, ValueError):  # programs put anything into sys.path
+        return path
+    files = [f"{package}/{name}" for package in packages for name in ("METADATA", "PKG-INFO", "entry_points.txt")]
+    return path, tuple((file, _time_and_size(file)) for file in files)
 
 
 def _time_and_size(path: str) -> tuple[int, int]:
@@ -141,11 +143,7 @@ def _time_and_size(path: str) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=1)
-def _read_entry_points_once(_key: object) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
-    return _read_entry_points()
-
-
-def _read_entry_points() -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
+def _read_entry_points(_installed: object) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
     found: dict[tuple[str, str, str], tuple[Provider, metadata.EntryPoint]] = {}
     for entry_point in metadata.entry_points(group=hookspecs.GROUP):
         distribution = entry_point.dist

@@ -16,7 +16,7 @@ _log = logging.getLogger("msgstore.index")
 
 FILE = "msgstore-ets.snapshot"
 KEPT = FILE + ".damaged"
-"""A damaged snapshot, once another one may take its place."""
+"""Name of a damaged snapshot after the first commit."""
 
 
 class EtsIndex:
@@ -118,8 +118,7 @@ class EtsIndex:
         """Nothing: what is in memory is not made durable before ``close``."""
 
     def commit(self) -> None:
-        """The first one removes the snapshot, so that a crash leaves none, or renames one that is damaged; the others do
-        nothing."""
+        """The first one removes the snapshot, so that a crash leaves none. A damaged one is renamed. Later ones do nothing."""
         if self._has_snapshot and not self._context.read_only:
             if self._is_damaged:
                 self._context.files.replace(self._path, self._path.with_name(KEPT))

@@ -56,8 +56,8 @@ def write(entries: Mapping[bytes, int], counts: Mapping[bytes, int], state: Mapp
 def read(data: bytes, entries: MutableMapping[bytes, int], counts: MutableMapping[bytes, int]) -> dict[bytes, bytes]:
     """Fill ``entries`` and ``counts`` and return the state. Raises BadSnapshot before it changes anything.
 
-    Of a snapshot whose lengths add up, and whose checksum does not match, nearly all is right: the state has ``RESCUED_KEY``
-    then."""
+    If all lengths are right and only the checksum is wrong, most entries can be used: ``RESCUED_KEY`` in the state says so.
+    """
     if len(data) < _HEADER.size + _CHECKSUM.size:
         raise BadSnapshot(f"{len(data)} bytes are too few")
     magic, version, width, n, m, state_size = _HEADER.unpack_from(data)
