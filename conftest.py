@@ -19,7 +19,7 @@ MEMORY, ROOM = Path("/dev/shm"), 4 << 30
 
 
 def has_room(path: Path) -> bool:
-    """Whether tests can write there, and run the programs that they install there."""
+    """Return True if tests can write files to this directory and execute them."""
     if not (path.is_dir() and os.access(path, os.W_OK) and shutil.disk_usage(path).free >= ROOM):
         return False
     return not os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -91,9 +92,14 @@ def cells(request: pytest.FixtureRequest) -> list[Cell]:
 
 
 @pytest.fixture
-def installed_cells(request: pytest.FixtureRequest) -> list[Cell]:
-    """All cells, whatever the run is about, unless nothing else is installed."""
-    return chosen(request.config) if request.config.getoption("--cells") else list(CELLS.values())
+def need_cell(request: pytest.FixtureRequest) -> Callable[[Cell], None]:
+    """Return a function that skips the test if ``--cells`` says that the plugins of a combination are not installed."""
+
+    def check(cell: Cell) -> None:
+        if request.config.getoption("--cells") and cell not in chosen(request.config):
+            pytest.skip(f"{cell} is not installed here")
+
+    return check
 
 
 @pytest.fixture

@@ -114,6 +114,9 @@ def catalogue() -> msgstore.Catalogue:
     return msgstore.load_catalogue()
 
 
+needs_erlang = pytest.mark.skipif("erlang" not in catalogue().names("body"), reason="pip install -e ./plugins/erlang_body")
+
+
 @attrs.frozen
 class RealDirectory:
     """A directory that a broker wrote, with the truth about it."""

@@ -18,14 +18,12 @@ from msgstore.config import store_config
 from msgstore.directory import SETTINGS
 from msgstore.engine.opening import open_configured
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
-from support import DATA, catalogue, hashes, open_with
+from support import DATA, catalogue, hashes, needs_erlang, open_with
 
 ID = bytes(range(16))
 OTHER = bytes(range(16, 32))
 NODE = DATA / "rabbitmq-3.10" / "clean" / "msg_stores" / "vhosts"
 VHOST = NODE / "14049IPWY5WMKYX4P32YLNPMV"
-
-needs_erlang = pytest.mark.skipif("erlang" not in catalogue().names("body"), reason="pip install -e ./plugins/erlang_body")
 
 
 @pytest.fixture
@@ -184,8 +182,8 @@ def test_store_beneath_a_brokers_directory_is_refused(tmp_path):
     emptied = vhost / "msg_store_persistent"
     for segment in emptied.glob("*.rdq"):
         segment.unlink()
-    queue = next(path.parent for path in vhost.rglob("journal.jif")) if any(vhost.rglob("journal.jif")) else None
-    for directory in filter(None, (vhost, emptied, queue)):
+    queue = next(vhost.rglob("journal.jif")).parent
+    for directory in (vhost, emptied, queue):
         before = sorted(vhost.rglob("*"))
         with pytest.raises(msgstore.NotAdopted, match="belongs to a broker: there is"):
             msgstore.open_store(directory)

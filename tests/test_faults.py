@@ -189,16 +189,19 @@ def test_damage_in_one_segment_does_not_cost_the_counts_of_the_others(tmp_path, 
             assert client.read(KEPT) == KEPT * 5
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["counted", "not counted"])
-def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_path, index, counted):
+@pytest.mark.parametrize("counts", ["given", "saved", "none"])
+def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_path, index, counts):
+    """Counts tell of missing records, which keeps a segment from being changed too; without any, its bytes must be enough."""
     real = RealDirectory.load("v2_clean")
     path = real.copy(tmp_path)
+    if counts == "none":
+        (path / "msg_store_index.ets").unlink()
     segment = path / "2.sqs"
     records = real.manifest["segments"][2]["records"]
     data = bytearray(segment.read_bytes())
     data[records[-5]["offset"] + 1] ^= 1  # the size of the fifth from the end: now it runs past the end of the file
     segment.write_bytes(data + b"\x03\0\0\1")  # and behind it all the write that the crash cut off
-    refcounts = real.refcounts.items() if counted else None
+    refcounts = real.refcounts.items() if counts == "given" else None
     with open_with(path, adopt=True, index=index, format="v2", refcounts=refcounts) as store:
         store.roll()
         store.compact(everything=True)

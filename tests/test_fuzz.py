@@ -114,8 +114,13 @@ def parse(target: Target, data: bytes) -> None:
 class Equal:
     """To everything."""
 
+    def __eq__(self, other):
+        return True
+
     def __ne__(self, other):
         return False
+
+    __hash__ = None
 
 
 class TestTheHarness:

@@ -19,7 +19,7 @@ from msgstore.cli.main import main
 from msgstore.engine.open.recovery import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
-from support import DATA, catalogue, open_with
+from support import DATA, catalogue, needs_erlang, open_with
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS, 1) if n % 4}
@@ -284,7 +284,7 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
 
 
 def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
-    """Of two indexes with files of the same age, as a copied directory has them."""
+    """Files of two indexes have the same age, as after copying a directory: only the copy names the one that was used."""
     with open_with(tmp_path, index="lmdb") as store:
         for msg_id in IDS:
             store.client().write(msg_id, b"body")
@@ -300,10 +300,9 @@ def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
     assert counts == {msg_id: 1 + (msg_id == IDS[2]) for msg_id in IDS[2:]}
 
 
+@needs_erlang
 @pytest.mark.parametrize("body", ["raw", "erlang"])
 def test_copy_of_settings_says_which_codec_has_stored_the_bodies(body, tmp_path):
-    if "erlang" not in catalogue().names("body"):
-        pytest.skip("pip install -e ./plugins/erlang_body")
     term = b"\x83m\0\0\0\5hello"
     with open_with(tmp_path, body=body) as store:
         store.client().write(IDS[0], term)
@@ -314,9 +313,8 @@ def test_copy_of_settings_says_which_codec_has_stored_the_bodies(body, tmp_path)
     assert json.loads((tmp_path / "msgstore.json").read_text())["body"] == body
 
 
+@needs_erlang
 def test_reader_beside_a_writer_uses_the_copy_of_settings(tmp_path):
-    if "erlang" not in catalogue().names("body"):
-        pytest.skip("pip install -e ./plugins/erlang_body")
     with open_with(tmp_path, index="lmdb", body="erlang") as store:
         store.client().write(IDS[0], b"body")
         store.flush()
@@ -407,9 +405,8 @@ def test_settings_unknown_body_codec_is_refused(tmp_path):
         assert store.client().read(IDS[0]) == b"body"
 
 
+@needs_erlang
 def test_settings_codec_of_a_broker_is_found_for_reading(tmp_path):
-    if "erlang" not in catalogue().names("body"):
-        pytest.skip("pip install -e ./plugins/erlang_body")
     with open_with(tmp_path, body="erlang") as store:
         store.client().write(IDS[0], b"body")
     tear(tmp_path, "empty")

@@ -257,6 +257,21 @@ def test_copy_by_hard_links_has_a_writer_of_its_own(index, tmp_path):
         assert all(map(store.client().contains, [FIRST, *confirmed]))
 
 
+def test_relative_path_elsewhere_says_where_the_process_is(index, tmp_path, monkeypatch):
+    """A store that was opened by a relative path, in a process that has changed its working directory since."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = open_with(Path("store"), index=index, sync_interval="1h", gc_interval=0)
+    store.client().write(FIRST, b"first")
+    monkeypatch.chdir(tmp_path / "there")
+    with pytest.raises(msgstore.StoreIOError, match=f"This path is relative, and the process is in {tmp_path / 'there'} now"):
+        store.flush()
+    assert not list((tmp_path / "there").iterdir())
+    monkeypatch.chdir(tmp_path)
+    store.flush()
+    store.close()
+
+
 def test_close_in_a_replaced_directory_leaves_it_alone(index, tmp_path):
     """Nothing was changed since the last flush: the check belongs to the close."""
     path = tmp_path / "store"

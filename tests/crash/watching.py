@@ -13,10 +13,10 @@ from msgstore.files import Files
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory", "set_mtime")
 """Operations that change something, or decide what survives a power loss."""
 LOOKS = (
-    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity", "list", "non_regular_files",
+    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity_and_links", "list", "non_regular_files",
     "read_file", "set_mtime",
 )  # fmt: skip
-COMPOSED = ("write_file", "view")
+COMPOSED = ("write_file", "view", "identity")
 """Made of the others; each part is told of by itself."""
 LOCKS = ("overwrite",)
 """Operations on the lock file. No opening trusts its text, so they are no crash points. tests/test_opening_faults.py makes
@@ -107,11 +107,11 @@ class WatchedFiles(Files):
             self.before("is_deleted", self.names[fd], fd=fd)
             return super().is_deleted(fd)
 
-    def identity(self, file):
+    def identity_and_links(self, file):
         with self.busy:
             path, fd = (file, -1) if isinstance(file, Path) else (self.names[file], file)
-            self.before("identity", path, fd=fd)
-            return super().identity(file)
+            self.before("identity_and_links", path, fd=fd)
+            return super().identity_and_links(file)
 
     def list(self, directory):
         with self.busy:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 
 import attrs
 
-from msgstore.contract import ReleaseResult
+from msgstore.contract import RESCUED_KEY, ReleaseResult
 from msgstore_ets_index import plugin as ets
-from msgstore_ets_index import snapshot
 from msgstore_ets_index.index import EtsIndex
 from msgstore_lmdb_index import plugin as lmdb
 from msgstore_lmdb_index.index import LmdbIndex
@@ -178,19 +176,10 @@ class SnapshotCutsLocations(EtsIndex):
 @mutant(ETS, "a snapshot is read whatever its checksum")
 class SnapshotUnchecked(EtsIndex):
     def load(self):
-        try:
-            return super().load()
-        finally:
-            if not self._entries and self._path.exists():
-                self._read_anyway()
-
-    def _read_anyway(self):
-        data = self._path.read_bytes()
-        zeroed = zlib.crc32(data[:-4]).to_bytes(4)
-        try:
-            snapshot.read(data[:-4] + zeroed, self._entries, self._counts)
-        except (snapshot.InvalidSnapshot, ValueError, OverflowError):
-            self.clear()
+        state = super().load()
+        if state is not None:
+            state.pop(RESCUED_KEY, None)
+        return state
 
 
 @mutant(ETS, "the snapshot is written in its place")

@@ -155,17 +155,15 @@ def as_it_is():
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_broken_build_is_caught(build, files, symptoms, installed_cells, tmp_path, run_bounded):
-    if CELL not in installed_cells:
-        pytest.skip(f"{CELL} is not installed here")
+def test_a_broken_build_is_caught(build, files, symptoms, need_cell, tmp_path, run_bounded):
+    need_cell(CELL)
     with build():
         outcome = run_bounded(tmp_path / "store", Options(MESSAGES, CELL.keys), files())
     assert outcome.findings.kinds.keys() & symptoms, str(outcome.findings)
 
 
-def test_a_sound_build_is_not(installed_cells, tmp_path, run_bounded):
-    if CELL not in installed_cells:
-        pytest.skip(f"{CELL} is not installed here")
+def test_a_sound_build_is_not(need_cell, tmp_path, run_bounded):
+    need_cell(CELL)
     outcome = run_bounded(tmp_path / "store", Options(MESSAGES, CELL.keys))
     assert not outcome.findings, str(outcome.findings)
 

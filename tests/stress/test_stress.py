@@ -57,9 +57,8 @@ def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_pa
 
 
 @pytest.mark.parametrize(("name", "keys"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_with_other_keys_of_the_configuration(name, keys, installed_cells, messages, collector, tmp_path, run_bounded, tell):
-    if CELLS[name] not in installed_cells:
-        pytest.skip(f"{name} is not installed here")
+def test_with_other_keys_of_the_configuration(name, keys, need_cell, messages, collector, tmp_path, run_bounded, tell):
+    need_cell(CELLS[name])
     messages = min(messages, ORDINARY) // 3
     outcome = run_bounded(tmp_path / "store", Options(messages, CELLS[name].keys | keys, collector))
     tell(f"{name} {keys}", outcome)

@@ -24,7 +24,7 @@ log = logging.getLogger("msgstore.recovery")
 
 SETTINGS = "msgstore.json"
 SETTINGS_COPY = "msgstore.json.copy"
-"""Copy of ``msgstore.json``. It is read only if ``msgstore.json`` is damaged."""
+"""Copy of ``msgstore.json``, read if that is damaged."""
 LOCK = "msgstore.lock"
 _LAYOUT = 1
 MAX_SETTINGS = 2**20
@@ -47,7 +47,7 @@ class DamagedSettings(StoreError):
         super().__init__(message)
         self.reason = reason
         self.copy = copy
-        """The settings in ``msgstore.json.copy``, or None if that file is missing or damaged, too."""
+        """Settings in ``msgstore.json.copy``; None if that is missing or damaged."""
 
 
 class _InvalidSettings(ValueError):
@@ -252,7 +252,7 @@ def write_settings(files: Files, directory: Path, settings: Settings) -> None:
 
 
 def has_copy(files: Files, directory: Path, settings: Settings) -> bool:
-    """Return True if the copy is equal. It differs after a crash between the two writes, and is missing in old directories."""
+    """Return True if the copy has these settings. After a crash between the two writes, or an older version, it has not."""
     return _read_copy(files, directory) == settings
 
 

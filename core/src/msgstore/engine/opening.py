@@ -71,7 +71,6 @@ def open_configured(
     if mode not in ("rw", "r"):
         raise ValueError(f"mode is 'rw' or 'r', not {mode!r}")
     files = files or Files()
-    config = attrs.evolve(config, path=config.path.absolute())  # the process may change its working directory
     if mode == "r" and live != "never" and can_be_read_live(config.index.name, catalogue):
         return open_live(config, catalogue, files, refcounts=refcounts, progress=progress, follow=live == "follow")
     try:

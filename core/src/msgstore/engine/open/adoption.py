@@ -21,7 +21,7 @@ _BROKERS_NAME = re.compile(
     r"msg_store_(persistent|transient|index\.ets)|file_summary\.ets|recovery\.dets|\.vhost|\.queue_name|journal\.jif"
     r"|\d+\.(idx|qi|qs)"
 )
-"""Of a virtual host, a message store, or the directory of a queue."""
+"""Names of files and directories in a broker's virtual host, message store or queue directory."""
 _BODIES = 1000
 """Bodies that are checked to find their codec."""
 
@@ -41,7 +41,7 @@ def admit(
         if theirs := _of_a_broker(names):
             raise NotAdopted(
                 f"{config.path}: belongs to a broker: there is {theirs}. A store in it would hide what the broker has there. "
-                f"Choose another directory; adopt=True, or --adopt, makes one all the same."
+                f"Choose another directory. To make a store here anyway: adopt=True, or --adopt."
             )
     if not segments.by_number:
         return config
@@ -61,7 +61,7 @@ def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> No
     theirs = next((name for name in SAVED_INDEXES if name in files.list(config.path)), None)
     if theirs is not None and not config.adopt:
         raise NotAdopted(
-            f"{config.path}: seems to belong to a broker: there is {theirs}, which msgstore would have put away, and "
+            f"{config.path}: seems to belong to a broker: there is {theirs}, which msgstore would have renamed, and "
             f"msgstore.json cannot be used ({error.reason}). To change the directory, copy it first, and adopt it: --adopt, or "
             "adopt=True."
         )

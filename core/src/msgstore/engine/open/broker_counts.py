@@ -33,7 +33,7 @@ CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.e
 Found = tuple[Segment, Hint, int]
 """A segment, its records, and how many copies it has besides."""
 _SMALLEST_ROW = 40
-"""Bytes of a row of either table, at the least: so no file claims more rows than it has room for."""
+"""Bytes of the smallest row of both tables. It limits the number of rows that a file can claim to have."""
 
 
 @attrs.define

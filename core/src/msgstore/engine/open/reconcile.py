@@ -212,8 +212,11 @@ def _compare(segments: Segments, index: Index, read: Mapping[int, _Read]) -> dic
 
 
 def _unknown(index: Index, read: Mapping[int, _Read], gone: Mapping[bytes, int]) -> tuple[dict[bytes, int], int]:
-    """Live records that the index does not have, id to location, and how many of them it may have known as dead: those of
-    segments that it does not know, too. Of copies in several files the highest-numbered file's wins, in one file the first."""
+    """Return the location of each live record that the index does not have, by id, and the number of those that may have been
+    removed: they include all records of segments that the index does not know.
+
+    Of several copies the one in the file with the highest number counts, and in one file the first.
+    """
     entered: dict[bytes, int] = {}
     back = set()
     for number, found in read.items():

@@ -94,7 +94,8 @@ class Recovery:
     kept: int = 0
     """Messages that keep the counts of a saved index which does not fit the directory."""
     revived: int = 0
-    """Messages that this index had as removed, or in segments that it does not know: live again with one reference."""
+    """Messages that are live again, with one reference, and may have been removed before: the index had them as removed, or
+    does not know their segment."""
     distrust: str | None = None
     """Why the saved counts were not taken as they were; None if they were, or if there were none."""
     copy: str | None = None

@@ -295,7 +295,9 @@ def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
     if newest is None or not can_resume(newest, backends.write_format.name, config.file_size_limit):
         return
-    if segments.files.identity_and_links(newest.path)[1] == 1:
+    with segments.errors(newest):
+        _, links = segments.files.identity_and_links(newest.path)
+    if links == 1:
         segments.resume(newest)
 
 

@@ -224,8 +224,10 @@ class Segments:
             )
 
     def check_files(self) -> None:
-        """Check directory and current segment. One system call if the segment has one name: then its path leads through this
-        directory, and through no copy of it by hard links."""
+        """Check the directory and the current segment.
+
+        A segment with one hard link needs one system call: no copy of the directory (``cp -al``) can have the same file.
+        """
         segment = self.current
         if segment is None or self._identity_and_links(segment.path) != (self._writer_identity, 1):
             self.check_directory()
