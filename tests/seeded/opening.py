@@ -110,7 +110,7 @@ FAULTS = [
     ),
     Fault(
         name="first-change-deletes-the-marker",
-        module="msgstore.engine.open.clean_stop",
+        module="msgstore.engine.open.clean_shutdown",
         function="CleanMarker.hide",
         fragment="files.replace(directory / CLEAN, directory / PENDING_CLEAN)",
         replacement="files.unlink(directory / CLEAN)",
@@ -122,7 +122,7 @@ FAULTS = [
     ),
     Fault(
         name="broker-counts-are-deleted",
-        module="msgstore.engine.open.clean_marker",
+        module="msgstore.engine.open.clean_shutdown",
         function="ShutdownFiles.remove",
         fragment="self.files.replace(self.directory / name, self.directory / (KEPT + name))",
         replacement="self.files.unlink(self.directory / name)",

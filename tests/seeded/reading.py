@@ -52,7 +52,7 @@ FAULTS = [
     ),
     Fault(
         name="shared-cache-grows-without-limit",
-        module="msgstore.engine.state.shared_bodies",
+        module="msgstore.engine.state.accounting",
         function="SharedBodies.put",
         fragment="self._bytes += len(body)",
         replacement="pass",

@@ -144,7 +144,7 @@ FAULTS = [
     ),
     Fault(
         name="flush-joins-one-under-way",
-        module="msgstore.engine.write.group_commit",
+        module="msgstore.engine.write.flusher",
         function="GroupCommit._do",
         fragment=(
             "            with self._mutex:\n"
@@ -157,7 +157,7 @@ FAULTS = [
     ),
     Fault(
         name="flush-hides-another-threads-failure",
-        module="msgstore.engine.write.group_commit",
+        module="msgstore.engine.write.flusher",
         function="GroupCommit.take",
         fragment="if turn.succeeded:",
         replacement="if turn.waiting:",

@@ -13,7 +13,7 @@ from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
 from msgstore.engine.read.strategy import FollowingStrategy
 from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
-from msgstore.engine.segment.errors import io_errors
+from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.checkpoint import Row, rows
 from msgstore.engine.store import Store, StoreStats
 from msgstore.files import Files

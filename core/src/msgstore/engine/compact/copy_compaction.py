@@ -31,12 +31,10 @@ from msgstore.contract import Buffer, RecordError, StoreIOError
 from msgstore.contract.events import CollectionOutcome
 from msgstore.contract.locations import MASK
 from msgstore.directory import TEMP_SUFFIX
-from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live
-from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, blamed
+from msgstore.engine.compact.gc_context import CollectionResult, GcContext
+from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, blamed, still_alive, swap
 from msgstore.engine.compact.rehearsal import check_copy, check_encoded
-from msgstore.engine.compact.relocation import still_alive, swap
 from msgstore.engine.segment.erasing import remove
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment

@@ -13,7 +13,7 @@ Steps 2, 3, 4 and 6 are synced with every durability: a power loss may cost the 
 before and is only moved. A segment that is damaged, or in which a live record is missing, is quarantined unchanged.
 
 Plugins are not trusted with the only copy of a message: steps 2 to 4 are first rehearsed in memory
-(:mod:`msgstore.engine.compact.rehearsal`), and step 5 checks every entry (:mod:`msgstore.engine.compact.relocation`).
+(:mod:`msgstore.engine.compact.rehearsal`), and step 5 checks every entry (:mod:`msgstore.engine.compact.pinning`).
 
 Writers, readers and removers go on; the state lock is taken to relocate some thousand entries at a time. Records that die
 meanwhile are moved in vain. ``ReadFiles.epoch`` rises after steps 1 and 5: a location that was looked up before may point to
@@ -26,12 +26,10 @@ from collections.abc import Sequence
 
 from msgstore.contract import Buffer, CompactableFormat
 from msgstore.contract.formats import Write
-from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live, Plan, plan
-from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.compact.pinning import PinnedSegment, blamed
+from msgstore.engine.compact.gc_context import CollectionResult, GcContext
+from msgstore.engine.compact.pinning import PinnedSegment, blamed, still_alive, swap
 from msgstore.engine.compact.rehearsal import check, filled
-from msgstore.engine.compact.relocation import still_alive, swap
 
 SWAPPED_AT_ONCE = 5000
 """Entries that are relocated under one hold of the state lock: some milliseconds."""

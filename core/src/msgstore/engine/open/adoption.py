@@ -12,7 +12,7 @@ from msgstore.config import Backend, StoreConfig, structure
 from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreMismatch
 from msgstore.directory import DamagedSettings, Settings
 from msgstore.engine.backends import Backends
-from msgstore.engine.open.clean_marker import SAVED_INDEXES
+from msgstore.engine.open.clean_shutdown import SAVED_INDEXES
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue

@@ -20,7 +20,7 @@ import attrs
 from msgstore.contract import StoreError
 from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
 from msgstore.engine.open import ets_file
-from msgstore.engine.open.clean_marker import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
+from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.open.ets_file import Data, Table, Take
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment

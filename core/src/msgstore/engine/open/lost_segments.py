@@ -13,7 +13,7 @@ from itertools import repeat
 from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import read_broker_counts
-from msgstore.engine.open.clean_marker import SAVED_COUNTS, ShutdownFiles
+from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, ShutdownFiles
 from msgstore.engine.open.recovery import ProgressMeter, Recovery, RecoveryProgress, count_live, missing_files, scan_segment
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments

@@ -30,7 +30,7 @@ import attrs
 from msgstore.contract import RESCUED_KEY, Index, SegmentScan, StoreError
 from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
 from msgstore.engine.open.broker_counts import BrokerCounts, CountsFrom, Found
-from msgstore.engine.open.clean_marker import ShutdownFiles
+from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
@@ -144,7 +144,7 @@ def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdow
 
     A program that ran in between is recognised by sizes, names, or another ``clean.dot``. If ``clean.dot`` shows it, no segment
     counts as lost: that program may have deleted and truncated segments. If ``clean.dot`` is hidden, records may have been
-    appended (:mod:`msgstore.engine.open.clean_stop`).
+    appended (:mod:`msgstore.engine.open.clean_shutdown`).
     """
     if not state:
         return RecoveryPlan(refusal="there is none that was saved")

@@ -26,17 +26,15 @@ from msgstore.directory import (
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events.telemetry import Telemetry
 from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
-from msgstore.engine.open.clean_marker import ShutdownFiles
-from msgstore.engine.open.clean_stop import CleanStopMarker, publish_clean, save_clean
+from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.index_recovery import IndexRecovery
 from msgstore.engine.open.recovery import Recovery, RecoveryProgress, sum_counts
 from msgstore.engine.open.settings import keep_damaged, known_settings, rebuild_settings
 from msgstore.engine.segment.erasing import remove_leftovers
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
-from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
-from msgstore.engine.state.shared_bodies import SharedBodies
 from msgstore.files import Files
 from msgstore.lock_file import read_lock
 from msgstore.plugins.catalogue import Catalogue

@@ -21,11 +21,12 @@ from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
-from msgstore.engine.write.write_buffer import BufferedMessage
 from msgstore.lock_file import read_lock
 from msgstore.scan import OpenFormat
 
 T = TypeVar("T")
+Buffered = tuple[bytes, object]
+"""Entry of the write buffer: the stored body comes first."""
 
 
 @attrs.frozen
@@ -47,8 +48,8 @@ class ReadStrategy(Protocol):
     def consistently(self, call: Callable[[Backends], T]) -> T:
         """Return ``call(backends)``, made while index and segments fit each other. Raises StoreClosed, StoreError."""
 
-    def buffered(self, msg_id: bytes) -> BufferedMessage | None:
-        """Return the entry of a message that is not on disk yet."""
+    def buffered(self, msg_id: bytes) -> Buffered | None:
+        """Return the write buffer's entry of a message that is not on disk yet."""
 
     def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:
         """Read bytes of a segment; None if the read has to be repeated. Raises OSError, StoreError."""
@@ -70,7 +71,7 @@ class LockedStrategy:
         backends: Backends,
         accounting: LiveAccounting,
         lifecycle: Lifecycle,
-        buffered: Callable[[bytes], BufferedMessage | None],
+        buffered: Callable[[bytes], Buffered | None],
         lock_text: bytes | None,
     ) -> None:
         self.backends = backends
@@ -118,7 +119,7 @@ class FollowingStrategy:
 
         return self._tracker.consistently(with_view)
 
-    def buffered(self, msg_id: bytes) -> BufferedMessage | None:
+    def buffered(self, msg_id: bytes) -> Buffered | None:
         return None
 
     def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable
 from mmap import mmap
 
-from msgstore.engine.segment.errors import io_errors
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.files import Files
 
 MAX_OPEN = 256

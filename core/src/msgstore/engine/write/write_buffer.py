@@ -119,6 +119,9 @@ class WriteBuffer:
         """Entries with several references, also while they are not in ``pending`` for an instant."""
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
         """Empty, or one function that refuses a removal before anything is popped."""
+        self.estimated_bytes = 0
+        """Charged bytes that clients have reported and no batch has written: removals are not subtracted. Guarded by the state
+        lock."""
         self._dropped: deque[int] = deque(maxlen=1000)
         """Numbers of recently dropped clients: a remover may still hold an entry of theirs."""
 

@@ -14,7 +14,7 @@ from msgstore.config import StoreConfig
 from msgstore.contract import MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
 from msgstore.engine.backends import Backends, too_large
 from msgstore.engine.ids import check_id
-from msgstore.engine.segment.errors import io_error
+from msgstore.engine.segment.segment import io_error
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.write.appender import Appender
@@ -155,7 +155,7 @@ class Writer:
         """Note that a client has written this many bytes, OVERHEAD included. Drain or flush if it is time."""
         flusher = self._flusher
         with self._accounting.state_lock:
-            flusher.buffered_bytes += charged
+            self._buffer.estimated_bytes += charged
             flusher.uncommitted_bytes += charged
             self._charged_since_count += charged
         self._after_change("The message was taken: do not repeat the write.")
@@ -182,7 +182,7 @@ class Writer:
             flusher.flush_soon()
         elif flusher.uncommitted_bytes > self._bound // 4 and self._accounting.is_persistent:
             self.request_flush()
-        if flusher.buffered_bytes > BUFFER_TARGET:
+        if self._buffer.estimated_bytes > BUFFER_TARGET:
             if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
                 self.wait_for_backlog()
             if self._config.durability == "fsync":
@@ -195,9 +195,9 @@ class Writer:
         flusher = self._flusher
         if self._charged_since_count >= BUFFER_TARGET // 2:
             with self._accounting.state_lock:
-                flusher.buffered_bytes = self._buffer.charged_bytes()
+                self._buffer.estimated_bytes = self._buffer.charged_bytes()
                 self._charged_since_count = 0
-        if flusher.buffered_bytes > BUFFER_TARGET:
+        if self._buffer.estimated_bytes > BUFFER_TARGET:
             flusher.drain()
 
     # -- remove -----------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from types import TracebackType
 
 import attrs
 
+from msgstore import forking
 from msgstore.contract import Capability, StoreClosed, StoreError
 from msgstore.directory import write_settings
-from msgstore.engine import forking
 from msgstore.engine.open.recovery import Recovery, sum_counts
 from msgstore.engine.opening import open_configured
 from msgstore.engine.segment.hint_file import InvalidHint, renamed
