@@ -115,7 +115,7 @@ class Descriptor:
 
 @attrs.frozen(kw_only=True)
 class JobRunnerDescriptor(Descriptor):
-    """``factory(options) -> msgstore.jobs.runner.JobRunner``: executes jobs over many segments, in processes or on a cluster."""
+    """``factory(options) -> msgstore.jobs.runner.JobRunner``: runs jobs over many segments, in processes or on a cluster."""
 
     min_input_bytes: int | None = None
     """Input size from which ``--runner auto`` selects this runner. None: it is selected by name only."""

@@ -38,8 +38,8 @@ def open_live(
     progress: RecoveryProgress | None,
     follow: bool,
 ) -> LiveStore:
-    """Open a store for reading. Next to a writer nothing is recovered: its index is right. Without one the store is opened as any
-    other; unless it is to ``follow`` later writers, nothing is written for it, and it can be read until one comes.
+    """Open a store for reading. Next to a writer nothing is recovered, because the writer keeps the index right. Without a
+    writer the store is opened as any other; without ``follow`` nothing is written, and it can be read until a writer comes.
     """
     if not config.path.is_dir():
         raise StoreError(f"{config.path}: there is no such directory")

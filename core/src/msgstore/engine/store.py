@@ -1,4 +1,4 @@
-"""Store: opens and closes a directory, hands out clients, and answers questions about the whole. Messages pass through clients."""
+"""Store: an open directory. It makes clients, compacts, answers questions about all messages, and closes."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class Store:
     # -- changes ----------------------------------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Flush, and seal the current segment; the next message starts a new one. Writes all hint files. Raises as ``flush``."""
+        """Flush, and seal the current segment: the next message starts a new one. Write all hint files. Raises as ``flush``."""
         self._lifecycle.refuse_in_callback("roll")
         with self._lifecycle.guard(), self._accounting.flush_lock:
             self._flusher.flush_locked()
@@ -309,7 +309,7 @@ class Store:
         return self._strategy.consistently(look)
 
     def stored_body(self, entry: StoredMessage) -> bytes:
-        """Return the stored body of a message, wherever its record is now. Raises MessageNotFound, CorruptRecord, StoreIOError."""
+        """Return the stored body of a message, also if it has moved. Raises MessageNotFound, CorruptRecord, StoreIOError."""
         return self._strategy.consistently(lambda backends: self._reader.stored(entry.msg_id, self._locate(entry), backends))
 
     def record(self, entry: StoredMessage) -> WholeRecord:

@@ -72,12 +72,12 @@ def _rewrite(
     live: Live,
     moves: Sequence[tuple[int, int]],
 ) -> None:
-    ledger, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
+    accounting, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
     with context.flush_lock:
         segments.hints.drop(segment, lasting=True)
         with context.state_lock:
             time, segment.sealed_mtime_ns, segment.compacting = segment.sealed_mtime_ns, None, True
-            ledger.mark_dirty(segment)
+            accounting.mark_dirty(segment)
         context.commit_locked()
     with context.state_lock:
         segments.read_files.epoch += 1
@@ -100,7 +100,7 @@ def _rewrite(
                 size, mtime_ns = files.size_and_mtime(fd)
                 with context.state_lock:
                     segment.size, segment.sealed_mtime_ns, segment.compacting = size, mtime_ns, False
-                    ledger.mark_dirty(segment)
+                    accounting.mark_dirty(segment)
             finally:
                 files.close(fd)
         if time is not None:  # its age is that of its messages
@@ -108,7 +108,7 @@ def _rewrite(
 
 
 def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places: Sequence[int]) -> list[list[Write]]:
-    """The writes of all gaps, step by step, rehearsed in memory: that takes as much as the segment will have bytes."""
+    """Return the writes of all gaps by step, after a rehearsal in memory, which takes the size of the compacted segment."""
     steps: list[list[Write]] = [[], [], []]
     offsets, sizes = live.offsets, live.sizes
     image: list[bytes | bytearray] = []
@@ -127,7 +127,7 @@ def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places
 
 
 def _swap(context: GcContext, source: PinnedSegment, live: Live, moves: Sequence[tuple[int, int]]) -> None:
-    """What has died meanwhile stays dead. The row says that the file is longer than it will be. Raises InconsistentSegment."""
+    """Relocate the moved records that have not died meanwhile. The row still has the old size. Raises InconsistentSegment."""
     segment, ids, offsets, sizes = source.segment, live.ids, live.offsets, live.sizes
     for begin in range(0, len(moves), SWAPPED_AT_ONCE):
         some = moves[begin : begin + SWAPPED_AT_ONCE]

@@ -1,9 +1,9 @@
 """Pinning: keep a sealed segment in place while a collection works on it, and find its live records.
 
 A segment is pinned under the state lock. While it is pinned it is not deleted, no dead record in it is revived, and the
-locations of records that die are collected. So the live records that a scan finds without the lock, plus those that died since,
-must be exactly the records that were alive at the pin. If they are not, index and segment contradict each other, and nothing may
-be overwritten.
+locations of records that die are collected. So the live records that a scan finds without the lock, plus those that died
+since, must be exactly the records that were alive at the pin. Otherwise index and segment contradict each other, and nothing
+may be overwritten.
 
 Relocation: point index entries to the new locations of moved records, and check that they do.
 

@@ -1,7 +1,7 @@
 """Telemetry: counts, logs and publishes what happens to one store. One method per kind of event.
 
-Methods are called where the event happens, some with the state lock held. They happen per flush, per segment or per store, never
-per message, and none of them raises.
+Methods are called where the event happens, some with the state lock held: per flush, per segment or per store, never per
+message. None of them raises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Counters:
     collections: int = 0
     """Segments that were collected."""
     collected_bytes: int = 0
-    """Bytes that compaction in place truncated, and the sizes of deleted segments. Copies of live records are not subtracted."""
+    """Bytes that compaction in place truncated, and sizes of deleted segments. Copies of live records are not subtracted."""
     corruptions: int = 0
     """Damaged spans that were found."""
     dropped_messages: int = 0

@@ -1,15 +1,13 @@
-"""``clean.dot``: what a clean stop leaves for the next start, as RabbitMQ writes and reads it.
+"""Clean shutdown: ``clean.dot``, as RabbitMQ writes and reads it, and the mark of the last clean shutdown in an open store.
 
-Erlang text, one term a line: ``{client_refs,[<<104,49>>]}.`` and ``{last_v1_file,none}.``. Beside it RabbitMQ keeps its own
-saved index. RabbitMQ must never trust that one beside what we write: opening for writing removes ``clean.dot`` and renames the
-saved index, whose reference counts it has taken (:mod:`msgstore.engine.open.broker_counts`).
+``clean.dot`` is Erlang text, one term per line: ``{client_refs,[<<104,49>>]}.`` and ``{last_v1_file,none}.``. Next to it
+RabbitMQ saves its own index, which it must never use with segments that msgstore has changed. So an opening for writing
+removes ``clean.dot``, and renames the saved index after reading its counts (:mod:`msgstore.engine.open.broker_counts`).
 
-The clean marker of an open store, and the clean stop that sets it.
-
-An opening that trusts the saved index changes nothing: ``clean.dot`` and the saved state stay, and still fit each other. Before
-the first change to the segments ``clean.dot`` is hidden, under the name of the pending one; the first commit of the index says
-that the store is open. A store in which nothing was changed is closed as it was found. So an opening that fails, and a process
-that is killed before its first commit, leave the counts as they were: what was appended behind a hidden marker is a tail.
+An opening that uses the saved index as it is changes nothing: ``clean.dot`` and the saved state stay. Before the first change
+of a segment ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index says that the store is open.
+So a failed opening, a store without changes, and a process that is killed before its first commit leave the counts as they
+were: records that were appended while ``clean.dot`` was hidden are a tail to scan.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ from msgstore.files import Files
 
 CLEAN = "clean.dot"
 PENDING_CLEAN = "msgstore-clean.dot"
-"""``clean.dot`` until the index is saved: a crash between the two leaves this one, and the next start completes it."""
+"""Name of ``clean.dot`` until the index is saved: after a crash in between, the next opening completes it."""
 SAVED_COUNTS, SAVED_SUMMARY = "msg_store_index.ets", "file_summary.ets"
 SAVED_INDEXES = (SAVED_COUNTS, SAVED_SUMMARY)
 KEPT = "msgstore-broker-"
-"""What the name of RabbitMQ's saved index begins with once it was taken over: kept for you, and not read any more."""
+"""Prefix of RabbitMQ's saved index after it was read: kept for inspection, and not read again."""
 _LEGACY_EXTENSION = ".rdq"
 
 _MAX_CLEAN = 16 * 2**20
-"""Bytes of a ``clean.dot`` that is read, and that is written: some 200,000 clients."""
+"""Largest ``clean.dot`` that is read or written, in bytes: about 200,000 clients."""
 
-# Possessive throughout: no byte is looked at twice, whatever the text is. Only single characters are repeated so: in Python
-# 3.11.2, if not later, a group that is repeated or optional forgets what it captured.
+# Possessive quantifiers keep the time linear for any text. They are only used on single characters: in Python 3.11.2 a group
+# with one loses what it captured.
 _REFS = re.compile(rb"\{\s*+client_refs\s*+,\s*+\[\s*+")
 _REF = re.compile(rb"<<\s*+(?:\"(?P<text>[^\"\\]*+)\"\s*+|(?P<numbers>[\d,\s]*+))>>\s*+(?P<comma>,?+)\s*+")
 _NUMBER = re.compile(rb"\s*+\d{1,3}+\s*+")
@@ -46,15 +44,16 @@ _END = re.compile(rb"\]\s*+\}\s*+\.")
 
 
 def format_clean(client_refs: Iterable[bytes], last_v1_file: int | None) -> bytes:
+    """Return the text of ``clean.dot``."""
     refs = ",".join(f"<<{','.join(map(str, ref))}>>" for ref in sorted(client_refs))
     if len(refs) > _MAX_CLEAN - 100:
-        refs = ""  # they only serve RabbitMQ, which rebuilds its index all the same
+        refs = ""  # only RabbitMQ uses them, and it rebuilds its index without them
     last = "none" if last_v1_file is None else str(last_v1_file)
     return f"{{client_refs,[{refs}]}}.\n{{last_v1_file,{last}}}.\n".encode()
 
 
 def parse_client_refs(text: bytes) -> set[bytes]:
-    """The client references in the text of a ``clean.dot``; empty if there are none, or if the list is irregular."""
+    """Return the client references in the text of a ``clean.dot``; none if the list is not well-formed."""
     begin = _REFS.search(text) if len(text) <= _MAX_CLEAN else None
     if begin is None:
         return set()
@@ -72,50 +71,54 @@ def parse_client_refs(text: bytes) -> set[bytes]:
 
 
 def last_v1_file(segments: Iterable[tuple[int, str]]) -> int | None:
-    """The boundary of a directory, from (number, extension) of its segments: the highest ``.rdq``, or None."""
+    """Return the highest number of a ``.rdq`` segment, from (number, extension) of all segments, or None."""
     return max((number for number, extension in segments if extension == _LEGACY_EXTENSION), default=None)
 
 
 @attrs.frozen
 class ShutdownFiles:
-    """What the last stop left in the directory, ours or RabbitMQ's."""
+    """Files that the last shutdown left in the directory, of msgstore or of RabbitMQ."""
 
     files: Files
     directory: Path
     clean: bytes | None
-    """``clean.dot``, or None after a dirty stop."""
+    """Text of ``clean.dot``; None after a dirty shutdown."""
     pending: bytes | None
-    """What a clean stop was about to put there, or an opening was about to remove."""
+    """Text of the hidden or unfinished ``clean.dot``, or None."""
     foreign: bool
-    """True if RabbitMQ stopped cleanly here after our last opening: ours renames its saved index."""
+    """True if RabbitMQ has shut down cleanly since the last opening, which renames its saved index."""
 
     @classmethod
     def read(cls, files: Files, directory: Path) -> ShutdownFiles:
+        """Read the files of a directory. Raises OSError."""
         names = files.list(directory)
         texts = [_text(files, directory / name) if name in names else None for name in (CLEAN, PENDING_CLEAN)]
         return cls(files, directory, texts[0], texts[1], foreign=any(name in names for name in SAVED_INDEXES))
 
     @property
     def text(self) -> bytes | None:
-        """Of the last clean stop; None if it was dirty."""
+        """Text of the last clean shutdown; None after a dirty one."""
         return self.clean if self.clean is not None else self.pending
 
     def saved(self, name: str) -> Path | None:
-        """The path of one file of RabbitMQ's saved index, or None. An opening that was cut off may have renamed one of them: it
-        is read under its new name then, as long as the other one shows that the opening was not finished."""
+        """Return the path of one file of RabbitMQ's saved index, or None.
+
+        An interrupted opening may have renamed one of the two. Then it is read under its new name, as long as the other file
+        shows that the opening was not finished.
+        """
         there = self.files.list(self.directory)
         found = [candidate for candidate in (name, KEPT + name) if candidate in there]
         return self.directory / found[0] if found and self.foreign else None
 
     def client_refs(self) -> set[bytes]:
-        """The clients of the last stop; empty if it was dirty, or if the text is damaged: it only serves RabbitMQ."""
+        """Return the clients of the last clean shutdown; none after a dirty one, or if the text is damaged."""
         return parse_client_refs(self.text or b"")
 
     def remove(self, *, sync: bool) -> None:
-        """RabbitMQ must not trust what it saved beside what we write. It is renamed, not deleted: nobody else has these counts.
+        """Hide RabbitMQ's saved index, and delete the hidden ``clean.dot``. Raises OSError.
 
-        The pending ``clean.dot`` goes last: an opening that fails before that can still be taken back. It may return after a
-        power loss; beside an index that says "open" it means nothing.
+        The index is renamed, not deleted, because it has the only copy of the counts. ``clean.dot`` goes last: until then the
+        opening can be undone. A power loss may bring it back, which does no harm: the index says that the store is open.
         """
         there = self.files.list(self.directory) if self.foreign else {}
         for name in SAVED_INDEXES:
@@ -127,26 +130,26 @@ class ShutdownFiles:
 
 
 def _text(files: Files, path: Path) -> bytes:
-    """The text, cut behind what a ``clean.dot`` may have: one that is longer is none of ours, whatever it says."""
+    """Return the text, or, of a longer one that cannot be msgstore's, its first part."""
     with files.view(path) as data:
         return data[: _MAX_CLEAN + 1]
 
 
 @attrs.frozen(eq=False)
 class CleanStopMarker:
-    """What says that the last stop was a clean one. Each method may be repeated after a failure."""
+    """Mark of the last clean shutdown. Methods may be repeated after a failure."""
 
     shutdown_files: ShutdownFiles
     saved: bytes | None
-    """What the saved state of the index has as the text of ``clean.dot``; None after a dirty stop."""
+    """Text of ``clean.dot`` in the saved state of the index; None after a dirty shutdown."""
     state: Mapping[bytes, bytes | None]
-    """What the commit takes that says that the store is open."""
+    """Part of the commit that says that the store is open."""
 
     def retire(self, accounting: LiveAccounting) -> None:
-        """From here on the stop counts as dirty for RabbitMQ. Caller holds ``flushing``. Raises StoreIOError.
+        """Hide ``clean.dot`` before the first change. Caller holds the flush lock. Raises StoreIOError.
 
-        ``clean.dot`` goes before the index says that the store is open, or a crash in between would look as if RabbitMQ had
-        been here. All rows go with the next commit: the current segment's says that it is written on.
+        This comes before the index says that the store is open: otherwise a crash in between would look like a shutdown of
+        RabbitMQ. The next commit writes all rows; that of the current segment says that it may grow.
         """
         files, directory, sync = self.shutdown_files.files, self.shutdown_files.directory, accounting.segments.is_durable
         with io_errors(directory):
@@ -165,19 +168,15 @@ class CleanStopMarker:
             accounting.segments.hints.outdate(current)
 
     def finish(self, accounting: LiveAccounting) -> None:
-        """Behind the commit: remove what RabbitMQ must not trust beside what we write, and the pending ``clean.dot``. Raises
-        StoreIOError.
-
-        The pending one may return after a power loss; beside an index that says "open" it means nothing.
-        """
+        """Hide RabbitMQ's saved index and delete the hidden ``clean.dot``, after the commit. Raises StoreIOError."""
         with io_errors(self.shutdown_files.directory):
             self.shutdown_files.remove(sync=accounting.segments.is_durable)
 
 
 def save_clean(accounting: LiveAccounting, client_refs: set[bytes]) -> bool:
-    """Save the index and the text of ``clean.dot`` for a clean stop. Caller holds ``flushing``. False if nothing has changed.
+    """Save the index and the text of ``clean.dot``. Return False if nothing has changed. Caller holds the flush lock.
 
-    Until the index has its state on disk, nothing has happened; from then on the stop is a clean one. Raises StoreIOError.
+    The shutdown is clean once the index has its state on disk. Raises StoreIOError.
     """
     segments = accounting.segments
     segments.seal_current()
@@ -195,7 +194,7 @@ def save_clean(accounting: LiveAccounting, client_refs: set[bytes]) -> bool:
 
 
 def publish_clean(accounting: LiveAccounting) -> None:
-    """Give ``clean.dot`` its own name, last: RabbitMQ reads it, and must not before the rest is there. Raises StoreIOError."""
+    """Give ``clean.dot`` its final name, last, because RabbitMQ reads it. Raises StoreIOError."""
     segments = accounting.segments
     with io_errors(segments.directory):
         segments.files.replace(segments.directory / PENDING_CLEAN, segments.directory / CLEAN)

@@ -206,8 +206,8 @@ def open_beside_writer(config: StoreConfig, catalogue: Catalogue, files: Files) 
 
 
 def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
-    """Refuse what can be refused without a lock, so that a mistake changes nothing. Return the configuration, with the body codec
-    of an adopted directory."""
+    """Refuse what can be refused without a lock, so that a mistake changes nothing. Return the configuration, with the body
+    codec of an adopted directory."""
     try:
         remembered = read_settings(files, config.path)
     except DamagedSettings as error:
@@ -288,8 +288,8 @@ def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
 
 
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
-    """Continue the newest segment if it can be. One with several names is left alone: a copy of the directory by hard links
-    (``cp -al``) has it, too, perhaps with a writer of its own."""
+    """Continue the newest segment if it has room and a clean end. One with several hard links is not continued: a copy of the
+    directory (``cp -al``) has the same file, and may have a writer."""
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
     if newest is None or not can_resume(newest, backends.write_format.name, config.file_size_limit):
         return

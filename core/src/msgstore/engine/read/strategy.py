@@ -1,9 +1,9 @@
 """Read strategies: how a reader gets a consistent look at index and segments.
 
 ``LockedStrategy`` serves the process that writes, or reads a store without a writer: the state lock keeps everything in place.
-``FollowingStrategy`` serves a reader next to a writer in another process, without any lock between the two. The writer puts data
-on disk before the index points to it, and the index says that a record is dead or has moved before its bytes are overwritten,
-cut or deleted. So a location that is the same before and after a read proves that the bytes were the message's.
+``FollowingStrategy`` serves a reader next to a writer in another process, without a lock between the two. The writer puts
+data on disk before the index points to it, and the index says that a record is dead or has moved before its bytes are
+overwritten, cut or deleted. So a location that is the same before and after a read proves that the bytes were the message's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Writer tracker: follows a writer in another process by the text of the lock file.
 
-A *read view* is what was found out about the store when the text last changed. Everything is read within one view: if the text is
-the same before and after a read, no writer opened or closed the store in between; if it is not, the read is repeated.
+A *read view* is the state of the store as of the last change of the text. Everything is read within one view: if the text is
+the same before and after a read, no writer opened or closed the store in between; otherwise the read is repeated.
 
-Lock text: what a reader in another process learns about the writer from the text of ``msgstore.lock``.
+The text of ``msgstore.lock`` says what the writer does:
 
 ======================  ==========================================================================
 ``PID``                 a writer is opening the store, or was killed while it did
@@ -12,8 +12,8 @@ Lock text: what a reader in another process learns about the writer from the tex
 nothing                 no writer so far
 ======================  ==========================================================================
 
-``SESSION`` and ``TOKEN`` are random, so a text never returns after it changed. A writer changes it before it touches anything, and
-when it is done. So the same text before and after a read proves that the read lies within one session.
+``SESSION`` and ``TOKEN`` are random, so a text never returns after it changed. A writer changes it before it touches anything,
+and when it is done. So the same text before and after a read proves that the read lies within one session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read files: open descriptors and memory maps of the segments of one store. Bounded; the least recently opened one goes first."""
+"""Read files: open descriptors and maps of the segments of one store. At a limit, the least recently opened one is closed."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class Segments:
             return self.by_number[number]
         except KeyError:
             raise StoreError(
-                f"{self.directory}: the index is damaged: it points to segment {number}, which does not exist. Close the store, "
-                f"move the index files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+                f"{self.directory}: the index is damaged: it points to segment {number}, which does not exist. Close the "
+                f"store, move the index files (msgstore-*) away, and open it again: it is rebuilt from the segments."
             ) from None
 
     def reader(self, number: int) -> tuple[int, Callable[[bytes, bytes], bytes]]:

@@ -82,8 +82,8 @@ class Lifecycle:
         """Raise RuntimeError if the calling thread runs a callback: it may hold locks that ``call`` needs."""
         if self.callbacks.is_inside:
             raise RuntimeError(
-                f"{self.path}: {call}() was called in a callback (on_confirm, progress or observer), which may only write, read "
-                f"and remove. Call it after the callback has returned, or on another thread."
+                f"{self.path}: {call}() was called in a callback (on_confirm, progress or observer), which may only write, "
+                f"read and remove. Call it after the callback has returned, or on another thread."
             )
 
     # -- interrupts -------------------------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def warn_if_unclosed(
 ) -> weakref.finalize[..., object]:
     """Warn when ``store`` is collected, or the interpreter exits, unless the result is detached first. Takes no lock.
 
-    ``pending`` holds the messages in memory, ``unconfirmed`` the ids that each client waits for. Neither may refer to the store,
-    which would then never be collected.
+    ``pending`` holds the messages in memory, ``unconfirmed`` the ids that each client waits for. Neither may refer to the
+    store, which would then never be collected.
     """
     return weakref.finalize(store, _warn, path, pending, unconfirmed)
 

@@ -1,4 +1,4 @@
-"""Background flusher: a thread that flushes ``sync_interval`` after the first change, so that an idle client is confirmed, too."""
+"""Background flusher: a thread that flushes ``sync_interval`` after the first change, so that idle clients are confirmed."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ class Flusher:
         """Write all buffered messages, commit the index, and confirm the messages to their clients.
 
         Returns when every message written before the call is confirmed. Raises StoreIOError if a write, sync or commit fails:
-        unwritten messages stay buffered, and the next flush retries. Raises StoreClosed or StoreReadOnly if the store accepts no
-        changes, RuntimeError in a callback. Thread-safe: takes the flush lock, and concurrent callers share one flush.
+        unwritten messages stay buffered, and the next flush retries. Raises StoreClosed or StoreReadOnly if the store accepts
+        no changes, RuntimeError in a callback. Thread-safe: takes the flush lock, and concurrent callers share one flush.
         """
         self._lifecycle.refuse_in_callback("flush")
         with self._lifecycle.guard():

@@ -79,7 +79,7 @@ class MessageBuffer(Protocol):
         """Return the entry of an id, also while a remover has popped it."""
 
     def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
-        """Remove one reference, preferably of this client. Return False if there is none. ``popped``: what a remover has popped."""
+        """Remove one reference, preferably of this client. Return False if there is none. ``popped``: entry that was popped."""
 
     def restore_popped(self, popped: Iterable[Popped], is_known: Callable[[bytes], bool]) -> None:
         """Put entries back whose removal was refused. ``is_known`` as for ``drop_client``."""

@@ -1,7 +1,7 @@
 """Writer: takes messages into the write buffer, removes references, and decides when the buffer is written.
 
-One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step. At
-``max_unconfirmed`` bytes of changes that no commit covers yet, the calling thread flushes.
+One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step.
+At ``max_unconfirmed`` bytes of changes that no commit covers yet, the calling thread flushes.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Writer:
                 self._count_and_drain()
 
     def _count_and_drain(self) -> None:
-        """Drain, unless removals have left less in the buffer than was reported. Counting takes a millisecond: not each time."""
+        """Drain, unless removals have left less in the buffer than was reported. A count takes a millisecond, so it is rare."""
         flusher = self._flusher
         if self._charged_since_count >= BUFFER_TARGET // 2:
             with self._accounting.state_lock:
@@ -265,7 +265,7 @@ class Writer:
         return len(ids), released.missing
 
     def _restore(self, popped: Sequence[Popped]) -> None:
-        """Put back what a refused removal has popped. It is flushed at once: a flush that did not find it may have confirmed it."""
+        """Put back what a refused removal has popped, and flush: an earlier flush may have confirmed these ids without them."""
         with self._accounting.state_lock:
             self._buffer.restore_popped(popped, lambda msg_id: self._index.get(msg_id) is not None)
         if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
