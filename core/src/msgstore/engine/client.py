@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import NoReturn, Protocol
 
 from msgstore.contract import StoreClosed, StoreIOError
-from msgstore.engine.write.write_buffer import FastPath
+from msgstore.engine.write.message_buffer import FastPath
 
 OnConfirm = Callable[[list[bytes]], object]
 
 
 class StoreParts(Protocol):
-    """What a client needs of its store."""
+    """Calls of a client to its store."""
 
     def describe(self) -> str:
         """Return the path, for error messages."""

@@ -13,7 +13,7 @@ from msgstore.directory import find_segments
 from msgstore.engine.backends import Backends, of_index, resolve
 from msgstore.engine.live_store import LiveStore
 from msgstore.engine.open.clean_shutdown import ShutdownFiles
-from msgstore.engine.open.recovery import RecoveryProgress, compare_with_index
+from msgstore.engine.open.recovery_plan import RecoveryProgress, compare_with_index
 from msgstore.engine.open.settings import known_settings
 from msgstore.engine.open.startup import open_beside_writer, open_directory
 from msgstore.engine.read.writer_tracker import ReadView, WriterTracker

@@ -8,7 +8,7 @@ import attrs
 
 from msgstore.contract import SegmentStats, StoreError
 from msgstore.directory import segment_number
-from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
 from msgstore.engine.read.strategy import FollowingStrategy
@@ -77,7 +77,7 @@ class LiveStore(Store):
         super().close()
 
     def abandon(self) -> None:
-        """As ``close``: nothing was written."""
+        """Same as ``close``: there is nothing to lose."""
         self.close()
 
 

@@ -23,7 +23,7 @@ from msgstore.engine.compact.gc_context import CollectionResult, GcContext
 from msgstore.engine.events.telemetry import Counters
 from msgstore.engine.ids import check_id
 from msgstore.engine.open.clean_shutdown import publish_clean, save_clean
-from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
 from msgstore.engine.read.strategy import LockedStrategy, ReadStrategy
@@ -33,7 +33,8 @@ from msgstore.engine.write.appender import Appender
 from msgstore.engine.write.background_flusher import BackgroundFlusher
 from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.flusher import Flusher
-from msgstore.engine.write.write_buffer import FastPath, WriteBuffer
+from msgstore.engine.write.message_buffer import FastPath
+from msgstore.engine.write.write_buffer import WriteBuffer
 from msgstore.engine.write.writer import Writer
 from msgstore.scan import WholeRecord
 

@@ -78,10 +78,12 @@ def plan(form: CompactableFormat, live: Live) -> Plan:
     if wrong is not None:
         raise ValueError(f"a gap of {gaps[wrong][1]} bytes at offset {gaps[wrong][0]} has room for {rooms[wrong]}")
     moved: dict[int, list[int]] = {}
-    end = begin  # of the moved records: the file is not truncated before it, so earlier records can stay
+    end = begin  # of the moved records: the file is not truncated before it, so earlier records stay
     free = _FirstFit(rooms)
     gap, room, last = -1, 0, 0
-    left: list[tuple[int, int]] = []  # (gap, room) that ``free`` does not know yet: gaps that were filled since the size changed
+    left: list[
+        tuple[int, int]
+    ] = []  # (gap, room) that ``free`` does not know yet: gaps that were filled since the size changed
     staying = len(live)
     while staying and offsets[staying - 1] >= end:
         size = sizes[staying - 1]

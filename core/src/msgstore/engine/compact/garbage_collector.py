@@ -173,7 +173,6 @@ class GarbageCollector:
             pending.pop(0)
 
 
-
 def _drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionResult:
     """Release all references of every message in a pinned segment. Caller holds no lock.
 

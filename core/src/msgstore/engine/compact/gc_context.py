@@ -71,6 +71,6 @@ class GcContext:
             self.commit_locked()
 
     def commit_locked(self) -> None:
-        """As ``commit``. Caller holds the flush lock."""
+        """Same as ``commit``. Caller holds the flush lock."""
         self.segments.sync_written()
         self.accounting.commit()

@@ -74,7 +74,7 @@ class Telemetry:
 
     def recovered(self, recovery: Mapping[str, Any], seconds: float) -> None:
         """Log and publish a recovery, unless the store is new or the saved index was used without a scan. ``recovery`` has the
-        members of :class:`msgstore.engine.open.recovery.Recovery`."""
+        members of :class:`msgstore.engine.open.recovery_plan.Recovery`."""
         how, scanned = recovery["how"], recovery["scanned"]
         if how == "new" or (how == "trust" and not scanned):
             return

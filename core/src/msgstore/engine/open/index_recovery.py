@@ -1,7 +1,7 @@
 """Index recovery: make index and segments agree when a store opens.
 
 The saved index is used as it is, completed by tail scans, reconciled with the records, or rebuilt from all segments; see
-:mod:`msgstore.engine.open.recovery`. Reference counts are kept wherever that is possible.
+:mod:`msgstore.engine.open.recovery_plan`. Reference counts are kept wherever that is possible.
 """
 
 from __future__ import annotations
@@ -20,18 +20,8 @@ from msgstore.engine.open.broker_counts import read_broker_counts
 from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.open.lost_segments import recover_without_segments, repair_index, report_all_missing, report_lost
 from msgstore.engine.open.reconcile import rebuild_distrusted, reconcile
-from msgstore.engine.open.recovery import (
-    BATCH,
-    ProgressMeter,
-    Recovery,
-    RecoveryPlan,
-    RecoveryProgress,
-    compare_with_index,
-    copy_entries,
-    rebuild,
-    scan_tail,
-    verify,
-)
+from msgstore.engine.open.recovery import BATCH, copy_entries, rebuild, scan_tail, verify
+from msgstore.engine.open.recovery_plan import ProgressMeter, Recovery, RecoveryPlan, RecoveryProgress, compare_with_index
 from msgstore.engine.segment.segments import Segments
 from msgstore.plugins.catalogue import Catalogue
 
@@ -84,7 +74,8 @@ class IndexRecovery:
             recovery = self._rebuild(refusal, plan, recovery)
             if self.counts is None:
                 restore_counts(segments, index, rescued, recovery)
-        report_lost(segments, recovery)
+        if recovery.lost:
+            report_lost(segments, recovery)
         return recovery
 
     def _rebuild(self, refusal: str, plan: RecoveryPlan | None, before: Recovery) -> Recovery:

@@ -28,7 +28,8 @@ from msgstore.engine.events.telemetry import Telemetry
 from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
 from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.index_recovery import IndexRecovery
-from msgstore.engine.open.recovery import Recovery, RecoveryProgress, sum_counts
+from msgstore.engine.open.recovery import sum_counts
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
 from msgstore.engine.open.settings import keep_damaged, known_settings, rebuild_settings
 from msgstore.engine.segment.erasing import remove_leftovers
 from msgstore.engine.segment.segment import Segment
@@ -220,7 +221,9 @@ def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files,
     if not config.path.is_dir():
         return config
     segments = _find(config, backends, files, remembered, read_only=read_only)
-    return config if read_only else admit(config, catalogue, backends, files, remembered, segments)
+    if read_only or (remembered is not None and not config.body.named):
+        return config
+    return admit(config, catalogue, backends, files, remembered, segments)
 
 
 def _lock(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:

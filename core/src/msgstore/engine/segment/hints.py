@@ -223,7 +223,9 @@ class Hints:
             self._there[name] = 0  # the file may exist from here on
             self._files.write_file(self._directory / name, chunks, sync=False)
         except OSError as error:
-            log.warning("%s cannot be written; a rebuild of the index will read the segment instead: %s", self._directory / name, error)
+            log.warning(
+                "%s cannot be written; a rebuild of the index will read the segment instead: %s", self._directory / name, error
+            )
 
     def _date_back(self, segment: Segment) -> bool:
         """Set the time of a segment back. Return False if the file has changed, or the file system cannot store it."""

@@ -19,23 +19,28 @@ from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack
 
 
 class SharedBodies:
-    """Of one open store. Methods are called under the store's lock; whether an id is in ``ids`` may be asked without it."""
+    """Bounded cache of bodies with several references: their many readers share one object.
+
+    Callers of the methods hold the state lock; ``ids`` may be read without it.
+    """
 
     def __init__(self, limit: int) -> None:
-        """``limit``: bytes of bodies that are kept; the ones that nobody has read for longest go first."""
+        """``limit``: bytes of all bodies. The least recently read ones are dropped first."""
         self.ids: set[bytes] = set()
-        """Those that had several references when somebody looked, and live."""
+        """Live messages that had several references at some time."""
         self._limit = limit
         self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
         self._bytes = 0
 
     def get(self, msg_id: bytes) -> bytes | None:
+        """Return a body, or None."""
         body = self._bodies.get(msg_id)
         if body is not None:
             self._bodies.move_to_end(msg_id)
         return body
 
     def put(self, msg_id: bytes, body: bytes) -> None:
+        """Add a body, unless it is larger than the limit."""
         if len(body) <= self._limit and msg_id not in self._bodies:
             self._bodies[msg_id] = body
             self._bytes += len(body)
@@ -43,7 +48,7 @@ class SharedBodies:
                 self._bytes -= len(self._bodies.popitem(last=False)[1])
 
     def forget(self, dead: Iterable[tuple[bytes, int]]) -> None:
-        """(id, location) of messages that have lost their last reference."""
+        """Drop the bodies of (id, location) that have lost their last reference."""
         for msg_id, _ in dead:
             if msg_id in self.ids:
                 self.ids.discard(msg_id)

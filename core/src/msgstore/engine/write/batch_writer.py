@@ -15,7 +15,8 @@ import attrs
 from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.write.appender import Appender, AppendResult
-from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, WriteBuffer, count_references
+from msgstore.engine.write.message_buffer import OVERHEAD, BufferedMessage
+from msgstore.engine.write.write_buffer import WriteBuffer, count_references
 
 
 @attrs.frozen

@@ -90,7 +90,7 @@ MAX_BATCH = 4096
 
 
 class ConfirmingClient(Protocol):
-    """What a flusher needs of a client."""
+    """Members of a client that a flusher uses."""
 
     name: str | None
     unconfirmed: list[bytes] | None
@@ -147,7 +147,7 @@ class Flusher:
             self._group.run(self.flush_locked)
 
     def flush_locked(self) -> None:
-        """As ``flush``. Caller holds the flush lock."""
+        """Same as ``flush``. Caller holds the flush lock."""
         self._lifecycle.check_writable()
         self._flush_again = True
         try:

@@ -19,7 +19,8 @@ from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.write.appender import Appender
 from msgstore.engine.write.flusher import DRAIN_STEP, ConfirmingClient, Flusher
-from msgstore.engine.write.write_buffer import OVERHEAD, FastPath, Popped, WriteBuffer
+from msgstore.engine.write.message_buffer import OVERHEAD, FastPath, Popped
+from msgstore.engine.write.write_buffer import WriteBuffer
 
 log = logging.getLogger("msgstore.writer")
 
@@ -28,7 +29,7 @@ BUFFER_TARGET = 16 * 2**20
 
 
 class WritingClient(ConfirmingClient, Protocol):
-    """What a writer needs of a client."""
+    """Members of a client that a writer uses."""
 
     number: int
     fast_path: FastPath
