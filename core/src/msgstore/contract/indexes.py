@@ -43,11 +43,11 @@ A persistent index writes in two steps, so that other threads go on while the di
     close(state)         writes everything         survives a crash; with None it writes nothing
 
 If ``commit`` fails, what was set aside stays aside, and the next ``commit`` writes it with what later freezes added.
-``examples/foreign_backends`` has a complete persistent index, on SQLite.
+``tests/foreign`` has a complete persistent index, on SQLite.
 
-Threads: the engine calls one method at a time and holds the state lock, with two exceptions. ``get`` is called from any
-thread at any time, and sees an entry as it was before or after the change that another method is making. ``commit`` is called
-without the lock by one thread at a time, while other threads call every other method.
+Threads: once a store is open, the engine calls one method at a time and holds the state lock, with two exceptions. ``get`` is
+called from any thread at any time, and sees an entry as it was before or after the change that another method is making.
+``commit`` is called without the lock by one thread at a time, while other threads call every other method.
 """
 
 from __future__ import annotations

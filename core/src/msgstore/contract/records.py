@@ -77,7 +77,7 @@ class RecordType(Protocol):
     """Methods are called from any thread, several at a time, and keep no state between calls."""
 
     overhead: int
-    """Bytes of a record beside its body, for all options. A smaller record is damaged."""
+    """Bytes of a record besides its body, the same for all options. A smaller record is damaged."""
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """Return all records of a batch as one string, and the size of each in bytes. Called once per batch of a flush."""

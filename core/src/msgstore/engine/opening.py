@@ -38,10 +38,11 @@ def open_store(
 
     A directory that a broker wrote is opened for writing with ``adopt=True`` only: see :class:`NotAdopted`.
 
-    ``refcounts``: (id, count) pairs, used where counts must be rebuilt: a dirty start with an index that is not persistent,
-    or a directory that another program wrote. Ids that they do not name are garbage. Without them each id counts once.
+    ``refcounts``: (id, count) pairs, used where counts must be rebuilt: after a dirty shutdown with an index that is not
+    persistent, or in a directory that another program wrote. Ids that they do not name are garbage. Without them each id
+    counts once.
 
-    ``progress(done, total)`` is called, in bytes, while segments are read because the last stop was not a clean one.
+    ``progress(done, total)`` is called, in bytes, while segments are read after a dirty shutdown.
 
     ``mode="r"`` refuses changes, and writes nothing into the directory, not even a lock. With an index that can be read beside
     its writer (capability LIVE_READS) another process may have the store open for writing, or open it so later: each call

@@ -1,8 +1,8 @@
 """Byte layout and checks of MESSAGE_WITH_CHECKSUM.
 
 Big-endian: type 1, size 4 (of the whole record), id 16, CRC 4, body size - 25. Source of the layout: section 3.2 of the
-design of format v2. It does not define the CRC. This module does: CRC-32C (RFC 3720, B.4) over type, size and id, then the
-body.
+design of format v2. The design does not define the CRC. This module uses CRC-32C (RFC 3720, B.4) over type, size and id,
+then the body.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ChecksumRecord:
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         sizes = [_BODY_AT + len(body) for body in bodies]
         heads = list(map(_HEAD.pack, repeat(self._byte), sizes, ids))
-        sums = map(_CRC.pack, map(crc32c, bodies, map(crc32c, heads)))
+        sums = map(_CRC.pack, map(crc32c, bodies, map(crc32c, heads)))  # the CRC of the head, continued over the body
         return b"".join(chain.from_iterable(zip(heads, sums, bodies, strict=True))), sizes
 
     def decode(self, record: bytes) -> bytes:

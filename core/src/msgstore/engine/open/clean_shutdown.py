@@ -1,8 +1,8 @@
 """Clean shutdown: ``clean.dot``, as RabbitMQ writes and reads it, and the mark of the last clean shutdown in an open store.
 
 ``clean.dot`` is Erlang text, one term per line: ``{client_refs,[<<104,49>>]}.`` and ``{last_v1_file,none}.``. Next to it
-RabbitMQ saves its own index, which it must never use with segments that msgstore has changed. So an opening for writing
-removes ``clean.dot``, and renames the saved index after reading its counts (:mod:`msgstore.engine.open.broker_counts`).
+RabbitMQ saves its own index, which it must never use with segments that msgstore has changed. So the first change
+removes ``clean.dot``, and renames the saved index, whose counts were read (:mod:`msgstore.engine.open.broker_counts`).
 
 An opening that uses the saved index as it is changes nothing: ``clean.dot`` and the saved state stay. Before the first change
 of a segment ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index says that the store is open.
@@ -86,7 +86,7 @@ class ShutdownFiles:
     pending: bytes | None
     """Text of the hidden or unfinished ``clean.dot``, or None."""
     foreign: bool
-    """True if RabbitMQ has shut down cleanly since the last opening, which renames its saved index."""
+    """True if RabbitMQ's saved index is there: it has shut down cleanly since the last opening, which renames these files."""
 
     @classmethod
     def read(cls, files: Files, directory: Path) -> ShutdownFiles:

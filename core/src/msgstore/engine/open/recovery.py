@@ -20,7 +20,7 @@ from msgstore.engine.segment.segments import Segments
 log = logging.getLogger("msgstore.recovery")
 
 CHAIN = 2
-"""Records in a row behind a torn end that make it damage instead of a write that was cut off."""
+"""Records in a row after a torn end that make it damage instead of a write that was cut off."""
 BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
 
@@ -41,7 +41,7 @@ def verify(segments: Segments, index: Index, segment: Segment, recovery: Recover
 
 
 def scan_tail(segments: Segments, index: Index, segment: Segment, start: int, recovery: Recovery) -> None:
-    """Enter the records from ``start`` on, behind the last commit. An id in the index keeps its older record and its count."""
+    """Enter the records from ``start`` on, after the last commit. An id in the index keeps its older record and its count."""
     if start == segment.size and segment.appendable:
         return  # nothing was: the file need not be read at all
     scan = scan_segment(segments, segment, start, recovery)

@@ -2,7 +2,7 @@
 
 ================  ==================================================================================================
 ``trust``         The index was saved at a clean shutdown and nothing has changed since. Nothing is read.
-``tail``          The shutdown was dirty. Records behind the last commit of a persistent index are scanned, or behind the
+``tail``          The shutdown was dirty. Records after the last commit of a persistent index are scanned, or after the
                   last clean shutdown if the process ended before its first commit.
 ``reconciled``    The saved index does not fit the directory. Counts are kept where the records agree with it
                   (:mod:`msgstore.engine.open.reconcile`).

@@ -1,7 +1,7 @@
 """Reader: write buffer, else index, else one ``pread``. One reader for stores of this process and next to other processes.
 
 ``read`` of a local store has a fast path without locks. It looks the location up, reads, and makes sure that nothing which an
-older lookup may point to was overwritten, cut or closed meanwhile (``Segments.epoch``). If anything is not as it should be, an
+older lookup may point to was overwritten, cut or closed meanwhile (``ReadFiles.epoch``). If anything is not as it should be, an
 unknown id included, the slow path decides: it gives the answer or the error.
 """
 

@@ -7,7 +7,7 @@ A stale hint must never be used:
 
 - It has the size and modification time of its segment. Before it is written, that time is set back by more than the clock
   resolution of any file system. So a later change leaves another time, even in the same instant and at the same size.
-- Before the engine changes a segment, it deletes the hint; durably, if the change will be durable.
+- Before the engine changes a segment, it deletes the hint; durably before a compaction.
 - The last record of the segment is read: a power loss may keep name, size and time of a file, but not its contents.
 
 Callers of the methods hold the flush lock, or the store is not open yet. No method raises OSError.

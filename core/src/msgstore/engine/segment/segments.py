@@ -154,7 +154,7 @@ class Segments:
     def append(self, data: bytes | memoryview) -> None:
         """Write whole records at the end of the current segment. Caller holds the flush lock. Raises StoreIOError.
 
-        What a failed write may have left after the end is cut off. If that fails too, the segment is written no more.
+        After a failed write the file is truncated to its old size. If that fails too, the segment is written no more.
         """
         segment, fd = self.current, self._writer
         assert segment is not None
@@ -181,8 +181,8 @@ class Segments:
     def seal_current(self) -> None:
         """Close the current segment for writing; there is none until the next ``roll``. Caller holds the flush lock.
 
-        Unwritable segments are measured, too: after what the index knows of them there may be records that were written again
-        elsewhere and removed there. The next opening must not take them for new ones.
+        The real size of unwritable segments is noted, too: a failed write may have left whole records after the known size.
+        They were written again elsewhere, and the next opening must not take them for new ones.
         """
         segment, fd = self.current, self._writer
         self.current = self._writer = None  # first: a descriptor whose close failed is closed all the same

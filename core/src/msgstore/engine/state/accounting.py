@@ -1,7 +1,8 @@
 """Live accounting: live records and bytes of each segment, dead records that can be revived, and the commits of both.
 
-Two locks order everything that happens to a store. The *flush lock* lets one thread append, seal, delete and commit; it may be
-held over I/O. The *state lock* guards memory and is never held over a write. The flush lock is taken first.
+Three locks order everything that happens to a store, taken in this order. The *GC lock* is held by the thread that collects or
+closes. The *flush lock* lets one thread append, seal, delete and commit, also during I/O. The *state lock* guards memory. It is
+never held while a flush or a collection writes; a read next to one may read under it, and the last save of the index, too.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class LiveAccounting:
         self._retired: CleanMarker | None = None
         """The same mark between the first change and the first commit."""
         self._recounted = False
-        """True if references changed since the last commit without a record that was written or died."""
+        """True if only reference counts changed since the last commit."""
         self._committed = False
         self._has_frozen = False
         """True if changes were set aside and no commit has succeeded since."""
@@ -122,7 +123,7 @@ class LiveAccounting:
         return bool(self._empty)
 
     def mark_dirty(self, segment: Segment) -> None:
-        """Write the row of the segment with the next commit."""
+        """Write the row of the segment with the next commit. Caller holds the flush lock or the state lock."""
         self._dirty.add(segment)
 
     def mark_recounted(self) -> None:
@@ -201,7 +202,7 @@ class LiveAccounting:
     # -- callers hold the flush lock, not the state lock ------------------------------------------------------------------
 
     def begin_change(self) -> None:
-        """Prepare the first change on disk: from here on the shutdown counts as dirty. Raises StoreIOError."""
+        """Prepare the first change on disk: after a crash from here on, the next opening has to scan. Raises StoreIOError."""
         if self.marker is not None:
             self.segments.check_directory()
             self.marker.retire(self)
@@ -270,7 +271,7 @@ class LiveAccounting:
             self.commit()
 
     def _take_empty(self) -> Sequence[Segment]:
-        """Return the segments that the committed index has nothing in. Those changed since the commit wait for the next one."""
+        """Return the segments that the committed index has nothing in. Those changed since then wait for the next commit."""
         with self.state_lock:
             later = self._empty & self._dirty if self.is_persistent else set()
             found = [

@@ -51,7 +51,7 @@ class Lifecycle:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.refusal: MsgStoreError | None = None
-        """Error of every change; a StoreClosed is the error of every call. None while changes are accepted."""
+        """Raised by every change; a StoreClosed by every read, too. None while changes are accepted."""
         self.interrupted: StoreClosed | None = None
         """Set once an exception from outside has ended the store."""
         self.on_refusal: list[Callable[[], None]] = []
@@ -100,7 +100,7 @@ class Lifecycle:
     def interrupt(self, error: BaseException) -> None:
         """End the store if ``error``, which has left a change, came from outside. Caller holds no lock.
 
-        In a callback the change that called it decides, as the exception passes through it.
+        In a callback it does nothing: the exception then reaches the ``guard`` of the change that called it.
         """
         if isinstance(error, Exception) or self.interrupted is not None or self.callbacks.is_inside:
             return

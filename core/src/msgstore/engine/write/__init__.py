@@ -1,6 +1,7 @@
-"""Writing: ``Writer`` takes messages into the write buffer, ``Flusher`` appends and confirms them in batches.
+"""Writing: from ``client.write`` to the confirmation.
 
-A batch passes ``flusher`` -> ``batch_writer`` -> ``appender``: records are on disk before the index points to them.
-``background_flusher`` flushes by the clock. Segment files themselves are in ``engine.segment``, commits of the index in
-``engine.state.accounting``.
+``WriteBuffer.make_fast_path`` makes ``client.write``. ``Writer`` takes what the fast path does not, and decides when to
+flush. A flush passes ``Flusher`` -> ``BatchWriter`` -> ``Appender`` -> ``Segments.append``, which writes and syncs; then it
+commits the index (``LiveAccounting.commit``), deletes empty segments, and confirms. ``background_flusher`` flushes by the
+clock. Segment files are in ``engine.segment``.
 """

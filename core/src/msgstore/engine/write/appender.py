@@ -46,7 +46,7 @@ class Appender:
     def append(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> AppendResult:
         """Append records. A large body gets a segment of its own, so that its removal frees the space at once.
 
-        Raises StoreIOError: records that were appended before are garbage then, as after a crash.
+        Raises StoreIOError: records that this call has appended already stay in the segment, as garbage.
         """
         self._accounting.begin_change()
         result = AppendResult()
@@ -72,6 +72,7 @@ class Appender:
                 self._segments.append(view[base : base + size])
                 part = sizes[done:cut] if count < len(sizes) else sizes
                 self._segments.hints.add(segment, offset, size, encoded[done:cut] if count < len(sizes) else encoded, part)
+                # locations as of ``pack_location``: each record begins where the one before it ends
                 first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
                 result.locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
                 result.runs.append((segment, count, size))
@@ -86,7 +87,7 @@ class Appender:
         try:
             segment = self._segments.roll(self._form)
         except BaseException:
-            for segment in self._segments.unwritable:  # its file may exist: without a row it would cost the whole index
+            for segment in self._segments.unwritable:  # the file may exist: without a row the index would be rebuilt
                 with self._accounting.state_lock:
                     self._accounting.mark_dirty(segment)
             raise
@@ -100,7 +101,7 @@ class Appender:
         if segment is None:
             self._segments.seal_current()  # measures unwritable segments
             return
-        self._segments.check_current()  # no later check would look at it
+        self._segments.check_current()  # the last chance to notice that its file was replaced
         self._accounting.begin_change()
         segment.appendable &= appendable
         try:

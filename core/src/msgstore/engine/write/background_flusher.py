@@ -37,7 +37,7 @@ class BackgroundFlusher:
             self._thread.start()
 
     def wake(self) -> None:
-        """Flush within the interval. Called for each first change after a flush: costs one check while the thread is awake."""
+        """Flush within the interval. Called when the buffer was empty, and by each slow write, so it must be fast."""
         if self._is_idle:
             self._signals.put(False)
 

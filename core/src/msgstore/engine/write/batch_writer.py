@@ -25,8 +25,8 @@ class BatchResult:
 
     looked_at: int
     """Number of ids that were processed, from the first on."""
-    late: Sequence[bytes] = ()
-    """Ids that another batch has to write."""
+    rewrite: Sequence[bytes] = ()
+    """Ids whose record died since the lookup: another batch has to write them."""
 
 
 class BatchWriter:
@@ -53,9 +53,9 @@ class BatchWriter:
             new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
         appended = self._appender.append(new_ids, new_bodies) if new_ids else AppendResult()
         with self._accounting.state_lock, io_errors(self._directory):
-            late = self._enter(ids, known, appended)
+            rewrite = self._enter(ids, known, appended)
             self._buffer.estimated_bytes -= charged
-        return BatchResult(looked_at, late)
+        return BatchResult(looked_at, rewrite)
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
         """Return which ids have a record already, live or revivable; None if none has."""
@@ -67,21 +67,21 @@ class BatchWriter:
         return [location is not None or msg_id in revivable for msg_id, location in zip(ids, located, strict=True)]
 
     def _enter(self, ids: Sequence[bytes], known: list[bool] | None, appended: AppendResult) -> list[bytes]:
-        """Move entries from the buffer into the index. Return the ids that were known and are not any more.
+        """Move entries from the buffer into the index. Return the ids whose record died since the lookup.
 
         If the index fails, what it did not get stays buffered. Caller holds the state lock.
         """
         is_plain = known is None and not self._buffer.shared
         entries = self._buffer.pop(ids)
         waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
-        late: list[bytes] = []
+        rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
         try:
             if is_plain and len(waiting) == len(ids):
                 self._index.enter(ids, appended.locations)
                 waiting.clear()
             else:
-                late, dead = self._enter_mixed(ids, known, appended, entries, waiting)
+                rewrite, dead = self._enter_mixed(ids, known, appended, entries, waiting)
         finally:
             for msg_id, entry in waiting.items():
                 self._buffer.reinsert(msg_id, entry)
@@ -90,7 +90,7 @@ class BatchWriter:
             self._accounting.segments.telemetry.wrote(appended.runs)
         if dead:
             self._accounting.mark_dead(dead)
-        return late
+        return rewrite
 
     def _enter_mixed(
         self,
@@ -100,8 +100,8 @@ class BatchWriter:
         entries: Sequence[BufferedMessage | None],
         waiting: dict[bytes, BufferedMessage],
     ) -> tuple[list[bytes], list[tuple[bytes, int]]]:
-        """Enter messages of which some are known, shared, or were removed meanwhile. Return (late ids, dead records)."""
-        late: list[bytes] = []
+        """Enter messages of which some are known, shared, or were removed meanwhile. Return (rewrite ids, dead records)."""
+        rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
         entered: list[tuple[bytes, int, int]] = []
         locations = iter(appended.locations)
@@ -113,7 +113,7 @@ class BatchWriter:
                 else:
                     entered.append((msg_id, location, count_references(entry)))
             elif entry is not None and not self._add_references(msg_id, entry):
-                late.append(msg_id)
+                rewrite.append(msg_id)
             else:
                 waiting.pop(msg_id, None)
         if entered:
@@ -121,10 +121,10 @@ class BatchWriter:
             self._accounting.shared.ids.update(msg_id for msg_id, _, count in entered if count > 1)
         for msg_id, _, _ in entered:
             waiting.pop(msg_id, None)
-        return late, dead
+        return rewrite, dead
 
     def _add_references(self, msg_id: bytes, entry: BufferedMessage) -> bool:
-        """Add the references of a buffered message to its record. Return False if the record cannot be had any more."""
+        """Add the references of a buffered message to its record. Return False if the record cannot be revived."""
         self._accounting.mark_recounted()
         more = count_references(entry)
         if self._index.get(msg_id) is None:

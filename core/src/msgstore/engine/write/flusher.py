@@ -26,7 +26,7 @@ class _Run:
 
     def __init__(self) -> None:
         self.done = threading.Lock()
-        """Held until the run is over. Waiters pass it on to each other."""
+        """Held until the run is over. Waiters acquire it and release it at once."""
         self.done.acquire()
         self.succeeded = False
 
@@ -34,7 +34,7 @@ class _Run:
 class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
-    Waiting threads do not queue for ``lock`` itself: each would be delayed by one more run that is not for it.
+    Waiting threads do not queue for ``lock`` itself: a thread would wait for runs that began before its call.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -45,7 +45,7 @@ class GroupCommit:
         """Run that has not started yet, or None."""
 
     def run(self, work: Callable[[], object]) -> None:
-        """Return when ``work`` has been run from its begin on, by some thread. Caller holds no lock.
+        """Return when some thread has run ``work``, begun after this call. Caller holds no lock.
 
         Raises what ``work`` raises in the calling thread; threads that waited for a failed run try it themselves.
         """
@@ -174,7 +174,7 @@ class Flusher:
             while at < len(ids):
                 result = self._batches.write(ids[at : at + MAX_BATCH], FLUSH_CHUNK)
                 at += result.looked_at
-                again += result.late
+                again += result.rewrite
             ids = again
         with accounting.state_lock:
             buffer.estimated_bytes = buffer.charged_bytes() if buffer.pending else 0

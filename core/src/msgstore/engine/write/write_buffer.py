@@ -10,8 +10,8 @@
 A call that loses such a race, or meets a message with several references, takes the slow path, which holds the state lock:
 
 - A second reference turns the entry into ``(body, {client number: references})``, which is also in ``shared``. Only the holder
-  of the state lock changes ``shared``; an entry stays there while a remover has popped it from ``pending`` and waits for the
-  lock to put it back with one reference less.
+  of the state lock changes ``shared``; a remover may have popped it from ``pending``, and waits for
+  the lock; the entry stays in ``shared`` until the remover puts it back with one reference less.
 - So under the state lock an id that is in neither of them, nor in the index, is absent.
 - The flush copies entries, appends them, and pops them under the state lock when the index gets them. An entry that was popped
   by then was removed: its new record is dead.
@@ -39,7 +39,7 @@ class WriteBuffer:
         self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
         """Entries with several references, also while they are not in ``pending`` for an instant."""
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
-        """Empty, or one function that refuses a removal before anything is popped."""
+        """Empty, or one function to call before a removal pops anything: it flushes, and raises if that fails."""
         self.estimated_bytes = 0
         """Charged bytes that clients have reported and no batch has written: removals are not subtracted. Guarded by the state
         lock."""
@@ -66,7 +66,7 @@ class WriteBuffer:
                     wake()
                 entry = (body, client)
                 if setdefault(msg_id, entry) is entry:
-                    if unconfirmed is not None:  # after the entry: a flush confirms only ids that it has found before its batch
+                    if unconfirmed is not None:  # after the entry: a flush counts the ids to confirm, then lists entries
                         unconfirmed.append(msg_id)
                     charged += size + OVERHEAD
                     if charged >= report_size:
@@ -142,8 +142,8 @@ class WriteBuffer:
     def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
         shared = self.shared.get(msg_id)
         if popped is not None and not isinstance(popped[1], dict):
-            # The only reference of another client, and popped: a remover held a shared entry when this one was written.
-            # A reference of ``client`` in the shared entry becomes one of the other client.
+            # 1. A remover had popped the shared entry. 2. Another client wrote the id: a new entry. 3. This remover popped it.
+            # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client keeps its.
             if shared is not None and client in shared[1]:
                 _transfer(shared[1], client, None if popped[1] in self._dropped else popped[1])
                 self._update_shared(msg_id, shared)

@@ -1,7 +1,8 @@
 """Writer: takes messages into the write buffer, removes references, and decides when the buffer is written.
 
-One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step.
-At ``max_unconfirmed`` bytes of changes that no commit covers yet, the calling thread flushes.
+One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step;
+with ``fsync`` they ask for a background flush instead. At ``max_unconfirmed`` bytes of changes that no commit covers yet, the
+calling thread flushes.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Writer:
         self._size_limit = 0 if self._encode else min(config.large_message, self._max_body + 1)
         self._report_size = 0
         self._bound: int = config.max_unconfirmed
-        """Uncommitted bytes above which a writing thread flushes: less what clients have not reported yet."""
+        """Uncommitted bytes at which a writing thread flushes: ``max_unconfirmed`` minus what clients may not have reported."""
         self._charged_since_count = 0
         """Charged bytes that were reported since the buffer was last counted. Guarded by the state lock."""
         self._is_failing = False
@@ -244,7 +245,7 @@ class Writer:
                 on_disk.append(msg_id)
             else:
                 buffered.append((msg_id, entry))
-        freed, missing = self._release_indexed(on_disk)
+        asked, missing = self._release_indexed(on_disk)
         # An id that was named more often than the buffer has references, or was removed from there since.
         late = [msg_id for msg_id, entry in buffered if not self._buffer.release_reference(msg_id, client, entry)]
         if late:
@@ -254,7 +255,7 @@ class Writer:
                 outcome = f"All was removed but one reference each of {len(late)} messages, {late[0].hex()} first."
                 raise _with_outcome(error, outcome, applied=True, ids=late) from error.__cause__
             missing = missing + absent
-        return freed + len(late), missing
+        return asked + len(late), missing
 
     def _release_indexed(self, ids: Sequence[bytes]) -> tuple[int, list[bytes]]:
         try:
