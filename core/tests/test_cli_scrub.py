@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.commands import scrub as verb
+from msgstore.cli.checking import CHUNK, Checker, Throttle
+from msgstore.cli.commands import verify as verb
 from msgstore.cli.main import main
 from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, write_state
-from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.contract.locations import pack_location
 from msgstore.engine.store import StoredMessage
@@ -40,8 +40,9 @@ def scrub(*arguments: object) -> Result:
 def told(*arguments: object) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
     """(damage, summary, exit code) of ``scrub --json``."""
     result = scrub("--json", *arguments)
-    *damage, summary = [json.loads(line) for line in result.stdout.splitlines()]
-    assert {spot["kind"] for spot in damage} <= {"damage"}
+    *found, summary = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {one["kind"] for one in found} <= {"damage", "segment"}
+    damage = [one for one in found if one["kind"] == "damage"]
     assert summary["kind"] == "summary"
     assert (result.exit_code, summary["ok"], summary["damaged_spans"]) == (bool(damage), not damage, len(damage))
     return damage, summary, result.exit_code
@@ -80,7 +81,7 @@ def test_a_good_store(store: Path) -> None:
     damage, summary, _ = told(store)
     assert (damage, summary["segments"], summary["records"], summary["resumed_after"]) == ([], 10, 100, None)
     assert summary["bytes"] == 10 * (64 + 10 * 425)
-    assert "100 live records in 10 segments checked" in scrub(store).stdout
+    assert "100 of 100 live messages verified (trust); 10 segments, 42.1 KiB" in scrub(store).stdout
     assert not (store / STATE).exists()
 
 
@@ -128,15 +129,15 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Ctrl-C while the segment behind this number is checked."""
 
     def stop(number: int) -> None:
-        check = Scrubber.check
+        check = Checker.check
 
-        def interrupted(self: Scrubber, path: Path, form: Any, entries: Sequence[StoredMessage]) -> Any:
+        def interrupted(self: Checker, path: Path, form: Any, entries: Sequence[StoredMessage]) -> Any:
             if path.stem == str(number + 1):
-                monkeypatch.setattr(Scrubber, "check", check)
+                monkeypatch.setattr(Checker, "check", check)
                 raise KeyboardInterrupt
             return check(self, path, form, entries)
 
-        monkeypatch.setattr(Scrubber, "check", interrupted)
+        monkeypatch.setattr(Checker, "check", interrupted)
 
     return stop
 
@@ -189,7 +190,7 @@ def test_a_damaged_state_is_told_and_left(store: Path, text: str) -> None:
     result = scrub(store)
     assert result.exit_code == 0
     assert f"{store / STATE}: cannot be used: " in result.stderr
-    assert "100 live records in 10 segments" in result.stdout
+    assert "100 of 100 live messages verified (trust); 10 segments" in result.stdout
     assert not (store / STATE).exists()
 
 
@@ -290,7 +291,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
     def lost(msg_id: bytes) -> bytes:
         raise msgstore.StoreIOError("cannot be read")
 
-    spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
+    spots, size, *_ = Checker(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
     assert size == 64 + 10 * 425
     assert spots[0] == DamagedSpan("0.sqs", 0, size, "unreadable")
     assert (spots[1].offset, spots[1].msg_id) == (64, IDS[0].hex())
@@ -299,7 +300,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
 
 def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above 64 MiB."""
-    monkeypatch.setattr("msgstore.cli.scrubbing.READ_WHOLE", 1000)
+    monkeypatch.setattr("msgstore.cli.checking.READ_WHOLE", 1000)
     monkeypatch.setattr("msgstore.files.READ_WHOLE", 1000)
     entries = [entry(0, 64 + 425 * n, IDS[n]) for n in range(10)]
     throttled: list[int] = []
@@ -311,15 +312,15 @@ def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.Mo
     def lost(msg_id: bytes) -> bytes:
         raise msgstore.StoreIOError("cannot be read")
 
-    scrubber = Scrubber(Files(), Counting(None), lost)
-    assert scrubber.check(store / "0.sqs", form, entries) == ([], 64 + 10 * 425)
+    scrubber = Checker(Files(), Counting(None), lost)
+    assert scrubber.check(store / "0.sqs", form, entries)[:2] == ([], 64 + 10 * 425)
     assert sum(throttled) == 64 + 10 * 425
     flip(store / "0.sqs", 64 + 424)
-    ((spot,), _) = scrubber.check(store / "0.sqs", form, entries)
+    ((spot,), *_) = scrubber.check(store / "0.sqs", form, entries)
     assert (spot.offset, spot.reason, spot.msg_id) == (64, "checksum_mismatch", IDS[0].hex())
     bad = Files()
     bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
-    spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
+    spots, size, *_ = Checker(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
     assert spots == [DamagedSpan("0.sqs", 0, size, "unreadable")]
 
 
@@ -331,9 +332,9 @@ def test_what_was_moved_or_removed_meanwhile_is_not_damaged(store: Path, form: A
             return b"it is elsewhere by now"
         raise MessageNotFound([msg_id])
 
-    scrubber = Scrubber(Files(), Throttle(None), read)
+    scrubber = Checker(Files(), Throttle(None), read)
     assert scrubber.check(store / "0.sqs", form, wrong)[0] == []
-    assert scrubber.check(store / "99.sqs", form, wrong) == ([], 0)
+    assert scrubber.check(store / "99.sqs", form, wrong)[:2] == ([], 0)
 
 
 def test_a_segment_that_changes_meanwhile_is_read_again(store: Path, form: Any) -> None:
@@ -351,7 +352,7 @@ def test_a_segment_that_changes_meanwhile_is_read_again(store: Path, form: Any) 
                 path.write_bytes(whole)
             return super().size_and_mtime(fd)
 
-    spots, size = Scrubber(Growing(), Throttle(None), lambda _: b"").check(path, form, [])
+    spots, size, *_ = Checker(Growing(), Throttle(None), lambda _: b"").check(path, form, [])
     assert (spots, size) == ([], 500 + len(whole))
 
 

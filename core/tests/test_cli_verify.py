@@ -20,7 +20,8 @@ IDS = [bytes([n]) * 16 for n in range(10)]
 def verify(store: Path) -> tuple[int, list[dict[str, Any]], dict[str, Any], str]:
     """(exit code, findings, summary, text)."""
     result = CliRunner().invoke(main, ["verify", "--json", str(store)])
-    *segments, summary = map(json.loads, result.stdout.splitlines())
+    *found, summary = map(json.loads, result.stdout.splitlines())
+    segments = [one for one in found if one["kind"] == "segment"]
     text = CliRunner().invoke(main, ["verify", str(store)])
     assert text.exit_code == result.exit_code == (0 if summary["ok"] else 1)
     findings = [finding for segment in segments for finding in segment["findings"]]

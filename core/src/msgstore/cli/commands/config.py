@@ -26,16 +26,11 @@ def config() -> None:
 
 @config.command()
 @click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    default=Path("msgstore.toml"),
-    show_default=True,
+    "--config", "config_file", type=options.FILE, metavar="FILE", default=Path("msgstore.toml"), show_default=True,
     help="The file to check.",
-)
+)  # fmt: skip
 @options.as_json
-def check(config_file: Path, as_json: bool) -> None:
+def check(config_file: Path, out: output.Output) -> None:
     """Check every key, and that every named backend is installed and accepts its options. Opens no store.
 
     \b
@@ -46,13 +41,11 @@ def check(config_file: Path, as_json: bool) -> None:
     failed = False
     for store, path, errors in _check_file(config_file):
         failed |= bool(errors)
-        if as_json:
-            output.emit({"store": store, "path": path, "ok": not errors, "errors": errors})
-        elif errors:
-            for error in errors:
-                output.note(error)
-        elif store is not None:
-            click.echo(f"{store}: ok ({path})")
+        out.emit({"store": store, "path": path, "ok": not errors, "errors": errors})
+        for error in () if out.as_json else errors:
+            output.note(error)
+        if not errors:
+            out.print(f"{store}: ok ({path})", soft_wrap=True)
     if failed:
         click.get_current_context().exit(2)
 

@@ -7,13 +7,11 @@ import hashlib
 import shutil
 import sys
 from collections import Counter
-from pathlib import Path
 
 import attrs
 import click
 
-from msgstore.cli import options, output
-from msgstore.cli.stores import find_store, resolve_store
+from msgstore.cli import options, output, stores
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
 from msgstore.engine.store import Store, StoredMessage
 from msgstore.scan import Described, describe
@@ -63,12 +61,10 @@ class ListedMessage:
 
 
 @click.command()
-@options.store
-@options.config_file
-@options.refcounts
+@stores.read
 @click.option("--fields", is_flag=True, help="Show the record type and the fields of the record instead of the hash.")
 @options.as_json
-def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
+def ls(store: stores.StoreArgument, fields: bool, out: output.Output) -> None:
     """List the live messages, by segment and offset. Writes nothing.
 
     The hash is the SHA-256 of the stored body. Exit code 1 if any segment is damaged: messages may be missing.
@@ -80,9 +76,8 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields
       msgstore ls orders --config msgstore.toml --json | jq -r .id
     """
     digits = max(shutil.get_terminal_size().columns - _HASH_COLUMN - 1, 8) if sys.stdout.isatty() else 64
-    target = find_store(store, config_file)
-    with target.open("r", options.read_refcounts(refcounts_file)) as opened, output.lines() as line:
-        if not as_json:
+    with store.find().open("r") as opened, out.lines() as line:
+        if not out.as_json:
             line(_ROW.format("id", "file", "offset", "size", "refs", "record" if fields else "sha256 of the body"))
         stats = opened.stats()
         damaged = bool(stats.recovery.damaged or stats.quarantined)
@@ -92,25 +87,22 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields
             except MessageNotFound:  # removed meanwhile by another process
                 continue
             damaged |= message.body_sha256 is None
-            if as_json:
+            if out.as_json:
                 line(output.as_line(message.as_json()))
             else:
                 last = message.last_column(digits, fields=fields)
                 line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, last))
     if stats.quarantined and not stats.recovery.damaged:
         output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} earlier. 'msgstore verify' lists it.")
-    if damaged:
-        click.get_current_context().exit(1)
+    out.finish(damaged=damaged)
 
 
 @click.command()
-@options.store
+@stores.read
 @click.argument("msg_id", metavar="ID", type=options.message_id)
-@options.config_file
-@options.refcounts
 @click.option("--fields", is_flag=True, help="Print the record type and the fields of the record instead of the body.")
 @options.as_json
-def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
+def get(store: stores.StoreArgument, msg_id: bytes, fields: bool, out: output.Output) -> None:
     """Write the body of one message to standard output, byte for byte. Writes nothing into the store.
 
     On a terminal, a line break is added if the body does not end with one.
@@ -120,14 +112,14 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
       msgstore get data/orders 00112233445566778899aabbccddeeff > body
       msgstore get data/orders 00112233445566778899aabbccddeeff --fields
     """
-    target = find_store(store, config_file)
-    with target.open("r", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+    target = store.find()
+    with target.open("r") as opened, opened.client() as client:
         body = client.read(msg_id)
         references = opened.references(msg_id)
-        entry = opened.entry(msg_id) if fields or as_json else None
+        entry = opened.entry(msg_id) if fields or out.as_json else None
         described = describe(opened.record(entry)) if entry else Described(None)
-    if as_json:
-        output.emit(
+    if out.as_json:
+        out.emit(
             {
                 "id": msg_id.hex(),
                 "size": len(body),
@@ -151,13 +143,10 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
 
 
 @click.command()
-@options.store
+@stores.changed
 @click.argument("msg_id", metavar="ID", type=options.message_id)
-@options.config_file
-@options.adopt
-@options.refcounts
 @options.as_json
-def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool) -> None:
+def put(store: stores.StoreArgument, msg_id: bytes, out: output.Output) -> None:
     """Write one message with the body from standard input. It is on disk when the program ends.
 
     An id names one body permanently. If the message exists, it gets one more reference, and its body does not change.
@@ -166,31 +155,24 @@ def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcou
     Examples:
       msgstore put data/orders 00112233445566778899aabbccddeeff < body
     """
-    target = resolve_store(store, config_file, adopt=adopt)
+    target = store.resolve()
     if sys.stdin is None:
         raise output.closed("standard input")
     body = sys.stdin.buffer.read()
-    with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+    with target.open("rw") as opened, opened.client() as client:
         client.write(msg_id, body)
         references = opened.references(msg_id)
-    if as_json:
-        output.emit({"id": msg_id.hex(), "size": len(body), "refs": references})
-    else:
-        click.echo(msg_id.hex())
+    out.emit({"id": msg_id.hex(), "size": len(body), "refs": references})
+    out.print(msg_id.hex())
     if references > 1:
         output.note(f"{msg_id.hex()} existed already. It has {references} references now, and its body is unchanged.")
 
 
 @click.command()
-@options.store
+@stores.changed
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=options.message_id)
-@options.config_file
-@options.adopt
-@options.refcounts
 @options.as_json
-def rm(
-    store: str, ids: tuple[bytes, ...], config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool
-) -> None:
+def rm(store: stores.StoreArgument, ids: tuple[bytes, ...], out: output.Output) -> None:
     """Remove one reference from each message. A message without references is gone.
 
     If an id is absent, it is reported, the others are removed, and the exit code is 2.
@@ -199,10 +181,9 @@ def rm(
     Examples:
       msgstore rm data/orders 00112233445566778899aabbccddeeff
     """
-    target = find_store(store, config_file, adopt=adopt)
     absent: Counter[bytes] = Counter()
     failure: MessageNotFound | None = None
-    with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+    with store.find().open("rw") as opened, opened.client() as client:
         try:
             client.remove(ids)
         except MessageNotFound as error:
@@ -212,9 +193,8 @@ def rm(
     given = Counter(ids)
     for msg_id in dict.fromkeys(ids):
         removed = given[msg_id] - absent[msg_id]
-        if as_json:
-            output.emit({"id": msg_id.hex(), "removed": removed, "absent": absent[msg_id] > 0, "refs": left[msg_id]})
-        elif removed:
-            click.echo(f"{msg_id.hex()}" + (f" ({output.plural(left[msg_id], 'reference')} left)" if left[msg_id] else ""))
+        out.emit({"id": msg_id.hex(), "removed": removed, "absent": absent[msg_id] > 0, "refs": left[msg_id]})
+        if removed:
+            out.print(f"{msg_id.hex()}" + (f" ({output.plural(left[msg_id], 'reference')} left)" if left[msg_id] else ""))
     if failure is not None:
         raise failure

@@ -82,9 +82,9 @@ KINDS = {
 @click.command(name="new-plugin")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("name")
-@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", default=Path(), help="Parent of the new directory.")
+@click.option("--into", type=options.FILE, metavar="DIR", default=Path(), help="Parent of the new directory.")
 @options.as_json
-def new_plugin(kind: str, name: str, into: Path, as_json: bool) -> None:
+def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
     """Write the start of a plugin: a distribution that can be installed, works, and passes its tests.
 
     NAME is the name of the distribution, of its directory, and of the backend in a configuration. The directory must not exist.
@@ -99,12 +99,11 @@ def new_plugin(kind: str, name: str, into: Path, as_json: bool) -> None:
     target = into / name
     files = render(kind, name)
     _write(target, files)
-    if as_json:
-        output.emit({"kind": kind, "name": name, "path": str(target), "files": list(files)})
-        return
+    out.emit({"kind": kind, "name": name, "path": str(target), "files": list(files)})
     for file in files:
-        click.echo(str(target / file))
-    output.note(f"next: cd {target} && pip install -e '.[test]' && pytest. README.md lists further steps.")
+        out.print(str(target / file), soft_wrap=True)
+    if not out.as_json:
+        output.note(f"next: cd {target} && pip install -e '.[test]' && pytest. README.md lists further steps.")
 
 
 def render(kind: str, name: str) -> dict[str, str]:
