@@ -17,10 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.checking import CHUNK, Checker, Throttle
+from msgstore.cli.checking import Checker
 from msgstore.cli.commands import verify as verb
 from msgstore.cli.main import main
 from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, write_state
+from msgstore.cli.throttled_reading import CHUNK, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.contract.locations import pack_location
 from msgstore.engine.store import StoredMessage
@@ -300,7 +301,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
 
 def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above 64 MiB."""
-    monkeypatch.setattr("msgstore.cli.checking.READ_WHOLE", 1000)
+    monkeypatch.setattr("msgstore.cli.throttled_reading.READ_WHOLE", 1000)
     monkeypatch.setattr("msgstore.files.READ_WHOLE", 1000)
     entries = [entry(0, 64 + 425 * n, IDS[n]) for n in range(10)]
     throttled: list[int] = []

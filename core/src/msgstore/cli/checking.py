@@ -1,14 +1,8 @@
-"""Check of a store, segment by segment: every byte against the format, every live record against the index, and the counts.
-
-Also lists the damage that an opening found, for other commands.
-"""
+"""Check of a store, segment by segment: every byte against the format, every live record against the index, and the counts."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import heapq
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -18,55 +12,14 @@ import attrs
 
 from msgstore.cli.scrub_state import DamagedSpan, Finding
 from msgstore.cli.stores import StoreTarget
+from msgstore.cli.throttled_reading import Content, Throttle, read_throttled
 from msgstore.contract import BrokenPlugin, Buffer, MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
 from msgstore.engine.store import Store, StoredMessage
-from msgstore.files import READ_WHOLE, Files
-from msgstore.jobs.reports import SpanReport
-from msgstore.scan import OpenFormat, SegmentReport, damaged_spans, scan_file
+from msgstore.files import Files
+from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 
-CHUNK = 2**18
-"""Bytes per read: the largest burst, and the span that counts as unreadable around a read error."""
-MAX_CREDIT_SECONDS = 0.25
-"""Reading time that can be saved up while the caller processes bytes."""
 MAX_READS = 3
 """Reads of a segment that the collector changes meanwhile."""
-
-
-class Throttle:
-    """Limits reading to ``rate`` bytes per second. Without a rate there is no limit."""
-
-    def __init__(
-        self,
-        rate: int | None,
-        *,
-        now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        self._rate = rate
-        self._now = now
-        self._sleep = sleep
-        self._next_read = now()
-        """Time at which the next bytes may be read."""
-
-    def spend(self, size: int) -> None:
-        """Account for ``size`` bytes that were read. Blocks until the next read is allowed. Unused time is saved for up to
-        MAX_CREDIT_SECONDS, so that processing does not reduce the rate."""
-        if self._rate:
-            now = self._now()
-            self._next_read = max(self._next_read, now - MAX_CREDIT_SECONDS) + size / self._rate
-            if self._next_read > now:
-                self._sleep(self._next_read - now)
-
-
-@attrs.frozen
-class Content:
-    """Bytes of a segment."""
-
-    data: Buffer | None
-    """Unreadable bytes are zeros. None if the file has unreadable bytes and is too large for memory."""
-    state: tuple[int, int]
-    """(size, modification time) before the read."""
-    unreadable: list[DamagedSpan]
 
 
 class Checked(NamedTuple):
@@ -101,7 +54,7 @@ class Checker:
         scan = None
         for _ in range(MAX_READS):
             try:
-                with self._read_throttled(path) as content:
+                with read_throttled(self._files, self._throttle, path) as content:
                     size = content.state[0]
                     read += size
                     spans, scan = self._check(path, form, content, entries)
@@ -166,36 +119,6 @@ class Checker:
         finally:
             self._files.close(fd)
 
-    @contextlib.contextmanager
-    def _read_throttled(self, path: Path) -> Iterator[Content]:
-        """Yield the content of the file. A file that is too large for memory is mapped after a throttled read."""
-        fd = self._files.open_read(path)
-        try:
-            state = size, _ = self._files.size_and_mtime(fd)
-            parts: list[bytes] = []
-            unreadable: list[DamagedSpan] = []
-            for offset in range(0, size, CHUNK):
-                length = min(CHUNK, size - offset)
-                try:
-                    part = self._files.pread(fd, length, offset)
-                except OSError as error:
-                    if error.errno != errno.EIO:
-                        raise
-                    unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
-                    part = bytes(length)
-                if size <= READ_WHOLE:
-                    parts.append(part)
-                self._throttle.spend(length)
-            if size <= READ_WHOLE:
-                yield Content(b"".join(parts), state, unreadable)
-            elif unreadable:  # access to the mapping there would kill the process
-                yield Content(None, state, unreadable)
-            else:
-                with self._files.view(path) as data:
-                    yield Content(data, state, unreadable)
-        finally:
-            self._files.close(fd)
-
 
 def _scan(path: Path, form: OpenFormat, data: Buffer) -> SegmentScan:
     try:
@@ -216,29 +139,31 @@ def _damage(form: OpenFormat, data: Buffer, entry: StoredMessage) -> str | None:
     return None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class SegmentCheck:
     """Result of the check of one segment against index and counts."""
 
     number: int
     path: Path
-    format: str
-    live_count: int
-    live_bytes: int
-    entries: int
-    entry_bytes: int
+    segment: SegmentStats | None
+    """None if only the index knows the segment."""
+    entries: Sequence[StoredMessage]
     checked: Checked
-    findings: list[Finding]
+    findings: Sequence[Finding]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number and bytes of live records, as the segment's row has them."""
+        return (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
+
+    @property
+    def format(self) -> str:
+        return self.segment.format if self.segment else "?"
 
     @property
     def counts_agree(self) -> bool:
         """True if the segment's row has the counts of the index."""
-        return self.live_count == self.entries and self.live_bytes == self.entry_bytes
-
-    @property
-    def ok(self) -> bool:
-        """True if nothing is wrong with the segment."""
-        return self.checked.scan is not None and not self.checked.spans and not self.findings
+        return self.counts == (len(self.entries), sum(entry.size for entry in self.entries))
 
     @property
     def unreachable(self) -> list[DamagedSpan]:
@@ -259,16 +184,16 @@ class SegmentCheck:
             "duplicates": len(scan.duplicates),
             "damage": [attrs.asdict(damage) for damage in scan.damage],
             "end": attrs.asdict(scan.end),
-            "live_count": self.live_count,
-            "live_bytes": self.live_bytes,
+            "live_count": self.counts[0],
+            "live_bytes": self.counts[1],
             "counts_agree": self.counts_agree,
-            "verified": self.entries - len(self.unreachable),
+            "verified": len(self.entries) - len(self.unreachable),
             "unreachable": [
                 {"id": span.msg_id, "offset": span.offset, "size": span.size, "reason": span.reason}
                 for span in self.unreachable
             ],
             "findings": [finding.as_json() for finding in self.findings],
-            "ok": self.ok,
+            "ok": self.checked.scan is not None and not self.checked.spans and not self.findings,
         }
 
 
@@ -277,34 +202,26 @@ def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind
 
     If a writer has the store open, its counts change meanwhile and are not compared.
     """
-    formats, files = target.backends(target.settings()).formats, Files()
+    formats = target.backends(target.settings()).formats
     is_live = store.stats().recovery.how == "live"
     entries = ((entry.number, 1, entry) for entry in store.entries())
     segments = ((segment.number, 0, segment) for segment in store.segments())
     merged: Iterator[tuple[int, int, Any]] = heapq.merge(segments, entries, key=lambda item: item[:2])
     with store.client() as client:
-        checker = Checker(files, throttle, client.read)
+        checker = Checker(Files(), throttle, client.read)
         for number, group in groupby(merged, key=lambda item: item[0]):
             items = [item for _, _, item in group]
             if number <= behind:
                 continue
             segment = items.pop(0) if isinstance(items[0], SegmentStats) else None
-            path = target.path / (segment.file if segment else str(number))
-            if segment:
-                checked = checker.check(path, formats.by_name(segment.format), items)
-            else:
-                checked = Checked(checker.check_gone(path, items), 0, 0, None)
-            yield SegmentCheck(
-                number=number,
-                path=path,
-                format=segment.format if segment else "?",
-                live_count=segment.live_count if segment else 0,
-                live_bytes=segment.live_bytes if segment else 0,
-                entries=len(items),
-                entry_bytes=sum(entry.size for entry in items),
-                checked=checked,
-                findings=list(find_inconsistencies(segment, checked.size, items)) if segment and not is_live else [],
-            )
+            if segment is None:
+                path = target.path / str(number)
+                yield SegmentCheck(number, path, None, items, Checked(checker.check_gone(path, items), 0, 0, None), ())
+                continue
+            path = target.path / segment.file
+            checked = checker.check(path, formats.by_name(segment.format), items)
+            findings = () if is_live else tuple(find_inconsistencies(segment, checked.size, items))
+            yield SegmentCheck(number, path, segment, items, checked, findings)
 
 
 def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Finding]:
@@ -333,19 +250,3 @@ def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterabl
     if segment.live_bytes != total:
         detail = f"the segment's row counts {segment.live_bytes} live bytes, the index has {total}"
         yield Finding(segment.file, "live_bytes", detail)
-
-
-def damage_at_opening(target: StoreTarget, store: Store) -> list[SpanReport]:
-    """Return the damaged spans of the segments in which this opening found damage, and the missing segments. Call it before a
-    collection."""
-    formats = target.backends(target.settings()).formats
-    recovery = store.stats().recovery
-    names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
-    spans = [
-        SpanReport(str(target.path / lost.file), lost.found or 0, max(0, lost.size - (lost.found or 0)), lost.reason)
-        for lost in recovery.lost
-    ]
-    for path in (target.path / name for name in names):
-        report = scan_file(Files(), path, formats.by_extension(path.suffix))
-        spans += [SpanReport(str(path), span.offset, span.size, span.reason) for span in damaged_spans(report)]
-    return spans

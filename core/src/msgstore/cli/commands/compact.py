@@ -9,9 +9,12 @@ import attrs
 import click
 
 from msgstore.cli import options, output, stores
-from msgstore.cli.checking import damage_at_opening
+from msgstore.cli.commands.scan import span_reports
 from msgstore.engine.compact.collection_result import CollectionResult
+from msgstore.engine.store import Store
+from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
+from msgstore.scan import scan_file
 
 
 @click.command()
@@ -36,6 +39,21 @@ def compact(store: stores.StoreArgument, everything: bool, out: output.Output) -
         results = opened.compact(everything=everything, progress=progress)
         quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
     report(out, results, quarantined, spans, "compacted", "nothing to compact")
+
+
+def damage_at_opening(target: stores.StoreTarget, store: Store) -> list[SpanReport]:
+    """Return the damaged spans of the segments in which this opening found damage, and the missing segments. Call it before a
+    collection."""
+    formats = target.backends(target.settings()).formats
+    recovery = store.stats().recovery
+    names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
+    spans = [
+        SpanReport(str(target.path / lost.file), lost.found or 0, max(0, lost.size - (lost.found or 0)), lost.reason)
+        for lost in recovery.lost
+    ]
+    for path in (target.path / name for name in names):
+        spans += span_reports(scan_file(Files(), path, formats.by_extension(path.suffix)))
+    return spans
 
 
 def report(

@@ -11,9 +11,8 @@ import attrs
 import click
 
 from msgstore.cli import options, output, runners, stores
-from msgstore.cli.checking import damage_at_opening
 from msgstore.cli.commands import salvage
-from msgstore.cli.commands.compact import report
+from msgstore.cli.commands.compact import damage_at_opening, report
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS

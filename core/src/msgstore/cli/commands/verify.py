@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output, stores
-from msgstore.cli.checking import SegmentCheck, Throttle, check_segments
+from msgstore.cli.checking import SegmentCheck, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
 from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, remove_state, write_state
+from msgstore.cli.throttled_reading import Throttle
 from msgstore.directory import SETTINGS
 from msgstore.engine.store import Store
 from msgstore.files import Files
@@ -148,7 +149,7 @@ def _run(
     for check in check_segments(target, store, throttle, state.behind):
         spans = check.checked.spans
         state.segments += 1
-        state.records += check.entries
+        state.records += len(check.entries)
         state.bytes += check.checked.bytes
         state.spots += spans
         state.findings += check.findings
@@ -202,11 +203,11 @@ def _row(check: SegmentCheck) -> dict[str, Any]:
         "file": check.path.name,
         "format": check.format,
         "size": output.size_cell(check.checked.size),
-        "live": check.entries,
-        "verified": check.entries - lost,
+        "live": len(check.entries),
+        "verified": len(check.entries) - lost,
         "unreachable": output.count(lost, "bold red"),
         "damage": output.count(len(check.checked.spans), "bold red"),
-        "counts": "agree" if check.counts_agree else f"{check.live_count:,} expected",
+        "counts": "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
         "end": output.state(scan.end.state) if scan else "missing",
     }
 
