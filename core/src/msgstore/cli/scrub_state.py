@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ class ScrubState:
     bytes: int = attrs.field(default=0, validator=_check_count)
     spots: list[DamagedSpan] = attrs.field(factory=list)
     findings: list[Finding] = attrs.field(factory=list)
+
+    def add(
+        self, number: int, records: int, size: int, spots: Iterable[DamagedSpan], findings: Iterable[Finding]
+    ) -> None:
+        """Add the results of one segment. After an interrupt here, spans are reported twice rather than never."""
+        self.segments += 1
+        self.records += records
+        self.bytes += size
+        self.spots += spots
+        self.findings += findings
+        self.behind = number
 
     @property
     def damaged_files(self) -> set[str]:

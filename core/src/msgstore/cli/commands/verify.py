@@ -113,53 +113,35 @@ class _StateFile:
 def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, *, resume: bool, saves: bool) -> bool:
     """Check one store and print the findings. Returns False if anything is wrong."""
     file = _StateFile(Files(), target.path, writes=saves)
-    state = file.read() if resume else ScrubState()
+    state = file.read() if resume else ScrubState()  # always describes a whole number of segments
     resumed = state.behind if state.behind >= 0 else None
     begin, before = time.monotonic(), state.bytes
+    rows = []
+    out.emit(*(span.as_json(target.path) for span in state.spots))
     # A limited check may take hours: it works next to a writer if the index can be read live.
     with target.open("r", live="beside" if saves else "never") as opened:
-        rows: list[dict[str, Any]] = []
+        total = len(opened.segments())
         try:
             with out.progress("verifying") as progress:
-                _run(target, opened, state, throttle, file, out, rows, progress)
+                for check in check_segments(target, opened, throttle, state.behind):
+                    state.add(check.number, len(check.entries), check.checked.bytes, check.checked.spans, check.findings)
+                    file.write(state)
+                    out.emit(*(span.as_json(target.path) for span in check.checked.spans), check.as_json())
+                    if not out.as_json:
+                        rows.append(_row(check))
+                    if progress:
+                        progress(state.segments, total)
         except BaseException:
             file.write(state, now=True)
             raise
         summary = _summary(target, opened, state, resumed, time.monotonic() - begin)
     file.remove()
     if not out.as_json:
-        _show(target, out, state, rows, summary, state.bytes - before)
+        out.table(str(target.path), rows)
+        out.print()
+        _show(target, out, state, summary, state.bytes - before)
     out.emit(summary)
     return bool(summary["ok"])
-
-
-def _run(
-    target: stores.StoreTarget,
-    store: Store,
-    state: ScrubState,
-    throttle: Throttle,
-    file: _StateFile,
-    out: output.Output,
-    rows: list[dict[str, Any]],
-    progress: output.Bar | None,
-) -> None:
-    """Check the remaining segments. ``state`` always describes a whole number of segments."""
-    out.emit(*(span.as_json(target.path) for span in state.spots))
-    total = len(store.segments())
-    for check in check_segments(target, store, throttle, state.behind):
-        spans = check.checked.spans
-        state.segments += 1
-        state.records += len(check.entries)
-        state.bytes += check.checked.bytes
-        state.spots += spans
-        state.findings += check.findings
-        state.behind = check.number  # last: after an interrupt here, spans are reported twice rather than never
-        file.write(state)
-        out.emit(*(span.as_json(target.path) for span in spans), check.as_json())
-        if not out.as_json:
-            rows.append(_row(check))
-        if progress:
-            progress(state.segments, total)
 
 
 def _summary(
@@ -213,15 +195,8 @@ def _row(check: SegmentCheck) -> dict[str, Any]:
 
 
 def _show(
-    target: stores.StoreTarget,
-    out: output.Output,
-    state: ScrubState,
-    rows: list[dict[str, Any]],
-    summary: dict[str, Any],
-    size: int,
+    target: stores.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int
 ) -> None:
-    out.table(str(target.path), rows)
-    out.print()
     if summary["distrust"]:
         out.print(counts_line(summary), "red")
     if state.spots or not (summary["lost"] or summary["distrust"] or state.findings):
