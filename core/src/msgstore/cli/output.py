@@ -202,12 +202,17 @@ def state(name: str) -> Text:
 
 def count(number: int, style: str = "") -> Text:
     """Return a numeric cell, in ``style`` unless the number is zero."""
-    return Text(f"{number:,}", style=style if number else "dim", justify="right")
+    return right(f"{number:,}", style if number else "dim")
 
 
 def size_cell(number: int) -> Text:
     """Return a numeric cell of bytes with a unit."""
-    return Text(size(number), justify="right")
+    return right(size(number))
+
+
+def right(text: str, style: str = "") -> Text:
+    """Return the cell of a numeric column."""
+    return Text(text, style=style, justify="right")
 
 
 def size(number: int) -> str:

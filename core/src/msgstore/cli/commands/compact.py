@@ -98,7 +98,7 @@ def _row(result: CollectionResult, action: str) -> dict[str, Any]:
     return {
         "file": result.file,
         "before": output.size_cell(result.size_before),
-        "after": output.size_cell(result.size_after) if result.size_after else "deleted",
+        "after": output.size_cell(result.size_after) if result.size_after else output.right("deleted"),
         "moved": result.moved_records,
         "written": output.size_cell(result.written),
         "": "skipped" if result.skipped else "nothing to gain" if is_unchanged else action,

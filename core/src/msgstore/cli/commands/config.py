@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
-from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError
+from msgstore.contract import BrokenPlugin, ConfigError, Descriptor, MsgStoreError
 from msgstore.engine.backends import resolve
 from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
@@ -116,14 +117,12 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
             cause = f"{type(error).__name__}: {error}"
             raise BrokenPlugin(f"{store.where} index: {descriptor.name!r} cannot be imported: {cause}") from error
 
-    def body() -> object:
-        descriptor = catalogue.body_codec(store.body.name)
-        return catalogue.make(descriptor, structure(descriptor.options, store.body.options, f"{store.where} body"))
+    def made(key: str, find: Callable[[str], Descriptor], backend: Backend) -> object:
+        descriptor = find(backend.name)
+        return catalogue.make(descriptor, structure(descriptor.options, backend.options, f"{store.where} {key}"))
 
-    def policy() -> object:
-        descriptor = catalogue.gc_policy(store.gc.name)
-        return catalogue.make(descriptor, structure(descriptor.options, store.gc.options, f"{store.where} gc"))
-
+    body = functools.partial(made, "body", catalogue.body_codec, store.body)
+    policy = functools.partial(made, "gc", catalogue.gc_policy, store.gc)
     return [formats, index, body, policy]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from msgstore.cli import options, output, runners
 from msgstore.cli.commands.scan import show_types
@@ -118,7 +117,7 @@ def _numbers(sums: dict[str, Any], *, typed: bool) -> dict[str, Any]:
         "size": output.size_cell(sums["size"]),
         "records": sums["records"],
         **({"types": show_types(sums["types"])} if typed else {}),
-        "live": Text("?", justify="right") if sums["live"] is None else sums["live"],
+        "live": output.right("?") if sums["live"] is None else sums["live"],
         "garbage": output.size_cell(sums["garbage"]),
         "of it": f"{sums['fragmentation']:.0%}",
         "holes": sums["holes"],

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections import Counter
 
-import attrs
 import click
 
 from msgstore.cli import options, output, stores
@@ -20,44 +19,17 @@ _ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"
 _HASH_COLUMN = len(_ROW.format("", "", "", "", "", ""))
 
 
-@attrs.frozen
-class ListedMessage:
-    """One message of a list: its index entry, its record type and fields, and the hash of its stored body."""
+def _listed(store: Store, entry: StoredMessage) -> tuple[Described, str | None]:
+    """Return what is known of the record, and the hash of its stored body; None if the record is damaged.
 
-    entry: StoredMessage
-    described: Described
-    body_sha256: str | None
-    """None if the record is damaged."""
-
-    @classmethod
-    def of(cls, store: Store, entry: StoredMessage) -> ListedMessage:
-        """Read the record. Prints damage on standard error. Raises MessageNotFound if the message was removed meanwhile."""
-        try:
-            record = store.record(entry)
-        except CorruptRecord as error:
-            output.note(str(error))
-            return cls(entry, Described(None), None)
-        return cls(entry, describe(record), hashlib.sha256(record.body).hexdigest())
-
-    def as_json(self) -> dict[str, object]:
-        entry = self.entry
-        return {
-            "id": entry.msg_id.hex(),
-            "file": entry.number,
-            "offset": entry.offset,
-            "size": entry.size,
-            "refs": entry.references,
-            **self.described.as_json(),
-            "body_sha256": self.body_sha256,
-        }
-
-    def last_column(self, digits: int, *, fields: bool) -> str:
-        """Return the first ``digits`` of the hash, or the record type with its fields."""
-        if self.body_sha256 is None:
-            return "damaged"
-        if not fields:
-            return self.body_sha256[:digits]
-        return " ".join([self.described.record or "-", *(f"{name}={text}" for name, text in self.described.as_text().items())])
+    Prints damage on standard error. Raises MessageNotFound if the message was removed meanwhile.
+    """
+    try:
+        record = store.record(entry)
+    except CorruptRecord as error:
+        output.note(str(error))
+        return Described(None), None
+    return describe(record), hashlib.sha256(record.body).hexdigest()
 
 
 @click.command()
@@ -83,15 +55,21 @@ def ls(store: stores.StoreArgument, fields: bool, out: output.Output) -> None:
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
             try:
-                message = ListedMessage.of(opened, entry)
+                described, body_sha256 = _listed(opened, entry)
             except MessageNotFound:  # removed meanwhile by another process
                 continue
-            damaged |= message.body_sha256 is None
+            damaged |= body_sha256 is None
+            place = (entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references)
             if out.as_json:
-                line(output.as_line(message.as_json()))
+                values = dict(zip(("id", "file", "offset", "size", "refs"), place, strict=True))
+                line(output.as_line({**values, **described.as_json(), "body_sha256": body_sha256}))
+            elif body_sha256 is None:
+                line(_ROW.format(*place, "damaged"))
+            elif fields:
+                shown = (f"{name}={text}" for name, text in described.as_text().items())
+                line(_ROW.format(*place, " ".join([described.record or "-", *shown])))
             else:
-                last = message.last_column(digits, fields=fields)
-                line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, last))
+                line(_ROW.format(*place, body_sha256[:digits]))
     if stats.quarantined and not stats.recovery.damaged:
         output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} earlier. 'msgstore verify' lists it.")
     out.finish(damaged=damaged)

@@ -171,8 +171,8 @@ def _segments(console: output.Terminal, snapshot: DirectorySnapshot, change: Sna
             {
                 "changed last": name,
                 "size": output.size_cell(size),
-                "live": Text("-" if live is None else output.size(live), justify="right"),
-                "garbage": Text(garbage, justify="right"),
+                "live": output.right("-" if live is None else output.size(live)),
+                "garbage": output.right(garbage),
                 "": Text("created", style="green") if new else Text("cut", style="yellow") if cut else "",
             }
         )
