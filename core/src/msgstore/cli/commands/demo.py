@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,29 @@ class _Demonstration:
     def run(self) -> bool:
         """Run all steps. Returns True if no message was lost."""
         self._scan()
-        self._open()
-        self._migrate()
-        self._compact()
-        self._restart()
+        self._change(
+            "Adopt it, read every live message, and compare each with the hash from the broker.",
+            "store = msgstore.open_store(DIR, refcounts=counts, adopt=True)",
+            lambda store: {"messages": store.stats().messages, "garbage_bytes": store.stats().garbage_bytes},
+            refcounts=self.counts,
+            adopt=True,
+        )
+        self._change(
+            "Migrate: every v1 segment is rewritten as a new v2 segment, and deleted.",
+            "msgstore migrate DIR --to v2",
+            self._migrate,
+        )
+        self._change(
+            "Compact: records move from the end of a segment into gaps of the right size, and the end is truncated.",
+            "msgstore compact DIR --all",
+            self._compact,
+        )
+        self._change(
+            "Restart: after a clean stop the saved index is used, and nothing is scanned.",
+            "store = msgstore.open_store(DIR)",
+            lambda store: {"recovery": store.stats().recovery.how},
+        )
+        self._step("The result.", *self._map(refcounts=False))
         total = len(self.expected)
         verdict = f"all {total} live messages intact" if self.intact else "messages are missing or differ: this is a bug"
         self.out.print(f"\n{verdict}", "bold green" if self.intact else "bold red")
@@ -122,50 +141,25 @@ class _Demonstration:
         command = "msgstore map DIR" + (" --refcounts refcounts.csv" if refcounts else "")
         return command, {"live_percent": {one.path.name: one.live_percent for one in drawings}}
 
-    def _open(self) -> None:
-        with msgstore.open_store(self.path, refcounts=self.counts, adopt=True) as store:
+    def _change(
+        self, title: str, command: str, change: Callable[[msgstore.Store], dict[str, Any]], **keys: Any
+    ) -> None:
+        """Open the store with these keys, change it, check every message, and show what ``change`` returned."""
+        with msgstore.open_store(self.path, **keys) as store:
+            result = change(store)
             verified = self._verify(store)
-            stats = store.stats()
-        self._step(
-            "Adopt it, read every live message, and compare each with the hash from the broker.",
-            "store = msgstore.open_store(DIR, refcounts=counts, adopt=True)",
-            {"messages": stats.messages, "garbage_bytes": stats.garbage_bytes, "verified": verified},
-        )
+        self._step(title, command, {**result, "verified": verified})
 
-    def _migrate(self) -> None:
-        with msgstore.open_store(self.path) as store:
-            done = store.migrate()
-            verified = self._verify(store)
+    def _migrate(self, store: msgstore.Store) -> dict[str, Any]:
+        migrated = [found.file for found in store.migrate()]
         left = sorted(path.name for path in self.path.glob("*.rdq"))
         self.intact &= not left
-        self._step(
-            "Migrate: every v1 segment is rewritten as a new v2 segment, and deleted.",
-            "msgstore migrate DIR --to v2",
-            {"migrated": [found.file for found in done], "v1_left": left, "verified": verified},
-        )
+        return {"migrated": migrated, "v1_left": left}
 
-    def _compact(self) -> None:
-        with msgstore.open_store(self.path) as store:
-            before = store.stats().bytes_on_disk
-            store.compact(everything=True)
-            after = store.stats().bytes_on_disk
-            verified = self._verify(store)
-        self._step(
-            "Compact: records move from the end of a segment into gaps of the right size, and the end is truncated.",
-            "msgstore compact DIR --all",
-            {"bytes_before": before, "bytes_after": after, "verified": verified},
-        )
-
-    def _restart(self) -> None:
-        with msgstore.open_store(self.path) as store:
-            how = store.stats().recovery.how
-            verified = self._verify(store)
-        self._step(
-            "Restart: after a clean stop the saved index is used, and nothing is scanned.",
-            "store = msgstore.open_store(DIR)",
-            {"recovery": how, "verified": verified},
-        )
-        self._step("The result.", *self._map(refcounts=False))
+    def _compact(self, store: msgstore.Store) -> dict[str, Any]:
+        before = store.stats().bytes_on_disk
+        store.compact(everything=True)
+        return {"bytes_before": before, "bytes_after": store.stats().bytes_on_disk}
 
     def _verify(self, store: msgstore.Store) -> int:
         """Return the number of expected messages whose body and count are unchanged."""
