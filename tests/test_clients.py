@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 import msgstore
-from msgstore.engine.write import flusher, group_commit
+from msgstore.engine.write import flusher
 from msgstore.files import Files
 from support import opening
 

@@ -15,7 +15,6 @@ import pytest
 import msgstore
 from msgstore.contract import Combine
 from msgstore.engine.compact import copy_compaction as rewriting
-from msgstore.engine.write import group_commit
 from msgstore.engine.write.writer import BUFFER_TARGET
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles

@@ -95,7 +95,7 @@ def test_closed_output_is_misuse(arguments: list[str]) -> None:
 
     done = closing("1")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"msgstore: standard output is closed; to see nothing, write >/dev/null\n"
+    assert done.stderr == b"msgstore: standard output is closed. To discard the output, write >/dev/null.\n"
     assert closing("1", "2").returncode == 2
     done = closing("2")
     assert done.returncode == 0

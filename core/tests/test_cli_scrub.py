@@ -1,4 +1,4 @@
-"""``scrub``: what it finds, that it goes on where it was stopped, how fast it reads."""
+"""``verify --rate`` and ``--resume``, also as ``scrub``: findings, resumption after a stop, and the rate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +19,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.commands import scrub as verb
+from msgstore.cli.checking import Checker
+from msgstore.cli.commands import verify as verb
 from msgstore.cli.main import main
-from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, write_state
-from msgstore.cli.scrubbing import CHUNK, Scrubber, Throttle
+from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, read_state, write_state
+from msgstore.cli.throttled_reading import CHUNK, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.contract.locations import pack_location
 from msgstore.engine.store import StoredMessage
@@ -31,17 +34,22 @@ DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 IDS = [n.to_bytes(2, "big") * 8 for n in range(100)]
 
 
-def scrub(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, ["scrub", *map(str, arguments)])
+RESUMING = ("verify", "--resume")
+BOTH_NAMES = pytest.mark.parametrize("verb", [("scrub",), RESUMING], ids=" ".join)
+
+
+def scrub(*arguments: object, verb: Sequence[str] = ("scrub",)) -> Result:
+    result = CliRunner().invoke(main, [*verb, *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
 
-def told(*arguments: object) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
-    """(damage, summary, exit code) of ``scrub --json``."""
-    result = scrub("--json", *arguments)
-    *damage, summary = [json.loads(line) for line in result.stdout.splitlines()]
-    assert {spot["kind"] for spot in damage} <= {"damage"}
+def told(*arguments: object, verb: Sequence[str] = ("scrub",)) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
+    """(damage, summary, exit code) with ``--json``."""
+    result = scrub("--json", *arguments, verb=verb)
+    *found, summary = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {one["kind"] for one in found} <= {"damage", "segment"}
+    damage = [one for one in found if one["kind"] == "damage"]
     assert summary["kind"] == "summary"
     assert (result.exit_code, summary["ok"], summary["damaged_spans"]) == (bool(damage), not damage, len(damage))
     return damage, summary, result.exit_code
@@ -80,7 +88,7 @@ def test_a_good_store(store: Path) -> None:
     damage, summary, _ = told(store)
     assert (damage, summary["segments"], summary["records"], summary["resumed_after"]) == ([], 10, 100, None)
     assert summary["bytes"] == 10 * (64 + 10 * 425)
-    assert "100 live records in 10 segments checked" in scrub(store).stdout
+    assert "100 of 100 live messages verified (trust); 10 segments, 42.1 KiB" in scrub(store).stdout
     assert not (store / STATE).exists()
 
 
@@ -128,34 +136,35 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Ctrl-C while the segment behind this number is checked."""
 
     def stop(number: int) -> None:
-        check = Scrubber.check
+        check = Checker.check
 
-        def interrupted(self: Scrubber, path: Path, form: Any, entries: Sequence[StoredMessage]) -> Any:
+        def interrupted(self: Checker, path: Path, form: Any, entries: Sequence[StoredMessage]) -> Any:
             if path.stem == str(number + 1):
-                monkeypatch.setattr(Scrubber, "check", check)
+                monkeypatch.setattr(Checker, "check", check)
                 raise KeyboardInterrupt
             return check(self, path, form, entries)
 
-        monkeypatch.setattr(Scrubber, "check", interrupted)
+        monkeypatch.setattr(Checker, "check", interrupted)
 
     return stop
 
 
-def test_it_goes_on_where_it_was_stopped(store: Path, stop_behind: Callable[[int], None]) -> None:
+@BOTH_NAMES
+def test_it_goes_on_where_it_was_stopped(store: Path, stop_behind: Callable[[int], None], verb: Sequence[str]) -> None:
     flip(store / "1.sqs", 64 + 424)
     stop_behind(4)
-    stopped = scrub(store)
+    stopped = scrub(store, verb=verb)
     assert (stopped.exit_code, stopped.stderr) == (130, "msgstore: interrupted\n")
     state = read_state(Files(), store)
     assert state is not None
     assert (state.behind, state.segments, state.records) == (4, 5, 50)
     flip(store / "0.sqs", 64 + 424)  # is behind it: the next scrub finds it
     flip(store / "8.sqs", 64 + 424)
-    damage, summary, _ = told(store)
+    damage, summary, _ = told(store, verb=verb)
     assert [Path(spot["path"]).name for spot in damage] == ["1.sqs", "8.sqs"]
     assert (summary["resumed_after"], summary["segments"], summary["records"]) == (4, 10, 100)
     assert not (store / STATE).exists()
-    damage, summary, _ = told(store)
+    damage, summary, _ = told(store, verb=verb)
     assert [Path(spot["path"]).name for spot in damage] == ["0.sqs", "1.sqs", "8.sqs"]
 
 
@@ -164,6 +173,49 @@ def test_restart(store: Path, stop_behind: Callable[[int], None]) -> None:
     scrub(store)
     _, summary, _ = told(store, "--restart")
     assert (summary["resumed_after"], summary["segments"]) == (None, 10)
+
+
+@pytest.mark.parametrize(("option", "is_kept"), [((), False), (("--rate", "1GiB"), True), (("--resume",), True)])
+def test_verify_with_option_keeps_progress(
+    store: Path, stop_behind: Callable[[int], None], option: Sequence[str], is_kept: bool
+) -> None:
+    """Only ``--resume`` reads it again."""
+    for _ in range(2):
+        stop_behind(4)
+        assert scrub(store, verb=("verify", *option)).exit_code == 130
+        assert (store / STATE).exists() == is_kept
+    _, summary, _ = told(store, verb=("verify",))
+    assert (summary["resumed_after"], summary["segments"]) == (None, 10)
+
+
+def test_resumed_check_reports_earlier_contradictions(store: Path, stop_behind: Callable[[int], None]) -> None:
+    with msgstore.open_store(store, record="checksum") as opened, opened.client() as client:
+        client.write(bytes(16), b"a change: an unchanged store does not save its index")
+        next(iter(opened._segments)).live_count += 1
+    stop_behind(4)
+    scrub(store, verb=RESUMING)
+    result = scrub(store, verb=RESUMING)
+    assert (result.exit_code, "resumed after segment 4" in result.stderr) == (1, True)
+    assert "0.sqs: live_count: the segment's row counts 11 live records, the index has 10" in result.stdout
+
+
+def test_scrub_of_lost_segment_fails(store: Path) -> None:
+    (store / "3.sqs").unlink()
+    result = scrub(store)
+    assert result.exit_code == 1
+    assert "3.sqs: is missing; the index has 10 live messages in it" in result.stdout
+
+
+def test_verify_with_rate_works_next_to_writer(tmp_path: Path) -> None:
+    """If the index can be read live. Without options, ``verify`` compares counts and refuses."""
+    with msgstore.open_store(tmp_path, index="lmdb") as opened, opened.client() as client:
+        client.write(bytes(16), b"body")
+        opened.flush()
+        assert scrub(tmp_path, verb=("verify",)).exit_code == 2
+        command = [sys.executable, "-m", "msgstore", "verify", "--rate", "1GiB", "--json", tmp_path]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, summary["recovery"], summary["messages"]) == (0, "live", 1)
 
 
 def test_a_kill_costs_a_second_of_work(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +241,14 @@ def test_a_damaged_state_is_told_and_left(store: Path, text: str) -> None:
     result = scrub(store)
     assert result.exit_code == 0
     assert f"{store / STATE}: cannot be used: " in result.stderr
-    assert "100 live records in 10 segments" in result.stdout
+    assert "100 of 100 live messages verified (trust); 10 segments" in result.stdout
     assert not (store / STATE).exists()
 
 
 def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
     state = ScrubState(
-        3, 4, 40, 4000, [DamagedSpan("1.sqs", 64, 100, "torn"), DamagedSpan("2.sqs", 64, 100, "id_mismatch", "00" * 16)]
+        3, 4, 40, 4000, [DamagedSpan("1.sqs", 64, 100, "torn"), DamagedSpan("2.sqs", 64, 100, "id_mismatch", "00" * 16)],
+        [Finding("1.sqs", "live_count", "2 and 3"), Finding("2.sqs", "overlap", "so", "00" * 16, 64, 100)],
     )
     write_state(Files(), tmp_path, state)
     assert read_state(Files(), tmp_path) == state
@@ -211,7 +264,8 @@ def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"behind": "4"}, {"behind": -2}, {"bytes": 1.5}, {"records": True}, {"more": 1}, {"spots": 5}, {"spots": [{"file": "x"}]},
-     {"spots": [{"file": "\x1b[2J", "offset": 0, "size": 1, "reason": "torn"}]}],
+     {"spots": [{"file": "\x1b[2J", "offset": 0, "size": 1, "reason": "torn"}]}, {"findings": [{"file": "x"}]},
+     {"findings": [{"file": "x", "what": "overlap", "detail": "\x1b[2J"}]}],
     ids=str,
 )  # fmt: skip
 def test_a_state_that_somebody_made(tmp_path: Path, wrong: dict[str, Any]) -> None:
@@ -290,7 +344,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
     def lost(msg_id: bytes) -> bytes:
         raise msgstore.StoreIOError("cannot be read")
 
-    spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
+    spots, size, *_ = Checker(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
     assert size == 64 + 10 * 425
     assert spots[0] == DamagedSpan("0.sqs", 0, size, "unreadable")
     assert (spots[1].offset, spots[1].msg_id) == (64, IDS[0].hex())
@@ -299,7 +353,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
 
 def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above 64 MiB."""
-    monkeypatch.setattr("msgstore.cli.scrubbing.READ_WHOLE", 1000)
+    monkeypatch.setattr("msgstore.cli.throttled_reading.READ_WHOLE", 1000)
     monkeypatch.setattr("msgstore.files.READ_WHOLE", 1000)
     entries = [entry(0, 64 + 425 * n, IDS[n]) for n in range(10)]
     throttled: list[int] = []
@@ -311,15 +365,15 @@ def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.Mo
     def lost(msg_id: bytes) -> bytes:
         raise msgstore.StoreIOError("cannot be read")
 
-    scrubber = Scrubber(Files(), Counting(None), lost)
-    assert scrubber.check(store / "0.sqs", form, entries) == ([], 64 + 10 * 425)
+    scrubber = Checker(Files(), Counting(None), lost)
+    assert scrubber.check(store / "0.sqs", form, entries)[:2] == ([], 64 + 10 * 425)
     assert sum(throttled) == 64 + 10 * 425
     flip(store / "0.sqs", 64 + 424)
-    ((spot,), _) = scrubber.check(store / "0.sqs", form, entries)
+    ((spot,), *_) = scrubber.check(store / "0.sqs", form, entries)
     assert (spot.offset, spot.reason, spot.msg_id) == (64, "checksum_mismatch", IDS[0].hex())
     bad = Files()
     bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
-    spots, size = Scrubber(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
+    spots, size, *_ = Checker(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
     assert spots == [DamagedSpan("0.sqs", 0, size, "unreadable")]
 
 
@@ -331,9 +385,9 @@ def test_what_was_moved_or_removed_meanwhile_is_not_damaged(store: Path, form: A
             return b"it is elsewhere by now"
         raise MessageNotFound([msg_id])
 
-    scrubber = Scrubber(Files(), Throttle(None), read)
+    scrubber = Checker(Files(), Throttle(None), read)
     assert scrubber.check(store / "0.sqs", form, wrong)[0] == []
-    assert scrubber.check(store / "99.sqs", form, wrong) == ([], 0)
+    assert scrubber.check(store / "99.sqs", form, wrong)[:2] == ([], 0)
 
 
 def test_a_segment_that_changes_meanwhile_is_read_again(store: Path, form: Any) -> None:
@@ -351,7 +405,7 @@ def test_a_segment_that_changes_meanwhile_is_read_again(store: Path, form: Any) 
                 path.write_bytes(whole)
             return super().size_and_mtime(fd)
 
-    spots, size = Scrubber(Growing(), Throttle(None), lambda _: b"").check(path, form, [])
+    spots, size, *_ = Checker(Growing(), Throttle(None), lambda _: b"").check(path, form, [])
     assert (spots, size) == ([], 500 + len(whole))
 
 

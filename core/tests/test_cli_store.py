@@ -225,7 +225,8 @@ def test_verify_names_what_cannot_be_read(fresh: Path, tmp_path: Path) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     result = run("verify", "--json", fresh)
     assert result.exit_code == 1
-    segment, summary = objects(result)
+    damage, segment, summary = objects(result)
+    assert (damage["kind"], damage["id"]) == ("damage", "03" * 16)
     assert [(entry["id"], entry["reason"]) for entry in segment["unreachable"]] == [("03" * 16, "checksum_mismatch")]
     assert segment["damage"][0]["reason"] == "checksum_mismatch"
     assert (summary["messages"], summary["verified"], summary["ok"]) == (10, 9, False)

@@ -20,7 +20,7 @@ import msgstore
 from msgstore.cli.commands.top import Totals
 from msgstore.cli.directory_snapshot import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff
 from msgstore.cli.main import main
-from msgstore.cli.stores import find_store
+from msgstore.cli.stores import StoreArgument
 from msgstore.files import Files
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
@@ -66,7 +66,7 @@ def test_snapshots_of_a_working_store_agree_with_counters(tmp_path: Path) -> Non
     with msgstore.open_store(tmp_path, file_size_limit="8KiB", gc_interval=0) as store, store.client() as client:
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:20])
         store.flush()
-        sampler = DirectorySampler(find_store(str(tmp_path), None), Files())
+        sampler = DirectorySampler(StoreArgument(str(tmp_path)).find(), Files())
         before = sampler.sample()
         assert (before.is_open, before.writer, before.index_figures) == (True, os.getpid(), None)
         assert before.bytes_on_disk == store.stats().bytes_on_disk
@@ -124,7 +124,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 def test_a_closed_store_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with msgstore.open_store(tmp_path) as store, store.client() as client:
         client.write(IDS[0], b"body")
-    sampler = DirectorySampler(find_store(str(tmp_path), None), Files())
+    sampler = DirectorySampler(StoreArgument(str(tmp_path)).find(), Files())
     asked = []
     ask = DirectorySampler._read_index
     monkeypatch.setattr(DirectorySampler, "_read_index", lambda self: asked.append(1) or ask(self))

@@ -71,7 +71,7 @@ def installed(kind: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         del sys.modules[name]
 
 
-def test_a_store_uses_it(kind: str, installed: None, tmp_path: Path) -> None:
+def test_store_with_new_plugin_works(kind: str, installed: None, tmp_path: Path) -> None:
     """Written, flushed, rolled, removed, compacted, opened again, scanned."""
     catalogue = msgstore.load_catalogue()
     assert [problem for problem in catalogue.problems() if "mine" in problem] == []
@@ -99,7 +99,7 @@ def test_a_store_uses_it(kind: str, installed: None, tmp_path: Path) -> None:
 
 @pytest.mark.kit
 @pytest.mark.parametrize("what", ["its own tests", "the conformance kit"])
-def test_its_tests_pass(kind: str, site: Path, what: str, tmp_path: Path) -> None:
+def test_own_tests_of_new_plugin_pass(kind: str, site: Path, what: str, tmp_path: Path) -> None:
     """As its README says."""
     readme = (site.parent / "README.md").read_text()
     line = f"pytest --pyargs msgstore.testing.suite --msgstore-dist mine-{kind}"
@@ -113,7 +113,7 @@ def test_its_tests_pass(kind: str, site: Path, what: str, tmp_path: Path) -> Non
     assert " passed" in done.stdout
 
 
-def test_it_says_what_it_wrote(tmp_path: Path) -> None:
+def test_new_plugin_lists_files_it_wrote(tmp_path: Path) -> None:
     made = json.loads(run("new-plugin", "index", "mine", "--into", tmp_path, "--json").stdout)
     assert (made["kind"], made["name"], made["path"]) == ("index", "mine", str(tmp_path / "mine"))
     found = sorted(path.relative_to(tmp_path / "mine").as_posix() for path in (tmp_path / "mine").rglob("*") if path.is_file())
@@ -122,87 +122,60 @@ def test_it_says_what_it_wrote(tmp_path: Path) -> None:
     assert not any("$" in path.read_text() for path in (tmp_path / "mine").rglob("*.py"))
 
 
-@pytest.mark.parametrize("name", ["", "Acme", "acme_audit", "1st", "-acme", "acme-", "a--b", "../acme", "a" * 41, "ümlaut",
-                                  "class", "json", "msgstore", "tests", "ets"])  # fmt: skip
-def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
-    result = run("new-plugin", "index", "--into", tmp_path, "--", name)
+_NOT_A_NAME = "is not a name"
+_NO_PACKAGE = "cannot be the name of a package"
+_NO_CLASS = "cannot be the name of a class"
+REFUSED = [
+    *(("index", name, _NOT_A_NAME) for name in ("", "Acme", "acme_audit", "1st", "-acme", "acme-", "a--b", "../acme", "a" * 41,
+                                                "ümlaut")),
+    *(("index", name, _NO_PACKAGE) for name in ("class", "json", "msgstore", "tests")),
+    ("index", "ets", "already exists in msgstore-ets-index"),
+    # ``pip install -e .`` would uninstall the one of the name, and msgstore needs it
+    ("index", "click", "would replace the distribution click"),
+    ("index", "pytest", "would replace the distribution pytest"),
+    ("index", "attr", "would replace the module attr"),
+    # the class would be something else, or hide what is written next to it
+    *(("gc-policy", name, _NO_CLASS) for name in ("true", "none", "compact", "options", "segment-stats", "k-e-e-p")),
+    *((kind, "i-d", _NO_CLASS) for kind in ("index", "record-type")),
+    ("body-codec", "path", _NO_CLASS),
+    ("format", "sequence", _NO_CLASS),
+    ("format", "sqs", "would end in .sqs, as those of the format 'v2'"),
+    ("format", "rdt", "would end in .rdt, as those of the format 'v1'"),
+    *(("format", name, f"would end in .{name}, as other files") for name in ("tmp", "erase", "lock", "hint")),
+    ("sink", "mine", "record-type"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "message"), REFUSED, ids=[f"{kind} {name[:20]}" for kind, name, _ in REFUSED])
+def test_new_plugin_with_unusable_name_is_refused(kind: str, name: str, message: str, tmp_path: Path) -> None:
+    result = run("new-plugin", "--into", tmp_path, "--", kind, name)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
+    assert message in " ".join(result.stderr.replace("\u2502", " ").split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_kinds_that_there_are_not(tmp_path: Path) -> None:
-    result = run("new-plugin", "sink", "mine", "--into", tmp_path)
-    assert result.exit_code == 2
-    assert "record-type" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "taken"), [("click", "the distribution click"), ("pytest", "pytest"), ("attr", "the module attr")]
-)
-def test_what_is_installed_is_not_replaced(name: str, taken: str, tmp_path: Path) -> None:
-    """``pip install -e .`` would uninstall the one of the name, and msgstore needs it."""
-    result = run("new-plugin", "index", name, "--into", tmp_path)
-    assert result.exit_code == 2
-    assert "would replace" in result.stderr
-    assert taken in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["true", "none", "compact", "options", "segment-stats"])
-def test_a_name_whose_class_would_be_something_else_is_refused(name: str, tmp_path: Path) -> None:
-    result = run("new-plugin", "gc-policy", name, "--into", tmp_path)
-    assert result.exit_code == 2
-    assert "cannot be the name of a class" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [("index", "i-d"), ("record-type", "i-d"), ("gc-policy", "k-e-e-p"), ("body-codec", "path"),
-                       ("format", "sequence")],
-)  # fmt: skip
-def test_a_name_whose_class_would_hide_what_is_written_beside_it_is_refused(kind: str, name: str, tmp_path: Path) -> None:
-    result = run("new-plugin", kind, name, "--into", tmp_path)
-    assert result.exit_code == 2
-    assert "cannot be the name of a class" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "whose"),
-    [("sqs", "those of the format 'v2'"), ("rdt", "those of the format 'v1'"), ("tmp", "other files"), ("erase", "other files"),
-     ("lock", "other files"), ("hint", "other files")],
-)  # fmt: skip
-def test_a_format_whose_files_would_be_taken_for_others_is_refused(name: str, whose: str, tmp_path: Path) -> None:
-    result = run("new-plugin", "format", name, "--into", tmp_path)
-    assert result.exit_code == 2
-    said = " ".join(result.stderr.replace("\u2502", " ").split())
-    assert f"would end in .{name}, as {whose}" in said
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_files_of_a_format_whose_name_has_hyphens_are_found() -> None:
+def test_format_name_with_hyphens_gives_valid_extension() -> None:
     registered: dict[str, Any] = {}
     exec(new_plugin.render("format", "acme-two-words")["src/acme_two_words/plugin.py"], registered)
     [descriptor] = registered["msgstore_segment_formats"]()
     assert descriptor.extension == ".acme_two_words"
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("into", "error"),
+    [(".", "mine: already exists. Choose another name, or another directory with --into."),
+     ("no", "no: there is no such directory. Create it first.")],
+)  # fmt: skip
+def test_new_plugin_with_unusable_directory_is_refused(into: str, error: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    result = run("new-plugin", "index", "mine", "--into", tmp_path)
-    assert (result.exit_code, result.stderr) == (
-        2, f"msgstore: {tmp_path}/mine: already exists. Choose another name, or another directory with --into.\n",
-    )  # fmt: skip
+    result = run("new-plugin", "index", "mine", "--into", tmp_path / into)
+    assert (result.exit_code, result.stderr) == (2, f"msgstore: {tmp_path}/{error}\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_where_there_is_no_directory(tmp_path: Path) -> None:
-    result = run("new-plugin", "index", "mine", "--into", tmp_path / "no")
-    assert (result.exit_code, result.stderr) == (2, f"msgstore: {tmp_path}/no: there is no such directory. Create it first.\n")
-
-
-def test_if_anything_fails_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_plugin_after_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device", str(target))
 
@@ -216,5 +189,5 @@ def test_if_anything_fails_nothing_is_left(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("version", "versions"), [("0.1.0", ">=0.1,<0.2"), ("0.9.3", ">=0.9,<0.10"), ("1.4.0rc1", ">=1.4,<2"), ("2.0", ">=2.0,<3")]
 )
-def test_versions_up_to_the_next_that_may_break(version: str, versions: str) -> None:
+def test_versions_end_before_next_breaking_one(version: str, versions: str) -> None:
     assert new_plugin._versions(version) == versions

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from fuzzing.mutations import Member
-from msgstore.cli.scrub_state import DamagedSpan, ScrubState, write_state
+from msgstore.cli.scrub_state import DamagedSpan, Finding, ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.contract.locations import pack_location
 from msgstore.directory import Settings, write_settings
@@ -272,7 +272,8 @@ def settings() -> list[Member]:
 def scrubs() -> list[Member]:
     files, found = _Kept(), []
     spots = [DamagedSpan("0.sqs", 64, 100, "torn"), DamagedSpan("17.rdq", 0, 2**30, "id_mismatch", "0f" * 16)]
-    for state in (ScrubState(), ScrubState(3, 4, 500, 2**24, spots), ScrubState(10**17, 1, 1, 1, spots * 20)):
+    findings = [Finding("0.sqs", "live_count", "2, not 3"), Finding("1.sqs", "overlap", "ends at 7", "0f" * 16, 0, 7)]
+    for state in (ScrubState(), ScrubState(3, 4, 500, 2**24, spots, findings), ScrubState(10**17, 1, 1, 1, spots * 20)):
         write_state(files, Path(), state)
         found.append(Member(files.data, _punctuation(files.data)))
     return joined(found)

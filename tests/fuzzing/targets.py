@@ -245,6 +245,9 @@ def scrubbed(data: bytes, member: Member) -> None:
     for spot in state.spots:
         assert type(spot.offset) is type(spot.size) is int
         assert (spot.file + spot.reason + (spot.msg_id or "")).isprintable()
+    for finding in state.findings:
+        assert type(finding.offset) is type(finding.size) or None in (finding.offset, finding.size)
+        assert (finding.file + finding.what + finding.detail + (finding.msg_id or "")).isprintable()
 
 
 def stopped(data: bytes, member: Member) -> None:

@@ -1,182 +1,252 @@
-"""Checks of ``verify``: each index entry against a scan of its segment, and against a client's read.
-
-Also lists the damage that an opening found, for other commands.
-"""
+"""Check of a store, segment by segment: every byte against the format, every live record against the index, and the counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
-from msgstore.cli.consistency import Inconsistency, find_inconsistencies
+from msgstore.cli.scrub_state import DamagedSpan, Finding
 from msgstore.cli.stores import StoreTarget
-from msgstore.contract import CorruptRecord, SegmentScan, SegmentStats, StoreIOError
-from msgstore.engine.backends import resolve
-from msgstore.engine.client import Client
-from msgstore.engine.open.settings import known_settings
+from msgstore.cli.throttled_reading import Content, Throttle, read_throttled
+from msgstore.contract import BrokenPlugin, Buffer, MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
 from msgstore.engine.store import Store, StoredMessage
 from msgstore.files import Files
-from msgstore.jobs.reports import SpanReport
-from msgstore.scan import FormatSet, SegmentReport, damaged_spans, scan_file
+from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
+
+MAX_READS = 3
+"""Reads of a segment that the collector changes meanwhile."""
+
+
+class Checked(NamedTuple):
+    """Result of the check of one segment file."""
+
+    spans: list[DamagedSpan]
+    """By offset, at most one per offset."""
+    bytes: int
+    """Bytes read. More than the size if the file was read again."""
+    size: int
+    scan: SegmentScan | None
+    """None if the file is missing."""
+
+
+class Checker:
+    """Checks segments against the index."""
+
+    def __init__(self, files: Files, throttle: Throttle, read: Callable[[bytes], bytes]) -> None:
+        """``read`` is a client's method: a message that it can read was moved, not damaged."""
+        self._files = files
+        self._throttle = throttle
+        self._read = read
+
+    def check(self, path: Path, form: OpenFormat, entries: Sequence[StoredMessage]) -> Checked:
+        """Check one segment. ``entries``: every live record of the segment. Raises OSError.
+
+        A store that is open elsewhere may be collected meanwhile. Therefore a changed segment is read again. A record is
+        damaged only if a client cannot read the message either.
+        """
+        read = size = 0
+        spans: list[DamagedSpan] = []
+        scan = None
+        for _ in range(MAX_READS):
+            try:
+                with read_throttled(self._files, self._throttle, path) as content:
+                    size = content.state[0]
+                    read += size
+                    spans, scan = self._check(path, form, content, entries)
+            except FileNotFoundError:
+                return Checked(self.check_gone(path, entries), read, 0, None)
+            if not spans or self._state(path) == content.state:
+                break
+        return Checked(spans, read, size, scan)
+
+    def check_gone(self, path: Path, entries: Sequence[StoredMessage]) -> list[DamagedSpan]:
+        """Return the lost live records of a missing segment."""
+        lost = [entry for entry in entries if self._is_lost(entry)]
+        return [DamagedSpan(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
+
+    def _check(
+        self, path: Path, form: OpenFormat, content: Content, entries: Sequence[StoredMessage]
+    ) -> tuple[list[DamagedSpan], SegmentScan]:
+        """Return one span per offset; that of a live record wins. Ignores what the format says about unreadable bytes, which
+        are zeros here."""
+        by_offset: dict[int, DamagedSpan] = {}
+        scan = SegmentScan()
+        if content.data is not None:
+            scan = _scan(path, form, content.data)
+            for span in self._check_bytes(path, form, content.data, scan, entries):
+                is_unreadable = any(bad.offset <= span.offset < bad.offset + bad.size for bad in content.unreadable)
+                if span.msg_id is not None or not is_unreadable:
+                    by_offset[span.offset] = span
+        return sorted([*content.unreadable, *by_offset.values()], key=lambda span: span.offset), scan
+
+    def _check_bytes(
+        self, path: Path, form: OpenFormat, data: Buffer, scan: SegmentScan, entries: Sequence[StoredMessage]
+    ) -> Iterator[DamagedSpan]:
+        """Yield the damage that the format finds, then the live records that do not match the index."""
+        for span in damaged_spans(SegmentReport(path, form, len(data), scan)):
+            yield DamagedSpan(path.name, span.offset, span.size, span.reason)
+        scanned = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
+        for entry in entries:
+            reason = _damage(form, data, entry)
+            if reason is not None and self._is_lost(entry):
+                yield DamagedSpan(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
+            elif entry.offset < scan.end.offset and reason is None and (entry.msg_id, entry.offset, entry.size) not in scanned:
+                yield DamagedSpan(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
+
+    def _is_lost(self, entry: StoredMessage) -> bool:
+        """Return False if the message was moved or removed."""
+        try:
+            self._read(entry.msg_id)
+        except MessageNotFound:
+            return False
+        except MsgStoreError:
+            return True
+        return False
+
+    def _state(self, path: Path) -> tuple[int, int] | None:
+        """Return (size, modification time) of the file, or None if it is missing."""
+        try:
+            fd = self._files.open_read(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return self._files.size_and_mtime(fd)
+        finally:
+            self._files.close(fd)
+
+
+def _scan(path: Path, form: OpenFormat, data: Buffer) -> SegmentScan:
+    try:
+        return form.scan(data)
+    except BrokenPlugin as error:
+        raise BrokenPlugin(f"{path}: {error}") from error.__cause__
+
+
+def _damage(form: OpenFormat, data: Buffer, entry: StoredMessage) -> str | None:
+    """Return why the record does not match the index (frame, size, id or checksum), or None if it does."""
+    record = data[entry.offset : entry.offset + entry.size]
+    if len(record) != entry.size:
+        return "size_mismatch"
+    try:
+        form.format.decode(entry.msg_id, record)
+    except RecordError as error:
+        return error.reason
+    return None
 
 
 @attrs.frozen
-class Unreachable:
-    """A live message that cannot be read, or whose record is not where the index says."""
-
-    msg_id: bytes
-    offset: int
-    size: int
-    reason: str
-
-
-@attrs.frozen(kw_only=True)
 class SegmentCheck:
-    """Result of the check of one segment."""
+    """Result of the check of one segment against index and counts."""
 
+    number: int
     path: Path
-    format: str
-    size: int
-    report: SegmentReport | None
-    """None if the segment is missing and only the index knows it."""
-    live_count: int
-    live_bytes: int
-    entries: int
-    entry_bytes: int
-    verified: int
-    unreachable: list[Unreachable]
-    findings: list[Inconsistency]
+    segment: SegmentStats | None
+    """None if only the index knows the segment."""
+    entries: Sequence[StoredMessage]
+    checked: Checked
+    findings: Sequence[Finding]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number and bytes of live records, as the segment's row has them."""
+        return (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
+
+    @property
+    def format(self) -> str:
+        return self.segment.format if self.segment else "?"
 
     @property
     def counts_agree(self) -> bool:
         """True if the segment's row has the counts of the index."""
-        return self.live_count == self.entries and self.live_bytes == self.entry_bytes
+        return self.counts == (len(self.entries), sum(entry.size for entry in self.entries))
 
     @property
-    def ok(self) -> bool:
-        """True if nothing is wrong with the segment."""
-        return self.report is not None and not self.report.is_damaged and not self.unreachable and not self.findings
-
-    def without_records(self) -> SegmentCheck:
-        """Return a copy without the records of the scan, which can be kept until the end."""
-        if self.report is None:
-            return self
-        scan = self.report.scan
-        slim = SegmentScan(header=scan.header, damage=scan.damage, end=scan.end)
-        return attrs.evolve(self, report=attrs.evolve(self.report, scan=slim))
+    def unreachable(self) -> list[DamagedSpan]:
+        """The spans of live messages that cannot be read, or whose record is not where the index says."""
+        return [span for span in self.checked.spans if span.msg_id is not None]
 
     def as_json(self) -> dict[str, Any]:
-        scan = self.report.scan if self.report else SegmentScan()
+        scan = self.checked.scan or SegmentScan()
         return {
             "kind": "segment",
             "path": str(self.path),
             "format": self.format,
-            "size": self.size,
-            "found": self.report is not None,
+            "size": self.checked.size,
+            "found": self.checked.scan is not None,
             "header": scan.header,
             "records": len(scan.records),
             "holes": len(scan.hole_offsets),
             "duplicates": len(scan.duplicates),
             "damage": [attrs.asdict(damage) for damage in scan.damage],
             "end": attrs.asdict(scan.end),
-            "live_count": self.live_count,
-            "live_bytes": self.live_bytes,
+            "live_count": self.counts[0],
+            "live_bytes": self.counts[1],
             "counts_agree": self.counts_agree,
-            "verified": self.verified,
+            "verified": len(self.entries) - len(self.unreachable),
             "unreachable": [
-                {"id": entry.msg_id.hex(), "offset": entry.offset, "size": entry.size, "reason": entry.reason}
-                for entry in self.unreachable
+                {"id": span.msg_id, "offset": span.offset, "size": span.size, "reason": span.reason}
+                for span in self.unreachable
             ],
             "findings": [finding.as_json() for finding in self.findings],
-            "ok": self.ok,
+            "ok": self.checked.scan is not None and not self.checked.spans and not self.findings,
         }
 
 
-def damage_at_opening(target: StoreTarget, store: Store) -> list[SpanReport]:
-    """Return the damaged spans of the segments in which this opening found damage, and the missing segments. Call it before a
-    collection."""
-    formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
-    recovery = store.stats().recovery
-    names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
-    spans = [
-        SpanReport(str(target.path / lost.file), lost.found or 0, max(0, lost.size - (lost.found or 0)), lost.reason)
-        for lost in recovery.lost
-    ]
-    for path in (target.path / name for name in names):
-        report = scan_file(Files(), path, formats.by_extension(path.suffix))
-        spans += [SpanReport(str(path), span.offset, span.size, span.reason) for span in damaged_spans(report)]
-    return spans
+def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind: int = -1) -> Iterator[SegmentCheck]:
+    """Yield one check per segment above the number ``behind``, in number order. Keeps the records of one segment in memory.
 
-
-def check_segments(target: StoreTarget, store: Store, progress: Callable[[int, int], object] | None) -> Iterator[SegmentCheck]:
-    """Yield one check per segment, in number order. Keeps the records of one segment in memory at a time."""
-    formats = resolve(target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)).formats
-    by_number = groupby(store.entries(), key=lambda entry: entry.number)
-    segments = store.segments()
-    group = next(by_number, None)
+    If a writer has the store open, its counts change meanwhile and are not compared.
+    """
+    formats = target.backends(target.settings()).formats
+    is_live = store.stats().recovery.how == "live"
+    entries = ((entry.number, 1, entry) for entry in store.entries())
+    segments = ((segment.number, 0, segment) for segment in store.segments())
+    merged: Iterator[tuple[int, int, Any]] = heapq.merge(segments, entries, key=lambda item: item[:2])
     with store.client() as client:
-        for at, segment in enumerate(segments):
-            while group is not None and group[0] < segment.number:
-                yield _check_lost(target, group[0], list(group[1]))
-                group = next(by_number, None)
-            entries: list[StoredMessage] = []
-            if group is not None and group[0] == segment.number:
-                entries = list(group[1])
-                group = next(by_number, None)
-            yield _check(target.path / segment.file, formats, client, segment, entries)
-            if progress:
-                progress(at + 1, len(segments))
-        while group is not None:
-            yield _check_lost(target, group[0], list(group[1]))
-            group = next(by_number, None)
+        checker = Checker(Files(), throttle, client.read)
+        for number, group in groupby(merged, key=lambda item: item[0]):
+            items = [item for _, _, item in group]
+            if number <= behind:
+                continue
+            segment = items.pop(0) if isinstance(items[0], SegmentStats) else None
+            if segment is None:
+                path = target.path / str(number)
+                yield SegmentCheck(number, path, None, items, Checked(checker.check_gone(path, items), 0, 0, None), ())
+                continue
+            path = target.path / segment.file
+            checked = checker.check(path, formats.by_name(segment.format), items)
+            findings = () if is_live else tuple(find_inconsistencies(segment, checked.size, items))
+            yield SegmentCheck(number, path, segment, items, checked, findings)
 
 
-def _check(path: Path, formats: FormatSet, client: Client, segment: SegmentStats, entries: list[StoredMessage]) -> SegmentCheck:
-    """Check one segment. An entry is unreachable if it cannot be read, or if the scan does not list its record."""
-    report = scan_file(Files(), path, formats.by_name(segment.format))
-    scanned = {row[:3] for columns in (report.scan.records, report.scan.duplicates) for row in columns.rows()}
-    unreachable = []
+def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Finding]:
+    """Yield the contradictions of index, counts and segment. Reads no record.
+
+    ``entries``: all index entries of the segment, by offset. ``file_size``: size of the file, not of the segment's row.
+    """
+    count = total = end = 0
+    previous: StoredMessage | None = None
     for entry in entries:
-        try:
-            client.read(entry.msg_id)
-            reason = None if (entry.msg_id, entry.offset, entry.size) in scanned else "not_in_scan"
-        except CorruptRecord as error:
-            reason = error.reason
-        except StoreIOError as error:
-            reason = str(error)
-        if reason is not None:
-            unreachable.append(Unreachable(entry.msg_id, entry.offset, entry.size, reason))
-    return SegmentCheck(
-        path=path,
-        format=segment.format,
-        size=report.size,
-        report=report,
-        live_count=segment.live_count,
-        live_bytes=segment.live_bytes,
-        entries=len(entries),
-        entry_bytes=sum(entry.size for entry in entries),
-        verified=len(entries) - len(unreachable),
-        unreachable=unreachable,
-        findings=list(find_inconsistencies(segment, report.size, entries)),
-    )
-
-
-def _check_lost(target: StoreTarget, number: int, entries: list[StoredMessage]) -> SegmentCheck:
-    """Return the check of a missing segment: all its entries are unreachable."""
-    return SegmentCheck(
-        path=target.path / str(number),
-        format="?",
-        size=0,
-        report=None,
-        live_count=0,
-        live_bytes=0,
-        entries=len(entries),
-        entry_bytes=sum(entry.size for entry in entries),
-        verified=0,
-        unreachable=[Unreachable(entry.msg_id, entry.offset, entry.size, "segment_missing") for entry in entries],
-        findings=[],
-    )
+        place = entry.msg_id.hex(), entry.offset, entry.size
+        if entry.references < 1:
+            yield Finding(segment.file, "no_reference", f"{entry.references} references", *place)
+        if entry.offset < segment.header_bytes or entry.offset + entry.size > file_size:
+            inside = f"the segment's records are between {segment.header_bytes} and {file_size}"
+            yield Finding(segment.file, "outside_the_segment", inside, *place)
+        if previous is not None and entry.offset == previous.offset:
+            yield Finding(segment.file, "same_place", f"so is {previous.msg_id.hex()}", *place)
+        elif previous is not None and entry.offset < end:
+            yield Finding(segment.file, "overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place)
+        count, total = count + 1, total + entry.size
+        previous, end = entry, max(end, entry.offset + entry.size)
+    if segment.live_count != count:
+        detail = f"the segment's row counts {segment.live_count} live records, the index has {count}"
+        yield Finding(segment.file, "live_count", detail)
+    if segment.live_bytes != total:
+        detail = f"the segment's row counts {segment.live_bytes} live bytes, the index has {total}"
+        yield Finding(segment.file, "live_bytes", detail)

@@ -21,7 +21,7 @@ from msgstore.cli.commands.demo import demo
 from msgstore.cli.commands.diff import diff
 from msgstore.cli.commands.export import export
 from msgstore.cli.commands.import_ import import_
-from msgstore.cli.commands.info import info, verify
+from msgstore.cli.commands.info import info
 from msgstore.cli.commands.inventory import inventory
 from msgstore.cli.commands.map import map_
 from msgstore.cli.commands.messages import get, ls, put, rm
@@ -31,8 +31,8 @@ from msgstore.cli.commands.plugins import plugins
 from msgstore.cli.commands.reconcile import reconcile
 from msgstore.cli.commands.salvage import salvage
 from msgstore.cli.commands.scan import scan
-from msgstore.cli.commands.scrub import scrub
 from msgstore.cli.commands.top import top
+from msgstore.cli.commands.verify import scrub, verify
 from msgstore.contract import CorruptRecord, MsgStoreError
 
 DAMAGE = 1
@@ -41,18 +41,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 _PRINTS_DAMAGE = {
-    "demo",
-    "diff",
-    "export",
-    "info",
-    "inventory",
-    "map",
-    "reconcile",
-    "salvage",
-    "scan",
-    "scrub",
-    "top",
-    "verify",
+    *("demo", "diff", "export", "info", "inventory", "map", "reconcile", "salvage", "scan", "scrub", "top", "verify")
 }
 _DAMAGE_LOGGERS = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
 """Loggers muted for these commands, which print damage themselves."""

@@ -155,14 +155,9 @@ def _runs(values: Iterable[int]) -> list[int]:
 
 def _type_names(formats: FormatSet) -> dict[tuple[str, int], str]:
     """Return (format, type byte) to display name. Bindings of the directory override assigned bytes."""
-    assigned = [
-        (found.descriptor.format, found.descriptor.assigned_byte, found.descriptor.name)
-        for found in formats.catalogue.registrations
-        if isinstance(found.descriptor, RecordTypeDescriptor) and found.descriptor.assigned_byte is not None
+    types = [
+        found.descriptor for found in formats.catalogue.registrations if isinstance(found.descriptor, RecordTypeDescriptor)
     ]
-    bound = [
-        (found.descriptor.format, formats.bindings[found.descriptor.name], found.descriptor.name)
-        for found in formats.catalogue.registrations
-        if isinstance(found.descriptor, RecordTypeDescriptor) and found.descriptor.name in formats.bindings
-    ]
-    return {(form, byte): f"{name} (type {byte})" for form, byte, name in [*assigned, *bound]}
+    assigned = [(one, one.assigned_byte) for one in types if one.assigned_byte is not None]
+    bound = [(one, formats.bindings[one.name]) for one in types if one.name in formats.bindings]
+    return {(one.format, byte): f"{one.name} (type {byte})" for one, byte in [*assigned, *bound]}

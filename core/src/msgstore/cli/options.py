@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import click
 
-from msgstore.jobs.counts import sums_of
+from msgstore.cli.output import Output
 from msgstore.units import parse_duration, parse_size
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines: one compact object per line.")
-config_file = click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Configuration in which STORE is a name."
-)
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+FILE = click.Path(path_type=Path)
+
+as_json = click.option(
+    "--json", "out", is_flag=True, help="Print JSON Lines: one compact object per line.",
+    callback=lambda _, __, value: Output(as_json=value),
+)  # fmt: skip
+config_file = click.option("--config", "config_file", type=FILE, metavar="FILE", help="Configuration in which STORE is a name.")
 store = click.argument("store", metavar="STORE")
 refcounts = click.option(
-    "--refcounts",
-    "refcounts_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "--refcounts", "refcounts_file", type=FILE, metavar="FILE",
     help="Lines 'id,count', used where counts must be rebuilt (a RabbitMQ directory, a crash). Other ids are garbage.",
-)
+)  # fmt: skip
 adopt = click.option(
     "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
 )
-paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=FILE)
+
+
+def bundle(name: str, make: Callable[..., object], **parts: Decorator[Any]) -> Decorator[Any]:
+    """Return a decorator that adds several parameters to a command. Their values become one argument ``name``.
+
+    ``parts`` has the decorator of each parameter by its name, which is also a keyword of ``make``.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def command(*arguments: Any, **values: Any) -> Any:
+            own = {key: values.pop(key) for key in parts}
+            return function(*arguments, **{name: make(**own)}, **values)
+
+        return cast("F", functools.reduce(lambda result, part: part(result), reversed(parts.values()), command))
+
+    return decorate
 
 
 def message_id(value: str) -> bytes:
@@ -75,8 +97,3 @@ def binding(value: str) -> tuple[str, int]:
 records = click.option(
     "--record", "records", type=binding, multiple=True, metavar="NAME=BYTE", help="Bind a record type to a type byte."
 )
-
-
-def read_refcounts(path: Path | None) -> list[tuple[bytes, int]] | None:
-    """Return (id, count) of each line or row, or None without a file."""
-    return None if path is None else list(sums_of(path).items())

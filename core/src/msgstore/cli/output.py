@@ -1,4 +1,4 @@
-"""Output of all commands: JSON Lines for programs, rich tables for people."""
+"""Output of all commands: JSON Lines for programs, rich tables for people, notes and progress bars on standard error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import errno
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,11 +16,19 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from msgstore.jobs.not_read import NotRead
+from msgstore.jobs.reports import SpanReport
+
 PIPED_WIDTH = 160
 """Columns of output that does not go to a terminal."""
-
-_encoder = json.JSONEncoder(separators=(",", ":"))
+MAX_LISTED = 40
+"""Rows of a long list that people get. ``--json`` lists all."""
+NOT_READ = 3
+"""Exit code if nothing is damaged, but something was recognised and not read."""
 STATE_STYLES = {"clean": "green", "torn": "magenta", "corrupt": "bold red"}
+
+Bar = Callable[[int, int], object]
+_encoder = json.JSONEncoder(separators=(",", ":"))
 
 
 class Terminal(Console):
@@ -46,33 +55,101 @@ class Terminal(Console):
         raise  # re-raises BrokenPipeError, which the program converts to an exit code
 
 
-def emit(value: Mapping[str, Any]) -> None:
-    """Print one compact JSON object on its own line."""
-    click.echo(as_line(value))
+class Output:
+    """Output of one command, in one of two forms. A method for the other form prints nothing."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = Terminal()
+
+    def emit(self, *values: Mapping[str, Any]) -> None:
+        """For programs: print each value as one line of compact JSON."""
+        for value in values if self.as_json else ():
+            click.echo(as_line(value))
+
+    def print(self, text: Any = "", style: str = "", **options: Any) -> None:
+        """For people: print with rich."""
+        if not self.as_json:
+            self.console.print(text, style=style, **options)
+
+    def table(self, title: str | None, rows: Iterable[Mapping[str, Any]], **options: Any) -> None:
+        """For people: print a :func:`table`."""
+        if not self.as_json:
+            self.console.print(table(title, rows, **options))
+
+    def more(self, total: int, limit: int = MAX_LISTED, noun: str = "more") -> None:
+        """For people: say that a list was cut after ``limit`` of ``total`` entries, if it was."""
+        if total > limit:
+            self.print(f"... and {total - limit:,} {noun}; --json lists them all")
+
+    def damage(self, spans: Sequence[SpanReport]) -> None:
+        """Print the damaged spans in either form. People get their directories only if there are several."""
+        self.emit(*(span.as_json() for span in spans))
+        if not spans:
+            self.print("no damage", style="green")
+            return
+        several = len({Path(span.path).parent for span in spans}) > 1
+        rows = (
+            {
+                "file": span.path if several else Path(span.path).name,
+                "offset": count(span.offset, "red"),
+                "size": size_cell(span.size),
+                "reason": span.reason,
+            }
+            for span in spans[:MAX_LISTED]
+        )
+        self.table("damaged spans", rows, style="red")
+        self.more(len(spans))
+
+    def not_read(self, found: Sequence[NotRead]) -> None:
+        """Print in either form which files of a broker's directory no command reads."""
+        self.emit(*(one.as_json() for one in found))
+        if found:
+            rows = (
+                {"path": one.path, "what": one.what, "files": one.files, "size": size_cell(one.size)}
+                for one in found[:MAX_LISTED]
+            )
+            self.print()
+            self.table("not read, may contain messages", rows, style="yellow")
+            self.more(len(found))
+
+    def finish(
+        self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None
+    ) -> None:
+        """Print what was not read and the summary. Exit with 1 for damage, else with 3 if something was not read."""
+        self.not_read(not_read)
+        if summary is not None:
+            self.emit(summary)
+        code = 1 if damaged else NOT_READ if not_read else 0
+        if code:
+            click.get_current_context().exit(code)
+
+    @contextlib.contextmanager
+    def lines(self) -> Iterator[Callable[[str], None]]:
+        """Yield a function that prints one line of a long list: at once to a terminal, in blocks to a file or pipe."""
+        pending: list[str] = []
+        block_size = 1 if sys.stdout.isatty() else 500
+
+        def add(line: str) -> None:
+            pending.append(line)
+            if len(pending) >= block_size:
+                click.echo("\n".join(pending))
+                pending.clear()
+
+        try:
+            yield add
+        finally:
+            if pending:
+                click.echo("\n".join(pending))
+
+    def progress(self, what: str) -> contextlib.AbstractContextManager[Bar | None]:
+        """Yield ``progress(done, total)`` as :func:`progress` does; None with ``--json``."""
+        return contextlib.nullcontext() if self.as_json else progress(what)
 
 
 def as_line(value: Mapping[str, Any]) -> str:
     """Return ``value`` as one line of compact JSON."""
     return _encoder.encode(value)
-
-
-@contextlib.contextmanager
-def lines() -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints one line of a long list: at once to a terminal, in blocks to a file or pipe."""
-    pending: list[str] = []
-    block_size = 1 if sys.stdout.isatty() else 500
-
-    def add(line: str) -> None:
-        pending.append(line)
-        if len(pending) >= block_size:
-            click.echo("\n".join(pending))
-            pending.clear()
-
-    try:
-        yield add
-    finally:
-        if pending:
-            click.echo("\n".join(pending))
 
 
 def closed(stream: str) -> OSError:
@@ -85,25 +162,57 @@ def note(text: str) -> None:
     click.echo(f"msgstore: {text}", err=True)
 
 
-def table(title: str | None, *columns: str, right: str = "") -> Table:
-    """Return a plain table. ``right`` lists the numeric columns, separated by blanks."""
+def table(title: str | None, rows: Iterable[Mapping[str, Any]], *, style: str = "", bold_last: bool = False) -> Table:
+    """Return a plain table. Each row maps the name of a column to its cell: text, or a number, which becomes a :func:`count`.
+
+    A column is numeric, and then never wrapped, if one of its cells is.
+    """
+    cells = [{name: count(cell) if isinstance(cell, int) else cell for name, cell in row.items()} for row in rows]
+    drawn = _plain_table(title)
+    drawn.show_header = bool(cells)
+    for name in cells[0] if cells else [""]:
+        numeric = any(isinstance(row[name], Text) and row[name].justify == "right" for row in cells)
+        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric, header_style="dim")
+    for row in cells:
+        drawn.add_row(*row.values(), style=style)
+    if bold_last and cells:
+        drawn.rows[-1].style = "bold"
+    return drawn
+
+
+def facts(title: str | None, rows: Iterable[tuple[str, Any]], *, indent: str = "") -> Table:
+    """Return a table of names and values without a header."""
+    drawn = _plain_table(title)
+    drawn.show_header = False
+    for cells in rows:
+        drawn.add_row(*([indent] if indent else ()), *cells)
+    return drawn
+
+
+def _plain_table(title: str | None) -> Table:
     # Most titles are paths. Wrapping would make them hard to copy.
     heading = Text(title, no_wrap=True, overflow="ignore") if title else None
-    rows = Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        numeric = column in right.split()
-        rows.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric, header_style="dim")
-    return rows
+    return Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False)
 
 
 def state(name: str) -> Text:
-    """Return the state of a segment's end, in its colour."""
-    return Text(name, style=STATE_STYLES[name])
+    """Return the state of a segment's end, in its colour if it has one."""
+    return Text(name, style=STATE_STYLES.get(name, ""))
 
 
 def count(number: int, style: str = "") -> Text:
-    """Return a number, in ``style`` unless it is zero."""
-    return Text(f"{number:,}", style=style if number else "dim")
+    """Return a numeric cell, in ``style`` unless the number is zero."""
+    return right(f"{number:,}", style if number else "dim")
+
+
+def size_cell(number: int) -> Text:
+    """Return a numeric cell of bytes with a unit."""
+    return right(size(number))
+
+
+def right(text: str, style: str = "") -> Text:
+    """Return the cell of a numeric column."""
+    return Text(text, style=style, justify="right")
 
 
 def size(number: int) -> str:
@@ -122,9 +231,9 @@ def plural(number: int, noun: str) -> str:
 
 
 @contextlib.contextmanager
-def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], object] | None]:
+def progress(what: str) -> Iterator[Bar | None]:
     """Yield ``progress(done, total)``, which draws a bar on standard error; None unless standard error is a terminal."""
-    if quiet or sys.stderr is None or not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()

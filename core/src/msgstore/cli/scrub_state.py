@@ -1,12 +1,13 @@
-"""Progress of a scrub: ``msgstore-scrub.json`` in the store's directory, so that a stopped scrub can be resumed.
+"""Progress of a check: ``msgstore-scrub.json`` in the store's directory, so that a stopped check can be resumed.
 
-The file saves time and holds no data. If it is damaged, the scrub reports that and starts at the first segment.
+The file saves time and holds no data. If it is damaged, the check reports that and starts at the first segment.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,63 @@ class DamagedSpan:
     """Hexadecimal id, or None if it is not a live record."""
 
 
+    def as_json(self, directory: Path) -> dict[str, Any]:
+        return {
+            "kind": "damage",
+            "path": str(directory / self.file),
+            "offset": self.offset,
+            "size": self.size,
+            "reason": self.reason,
+            "id": self.msg_id,
+        }
+
+
+@attrs.frozen
+class Finding:
+    """A contradiction between index, counts and segments. Without an id it concerns the whole segment."""
+
+    file: str = attrs.field(validator=_check_text)
+    what: str = attrs.field(validator=_check_text)
+    detail: str = attrs.field(validator=_check_text)
+    msg_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_text))
+    offset: int | None = attrs.field(default=None, validator=attrs.validators.optional(_check_count))
+    size: int | None = attrs.field(default=None, validator=attrs.validators.optional(_check_count))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"what": self.what, "id": self.msg_id, "offset": self.offset, "size": self.size, "detail": self.detail}
+
+
 @attrs.define
 class ScrubState:
-    """Results of a scrub up to and including the segment ``behind``. The names of the fields are keys in the file."""
+    """Results of a check up to and including the segment ``behind``. The names of the fields are keys in the file."""
 
     behind: int = attrs.field(default=-1, validator=_check_count)
     segments: int = attrs.field(default=0, validator=_check_count)
     records: int = attrs.field(default=0, validator=_check_count)
     bytes: int = attrs.field(default=0, validator=_check_count)
     spots: list[DamagedSpan] = attrs.field(factory=list)
+    findings: list[Finding] = attrs.field(factory=list)
+
+    def add(
+        self, number: int, records: int, size: int, spots: Iterable[DamagedSpan], findings: Iterable[Finding]
+    ) -> None:
+        """Add the results of one segment. After an interrupt here, spans are reported twice rather than never."""
+        self.segments += 1
+        self.records += records
+        self.bytes += size
+        self.spots += spots
+        self.findings += findings
+        self.behind = number
+
+    @property
+    def damaged_files(self) -> set[str]:
+        """Names of the segments in which something is wrong."""
+        return {span.file for span in self.spots} | {finding.file for finding in self.findings}
+
+    @property
+    def unreachable(self) -> int:
+        """Number of live messages that cannot be read."""
+        return sum(span.msg_id is not None for span in self.spots)
 
 
 def read_state(files: Files, directory: Path) -> ScrubState | None:
@@ -74,10 +123,13 @@ def parse_state(data: Buffer) -> ScrubState:
         if members.pop("layout") != _LAYOUT:
             raise ValueError("it was written by a newer msgstore")
         members["spots"] = [DamagedSpan(**span) for span in members["spots"]]
+        members["findings"] = [Finding(**finding) for finding in members.get("findings", [])]
         state = ScrubState(**members)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError("it is not what a scrub writes") from error
-    if not all((span.file + span.reason + (span.msg_id or "")).isprintable() for span in state.spots):
+        raise ValueError("it is not what a check writes") from error
+    found = [*map(attrs.astuple, state.spots), *map(attrs.astuple, state.findings)]
+    texts = (text for values in found for text in values if isinstance(text, str))
+    if not all(map(str.isprintable, texts)):
         raise ValueError("it contains control characters")
     return state
 

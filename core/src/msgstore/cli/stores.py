@@ -8,15 +8,17 @@ from typing import Literal
 
 import attrs
 
-from msgstore.cli import output
+from msgstore.cli import options, output
 from msgstore.config import StoreConfig, read_config
-from msgstore.contract import Duration, StoreError
-from msgstore.directory import SETTINGS, list_segments
-from msgstore.engine.backends import resolve
+from msgstore.contract import ConfigError, Duration, StoreError
+from msgstore.directory import SETTINGS, Settings, list_segments
+from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.open.clean_shutdown import CLEAN
+from msgstore.engine.open.settings import known_settings
 from msgstore.engine.opening import Live, open_configured, remembered_config
 from msgstore.engine.store import Store
 from msgstore.files import Files
+from msgstore.jobs.counts import sums_of
 from msgstore.jobs.inputs import no_segments, stores_beneath
 from msgstore.jobs.not_read import NotRead, find_not_read
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -24,49 +26,86 @@ from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 @attrs.frozen
 class StoreTarget:
-    """A store that is not open yet: its configuration and its plugins."""
+    """A store that is not open yet: its configuration, its plugins, and the counts to use if they must be rebuilt."""
 
     config: StoreConfig
     catalogue: Catalogue
+    refcounts_file: Path | None = None
 
     @property
     def path(self) -> Path:
         return self.config.path
 
+    def settings(self) -> Settings | None:
+        """Return what the directory remembers, or None if msgstore has never opened it."""
+        return known_settings(Files(), self.config, self.catalogue)
+
+    def backends(self, settings: Settings | None) -> Backends:
+        """Return the backends of the store with these settings."""
+        return resolve(self.config, self.catalogue, settings)
+
     def open(
         self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: Live = "beside"
     ) -> Store:
         """Open the store without background collection, and show the progress of a recovery."""
-        with output.progress("recovering", quiet=False) as progress:
+        if refcounts is None and self.refcounts_file is not None:
+            refcounts = list(sums_of(self.refcounts_file).items())
+        with output.progress("recovering") as progress:
             config = attrs.evolve(self.config, gc_interval=Duration(0))  # commands collect only on request
             return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
 
 
-def find_store(store: str, config_file: Path | None, *, adopt: bool = False) -> StoreTarget:
-    """Return an existing store. Raises ConfigError, PluginError, and StoreError for a directory without a store.
+@attrs.frozen
+class StoreArgument:
+    """STORE as it was given, and the options that say how to open it."""
 
-    Without that check, every unrelated directory would be reported as a store without damage.
-    """
-    target = resolve_store(store, config_file, adopt=adopt)
+    store: str
+    config_file: Path | None = None
+    refcounts_file: Path | None = None
+    adopt: bool = False
+
+    def resolve(self) -> StoreTarget:
+        """Return a directory that holds or may get a store. With ``adopt``, a broker's directory may be changed.
+
+        Raises ConfigError, PluginError, and StoreError for a directory that does not exist.
+        """
+        if self.config_file is not None:
+            config = read_config(self.config_file)
+            target = StoreTarget(config.store(self.store), load_catalogue(config.disabled))
+        else:
+            target = bare_store(Path(self.store), load_catalogue())
+        config_of_store = attrs.evolve(target.config, adopt=target.config.adopt or self.adopt)
+        return attrs.evolve(target, config=config_of_store, refcounts_file=self.refcounts_file)
+
+    def find(self) -> StoreTarget:
+        """Return an existing store. Raises as ``resolve``, and StoreError for a directory without a store.
+
+        Without that check, every unrelated directory would be reported as a store without damage.
+        """
+        target = self.resolve()
+        if not _has_store(target):
+            raise StoreError(no_segments(target.path, target.backends(None).formats))
+        return target
+
+    def find_all(self) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:
+        """Return the store, or the stores in a broker's directory and what else was recognised there. Raises as ``find``."""
+        top = self.resolve()
+        not_read = () if _has_store(top) else find_not_read(top.path)
+        paths = stores_beneath(top.path, top.backends(None).formats) if not_read else []
+        if not paths:
+            return [self.find()], ()
+        if self.refcounts_file is not None:
+            stores = ", ".join(map(str, paths))
+            raise ConfigError(f"{self.store}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
+        return [attrs.evolve(top, config=_in_tree(top.config, path)) for path in paths], not_read
+
+
+def _has_store(target: StoreTarget) -> bool:
+    """Return False for a directory without segments that msgstore has not opened. The opening reports a missing directory."""
     directory = target.path
-    if directory.is_dir() and not any((directory / name).exists() for name in (SETTINGS, CLEAN)):
-        formats = resolve(target.config, target.catalogue, None).formats
-        if not list_segments(Files(), directory, formats.extensions):
-            raise StoreError(no_segments(directory, formats))
-    return target
-
-
-def find_stores(store: str, config_file: Path | None) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:
-    """Return the store, or the stores in a broker's directory and what else was recognised there. Raises as ``find_store``."""
-    target = resolve_store(store, config_file)
-    top = target.path
-    if top.is_dir() and not any((top / name).exists() for name in (SETTINGS, CLEAN)):
-        formats = resolve(target.config, target.catalogue, None).formats
-        not_read = () if list_segments(Files(), top, formats.extensions) else find_not_read(top)
-        stores = stores_beneath(top, formats) if not_read else []
-        if stores:
-            return [attrs.evolve(target, config=_in_tree(target.config, path)) for path in stores], not_read
-    return [find_store(store, config_file)], ()
+    if not directory.is_dir() or any((directory / name).exists() for name in (SETTINGS, CLEAN)):
+        return True
+    return bool(list_segments(Files(), directory, target.backends(None).formats.extensions))
 
 
 def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
@@ -74,27 +113,22 @@ def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
     return remembered_config(path) if (path / SETTINGS).exists() else attrs.evolve(config, path=path)
 
 
-def resolve_store(store: str, config_file: Path | None, *, adopt: bool = False) -> StoreTarget:
-    """Resolve STORE to a directory that holds or may get a store. ``adopt``: a broker's directory may be changed.
-
-    Raises ConfigError, PluginError, and StoreError for a directory that does not exist.
-    """
-    if config_file is not None:
-        config = read_config(config_file)
-        target = StoreTarget(config.store(store), load_catalogue(config.disabled))
-    else:
-        target = bare_store(Path(store), load_catalogue())
-    return attrs.evolve(target, config=attrs.evolve(target.config, adopt=target.config.adopt or adopt))
-
-
 def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:
     """Return a directory with the backends of its last opening, or with the defaults."""
-    check_directory(directory)
-    return StoreTarget(remembered_config(directory), catalogue)
-
-
-def check_directory(directory: Path) -> None:
-    """Raise StoreError unless ``directory`` is a directory."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "there is no such directory"
         raise StoreError(f"{directory}: {what}. STORE is a directory, or with --config FILE the name of a store in it.")
+    return StoreTarget(remembered_config(directory), catalogue)
+
+
+watched = options.bundle("store", StoreArgument, store=options.store, config_file=options.config_file)
+"""Adds STORE and ``--config``. The command gets them as ``store``."""
+read = options.bundle(
+    "store", StoreArgument, store=options.store, config_file=options.config_file, refcounts_file=options.refcounts
+)
+"""Also adds ``--refcounts``."""
+changed = options.bundle(
+    "store", StoreArgument, store=options.store, config_file=options.config_file, adopt=options.adopt,
+    refcounts_file=options.refcounts,
+)  # fmt: skip
+"""Also adds ``--refcounts`` and ``--adopt``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
-from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError
+from msgstore.contract import BrokenPlugin, ConfigError, Descriptor, MsgStoreError
 from msgstore.engine.backends import resolve
 from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
@@ -26,16 +27,11 @@ def config() -> None:
 
 @config.command()
 @click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    default=Path("msgstore.toml"),
-    show_default=True,
+    "--config", "config_file", type=options.FILE, metavar="FILE", default=Path("msgstore.toml"), show_default=True,
     help="The file to check.",
-)
+)  # fmt: skip
 @options.as_json
-def check(config_file: Path, as_json: bool) -> None:
+def check(config_file: Path, out: output.Output) -> None:
     """Check every key, and that every named backend is installed and accepts its options. Opens no store.
 
     \b
@@ -46,13 +42,11 @@ def check(config_file: Path, as_json: bool) -> None:
     failed = False
     for store, path, errors in _check_file(config_file):
         failed |= bool(errors)
-        if as_json:
-            output.emit({"store": store, "path": path, "ok": not errors, "errors": errors})
-        elif errors:
-            for error in errors:
-                output.note(error)
-        elif store is not None:
-            click.echo(f"{store}: ok ({path})")
+        out.emit({"store": store, "path": path, "ok": not errors, "errors": errors})
+        for error in () if out.as_json else errors:
+            output.note(error)
+        if not errors:
+            out.print(f"{store}: ok ({path})", soft_wrap=True)
     if failed:
         click.get_current_context().exit(2)
 
@@ -123,14 +117,12 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
             cause = f"{type(error).__name__}: {error}"
             raise BrokenPlugin(f"{store.where} index: {descriptor.name!r} cannot be imported: {cause}") from error
 
-    def body() -> object:
-        descriptor = catalogue.body_codec(store.body.name)
-        return catalogue.make(descriptor, structure(descriptor.options, store.body.options, f"{store.where} body"))
+    def made(key: str, find: Callable[[str], Descriptor], backend: Backend) -> object:
+        descriptor = find(backend.name)
+        return catalogue.make(descriptor, structure(descriptor.options, backend.options, f"{store.where} {key}"))
 
-    def policy() -> object:
-        descriptor = catalogue.gc_policy(store.gc.name)
-        return catalogue.make(descriptor, structure(descriptor.options, store.gc.options, f"{store.where} gc"))
-
+    body = functools.partial(made, "body", catalogue.body_codec, store.body)
+    policy = functools.partial(made, "gc", catalogue.gc_policy, store.gc)
     return [formats, index, body, policy]
 
 

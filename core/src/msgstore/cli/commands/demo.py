@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,12 @@ class ExpectedMessage:
 @click.option(
     "--dir",
     "directory",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     metavar="DIR",
     help="Work in DIR and leave the store there. DIR must not exist or must be empty.",
 )
 @options.as_json
-def demo(directory: Path | None, as_json: bool) -> None:
+def demo(directory: Path | None, out: output.Output) -> None:
     """Inspect, check, serve, migrate and compact a directory that RabbitMQ wrote, without losing a message.
 
     \b
@@ -52,10 +52,8 @@ def demo(directory: Path | None, as_json: bool) -> None:
       msgstore demo --dir /tmp/tour
     """
     with _working_copy(directory) as store:
-        demonstration = _Demonstration(store, load_catalogue(), None if as_json else output.Terminal())
-        intact = demonstration.run()
-    if not intact:
-        click.get_current_context().exit(1)
+        intact = _Demonstration(store, load_catalogue(), out).run()
+    out.finish(damaged=not intact)
 
 
 @contextlib.contextmanager
@@ -83,10 +81,10 @@ def expected_messages() -> dict[bytes, ExpectedMessage]:
 class _Demonstration:
     """The steps: each shows a command, and checks that every live message is unchanged."""
 
-    def __init__(self, store: Path, catalogue: Catalogue, console: output.Terminal | None) -> None:
+    def __init__(self, store: Path, catalogue: Catalogue, out: output.Output) -> None:
         self.path = store
         self.catalogue = catalogue
-        self.console = console
+        self.out = out
         self.expected = expected_messages()
         self.counts = [(msg_id, message.references) for msg_id, message in self.expected.items()]
         self.intact = True
@@ -95,16 +93,33 @@ class _Demonstration:
     def run(self) -> bool:
         """Run all steps. Returns True if no message was lost."""
         self._scan()
-        self._open()
-        self._migrate()
-        self._compact()
-        self._restart()
+        self._change(
+            "Adopt it, read every live message, and compare each with the hash from the broker.",
+            "store = msgstore.open_store(DIR, refcounts=counts, adopt=True)",
+            lambda store: {"messages": store.stats().messages, "garbage_bytes": store.stats().garbage_bytes},
+            refcounts=self.counts,
+            adopt=True,
+        )
+        self._change(
+            "Migrate: every v1 segment is rewritten as a new v2 segment, and deleted.",
+            "msgstore migrate DIR --to v2",
+            self._migrate,
+        )
+        self._change(
+            "Compact: records move from the end of a segment into gaps of the right size, and the end is truncated.",
+            "msgstore compact DIR --all",
+            self._compact,
+        )
+        self._change(
+            "Restart: after a clean stop the saved index is used, and nothing is scanned.",
+            "store = msgstore.open_store(DIR)",
+            lambda store: {"recovery": store.stats().recovery.how},
+        )
+        self._step("The result.", *self._map(refcounts=False))
         total = len(self.expected)
-        if self.console:
-            verdict = f"all {total} live messages intact" if self.intact else "messages are missing or differ: this is a bug"
-            self.console.print(f"\n{verdict}", style="bold green" if self.intact else "bold red")
-        else:
-            output.emit({"kind": "summary", "messages": total, "intact": self.intact})
+        verdict = f"all {total} live messages intact" if self.intact else "messages are missing or differ: this is a bug"
+        self.out.print(f"\n{verdict}", "bold green" if self.intact else "bold red")
+        self.out.emit({"kind": "summary", "messages": total, "intact": self.intact})
         return self.intact
 
     def _scan(self) -> None:
@@ -115,8 +130,8 @@ class _Demonstration:
             "msgstore scan DIR",
             {"segments": len(reports), "records": records, "damaged": sum(report.is_damaged for report in reports)},
         )
-        if self.console:
-            scanning.show(self.console, [scanning.ScanSummary.of(report) for report in reports])
+        if not self.out.as_json:
+            scanning.show(self.out, reports)
         self._step("Draw them. The queues know which records are live: here from 'id,count' lines.", *self._map())
 
     def _map(self, *, refcounts: bool = True) -> tuple[str, dict[str, Any]]:
@@ -126,50 +141,25 @@ class _Demonstration:
         command = "msgstore map DIR" + (" --refcounts refcounts.csv" if refcounts else "")
         return command, {"live_percent": {one.path.name: one.live_percent for one in drawings}}
 
-    def _open(self) -> None:
-        with msgstore.open_store(self.path, refcounts=self.counts, adopt=True) as store:
+    def _change(
+        self, title: str, command: str, change: Callable[[msgstore.Store], dict[str, Any]], **keys: Any
+    ) -> None:
+        """Open the store with these keys, change it, check every message, and show what ``change`` returned."""
+        with msgstore.open_store(self.path, **keys) as store:
+            result = change(store)
             verified = self._verify(store)
-            stats = store.stats()
-        self._step(
-            "Adopt it, read every live message, and compare each with the hash from the broker.",
-            "store = msgstore.open_store(DIR, refcounts=counts, adopt=True)",
-            {"messages": stats.messages, "garbage_bytes": stats.garbage_bytes, "verified": verified},
-        )
+        self._step(title, command, {**result, "verified": verified})
 
-    def _migrate(self) -> None:
-        with msgstore.open_store(self.path) as store:
-            done = store.migrate()
-            verified = self._verify(store)
+    def _migrate(self, store: msgstore.Store) -> dict[str, Any]:
+        migrated = [found.file for found in store.migrate()]
         left = sorted(path.name for path in self.path.glob("*.rdq"))
         self.intact &= not left
-        self._step(
-            "Migrate: every v1 segment is rewritten as a new v2 segment, and deleted.",
-            "msgstore migrate DIR --to v2",
-            {"migrated": [found.file for found in done], "v1_left": left, "verified": verified},
-        )
+        return {"migrated": migrated, "v1_left": left}
 
-    def _compact(self) -> None:
-        with msgstore.open_store(self.path) as store:
-            before = store.stats().bytes_on_disk
-            store.compact(everything=True)
-            after = store.stats().bytes_on_disk
-            verified = self._verify(store)
-        self._step(
-            "Compact: records move from the end of a segment into gaps of the right size, and the end is truncated.",
-            "msgstore compact DIR --all",
-            {"bytes_before": before, "bytes_after": after, "verified": verified},
-        )
-
-    def _restart(self) -> None:
-        with msgstore.open_store(self.path) as store:
-            how = store.stats().recovery.how
-            verified = self._verify(store)
-        self._step(
-            "Restart: after a clean stop the saved index is used, and nothing is scanned.",
-            "store = msgstore.open_store(DIR)",
-            {"recovery": how, "verified": verified},
-        )
-        self._step("The result.", *self._map(refcounts=False))
+    def _compact(self, store: msgstore.Store) -> dict[str, Any]:
+        before = store.stats().bytes_on_disk
+        store.compact(everything=True)
+        return {"bytes_before": before, "bytes_after": store.stats().bytes_on_disk}
 
     def _verify(self, store: msgstore.Store) -> int:
         """Return the number of expected messages whose body and count are unchanged."""
@@ -189,27 +179,19 @@ class _Demonstration:
 
     def _step(self, title: str, command: str, result: dict[str, Any]) -> None:
         self._number += 1
-        if not self.console:
-            output.emit({"kind": "step", "step": self._number, "title": title, "command": command, **result})
-            return
-        self.console.print(f"\n{self._number}. {title}", style="bold", soft_wrap=True)
-        self.console.print(f"   $ {command}" if command.startswith("msgstore ") else f"   >>> {command}", style="cyan")
-        self.console.print()
-        if "live_percent" in result:
-            drawing.show(self.console, self._drawings)
+        self.out.emit({"kind": "step", "step": self._number, "title": title, "command": command, **result})
+        self.out.print(f"\n{self._number}. {title}", "bold", soft_wrap=True)
+        self.out.print(f"   $ {command}" if command.startswith("msgstore ") else f"   >>> {command}", "cyan")
+        self.out.print()
+        if "live_percent" in result and not self.out.as_json:
+            drawing.show(self.out.console, self._drawings)
         elif "records" not in result:
-            self._show(result)
+            rows = ((key.replace("_", " "), self._describe(key, value)) for key, value in result.items())
+            self.out.print(output.facts(None, rows, indent="  "))
 
-    def _show(self, result: dict[str, Any]) -> None:
-        assert self.console is not None
-        rows = output.table(None, "", "")
-        rows.show_header = False
-        for key, value in result.items():
-            if key == "verified":
-                shown = f"{value} of {len(self.expected)} live messages have the expected hash and count"
-            elif isinstance(value, list):
-                shown = ", ".join(value) or "none"
-            else:
-                shown = output.size(value) if key.split("_")[0] in ("bytes", "garbage") else f"{value}"
-            rows.add_row("  ", key.replace("_", " "), shown)
-        self.console.print(rows)
+    def _describe(self, key: str, value: Any) -> str:
+        if key == "verified":
+            return f"{value} of {len(self.expected)} live messages have the expected hash and count"
+        if isinstance(value, list):
+            return ", ".join(value) or "none"
+        return output.size(value) if key.split("_")[0] in ("bytes", "garbage") else f"{value}"

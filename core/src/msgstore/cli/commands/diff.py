@@ -6,14 +6,11 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.commands.scan import show_damage
-from msgstore.contract import Damage
-from msgstore.jobs.diff import DiffReport, plan_diff
+from msgstore.cli import options, output, runners
+from msgstore.jobs.diff import plan_diff
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 
-_path = click.Path(path_type=Path)
 _MAX_LISTED_IDS = 20
 """Ids of each difference that are listed for people."""
 
@@ -21,12 +18,14 @@ _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": 
 
 
 @click.command()
-@click.argument("a", metavar="A", type=_path)
-@click.argument("b", metavar="B", type=_path)
+@click.argument("a", metavar="A", type=options.FILE)
+@click.argument("b", metavar="B", type=options.FILE)
 @options.records
 @runners.options
 @options.as_json
-def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], runner_options: runners.RunnerOptions, as_json: bool) -> None:
+def diff(
+    a: Path, b: Path, records: tuple[tuple[str, int], ...], runner: runners.RunnerOptions, out: output.Output
+) -> None:
     """Compare the messages of A and B by id and hash of the body: list messages that only one has, and different bodies.
 
     Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,
@@ -40,39 +39,30 @@ def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], runner_options:
     """
     catalogue = load_catalogue()
     job = plan_diff(catalogue, a, b, records=bind_records(catalogue, records, "--record"))
-    runner = runner_options.make(catalogue, job.size)
-    with output.progress("comparing", quiet=as_json) as progress:
-        report = runner.diff(job, progress)
-    (_emit if as_json else _show)(report)
-    not_read.leave(damaged=not report.agrees, not_read=report.not_read)
-
-
-def _emit(report: DiffReport) -> None:
-    with output.lines() as line:
-        for row in report.rows_as_json():
-            line(output.as_line(row))
-    for span in (*report.a.damage, *report.b.damage):
-        output.emit(span.as_json())
-    not_read.emit(report.not_read)
-    output.emit(report.as_json())
-
-
-def _show(report: DiffReport) -> None:
-    console = output.Terminal()
-    rows = output.table(None, "", "path", "segments", "size", "messages", "damage", right="segments size messages damage")
-    for name, side in (("A", report.a), ("B", report.b)):
-        damage = output.count(len(side.damage), "bold red")
-        rows.add_row(name, side.path, f"{side.segments:,}", output.size(side.size), output.count(side.messages), damage)
-    console.print(rows)
-    console.print()
+    report = runner.run(catalogue, job.size, out.progress("comparing"), lambda by, bar: by.diff(job, bar))
+    rows = (
+        {
+            "": name,
+            "path": side.path,
+            "segments": side.segments,
+            "size": output.size_cell(side.size),
+            "messages": side.messages,
+            "damage": output.count(len(side.damage), "bold red"),
+        }
+        for name, side in (("A", report.a), ("B", report.b))
+    )
+    out.table(None, rows)
+    out.print()
+    if out.as_json:
+        with out.lines() as line:
+            for row in report.rows_as_json():
+                line(output.as_line(row))
     for kind, meaning in _MEANINGS.items():
         ids = report.ids[kind]
         for msg_id in ids[:_MAX_LISTED_IDS]:
-            console.print(f"{meaning}: {msg_id.hex()}", style="red")
-        if len(ids) > _MAX_LISTED_IDS:
-            console.print(f"... and {len(ids) - _MAX_LISTED_IDS:,} more {meaning}; --json lists them all")
+            out.print(f"{meaning}: {msg_id.hex()}", "red")
+        out.more(len(ids), _MAX_LISTED_IDS, f"more {meaning}")
     counts = [f"{len(report.ids[kind]):,} {meaning}" for kind, meaning in _MEANINGS.items()]
-    console.print(f"{report.same:,} the same, {', '.join(counts)}")
-    spans = [*report.a.damage, *report.b.damage]
-    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in spans])
-    not_read.show(console, report.not_read)
+    out.print(f"{report.same:,} the same, {', '.join(counts)}")
+    out.damage([*report.a.damage, *report.b.damage])
+    out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())

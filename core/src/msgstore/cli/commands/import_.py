@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +17,7 @@ from msgstore.scan import bind_records
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--index", default="ets", metavar="NAME", show_default=True, help="Index of the new store.")
-@click.option("--format", "form", default="v2", metavar="NAME", show_default=True, help="Format of the new store.")
+@click.option("--format", default="v2", metavar="NAME", show_default=True, help="Format of the new store.")
 @click.option("--record", default="message", metavar="NAME", show_default=True, help="Record type of the new store.")
 @click.option(
     "--bind", "records", type=options.binding, multiple=True, metavar="NAME=BYTE", help="The type byte of a record type."
@@ -28,14 +29,10 @@ from msgstore.scan import bind_records
 def import_(
     sources: tuple[str, ...],
     destination: Path,
-    index: str,
-    form: str,
-    record: str,
     records: tuple[tuple[str, int], ...],
-    body: str,
-    ignore_others: bool,
-    runner_options: runners.RunnerOptions,
-    as_json: bool,
+    runner: runners.RunnerOptions,
+    out: output.Output,
+    **choices: Any,
 ) -> None:
     """Make a new store at DEST of messages in Parquet files or JSON Lines.
 
@@ -49,25 +46,12 @@ def import_(
       msgstore import messages.jsonl store --index lmdb --json
     """
     catalogue = load_catalogue()
-    job = plan_import(
-        catalogue,
-        sources,
-        destination,
-        index=index,
-        format=form,
-        record=record,
-        body=body,
-        records=bind_records(catalogue, records, "--bind"),
-        ignore_others=ignore_others,
-    )
-    runner = runner_options.make(catalogue, job.size)
-    with output.progress("importing", quiet=as_json) as progress:
-        report = runner.import_messages(job, progress)
-    if as_json:
-        output.emit(report.as_json())
-        return
+    job = plan_import(catalogue, sources, destination, records=bind_records(catalogue, records, "--bind"), **choices)
+    report = runner.run(catalogue, job.size, out.progress("importing"), lambda by, bar: by.import_messages(job, bar))
+    out.emit(report.as_json())
     repeated = f", {report.rows - report.messages:,} repeated rows" if report.rows > report.messages else ""
-    click.echo(
+    out.print(
         f"{output.plural(report.messages, 'message')} imported from {output.plural(report.files, 'file')}{repeated}; "
-        f"{report.destination}: {output.size(report.bytes)}"
+        f"{report.destination}: {output.size(report.bytes)}",
+        soft_wrap=True,
     )

@@ -9,16 +9,12 @@ from typing import Any
 
 import click
 
-from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.commands.scan import show_damage, show_types
-from msgstore.contract import Damage
+from msgstore.cli import options, output, runners
+from msgstore.cli.commands.scan import show_types
 from msgstore.jobs.inventory import plan_inventory
-from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, totals
+from msgstore.jobs.inventory_report import InventoryReport, SegmentStock, totals
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
-
-_MAX_LISTED_SEGMENTS = 40
-"""Segments up to which people get one line per segment."""
 
 
 @click.command()
@@ -26,7 +22,7 @@ _MAX_LISTED_SEGMENTS = 40
 @click.option(
     "--refcounts",
     "counts",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     metavar="FILE",
     help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
 )
@@ -37,8 +33,8 @@ def inventory(
     paths: tuple[Path, ...],
     counts: Path | None,
     records: tuple[tuple[str, int], ...],
-    runner_options: runners.RunnerOptions,
-    as_json: bool,
+    runner: runners.RunnerOptions,
+    out: output.Output,
 ) -> None:
     """Measure PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would free.
 
@@ -55,58 +51,60 @@ def inventory(
     catalogue = load_catalogue()
     bound = bind_records(catalogue, records, "--record")
     job = plan_inventory(catalogue, paths, time.time(), counts=counts, records=bound)
-    runner = runner_options.make(catalogue, job.size)
-    with output.progress("counting", quiet=as_json) as progress:
-        report = runner.inventory(job, progress)
-    (_emit if as_json else _show)(report)
-    not_read.leave(damaged=bool(report.damage), not_read=report.not_read)
-
-
-def _emit(report: InventoryReport) -> None:
+    report = runner.run(catalogue, job.size, out.progress("counting"), lambda by, bar: by.inventory(job, bar))
     for store in report.stores:
-        for segment in store.segments:
-            output.emit(segment.as_json())
-        output.emit(store.as_json())
-    for span in report.damage:
-        output.emit(span.as_json())
-    not_read.emit(report.not_read)
-    output.emit(report.as_json())
+        out.emit(*(segment.as_json() for segment in store.segments), store.as_json())
+    if not out.as_json:
+        _show(out, report)
+    out.damage(report.damage)
+    out.finish(damaged=bool(report.damage), not_read=report.not_read, summary=report.as_json())
 
 
-def _show(report: InventoryReport) -> None:
-    console = output.Terminal()
+def _show(out: output.Output, report: InventoryReport) -> None:
     listed = list(report.segments())
-    for store in report.stores if len(listed) <= _MAX_LISTED_SEGMENTS else ():
+    for store in report.stores if len(listed) <= output.MAX_LISTED else ():
         typed = _has_types(store.segments)
-        rows = _table(store.path, "file", "format", typed=typed)
-        for segment in reversed(store.segments):
-            numbers = _numbers(totals([segment]), typed=typed)
-            rows.add_row(Path(segment.path).name, segment.format, *numbers, _state(segment))
-        console.print(rows)
-        console.print()
-    if len(report.stores) > 1 or len(listed) > _MAX_LISTED_SEGMENTS:
+        rows = [
+            {
+                "file": Path(segment.path).name,
+                "format": segment.format,
+                **_numbers(totals([segment]), typed=typed),
+                "state": output.state(segment.state),
+            }
+            for segment in reversed(store.segments)
+        ]
+        out.table(store.path, rows)
+        out.print()
+    if len(report.stores) > 1 or len(listed) > output.MAX_LISTED:
         typed = _has_types(listed)
-        rows = _table(None, "store", "segments", typed=typed)
-        stores = [(store.path, list(store.segments)) for store in report.stores]
-        for path, segments in [*stores, ("total", listed)]:
+        rows = []
+        for path, segments in [*((store.path, list(store.segments)) for store in report.stores), ("total", listed)]:
             sums = totals(segments)
             states = ", ".join(f"{count:,} {state}" for state, count in sums["states"].items())
-            rows.add_row(path, f"{len(segments):,}", *_numbers(sums, typed=typed), states)
-        rows.rows[-1].style = "bold"
-        console.print(rows)
-        console.print()
-    _show_policies(console, report.policies())
+            rows.append({"store": path, "segments": len(segments), **_numbers(sums, typed=typed), "state": states})
+        out.table(None, rows, bold_last=True)
+        out.print()
+    if policies := report.policies():
+        rows = [
+            {
+                "policy": policy.name,
+                "options": policy.options,
+                "frees": output.size_cell(policy.gives_back),
+                "messages lost": output.count(policy.messages_lost, "bold red"),
+                "steps": policy.errors[0]
+                if policy.errors
+                else ", ".join(f"{action} {count:,}" for action, count in policy.steps.items()) or "nothing",
+            }
+            for policy in policies
+        ]
+        out.table("what policies would do", rows)
+        out.print()
     errors = [store.unasked for store in report.stores if store.unasked]
     if errors:
-        console.print(f"no policy was asked about {output.plural(len(errors), 'store')}: {errors[0]}", style="dim")
-    unknown = sum(not store.counts for store in report.stores)
-    if unknown:
-        console.print(
-            f"no counts for {output.plural(unknown, 'store')}: every record is taken to be live (--refcounts gives counts)",
-            style="dim",
-        )
-    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in report.damage])
-    not_read.show(console, report.not_read)
+        out.print(f"no policy was asked about {output.plural(len(errors), 'store')}: {errors[0]}", "dim")
+    unknown = output.plural(sum(not store.counts for store in report.stores), "store")
+    if not all(store.counts for store in report.stores):
+        out.print(f"no counts for {unknown}: every record is taken to be live (--refcounts gives counts)", "dim")
 
 
 def _has_types(segments: Iterable[SegmentStock]) -> bool:
@@ -114,42 +112,15 @@ def _has_types(segments: Iterable[SegmentStock]) -> bool:
     return bool(show_types(totals(segments)["types"]))
 
 
-def _table(title: str | None, *first: str, typed: bool) -> Any:
-    numbers = ("live", "garbage", "of it", "holes", "copies", "damaged", "state")
-    columns = (*first, "size", "records", *(["types"] if typed else []), *numbers)
-    return output.table(title, *columns, right="segments size records live garbage holes copies damaged")
-
-
-def _numbers(sums: dict[str, Any], *, typed: bool) -> list[Any]:
-    return [
-        output.size(sums["size"]),
-        output.count(sums["records"]),
-        *([show_types(sums["types"])] if typed else []),
-        "?" if sums["live"] is None else output.count(sums["live"]),
-        output.size(sums["garbage"]),
-        f"{sums['fragmentation']:.0%}",
-        output.count(sums["holes"]),
-        output.count(sums["duplicates"], "yellow"),
-        output.size(sums["damaged"]),
-    ]
-
-
-def _state(segment: SegmentStock) -> Any:
-    return output.state(segment.state) if segment.state in output.STATE_STYLES else segment.state
-
-
-def _show_policies(console: output.Terminal, policies: list[PolicyStock]) -> None:
-    if not policies:
-        return
-    rows = output.table("what policies would do", "policy", "options", "frees", "messages lost", "steps", right="frees")
-    for policy in policies:
-        steps = ", ".join(f"{action} {count:,}" for action, count in policy.steps.items()) or "nothing"
-        rows.add_row(
-            policy.name,
-            policy.options,
-            output.size(policy.gives_back),
-            output.count(policy.messages_lost, "bold red"),
-            policy.errors[0] if policy.errors else steps,
-        )
-    console.print(rows)
-    console.print()
+def _numbers(sums: dict[str, Any], *, typed: bool) -> dict[str, Any]:
+    return {
+        "size": output.size_cell(sums["size"]),
+        "records": sums["records"],
+        **({"types": show_types(sums["types"])} if typed else {}),
+        "live": output.right("?") if sums["live"] is None else sums["live"],
+        "garbage": output.size_cell(sums["garbage"]),
+        "of it": f"{sums['fragmentation']:.0%}",
+        "holes": sums["holes"],
+        "copies": output.count(sums["duplicates"], "yellow"),
+        "damaged": output.size_cell(sums["damaged"]),
+    }

@@ -14,35 +14,27 @@ import attrs
 import click
 from rich.text import Text
 
-from msgstore.cli import not_read, options, output
+from msgstore.cli import options, output
 from msgstore.cli.commands.scan import scan_inputs, show_types
 from msgstore.cli.inputs import Input, Inputs
 from msgstore.cli.map_data import PageData
 from msgstore.cli.map_page import check_target, write_page
 from msgstore.cli.spans import KINDS, LiveReferences, Span, live_records, spans
+from msgstore.jobs.counts import sums_of
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
 
-
-@attrs.frozen
-class CellStyle:
-    """Appearance of bytes of one kind. Kinds differ also without colour, and on an ASCII terminal."""
-
-    glyph: str
-    ascii: str
-    style: str
-
-
 CELL_STYLES = {
-    "header": CellStyle("H", "H", "dim"),
-    "live": CellStyle("█", "#", "green"),
-    "record": CellStyle("▓", "=", "cyan"),
-    "dead": CellStyle("▒", "-", "yellow"),
-    "hole": CellStyle("·", ".", "bright_black"),
-    "other": CellStyle("≡", "o", "dim"),
-    "torn": CellStyle("~", "~", "magenta"),
-    "damaged": CellStyle("X", "X", "bold red"),
+    "header": ("H", "H", "dim"),
+    "live": ("█", "#", "green"),
+    "record": ("▓", "=", "cyan"),
+    "dead": ("▒", "-", "yellow"),
+    "hole": ("·", ".", "bright_black"),
+    "other": ("≡", "o", "dim"),
+    "torn": ("~", "~", "magenta"),
+    "damaged": ("X", "X", "bold red"),
 }
+"""Kind of bytes to its glyph, its ASCII glyph and its style. Kinds differ also without colour, and on an ASCII terminal."""
 _ALWAYS_SHOWN = ("damaged", "torn")
 """A cell with at least one byte of these kinds shows that kind."""
 
@@ -86,12 +78,12 @@ class Drawing:
 @options.paths
 @options.refcounts
 @click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
+    "--html", "page", type=options.FILE, metavar="FILE",
     help="Instead, write a page for a browser to FILE, with every record and what each GC policy would do.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE even if it is not a page of 'msgstore map'.")
 @options.as_json
-def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None, force: bool, as_json: bool) -> None:
+def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None, force: bool, out: output.Output) -> None:
     """Draw segments as bars to scale: live, dead, hole, torn, damaged. Writes only the page that --html names.
 
     Live records are known if the store's saved index is still valid, or with --refcounts.
@@ -107,7 +99,7 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
     catalogue = load_catalogue()
     target = None if page is None else check_target(page, catalogue, force=force)
     inputs = Inputs(catalogue)
-    refcounts = options.read_refcounts(refcounts_file)
+    refcounts = None if refcounts_file is None else list(sums_of(refcounts_file).items())
     found = list(inputs.find(paths))
     data = None if target is None else PageData(inputs, _total_bytes(found))
     drawings = []
@@ -118,23 +110,19 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
             damaged |= report.is_damaged
             if data is not None:
                 data.add(report, live)
-            if as_json:
-                output.emit(draw(report, live).as_json())
-            elif data is None:
-                drawings.append(draw(report, live))
+            if data is None or out.as_json:
+                drawing = draw(report, live)
+                out.emit(drawing.as_json())
+                drawings.append(drawing)
     for problem in inputs.damaged_settings:
         output.note(f"{problem} Only the format's own record types were read.")
     if target is not None and data is not None:
         size = write_page(target, data.as_json(time.time()))
-        if not as_json:
-            click.echo(f"{page}: {output.plural(len(found), 'segment')}, {output.size(size)}; open it in a browser")
-    elif not as_json:
-        show(output.Terminal(), drawings)
-    if as_json:
-        not_read.emit(inputs.not_read)
-    else:
-        not_read.show(output.Terminal(), inputs.not_read)
-    not_read.leave(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
+        about = f"{output.plural(len(found), 'segment')}, {output.size(size)}; open it in a browser"
+        out.print(f"{page}: {about}", soft_wrap=True)
+    elif not out.as_json:
+        show(out.console, drawings)
+    out.finish(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
 
 
 def _total_bytes(found: Iterable[Input]) -> int:
@@ -180,9 +168,9 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
             line.append(f"  {percent}" if percent else "", style="dim")
             console.print(line, no_wrap=True, soft_wrap=True)
     legend = Text("\n")
-    for kind, cell_style in CELL_STYLES.items():
+    for kind, (*glyphs, style) in CELL_STYLES.items():
         if kind in shown:
-            legend.append(cell_style.ascii if ascii_only else cell_style.glyph, style=cell_style.style)
+            legend.append(glyphs[ascii_only], style=style)
             legend.append(f" {KINDS[kind]}   ")
     drawn = {kind for drawing in drawings for kind, _, size in drawing.spans if size}
     if small := [word for kind, word in KINDS.items() if kind in drawn - shown - {"header"}]:
@@ -212,8 +200,8 @@ def _cells(drawing: Drawing, cells: int) -> list[str]:
 def _bar(kinds: list[str], *, ascii_only: bool) -> Text:
     bar = Text()
     for kind, run in groupby(kinds):
-        glyph = CELL_STYLES[kind].ascii if ascii_only else CELL_STYLES[kind].glyph
-        bar.append(glyph * len(list(run)), style=CELL_STYLES[kind].style)
+        *glyphs, style = CELL_STYLES[kind]
+        bar.append(glyphs[ascii_only] * len(list(run)), style=style)
     return bar
 
 

@@ -7,13 +7,10 @@ import hashlib
 import shutil
 import sys
 from collections import Counter
-from pathlib import Path
 
-import attrs
 import click
 
-from msgstore.cli import options, output
-from msgstore.cli.stores import find_store, resolve_store
+from msgstore.cli import options, output, stores
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
 from msgstore.engine.store import Store, StoredMessage
 from msgstore.scan import Described, describe
@@ -22,53 +19,24 @@ _ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"
 _HASH_COLUMN = len(_ROW.format("", "", "", "", "", ""))
 
 
-@attrs.frozen
-class ListedMessage:
-    """One message of a list: its index entry, its record type and fields, and the hash of its stored body."""
+def _listed(store: Store, entry: StoredMessage) -> tuple[Described, str | None]:
+    """Return what is known of the record, and the hash of its stored body; None if the record is damaged.
 
-    entry: StoredMessage
-    described: Described
-    body_sha256: str | None
-    """None if the record is damaged."""
-
-    @classmethod
-    def of(cls, store: Store, entry: StoredMessage) -> ListedMessage:
-        """Read the record. Prints damage on standard error. Raises MessageNotFound if the message was removed meanwhile."""
-        try:
-            record = store.record(entry)
-        except CorruptRecord as error:
-            output.note(str(error))
-            return cls(entry, Described(None), None)
-        return cls(entry, describe(record), hashlib.sha256(record.body).hexdigest())
-
-    def as_json(self) -> dict[str, object]:
-        entry = self.entry
-        return {
-            "id": entry.msg_id.hex(),
-            "file": entry.number,
-            "offset": entry.offset,
-            "size": entry.size,
-            "refs": entry.references,
-            **self.described.as_json(),
-            "body_sha256": self.body_sha256,
-        }
-
-    def last_column(self, digits: int, *, fields: bool) -> str:
-        """Return the first ``digits`` of the hash, or the record type with its fields."""
-        if self.body_sha256 is None:
-            return "damaged"
-        if not fields:
-            return self.body_sha256[:digits]
-        return " ".join([self.described.record or "-", *(f"{name}={text}" for name, text in self.described.as_text().items())])
+    Prints damage on standard error. Raises MessageNotFound if the message was removed meanwhile.
+    """
+    try:
+        record = store.record(entry)
+    except CorruptRecord as error:
+        output.note(str(error))
+        return Described(None), None
+    return describe(record), hashlib.sha256(record.body).hexdigest()
 
 
 @click.command()
-@options.store
-@options.config_file
-@options.refcounts
+@stores.read
 @click.option("--fields", is_flag=True, help="Show the record type and the fields of the record instead of the hash.")
 @options.as_json
-def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
+def ls(store: stores.StoreArgument, fields: bool, out: output.Output) -> None:
     """List the live messages, by segment and offset. Writes nothing.
 
     The hash is the SHA-256 of the stored body. Exit code 1 if any segment is damaged: messages may be missing.
@@ -80,37 +48,39 @@ def ls(store: str, config_file: Path | None, refcounts_file: Path | None, fields
       msgstore ls orders --config msgstore.toml --json | jq -r .id
     """
     digits = max(shutil.get_terminal_size().columns - _HASH_COLUMN - 1, 8) if sys.stdout.isatty() else 64
-    target = find_store(store, config_file)
-    with target.open("r", options.read_refcounts(refcounts_file)) as opened, output.lines() as line:
-        if not as_json:
+    with store.find().open("r") as opened, out.lines() as line:
+        if not out.as_json:
             line(_ROW.format("id", "file", "offset", "size", "refs", "record" if fields else "sha256 of the body"))
         stats = opened.stats()
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
             try:
-                message = ListedMessage.of(opened, entry)
+                described, body_sha256 = _listed(opened, entry)
             except MessageNotFound:  # removed meanwhile by another process
                 continue
-            damaged |= message.body_sha256 is None
-            if as_json:
-                line(output.as_line(message.as_json()))
+            damaged |= body_sha256 is None
+            place = (entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references)
+            if out.as_json:
+                values = dict(zip(("id", "file", "offset", "size", "refs"), place, strict=True))
+                line(output.as_line({**values, **described.as_json(), "body_sha256": body_sha256}))
+            elif body_sha256 is None:
+                line(_ROW.format(*place, "damaged"))
+            elif fields:
+                shown = (f"{name}={text}" for name, text in described.as_text().items())
+                line(_ROW.format(*place, " ".join([described.record or "-", *shown])))
             else:
-                last = message.last_column(digits, fields=fields)
-                line(_ROW.format(entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references, last))
+                line(_ROW.format(*place, body_sha256[:digits]))
     if stats.quarantined and not stats.recovery.damaged:
         output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} earlier. 'msgstore verify' lists it.")
-    if damaged:
-        click.get_current_context().exit(1)
+    out.finish(damaged=damaged)
 
 
 @click.command()
-@options.store
+@stores.read
 @click.argument("msg_id", metavar="ID", type=options.message_id)
-@options.config_file
-@options.refcounts
 @click.option("--fields", is_flag=True, help="Print the record type and the fields of the record instead of the body.")
 @options.as_json
-def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Path | None, fields: bool, as_json: bool) -> None:
+def get(store: stores.StoreArgument, msg_id: bytes, fields: bool, out: output.Output) -> None:
     """Write the body of one message to standard output, byte for byte. Writes nothing into the store.
 
     On a terminal, a line break is added if the body does not end with one.
@@ -120,14 +90,14 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
       msgstore get data/orders 00112233445566778899aabbccddeeff > body
       msgstore get data/orders 00112233445566778899aabbccddeeff --fields
     """
-    target = find_store(store, config_file)
-    with target.open("r", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+    target = store.find()
+    with target.open("r") as opened, opened.client() as client:
         body = client.read(msg_id)
         references = opened.references(msg_id)
-        entry = opened.entry(msg_id) if fields or as_json else None
+        entry = opened.entry(msg_id) if fields or out.as_json else None
         described = describe(opened.record(entry)) if entry else Described(None)
-    if as_json:
-        output.emit(
+    if out.as_json:
+        out.emit(
             {
                 "id": msg_id.hex(),
                 "size": len(body),
@@ -151,13 +121,10 @@ def get(store: str, msg_id: bytes, config_file: Path | None, refcounts_file: Pat
 
 
 @click.command()
-@options.store
+@stores.changed
 @click.argument("msg_id", metavar="ID", type=options.message_id)
-@options.config_file
-@options.adopt
-@options.refcounts
 @options.as_json
-def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool) -> None:
+def put(store: stores.StoreArgument, msg_id: bytes, out: output.Output) -> None:
     """Write one message with the body from standard input. It is on disk when the program ends.
 
     An id names one body permanently. If the message exists, it gets one more reference, and its body does not change.
@@ -166,31 +133,24 @@ def put(store: str, msg_id: bytes, config_file: Path | None, adopt: bool, refcou
     Examples:
       msgstore put data/orders 00112233445566778899aabbccddeeff < body
     """
-    target = resolve_store(store, config_file, adopt=adopt)
+    target = store.resolve()
     if sys.stdin is None:
         raise output.closed("standard input")
     body = sys.stdin.buffer.read()
-    with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+    with target.open("rw") as opened, opened.client() as client:
         client.write(msg_id, body)
         references = opened.references(msg_id)
-    if as_json:
-        output.emit({"id": msg_id.hex(), "size": len(body), "refs": references})
-    else:
-        click.echo(msg_id.hex())
+    out.emit({"id": msg_id.hex(), "size": len(body), "refs": references})
+    out.print(msg_id.hex())
     if references > 1:
         output.note(f"{msg_id.hex()} existed already. It has {references} references now, and its body is unchanged.")
 
 
 @click.command()
-@options.store
+@stores.changed
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=options.message_id)
-@options.config_file
-@options.adopt
-@options.refcounts
 @options.as_json
-def rm(
-    store: str, ids: tuple[bytes, ...], config_file: Path | None, adopt: bool, refcounts_file: Path | None, as_json: bool
-) -> None:
+def rm(store: stores.StoreArgument, ids: tuple[bytes, ...], out: output.Output) -> None:
     """Remove one reference from each message. A message without references is gone.
 
     If an id is absent, it is reported, the others are removed, and the exit code is 2.
@@ -199,10 +159,9 @@ def rm(
     Examples:
       msgstore rm data/orders 00112233445566778899aabbccddeeff
     """
-    target = find_store(store, config_file, adopt=adopt)
     absent: Counter[bytes] = Counter()
     failure: MessageNotFound | None = None
-    with target.open("rw", options.read_refcounts(refcounts_file)) as opened, opened.client() as client:
+    with store.find().open("rw") as opened, opened.client() as client:
         try:
             client.remove(ids)
         except MessageNotFound as error:
@@ -212,9 +171,8 @@ def rm(
     given = Counter(ids)
     for msg_id in dict.fromkeys(ids):
         removed = given[msg_id] - absent[msg_id]
-        if as_json:
-            output.emit({"id": msg_id.hex(), "removed": removed, "absent": absent[msg_id] > 0, "refs": left[msg_id]})
-        elif removed:
-            click.echo(f"{msg_id.hex()}" + (f" ({output.plural(left[msg_id], 'reference')} left)" if left[msg_id] else ""))
+        out.emit({"id": msg_id.hex(), "removed": removed, "absent": absent[msg_id] > 0, "refs": left[msg_id]})
+        if removed:
+            out.print(f"{msg_id.hex()}" + (f" ({output.plural(left[msg_id], 'reference')} left)" if left[msg_id] else ""))
     if failure is not None:
         raise failure

@@ -10,17 +10,13 @@ from pathlib import Path
 import attrs
 import click
 
-from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.checking import damage_at_opening
-from msgstore.cli.commands.compact import report
-from msgstore.cli.commands.salvage import emit, show
-from msgstore.cli.stores import StoreTarget, find_store, resolve_store
+from msgstore.cli import options, output, runners, stores
+from msgstore.cli.commands import salvage
+from msgstore.cli.commands.compact import damage_at_opening, report
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS
-from msgstore.engine.backends import resolve
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
-from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
 from msgstore.jobs.output.commit import check_destination
 from msgstore.jobs.output.staging_directory import working_directory
@@ -28,23 +24,17 @@ from msgstore.jobs.salvage import plan_salvage
 
 
 @click.command()
-@options.store
-@click.argument("destination", metavar="[DEST]", required=False, type=click.Path(path_type=Path))
+@stores.changed
+@click.argument("destination", metavar="[DEST]", required=False, type=options.FILE)
 @click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
-@options.config_file
-@options.adopt
-@options.refcounts
 @runners.options
 @options.as_json
 def migrate(
-    store: str,
+    store: stores.StoreArgument,
     destination: Path | None,
     to_format: str,
-    config_file: Path | None,
-    adopt: bool,
-    refcounts_file: Path | None,
-    runner_options: runners.RunnerOptions,
-    as_json: bool,
+    runner: runners.RunnerOptions,
+    out: output.Output,
 ) -> None:
     """Rewrite a store's segments in FORMAT: in place, or into a new store at DEST.
 
@@ -59,36 +49,27 @@ def migrate(
       msgstore migrate msg_store_persistent new-store --to v2 --refcounts counts.csv --processes 8
     """
     if destination is not None:
-        _copy(resolve_store(store, config_file), destination, to_format, refcounts_file, runner_options, as_json=as_json)
+        _copy(attrs.evolve(store, adopt=False).resolve(), destination, to_format, runner, out)
         return
-    target = find_store(store, config_file, adopt=adopt)
-    if runner_options != runners.RunnerOptions():
+    target = store.find()
+    if runner != runners.RunnerOptions():
         raise ConfigError(
             "migrate: options of runners apply only to copies. Omit them to migrate in place, or add DEST to copy."
         )
     form = target.config.format if target.config.format.name == to_format else Backend(to_format)
     # on_legacy: the opening must neither refuse segments to migrate, nor migrate them without a report.
     target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
-    with (
-        target.open("rw", options.read_refcounts(refcounts_file)) as opened,
-        output.progress("migrating", quiet=as_json) as progress,
-    ):
+    with target.open("rw") as opened, out.progress("migrating") as progress:
         spans = damage_at_opening(target, opened)
         results = opened.migrate(progress=progress)
-    report(results, [], spans, "migrated", f"nothing to migrate: no segment is older than {to_format}", as_json=as_json)
+    report(out, results, [], spans, "migrated", f"nothing to migrate: no segment is older than {to_format}")
 
 
 def _copy(
-    target: StoreTarget,
-    destination: Path,
-    to_format: str,
-    refcounts: Path | None,
-    runner_options: runners.RunnerOptions,
-    *,
-    as_json: bool,
+    target: stores.StoreTarget, destination: Path, to_format: str, runner: runners.RunnerOptions, out: output.Output
 ) -> None:
     """Copy the store to DEST with a salvage job that fails unless every counted message is copied."""
-    with _counts(target, refcounts, destination) as counts:
+    with _counts(target, destination) as counts:
         job = plan_salvage(
             target.catalogue,
             [target.path],
@@ -96,27 +77,21 @@ def _copy(
             index=target.config.index.name,
             format=to_format,
             body=target.config.body.name,
-            records=resolve(
-                target.config, target.catalogue, known_settings(Files(), target.config, target.catalogue)
-            ).settings.records,
+            records=target.backends(target.settings()).settings.records,
             counts=counts,
             complete=True,
         )
-        runner = runner_options.make(target.catalogue, job.size)
-        with output.progress("migrating", quiet=as_json) as progress:
-            salvaged = runner.salvage(job, progress)
-    (emit if as_json else show)(salvaged)
-    not_read.leave(damaged=bool(salvaged.damage), not_read=salvaged.not_read)
+        salvage.run(job, target.catalogue, runner, out, "migrating")
 
 
 @contextlib.contextmanager
-def _counts(target: StoreTarget, given: Path | None, destination: Path) -> Iterator[Path | None]:
+def _counts(target: stores.StoreTarget, destination: Path) -> Iterator[Path | None]:
     """Yield a file with the counts of the copy: the given one, else one with the counts that the store or a broker saved.
 
     The file is next to the destination, where every worker of a runner can read it. Raises StoreError if the store has lost its
     counts: with one reference each, dead messages would return, and losses would not be noticed.
     """
-    is_adopted = (target.path / SETTINGS).exists()
+    given, is_adopted = target.refcounts_file, (target.path / SETTINGS).exists()
     if given is not None or not (is_adopted or (target.path / SAVED_COUNTS).exists()):
         yield given
         return
@@ -134,7 +109,7 @@ def _counts(target: StoreTarget, given: Path | None, destination: Path) -> Itera
         yield counts
 
 
-def _write_counts(target: StoreTarget, path: Path, *, is_adopted: bool) -> None:
+def _write_counts(target: stores.StoreTarget, path: Path, *, is_adopted: bool) -> None:
     with target.open("r") as opened:
         if is_adopted and not opened.stats().recovery.counts_are_kept:
             raise StoreError(

@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -82,9 +83,9 @@ KINDS = {
 @click.command(name="new-plugin")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("name")
-@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", default=Path(), help="Parent of the new directory.")
+@click.option("--into", type=options.FILE, metavar="DIR", default=Path(), help="Parent of the new directory.")
 @options.as_json
-def new_plugin(kind: str, name: str, into: Path, as_json: bool) -> None:
+def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
     """Write the start of a plugin: a distribution that can be installed, works, and passes its tests.
 
     NAME is the name of the distribution, of its directory, and of the backend in a configuration. The directory must not exist.
@@ -95,16 +96,16 @@ def new_plugin(kind: str, name: str, into: Path, as_json: bool) -> None:
       msgstore new-plugin record-type acme-audit
       msgstore new-plugin index acme-sqlite --into plugins
     """
-    _check_name(kind, name)
+    for error in _name_errors(kind, name):
+        raise click.BadParameter(error)
     target = into / name
     files = render(kind, name)
     _write(target, files)
-    if as_json:
-        output.emit({"kind": kind, "name": name, "path": str(target), "files": list(files)})
-        return
+    out.emit({"kind": kind, "name": name, "path": str(target), "files": list(files)})
     for file in files:
-        click.echo(str(target / file))
-    output.note(f"next: cd {target} && pip install -e '.[test]' && pytest. README.md lists further steps.")
+        out.print(str(target / file), soft_wrap=True)
+    if not out.as_json:
+        output.note(f"next: cd {target} && pip install -e '.[test]' && pytest. README.md lists further steps.")
 
 
 def render(kind: str, name: str) -> dict[str, str]:
@@ -150,34 +151,28 @@ def _versions(version: str) -> str:
     return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"
 
 
-def _check_name(kind: str, name: str) -> None:
-    """Raise BadParameter for a name that is invalid, taken, or would clash with other names."""
+def _name_errors(kind: str, name: str) -> Iterator[str]:
+    """Yield why a name is invalid, taken, or would clash with other names."""
+    module, class_name = name.replace("-", "_"), _class_name(name)
     if _NAME.fullmatch(name) is None or len(name) > _MAX_NAME:
-        raise click.BadParameter(
+        yield (
             f"{name!r} is not a name: use words of lower-case letters and digits, joined by '-', a letter first, at most "
             f"{_MAX_NAME} characters, such as acme-{KINDS[kind].part}"
         )
-    module = name.replace("-", "_")
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("msgstore", "src", "test", "tests"):
-        raise click.BadParameter(f"{name!r} cannot be the name of a package: {module!r} is a name of Python or of msgstore")
-    class_name = _class_name(name)
+        yield f"{name!r} cannot be the name of a package: {module!r} is a name of Python or of msgstore"
     if keyword.iskeyword(class_name) or class_name in contract.__all__ or class_name in _template_names(kind):
-        raise click.BadParameter(f"{name!r} cannot be the name of a class: the templates use {class_name} for something else")
-    catalogue_kind, catalogue = KINDS[kind].catalogue, load_catalogue()
-    extension = f".{module}"
-    if kind == "format" and (extension in _STORE_EXTENSIONS or extension in catalogue.formats_by_extension()):
-        owner = catalogue.formats_by_extension().get(extension)
+        yield f"{name!r} cannot be the name of a class: the templates use {class_name} for something else"
+    catalogue, extension = load_catalogue(), f".{module}"
+    owner = catalogue.formats_by_extension().get(extension)
+    if kind == "format" and (owner or extension in _STORE_EXTENSIONS):
         others = f"those of the format {owner!r}" if owner else "other files of stores"
-        raise click.BadParameter(
-            f"the files of a format {name!r} would end in {extension}, as {others} do. Choose another name."
-        )
+        yield f"the files of a format {name!r} would end in {extension}, as {others} do. Choose another name."
     for found in catalogue.registrations:
-        if (found.kind, found.descriptor.name) == (catalogue_kind, name):
-            raise click.BadParameter(
-                f"{KINDS[kind].noun} {name!r} already exists in {found.provider.distribution}. Choose another name."
-            )
+        if (found.kind, found.descriptor.name) == (KINDS[kind].catalogue, name):
+            yield f"{KINDS[kind].noun} {name!r} already exists in {found.provider.distribution}. Choose another name."
     if taken := _installed(name, module):
-        raise click.BadParameter(f"{name!r} would replace {taken}. Choose another name.")
+        yield f"{name!r} would replace {taken}. Choose another name."
 
 
 def _template_names(kind: str) -> set[str]:

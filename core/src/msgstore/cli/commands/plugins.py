@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -22,10 +23,10 @@ _WIDE_COLUMNS = 130
 @click.command()
 @click.option("--check", is_flag=True, help="Also import every backend. Exit with 2 if there is a problem.")
 @click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Omit plugins that FILE disables."
+    "--config", "config_file", type=options.FILE, metavar="FILE", help="Omit plugins that FILE disables."
 )
 @options.as_json
-def plugins(check: bool, config_file: Path | None, as_json: bool) -> None:
+def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     """List the installed formats, record types, indexes, GC policies, body codecs, job runners and observers.
 
     \b
@@ -35,43 +36,37 @@ def plugins(check: bool, config_file: Path | None, as_json: bool) -> None:
     """
     catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
     problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
-    if as_json:
-        _emit(catalogue, problems)
-    else:
-        _show(catalogue, problems)
+    out.emit(*_as_json(catalogue))
+    out.emit(*({"kind": "problem", "message": problem} for problem in problems))
+    out.table(None, _rows(catalogue, wide=out.console.width >= _WIDE_COLUMNS))
+    if catalogue.disabled:
+        out.print(f"disabled: {', '.join(catalogue.disabled)}")
+    for problem in problems:
+        out.print(f"problem: {problem}", "red")
+    if not problems:
+        out.print("no problems", "green")
     if check and problems:
         click.get_current_context().exit(2)
 
 
-def _emit(catalogue: Catalogue, problems: list[str]) -> None:
+def _as_json(catalogue: Catalogue) -> Iterator[dict[str, object]]:
     for found in catalogue.registrations:
-        descriptor, provider = found.descriptor, found.provider
-        output.emit(
-            {
-                "kind": found.kind,
-                "name": descriptor.name,
-                "distribution": provider.distribution,
-                "version": provider.version,
-                "entry_point": provider.entry_point,
-                "contract": list(descriptor.contract),
-                "capabilities": sorted(capability.value for capability in descriptor.capabilities),
-                "summary": descriptor.summary,
-                **_fields(descriptor),
-            }
-        )
+        descriptor = found.descriptor
+        yield {
+            "kind": found.kind,
+            "name": descriptor.name,
+            **_origin(found.provider),
+            "contract": list(descriptor.contract),
+            "capabilities": sorted(capability.value for capability in descriptor.capabilities),
+            "summary": descriptor.summary,
+            **_fields(descriptor),
+        }
     for provider, hooks in _observers(catalogue):
-        output.emit(
-            {
-                "kind": "observer",
-                "name": provider.entry_point,
-                "distribution": provider.distribution,
-                "version": provider.version,
-                "entry_point": provider.entry_point,
-                "events": hooks,
-            }
-        )
-    for problem in problems:
-        output.emit({"kind": "problem", "message": problem})
+        yield {"kind": "observer", "name": provider.entry_point, **_origin(provider), "events": hooks}
+
+
+def _origin(provider: Provider) -> dict[str, str]:
+    return {"distribution": provider.distribution, "version": provider.version, "entry_point": provider.entry_point}
 
 
 def _fields(descriptor: Descriptor) -> dict[str, object]:
@@ -88,28 +83,24 @@ def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
     ]
 
 
-def _show(catalogue: Catalogue, problems: list[str]) -> None:
-    console = output.Terminal()
-    wide = console.width >= _WIDE_COLUMNS
-    columns = ("kind", "name", "distribution", *(("contract", "capabilities") if wide else ()), "summary")
-    rows = output.table(None, *columns)
+def _rows(catalogue: Catalogue, *, wide: bool) -> Iterator[dict[str, object]]:
     for found in sorted(catalogue.registrations, key=lambda found: (found.kind, found.descriptor.name)):
-        descriptor, provider = found.descriptor, found.provider
+        descriptor = found.descriptor
         contract = ".".join(map(str, descriptor.contract))
         capabilities = ", ".join(sorted(capability.value for capability in descriptor.capabilities))
-        start = found.kind, descriptor.name, Text(f"{provider.distribution} {provider.version}", no_wrap=True)
-        if wide:
-            rows.add_row(*start, contract, capabilities or "-", descriptor.summary)
-        else:
-            suffix = f"; {capabilities}" if capabilities else ""
-            rows.add_row(*start, Text.assemble(descriptor.summary, (f"\ncontract {contract}{suffix}", "dim")))
+        narrow = Text.assemble(descriptor.summary, (f"\ncontract {contract}{capabilities and f'; {capabilities}'}", "dim"))
+        yield {
+            **_start(found.kind, descriptor.name, found.provider),
+            **({"contract": contract, "capabilities": capabilities or "-"} if wide else {}),
+            "summary": descriptor.summary if wide else narrow,
+        }
     for provider, hooks in _observers(catalogue):
-        start = "observer", provider.entry_point, Text(f"{provider.distribution} {provider.version}", no_wrap=True)
-        rows.add_row(*start, *(("-", "-") if wide else ()), f"receives {output.plural(len(hooks), 'kind')} of events")
-    console.print(rows)
-    if catalogue.disabled:
-        console.print(f"disabled: {', '.join(catalogue.disabled)}")
-    for problem in problems:
-        console.print(f"problem: {problem}", style="red")
-    if not problems:
-        console.print("no problems", style="green")
+        yield {
+            **_start("observer", provider.entry_point, provider),
+            **({"contract": "-", "capabilities": "-"} if wide else {}),
+            "summary": f"receives {output.plural(len(hooks), 'kind')} of events",
+        }
+
+
+def _start(kind: str, name: str, provider: Provider) -> dict[str, object]:
+    return {"kind": kind, "name": name, "distribution": Text(f"{provider.distribution} {provider.version}", no_wrap=True)}

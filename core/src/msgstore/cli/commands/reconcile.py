@@ -6,14 +6,11 @@ from pathlib import Path
 
 import click
 
-from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.commands.scan import show_damage
-from msgstore.contract import Damage
-from msgstore.jobs.reconcile import CLASSES, ReconcileReport, plan_reconcile
+from msgstore.cli import options, output, runners
+from msgstore.jobs.reconcile import CLASSES, plan_reconcile
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 
-_path = click.Path(path_type=Path)
 _MAX_LISTED_IDS = 5
 """Ids of each class that are listed for people."""
 _STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
@@ -23,13 +20,13 @@ _STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
 @options.paths
 @click.option(
     "--deltas",
-    type=_path,
+    type=options.FILE,
     multiple=True,
     required=True,
     metavar="FILE",
     help="Lines 'id,count', or Parquet, or a directory of Parquet. All counts of an id are added up. May be repeated.",
 )
-@click.option("--to", type=_path, metavar="DIR", help="Write the ids of each class to DIR, as Parquet.")
+@click.option("--to", type=options.FILE, metavar="DIR", help="Write the ids of each class to DIR, as Parquet.")
 @options.records
 @runners.options
 @options.as_json
@@ -38,8 +35,8 @@ def reconcile(
     deltas: tuple[Path, ...],
     to: Path | None,
     records: tuple[tuple[str, int], ...],
-    runner_options: runners.RunnerOptions,
-    as_json: bool,
+    runner: runners.RunnerOptions,
+    out: output.Output,
 ) -> None:
     """Compare the records in PATH with changes of reference counts: find live, garbage, lost and wrongly counted messages.
 
@@ -55,41 +52,25 @@ def reconcile(
     """
     catalogue = load_catalogue()
     job = plan_reconcile(catalogue, paths, deltas, to=to, records=bind_records(catalogue, records, "--record"))
-    runner = runner_options.make(catalogue, job.size)
-    with output.progress("reconciling", quiet=as_json) as progress:
-        report = runner.reconcile(job, progress)
-    (_emit if as_json else _show)(report)
-    not_read.leave(damaged=not report.agrees, not_read=report.not_read)
-
-
-def _emit(report: ReconcileReport) -> None:
-    for span in report.damage:
-        output.emit(span.as_json())
-    for named in report.named_as_json():
-        output.emit(named)
-    not_read.emit(report.not_read)
-    output.emit(report.as_json())
-
-
-def _show(report: ReconcileReport) -> None:
-    console = output.Terminal()
-    title = f"{', '.join(report.sources)} with {output.plural(report.changes, 'change')} of {', '.join(report.deltas)}"
-    rows = output.table(title, "class", "ids", "references", "records", "size", "meaning", right="ids references records size")
-    for name, found in report.classes.items():
-        rows.add_row(
-            name,
-            output.count(found.ids, _STYLES.get(name, "")),
-            output.count(found.references),
-            output.count(found.records),
-            output.size(found.size),
-            CLASSES[name],
-        )
-    console.print(rows)
-    console.print()
+    report = runner.run(catalogue, job.size, out.progress("reconciling"), lambda by, bar: by.reconcile(job, bar))
+    rows = (
+        {
+            "class": name,
+            "ids": output.count(found.ids, _STYLES.get(name, "")),
+            "references": found.references,
+            "records": found.records,
+            "size": output.size_cell(found.size),
+            "meaning": CLASSES[name],
+        }
+        for name, found in report.classes.items()
+    )
+    out.table(f"{', '.join(report.sources)} with {output.plural(report.changes, 'change')} of {', '.join(report.deltas)}", rows)
+    out.print()
+    out.damage(report.damage)
+    out.emit(*report.named_as_json())
     for name, named in report.named.items():
         if named:
             first = ", ".join(f"{msg_id.hex()} ({count:+,})" for msg_id, count in named[:_MAX_LISTED_IDS])
             more = report.classes[name].ids - _MAX_LISTED_IDS
-            console.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", style=_STYLES[name])
-    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in report.damage])
-    not_read.show(console, report.not_read)
+            out.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", _STYLES[name])
+    out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())

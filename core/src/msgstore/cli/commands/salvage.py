@@ -9,24 +9,18 @@ from typing import Any
 
 import click
 
-from msgstore.cli import not_read, options, output, runners
-from msgstore.cli.commands.scan import show_damage
-from msgstore.contract import Damage
-from msgstore.jobs.reports import SETTINGS_DAMAGED, InputReport, SalvageReport
-from msgstore.jobs.salvage import plan_salvage
-from msgstore.plugins.catalogue import load_catalogue
+from msgstore.cli import options, output, runners
+from msgstore.jobs.reports import SETTINGS_DAMAGED, InputReport
+from msgstore.jobs.salvage import SalvageJob, plan_salvage
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import bind_records
-
-_path = click.Path(path_type=Path)
-_MAX_LISTED_SEGMENTS = 40
-"""Segments up to which people get one line per segment instead of one per store."""
 
 
 @click.command()
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=_path)
-@click.argument("destination", metavar="DEST", type=_path)
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=options.FILE)
+@click.argument("destination", metavar="DEST", type=options.FILE)
 @click.option("--index", default="ets", metavar="NAME", show_default=True, help="Index of the new store.")
-@click.option("--format", "form", default="v2", metavar="NAME", show_default=True, help="Format of the new store.")
+@click.option("--format", default="v2", metavar="NAME", show_default=True, help="Format of the new store.")
 @click.option("--record", metavar="NAME", help="Record type that all records are encoded as. Default: their own type.")
 @click.option("--body", metavar="NAME", help="Body codec of the new store. Every body must be valid for it.")
 @click.option(
@@ -40,7 +34,7 @@ _MAX_LISTED_SEGMENTS = 40
 @click.option(
     "--refcounts",
     "counts",
-    type=_path,
+    type=options.FILE,
     metavar="FILE",
     help="Lines 'id,count', or Parquet. Other ids are dead and omitted. The new store has these counts.",
 )
@@ -49,14 +43,11 @@ _MAX_LISTED_SEGMENTS = 40
 def salvage(
     sources: tuple[Path, ...],
     destination: Path,
-    index: str,
-    form: str,
-    record: str | None,
     body: str | None,
     records: tuple[tuple[str, int], ...],
-    counts: Path | None,
-    runner_options: runners.RunnerOptions,
-    as_json: bool,
+    runner: runners.RunnerOptions,
+    out: output.Output,
+    **choices: Any,
 ) -> None:
     """Copy every intact record in SRC into a new store at DEST, and report every damaged span. SRC is only read.
 
@@ -72,80 +63,61 @@ def salvage(
       msgstore salvage /backups/node1 rescued --runner spark --master 'local[4]'
     """
     catalogue = load_catalogue()
-    job = plan_salvage(
-        catalogue,
-        sources,
-        destination,
-        index=index,
-        format=form,
-        record=record,
-        body=body,
-        check_body=body,
-        records=bind_records(catalogue, records, "--source-record"),
-        counts=counts,
-    )
-    runner = runner_options.make(catalogue, job.size)
-    with output.progress("salvaging", quiet=as_json) as progress:
-        report = runner.salvage(job, progress)
-    (emit if as_json else show)(report)
-    not_read.leave(damaged=bool(report.damage or report.missing), not_read=report.not_read)
+    bound = bind_records(catalogue, records, "--source-record")
+    job = plan_salvage(catalogue, sources, destination, body=body, check_body=body, records=bound, **choices)
+    run(job, catalogue, runner, out, "salvaging")
 
 
-def emit(report: SalvageReport) -> None:
-    """Print one line per input, per record recovered after damage and per damaged span, and finally a summary."""
+def run(job: SalvageJob, catalogue: Catalogue, runner: runners.RunnerOptions, out: output.Output, what: str) -> None:
+    """Run the job and print its report."""
+    report = runner.run(catalogue, job.size, out.progress(what), lambda by, bar: by.salvage(job, bar))
     for found in report.inputs:
-        output.emit(found.as_json())
-        for recovered in found.recovered_as_json():
-            output.emit(recovered)
-    for span in report.damage:
-        output.emit(span.as_json())
-    not_read.emit(report.not_read)
-    output.emit(report.as_json())
-
-
-def show(report: SalvageReport) -> None:
-    """Print a table, the damaged spans, and one line with the totals."""
-    console = output.Terminal()
+        out.emit(found.as_json(), *found.recovered_as_json())
     stores = {directory: list(found) for directory, found in groupby(report.inputs, lambda found: str(Path(found.path).parent))}
     several, counted = len(stores) > 1, any(found.dead for found in report.inputs)
-    numbers = ["size", "copied", "recovered", "intact", "copies", *(["dead"] if counted else []), "holes", "damaged"]
     title = f"{', '.join(report.sources)} to {report.destination}"
-    if len(report.inputs) > _MAX_LISTED_SEGMENTS:
-        rows = output.table(title, "store", "segments", *numbers, right=" ".join(["segments", *numbers]))
-        for directory, found in stores.items():
-            rows.add_row(directory, f"{len(found):,}", *_numbers(found, counted=counted))
-        rows.add_row("total", f"{len(report.inputs):,}", *_numbers(report.inputs, counted=counted), style="bold")
+    if len(report.inputs) > output.MAX_LISTED:
+        rows = [
+            {"store": name, "segments": len(found), **_numbers(found, counted=counted)}
+            for name, found in [*stores.items(), ("total", report.inputs)]
+        ]
+        out.table(title, rows, bold_last=True)
     else:
-        rows = output.table(title, "file", "format", *numbers, right=" ".join(numbers))
-        for one in reversed(report.inputs):
-            rows.add_row(one.path if several else Path(one.path).name, one.format, *_numbers([one], counted=counted))
-    console.print(rows)
-    console.print()
-    show_damage(console, [(Path(span.path), Damage(span.offset, span.size, span.reason)) for span in report.damage])
-    if any(span.reason == SETTINGS_DAMAGED for span in report.damage):
+        rows = [
+            {
+                "file": one.path if several else Path(one.path).name,
+                "format": one.format,
+                **_numbers([one], counted=counted),
+            }
+            for one in reversed(report.inputs)
+        ]
+        out.table(title, rows)
+    out.print()
+    out.damage(report.damage)
+    if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
         loss = "bindings of record types and the name of the body codec are lost. Give those of third parties with"
         output.note(f"{loss} --source-record NAME=BYTE and --body NAME.")
     if report.ignored:
         ignored = report.ignored if several else [Path(name).name for name in report.ignored]
-        console.print(f"omitted, not segments: {_abbreviate(ignored)}", style="dim")
+        out.print(f"omitted, not segments: {_abbreviate(ignored)}", "dim")
     if report.missing:
-        console.print(f"{output.plural(report.missing, 'message')} with counts have no intact record", style="bold red")
+        out.print(f"{output.plural(report.missing, 'message')} with counts have no intact record", "bold red")
     recovered = f", {report.recovered:,} of them recovered after damage" if report.recovered else ""
-    console.print(f"{output.plural(report.messages, 'message')} copied{recovered}")
-    not_read.show(console, report.not_read)
+    out.print(f"{output.plural(report.messages, 'message')} copied{recovered}")
+    out.finish(damaged=bool(report.damage or report.missing), not_read=report.not_read, summary=report.as_json())
 
 
-def _numbers(inputs: Sequence[InputReport], *, counted: bool) -> list[Any]:
-    return [
-        output.size(sum(found.size for found in inputs)),
-        output.count(sum(found.records for found in inputs)),
-        output.count(sum(len(found.recovered) for found in inputs), "yellow"),
-        output.size(sum(found.good for found in inputs)),
-        output.size(sum(found.duplicates for found in inputs)),
-        *([output.size(sum(found.dead for found in inputs))] if counted else []),
-        output.size(sum(found.holes for found in inputs)),
-        output.size(sum(found.damaged for found in inputs)),
-    ]
+def _numbers(inputs: Sequence[InputReport], *, counted: bool) -> dict[str, Any]:
+    return {
+        "size": output.size_cell(sum(found.size for found in inputs)),
+        "copied": sum(found.records for found in inputs),
+        "recovered": output.count(sum(len(found.recovered) for found in inputs), "yellow"),
+        "intact": output.size_cell(sum(found.good for found in inputs)),
+        "copies": output.size_cell(sum(found.duplicates for found in inputs)),
+        **({"dead": output.size_cell(sum(found.dead for found in inputs))} if counted else {}),
+        "holes": output.size_cell(sum(found.holes for found in inputs)),
+        "damaged": output.size_cell(sum(found.damaged for found in inputs)),
+    }
 
 
 def _abbreviate(names: list[str], limit: int = 20) -> str:

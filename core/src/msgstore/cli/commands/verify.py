@@ -1,0 +1,225 @@
+"""Commands ``verify`` and ``scrub``: check segments, index and counts. ``scrub`` is ``verify --resume``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from msgstore.cli import options, output, stores
+from msgstore.cli.checking import SegmentCheck, check_segments
+from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
+from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, remove_state, write_state
+from msgstore.cli.throttled_reading import Throttle
+from msgstore.directory import SETTINGS
+from msgstore.engine.store import Store
+from msgstore.files import Files
+from msgstore.jobs.reports import SpanReport
+
+SAVE_INTERVAL_SECONDS = 1.0
+"""Time between two writes of the state. A killed check repeats at most this much."""
+_EXACT_COUNTS = ("index", "given", "msg_store_index.ets")
+"""Origins of counts with which a record is known to be a live message."""
+
+_rate = click.option(
+    "--rate", type=options.size, metavar="SIZE", help="Read at most this many bytes per second, such as 20MiB."
+)
+
+
+@click.command()
+@stores.read
+@_rate
+@click.option("--resume", is_flag=True, help="Continue where a check with --rate or --resume was stopped.")
+@options.as_json
+def verify(store: stores.StoreArgument, rate: int | None, resume: bool, out: output.Output) -> None:
+    """Check segments, index and counts against one another, and read every live message. Writes no data.
+
+    Every index entry must have a reference and a record of its id and size, inside its segment and without overlap. The row of
+    each segment must have the counts of the index. In a broker's directory, every store is checked.
+
+    With --rate or --resume, the position is kept in msgstore-scrub.json in the store's directory until the check ends. Nothing
+    is written to a broker's directory.
+
+    \b
+    Examples:
+      msgstore verify data/orders
+      msgstore verify data/orders --rate 20MiB --resume
+      msgstore verify msg_store_persistent --refcounts counts.csv
+    """
+    _verify_all(store, out, rate, resume=resume, saves=resume or rate is not None)
+
+
+@click.command()
+@stores.read
+@_rate
+@click.option("--restart", is_flag=True, help="Start at the first segment, even if a stopped check could be resumed.")
+@options.as_json
+def scrub(store: stores.StoreArgument, rate: int | None, restart: bool, out: output.Output) -> None:
+    """The same as verify --resume.
+
+    \b
+    Examples:
+      msgstore scrub data/orders --rate 20MiB
+      msgstore scrub data/orders --restart --json
+    """
+    _verify_all(store, out, rate, resume=not restart, saves=True)
+
+
+def _verify_all(store: stores.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
+    targets, others = store.find_all()
+    verdicts = [_verify(target, out, Throttle(rate), resume=resume, saves=saves) for target in targets]
+    out.finish(damaged=not all(verdicts), not_read=others)
+
+
+class _StateFile:
+    """State of the check on disk. If it cannot be written, the check prints that once and continues."""
+
+    def __init__(self, files: Files, directory: Path, *, writes: bool) -> None:
+        self._files = files
+        self._directory = directory
+        self._written = time.monotonic()
+        self._writes = writes and (directory / SETTINGS).exists()  # nothing is written to a broker's directory
+
+    def read(self) -> ScrubState:
+        """Return the saved state, or a new one if it is missing or damaged."""
+        try:
+            state = read_state(self._files, self._directory) or ScrubState()
+        except ValueError as error:
+            output.note(f"{self._directory / STATE}: cannot be used: {error}. Starting at the first segment.")
+            return ScrubState()
+        if state.behind >= 0:
+            output.note(f"{self._directory}: resumed after segment {state.behind}. Without --resume (scrub: with --restart), "
+                        "the check starts at the first segment.")  # fmt: skip
+        return state
+
+    def write(self, state: ScrubState, *, now: bool = False) -> None:
+        """Write the state, at most once per SAVE_INTERVAL_SECONDS unless ``now`` is set."""
+        if not self._writes or (not now and time.monotonic() - self._written < SAVE_INTERVAL_SECONDS):
+            return
+        try:
+            write_state(self._files, self._directory, state)
+        except OSError as error:
+            self._writes = False
+            output.note(f"{self._directory / STATE}: cannot be written: {error.strerror}. If stopped, this check starts again.")
+        self._written = time.monotonic()
+
+    def remove(self) -> None:
+        if self._writes:
+            remove_state(self._files, self._directory)
+
+
+def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, *, resume: bool, saves: bool) -> bool:
+    """Check one store and print the findings. Returns False if anything is wrong."""
+    file = _StateFile(Files(), target.path, writes=saves)
+    state = file.read() if resume else ScrubState()  # always describes a whole number of segments
+    resumed = state.behind if state.behind >= 0 else None
+    begin, before = time.monotonic(), state.bytes
+    rows = []
+    out.emit(*(span.as_json(target.path) for span in state.spots))
+    # A limited check may take hours: it works next to a writer if the index can be read live.
+    with target.open("r", live="beside" if saves else "never") as opened:
+        total = len(opened.segments())
+        try:
+            with out.progress("verifying") as progress:
+                for check in check_segments(target, opened, throttle, state.behind):
+                    state.add(check.number, len(check.entries), check.checked.bytes, check.checked.spans, check.findings)
+                    file.write(state)
+                    out.emit(*(span.as_json(target.path) for span in check.checked.spans), check.as_json())
+                    if not out.as_json:
+                        rows.append(_row(check))
+                    if progress:
+                        progress(state.segments, total)
+        except BaseException:
+            file.write(state, now=True)
+            raise
+        summary = _summary(target, opened, state, resumed, time.monotonic() - begin)
+    file.remove()
+    if not out.as_json:
+        out.table(str(target.path), rows)
+        out.print()
+        _show(target, out, state, summary, state.bytes - before)
+    out.emit(summary)
+    return bool(summary["ok"])
+
+
+def _summary(
+    target: stores.StoreTarget, store: Store, state: ScrubState, resumed: int | None, seconds: float
+) -> dict[str, Any]:
+    stats = store.stats()
+    recovery = stats.recovery
+    # The store may change between two parts of a check, and next to a writer. Then its counts need not agree.
+    is_fixed = resumed is None and recovery.how != "live"
+    is_whole = not (recovery.missing or recovery.lost or recovery.revived or state.spots or state.findings)
+    return {
+        "kind": "summary",
+        "path": str(target.path),
+        "segments": state.segments,
+        "messages": state.records,
+        "counted": stats.messages,
+        "records": state.records,
+        "bytes": state.bytes,
+        "verified": state.records - state.unreachable,
+        "unreachable": state.unreachable,
+        "findings": len(state.findings),
+        "missing": recovery.missing,
+        "kept": recovery.kept,
+        "revived": recovery.revived,
+        "distrust": recovery.distrust,
+        "damaged_segments": len(state.damaged_files),
+        "damaged_spans": len(state.spots),
+        "lost": [f"{lost.file}: {lost}" for lost in recovery.lost],
+        "recovery": recovery.how,
+        "counts": recovery.counts,
+        "resumed_after": resumed,
+        "seconds": round(seconds, 3),
+        "ok": is_whole and (stats.messages == state.records or not is_fixed),
+    }
+
+
+def _row(check: SegmentCheck) -> dict[str, Any]:
+    lost = len(check.unreachable)
+    scan = check.checked.scan
+    return {
+        "file": check.path.name,
+        "format": check.format,
+        "size": output.size_cell(check.checked.size),
+        "live": len(check.entries),
+        "verified": len(check.entries) - lost,
+        "unreachable": output.count(lost, "bold red"),
+        "damage": output.count(len(check.checked.spans), "bold red"),
+        "counts": "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
+        "end": output.state(scan.end.state) if scan else "missing",
+    }
+
+
+def _show(
+    target: stores.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int
+) -> None:
+    if summary["distrust"]:
+        out.print(counts_line(summary), "red")
+    if state.spots or not (summary["lost"] or summary["distrust"] or state.findings):
+        out.damage([_describe(target.path, span) for span in state.spots])
+    for finding in state.findings[: output.MAX_LISTED]:
+        where = "" if finding.msg_id is None else f" at offset {finding.offset}: {finding.msg_id}"
+        out.print(f"{finding.file}{where}: {finding.what}: {finding.detail}", "red")
+    out.more(len(state.findings))
+    for line in summary["lost"]:
+        out.print(line, "red")
+    if summary["resumed_after"] is None and summary["counted"] != summary["messages"]:
+        out.print(f"the index counts {summary['counted']:,} entries and lists {summary['messages']:,}", "red")
+    if summary["missing"]:
+        out.print(f"{output.plural(summary['missing'], 'id')} with references without a record", "red")
+    noun = "live message" if summary["counts"] in _EXACT_COUNTS else "record"
+    counts = f"; counts: {COUNTS_TEXT[summary['counts']]}" if summary["recovery"] == "rebuild" else ""
+    pace = f", {output.size(int(size / summary['seconds']))}/s" if summary["seconds"] > 0.1 else ""
+    verdict = f"{summary['verified']:,} of {output.plural(summary['messages'], noun)} verified ({summary['recovery']}{counts})"
+    read = f"{output.plural(state.segments, 'segment')}, {output.size(state.bytes)}{pace}"
+    out.print(f"{verdict}; {read}", "green" if summary["ok"] else "bold red")
+
+
+def _describe(directory: Path, span: DamagedSpan) -> SpanReport:
+    """Return a span for people: its reason names the message of a live record."""
+    reason = span.reason if span.msg_id is None else f"{span.reason}: message {span.msg_id}"
+    return SpanReport(str(directory / span.file), span.offset, span.size, reason)
