@@ -115,7 +115,8 @@ FAULTS = [
         fragment="files.replace(directory / CLEAN, directory / PENDING_CLEAN)",
         replacement="files.unlink(directory / CLEAN)",
         symptom=(
-            "After a kill before the first commit the saved counts are distrusted: a start reads whole segments, and warns of another program."
+            "After a kill before the first commit the saved counts are distrusted: a start reads whole segments, "
+            "and warns of another program."
         ),
         caught_by="tests/test_opening_faults.py::test_killed_before_first_commit_scans_the_tail",
     ),

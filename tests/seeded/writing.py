@@ -103,7 +103,10 @@ FAULTS = [
         module="msgstore.engine.write.flusher",
         function="Flusher.flush_locked",
         fragment="self.set_failing(self._lifecycle.refusal is None)",
-        replacement="self.uncommitted_bytes, self._buffer.before_removals[:] = 0, ()",
+        replacement=(
+            "self.set_failing(self._lifecycle.refusal is None)\n"
+            "            self.uncommitted_bytes, self._buffer.before_removals[:] = 0, ()"
+        ),
         symptom="While commits fail, removals are taken without limit.",
         caught_by="tests/test_meetings.py::test_commits_that_fail_hold_writers_up_until_they_succeed",
     ),
@@ -120,10 +123,7 @@ FAULTS = [
         name="interrupted-store-goes-on",
         module="msgstore.engine.state.lifecycle",
         function="Lifecycle.interrupt",
-        fragment=(
-            "self.refuse(self.interrupted)\n"
-            "        self.release()"
-        ),
+        fragment="self.refuse(self.interrupted)\n        self.release()",
         replacement="self.interrupted = None",
         symptom="After Ctrl-C in the middle of a change the store goes on with half of it in memory.",
         caught_by="tests/test_meetings.py::test_an_interrupt_behind_a_write_ends_the_store",
@@ -150,14 +150,8 @@ FAULTS = [
         name="flush-joins-one-under-way",
         module="msgstore.engine.write.group_commit",
         function="GroupCommit.run",
-        fragment=(
-            "self._next = None\n"
-            "                        work()"
-        ),
-        replacement=(
-            "pass\n"
-            "                        work()"
-        ),
+        fragment="self._next = None\n                        work()",
+        replacement="pass\n                        work()",
         symptom="A flush returns when one that began before the last writes has ended: they are not confirmed.",
         caught_by="tests/test_clients.py::test_each_write_is_confirmed_once_and_in_order",
     ),
