@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.cli.main import main
-from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
 from support import DATA, catalogue, needs_erlang, open_with

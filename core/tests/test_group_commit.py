@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from msgstore.engine.write.group_commit import GroupCommit
+from msgstore.engine.write.flusher import GroupCommit
 
 
 @pytest.mark.parametrize(("succeeded", "runs"), [(True, 0), (False, 1)])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.engine.open import clean_marker as shutdown
-from msgstore.engine.open.clean_marker import format_clean, last_v1_file, parse_client_refs
+from msgstore.engine.open import clean_shutdown as shutdown
+from msgstore.engine.open.clean_shutdown import format_clean, last_v1_file, parse_client_refs
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 

@@ -13,9 +13,9 @@ import attrs
 import msgstore
 from msgstore.config import Backend, Config, StoreConfig
 from msgstore.contract import Duration, GcPolicyDescriptor, MsgStoreError, Size
-from msgstore.engine.compact.collection_result import CollectionResult
-from msgstore.engine.events.counters import Counters
-from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.compact.gc_context import CollectionResult
+from msgstore.engine.events.telemetry import Counters
+from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.store import StoredMessage, StoreStats
 from msgstore.plugins.catalogue import NOUNS
 from msgstore.plugins.loader import Registration

@@ -17,7 +17,7 @@ from msgstore.cli.scrub_state import DamagedSpan, ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.contract.locations import pack_location
 from msgstore.directory import Settings, write_settings
-from msgstore.engine.open.clean_marker import format_clean
+from msgstore.engine.open.clean_shutdown import format_clean
 from msgstore.engine.segment import hint_file
 from msgstore.files import Files
 from msgstore_checksum_record.record import ChecksumRecord

@@ -18,7 +18,7 @@ from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RESCUED_KEY, RecordError, SegmentFormat, SegmentScan
 from msgstore.contract.locations import unpack_location
 from msgstore.directory import _settings
-from msgstore.engine.open.clean_marker import parse_client_refs
+from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hint_file
 from msgstore.engine.state import checkpoint
 from msgstore.jobs.reading.chains import read_chains

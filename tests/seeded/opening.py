@@ -18,7 +18,7 @@ FAULTS = [
     ),
     Fault(
         name="hidden-marker-is-not-recognised",
-        module="msgstore.engine.open.recovery",
+        module="msgstore.engine.open.recovery_plan",
         function="compare_with_index",
         fragment="saved in (shutdown_files.clean, shutdown_files.pending)",
         replacement="saved == shutdown_files.clean",
@@ -110,7 +110,7 @@ FAULTS = [
     ),
     Fault(
         name="first-change-deletes-the-marker",
-        module="msgstore.engine.open.clean_stop",
+        module="msgstore.engine.open.clean_shutdown",
         function="CleanStopMarker.retire",
         fragment="files.replace(directory / CLEAN, directory / PENDING_CLEAN)",
         replacement="files.unlink(directory / CLEAN)",
@@ -122,7 +122,7 @@ FAULTS = [
     ),
     Fault(
         name="broker-counts-are-deleted",
-        module="msgstore.engine.open.clean_marker",
+        module="msgstore.engine.open.clean_shutdown",
         function="ShutdownFiles.remove",
         fragment="self.files.replace(self.directory / name, self.directory / (KEPT + name))",
         replacement="self.files.unlink(self.directory / name)",

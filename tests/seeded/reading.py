@@ -34,7 +34,7 @@ FAULTS = [
     ),
     Fault(
         name="half-rebuilt-index-is-read",
-        module="msgstore.engine.live_views",
+        module="msgstore.engine.live_opening",
         function="LiveViews.make",
         fragment="state.get(LAYOUT_KEY) != LAYOUT",
         replacement="state.get(LAYOUT_KEY, LAYOUT) != LAYOUT",
@@ -52,7 +52,7 @@ FAULTS = [
     ),
     Fault(
         name="shared-cache-grows-without-limit",
-        module="msgstore.engine.state.shared_bodies",
+        module="msgstore.engine.state.accounting",
         function="SharedBodies.put",
         fragment="self._bytes += len(body)",
         replacement="pass",

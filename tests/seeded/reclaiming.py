@@ -126,7 +126,7 @@ FAULTS = [
     ),
     Fault(
         name="retention-keeps-shared-messages",
-        module="msgstore.engine.compact.retention",
+        module="msgstore.engine.compact.garbage_collector",
         function="_release",
         fragment=" for _ in range(index.references(msg_id))",
         replacement="",

@@ -148,7 +148,7 @@ FAULTS = [
     ),
     Fault(
         name="flush-joins-one-under-way",
-        module="msgstore.engine.write.group_commit",
+        module="msgstore.engine.write.flusher",
         function="GroupCommit.run",
         fragment="self._next = None\n                        work()",
         replacement="pass\n                        work()",
@@ -157,7 +157,7 @@ FAULTS = [
     ),
     Fault(
         name="flush-hides-another-threads-failure",
-        module="msgstore.engine.write.group_commit",
+        module="msgstore.engine.write.flusher",
         function="GroupCommit.run",
         fragment="if run.succeeded:",
         replacement="if run:",

@@ -2,9 +2,10 @@
 
 ::
 
-import msgstore
+    import msgstore
 
-with msgstore.open_store("data/orders", index="lmdb") as store, store.client("worker-1") as client: client.write(msg_id, body)
+    with msgstore.open_store("data/orders", index="lmdb") as store, store.client("worker-1") as client:
+        client.write(msg_id, body)
 
 Each public name is imported on first use, so a bare ``import msgstore`` is cheap.
 """

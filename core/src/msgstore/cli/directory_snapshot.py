@@ -15,7 +15,7 @@ import attrs
 from msgstore.cli.stores import StoreTarget
 from msgstore.contract import Capability, MsgStoreError, StoreError, StoreLocked
 from msgstore.directory import SETTINGS, list_segments
-from msgstore.engine.open.clean_marker import CLEAN
+from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import open_configured
 from msgstore.files import Files
 from msgstore.writer_lock import check_no_writer

@@ -9,7 +9,7 @@ import attrs
 
 from msgstore.contract import PluginError, StoreError
 from msgstore.directory import SETTINGS, DamagedSettings, Settings, list_segments, read_settings
-from msgstore.engine.open.clean_marker import CLEAN
+from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files
 from msgstore.jobs.inputs import no_segments, stores_beneath
 from msgstore.jobs.not_read import NotRead, find_not_read

@@ -14,7 +14,7 @@ from msgstore.cli import output
 from msgstore.cli.stores import bare_store
 from msgstore.contract import Columns, MsgStoreError
 from msgstore.directory import SETTINGS
-from msgstore.engine.open.clean_marker import SAVED_COUNTS
+from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import SegmentReport, damaged_spans
 

@@ -13,7 +13,7 @@ from msgstore.config import StoreConfig, read_config
 from msgstore.contract import Duration, StoreError
 from msgstore.directory import SETTINGS, list_segments
 from msgstore.engine.backends import resolve
-from msgstore.engine.open.clean_marker import CLEAN
+from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import Live, open_configured, remembered_config
 from msgstore.engine.store import Store
 from msgstore.files import Files

@@ -3,61 +3,27 @@
 Start with :mod:`msgstore.contract.descriptors`, then read the module of your kind of backend. Each shows a complete one.
 """
 
+# ruff: isort: off
 # fmt: off
 from msgstore.contract import events
 from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, StoredBody
 from msgstore.contract.descriptors import (
-    CONTRACT_VERSION,
-    Capability,
-    Descriptor,
-    JobRunnerDescriptor,
-    NoOptions,
-    is_compatible,
+    CONTRACT_VERSION, Capability, Descriptor, Duration, JobRunnerDescriptor, NoOptions, Size,
 )
 from msgstore.contract.errors import (
-    BodyRefused,
-    BrokenPlugin,
-    ConfigError,
-    CorruptRecord,
-    DuplicatePlugin,
-    IncompatiblePlugin,
-    MessageNotFound,
-    MessageTooLarge,
-    MsgStoreError,
-    NotAdopted,
-    PluginError,
-    RecordError,
-    StoreClosed,
-    StoreError,
-    StoreIOError,
-    StoreLocked,
-    StoreMismatch,
-    StoreReadOnly,
-    UnknownPlugin,
+    BodyRefused, BrokenPlugin, ConfigError, CorruptRecord, DuplicatePlugin, IncompatiblePlugin, MessageNotFound,
+    MessageTooLarge, MsgStoreError, NotAdopted, PluginError, RecordError, StoreClosed, StoreError, StoreIOError, StoreLocked,
+    StoreMismatch, StoreReadOnly, UnknownPlugin,
 )
 from msgstore.contract.fields import RecordField
 from msgstore.contract.formats import (
-    CheckBody,
-    Columns,
-    CompactableFormat,
-    Damage,
-    FormatContext,
-    GapFill,
-    ScanEnd,
-    SegmentFormat,
-    SegmentFormatDescriptor,
+    CheckBody, Columns, CompactableFormat, Damage, FormatContext, GapFill, ScanEnd, SegmentFormat, SegmentFormatDescriptor,
     SegmentScan,
 )
 from msgstore.contract.indexes import RESCUED_KEY, FileOperations, Index, IndexContext, IndexDescriptor, ReleaseResult
-from msgstore.contract.options import Duration, Size
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
 from msgstore.contract.records import (
-    BoundRecord,
-    Buffer,
-    RecordContext,
-    RecordType,
-    RecordTypeDescriptor,
-    RecordTypeWithFields,
+    BoundRecord, Buffer, RecordContext, RecordType, RecordTypeDescriptor, RecordTypeWithFields,
 )
 
 __all__ = [
@@ -69,5 +35,5 @@ __all__ = [
     "NotAdopted", "PluginError", "RecordContext", "RecordError", "RecordField", "RecordType", "RecordTypeDescriptor",
     "RecordTypeWithFields", "ReleaseResult", "ScanEnd", "SegmentFormat", "SegmentFormatDescriptor", "SegmentScan",
     "SegmentStats", "Size", "StoreClosed", "StoreError", "StoreIOError", "StoreLocked", "StoreMismatch", "StoreReadOnly",
-    "StoredBody", "UnknownPlugin", "events", "is_compatible",
+    "StoredBody", "UnknownPlugin", "events",
 ]

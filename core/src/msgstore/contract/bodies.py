@@ -25,20 +25,16 @@ from __future__ import annotations
 from typing import Protocol
 
 import attrs
-from attrs.validators import deep_iterable, instance_of
 
-from msgstore.contract.descriptors import Descriptor
-from msgstore.contract.fields import RecordField, check_fields
+from msgstore.contract.fields import DescriptorWithFields
 
 
 @attrs.frozen(kw_only=True)
-class BodyCodecDescriptor(Descriptor):
-    """``factory(options) -> BodyCodec``. Capabilities: PLAIN, FIELDS."""
+class BodyCodecDescriptor(DescriptorWithFields):
+    """``factory(options) -> BodyCodec``. Capabilities: PLAIN, FIELDS.
 
-    fields: tuple[RecordField, ...] = attrs.field(
-        default=(), validator=[deep_iterable(instance_of(RecordField), instance_of(tuple)), check_fields]
-    )
-    """Fields that it finds in a stored body. The body itself is the column ``payload``, unless a field has that name."""
+    Tools show the body itself in the column ``payload``, unless a field has that name.
+    """
 
 
 class StoredBody(bytes):

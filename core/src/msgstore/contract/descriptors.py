@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NewType
 
 import attrs
 from attrs.validators import and_, deep_iterable, instance_of, matches_re, max_len, min_len
@@ -29,10 +29,10 @@ from attrs.validators import and_, deep_iterable, instance_of, matches_re, max_l
 CONTRACT_VERSION: tuple[int, int] = (1, 0)
 """A minor version only adds, a major version changes or removes."""
 
-
-def is_compatible(declared: tuple[int, int]) -> bool:
-    """Return True if a plugin written against the version ``declared`` works with this core."""
-    return declared[0] == CONTRACT_VERSION[0] and declared[1] <= CONTRACT_VERSION[1]
+Size = NewType("Size", int)
+"""Option in bytes. In a configuration: an integer, or text such as ``"16MiB"``, ``"4000000B"``, ``"1 GiB"``."""
+Duration = NewType("Duration", float)
+"""Option in seconds. In a configuration: a number, or text such as ``"200ms"``, ``"1.5s"``, ``"2min"``."""
 
 
 class Capability(enum.Enum):
@@ -115,7 +115,7 @@ class Descriptor:
 
 @attrs.frozen(kw_only=True)
 class JobRunnerDescriptor(Descriptor):
-    """``factory(options) -> msgstore.jobs.runner.JobRunner``: executes jobs over many segments, in processes or on a cluster."""
+    """``factory(options) -> msgstore.jobs.runner.JobRunner``: runs jobs over many segments, in processes or on a cluster."""
 
     min_input_bytes: int | None = None
     """Input size from which ``--runner auto`` selects this runner. None: it is selected by name only."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import attrs
-from attrs.validators import in_, matches_re
+from attrs.validators import deep_iterable, in_, instance_of, matches_re
 
 from msgstore.contract.descriptors import Capability, Descriptor
 
@@ -27,8 +27,7 @@ class RecordField:
     """One line for ``msgstore plugins``."""
 
 
-def check_fields(descriptor: Descriptor, _: object, value: tuple[RecordField, ...]) -> None:
-    """Raise ValueError for fields that no table can have, or that contradict the capability FIELDS."""
+def _check_fields(descriptor: Descriptor, _: object, value: tuple[RecordField, ...]) -> None:
     names = [field.name for field in value]
     if taken := SCAN_COLUMNS.intersection(names):
         raise ValueError(f"a field cannot be named {min(taken)!r}: every scan has a column of this name")
@@ -36,3 +35,13 @@ def check_fields(descriptor: Descriptor, _: object, value: tuple[RecordField, ..
         raise ValueError(f"two fields have the same name: {', '.join(names)}")
     if bool(value) != (Capability.FIELDS in descriptor.capabilities):
         raise ValueError("a backend has fields if, and only if, it claims the capability FIELDS")
+
+
+@attrs.frozen(kw_only=True)
+class DescriptorWithFields(Descriptor):
+    """Descriptor of a backend that may have fields. Raises ValueError for fields that no table can have."""
+
+    fields: tuple[RecordField, ...] = attrs.field(
+        default=(), validator=[deep_iterable(instance_of(RecordField), instance_of(tuple)), _check_fields]
+    )
+    """Values that each message has beside id and body, for the capability FIELDS."""

@@ -72,30 +72,25 @@ RESERVED_EXTENSIONS = (
 """Extensions of other files in and next to store directories, in lower case. Some file systems ignore case."""
 
 
-def _check_extension(_: object, __: object, value: str) -> None:
-    if not isinstance(value, str) or re.fullmatch(r"\.[A-Za-z0-9_]+", value) is None:
-        raise ValueError(f"the extension {value!r} is not '.' followed by letters, digits and '_', such as '.acme'")
-    if value.lower() in RESERVED_EXTENSIONS:
-        raise ValueError(f"the extension {value!r} is used by other files of a store; choose another one, such as '.acme'")
-
-
-def _check_leftovers(descriptor: SegmentFormatDescriptor, __: object, value: tuple[str, ...]) -> None:
-    for extension in value:
-        _check_extension(None, None, extension)
-        if extension.lower() == descriptor.extension.lower():
+def _check_extensions(descriptor: SegmentFormatDescriptor, _: object, leftovers: tuple[str, ...]) -> None:
+    for extension in (descriptor.extension, *leftovers):
+        if not isinstance(extension, str) or re.fullmatch(r"\.[A-Za-z0-9_]+", extension) is None:
+            raise ValueError(f"the extension {extension!r} is not '.' followed by letters, digits and '_', such as '.acme'")
+        if extension.lower() in RESERVED_EXTENSIONS:
+            raise ValueError(f"the extension {extension!r} is used by other files of a store; choose one such as '.acme'")
+        if extension in leftovers and extension.lower() == descriptor.extension.lower():
             raise ValueError(f"the extension {extension!r} cannot be used for both segments and leftovers")
 
 
 @attrs.frozen(kw_only=True)
 class SegmentFormatDescriptor(Descriptor):
-    """``factory(FormatContext) -> SegmentFormat``. Capabilities: SELF_DESCRIBING, COMPACTABLE, TYPED_RECORDS, VERBATIM, FRAMED."""
+    """``factory(FormatContext) -> SegmentFormat``. All capabilities that begin with "Segment format", and FRAMED."""
 
-    extension: str = attrs.field(validator=_check_extension)
-    """Extension of its segment files, with the dot: a segment is ``<number><extension>``. Suffixes of other files of a store,
-    such as ``.tmp`` and ``.json``, are refused."""
+    extension: str
+    """Extension of its segment files, with the dot: a segment is ``<number><extension>``. RESERVED_EXTENSIONS are refused."""
     generation: int = attrs.field(validator=instance_of(int))
     """Order of formats: a store refuses to write segments of a lower generation next to those of a higher one."""
-    leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=[instance_of(tuple), _check_leftovers])
+    leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=[instance_of(tuple), _check_extensions])
     """Extensions of files that a killed collection of another program leaves, with records of this format. Each such file
     becomes a segment when a store is opened for writing."""
 
@@ -165,7 +160,7 @@ class Columns:
 
 @attrs.frozen
 class Damage:
-    """A damaged span of a segment. The reason is one word with underscores, such as ``checksum_mismatch``."""
+    """A damaged span of a segment, with a reason of one word such as ``checksum_mismatch``."""
 
     offset: int
     size: int
@@ -174,11 +169,8 @@ class Damage:
 
 @attrs.frozen
 class ScanEnd:
-    """Offset at which a scan stopped.
-
-    ``clean``: at the end of the file. ``torn``: at a record that the end of the file cuts off, as a crash during a write
-    leaves it. ``corrupt``: at bytes that no writer wrote, for a reason of one word with underscores.
-    """
+    """Offset at which a scan stopped: at the end of the file (``clean``), at a record that the end of the file cuts off
+    (``torn``, after a crash during a write), or at bytes that no writer wrote (``corrupt``, with a reason of one word)."""
 
     state: EndState
     offset: int
@@ -219,7 +211,7 @@ class SegmentScan:
 
 
 class SegmentFormat(Protocol):
-    """Methods are pure functions, called from any thread, several at a time."""
+    """Layout of a segment. Methods are pure functions, called from any thread, several at a time."""
 
     header: bytes
     """First bytes of a new segment."""
@@ -232,17 +224,17 @@ class SegmentFormat(Protocol):
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
         """Return the stored body of one record. ``record`` has exactly the size that the index has for it.
 
-        Raises RecordError if it is not a record of this id, or fails its own check. Called for each read: keep it fast.
+        Called for each read. Raises RecordError if it is not a record of this id, or fails its own check.
         """
 
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
         """Return begin and end of the body of the record at ``offset``, as offsets of ``data``. The record was scanned."""
 
     def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
-        """Read a whole segment, or the part from ``start``, the offset of a record.
+        """Read a whole segment, or the part from ``start``, the offset of a record. Never raises, whatever the bytes.
 
-        A body for which ``check_body`` returns False is corruption (``invalid_message_body``). Never raises for any bytes.
-        Takes time linear in records and bytes, and memory of a small multiple of the bytes.
+        A body for which ``check_body`` returns False is corruption (``invalid_message_body``). Time is linear in records and
+        bytes, and memory a small multiple of the bytes.
         """
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:

@@ -37,17 +37,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import attrs
-from attrs.validators import deep_iterable, instance_of
 
-from msgstore.contract.descriptors import Descriptor
-from msgstore.contract.fields import RecordField, check_fields
+from msgstore.contract.fields import DescriptorWithFields, RecordField
 
 Buffer: TypeAlias = bytes | mmap.mmap
 """A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes."""
 
 
 @attrs.frozen(kw_only=True)
-class RecordTypeDescriptor(Descriptor):
+class RecordTypeDescriptor(DescriptorWithFields):
     """``factory(RecordContext) -> RecordType``. Capabilities: FRAMED, FIELDS.
 
     Options are for writing; tools read records without a configuration. So each option has a default, a record can be read
@@ -58,10 +56,6 @@ class RecordTypeDescriptor(Descriptor):
     """Name of the segment format whose records it writes."""
     assigned_byte: int | None = None
     """Type byte that the specification of the format assigns. Without one, a configuration binds a byte from 128 to 255."""
-    fields: tuple[RecordField, ...] = attrs.field(
-        default=(), validator=[deep_iterable(instance_of(RecordField), instance_of(tuple)), check_fields]
-    )
-    """Values that its records hold beside id and body."""
 
     def __attrs_post_init__(self) -> None:
         for option in attrs.fields(self.options):

@@ -1,4 +1,4 @@
-"""From a store's configuration to the objects that the store binds: every name is resolved here, once."""
+"""Backends: resolve every name of a store's configuration to the object that the store uses, once per opening."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ CODEC_FAILED = "codec_failed"
 
 @attrs.frozen
 class Backends:
+    """Backends of one store, and what follows from them."""
+
     formats: FormatSet
     write_format: OpenFormat
     codec: BodyCodec
@@ -46,16 +48,16 @@ class Backends:
     plain_bodies: bool
     """True if the codec changes nothing."""
     encode_body: Callable[[bytes, bytes], StoredBody] | None
-    """Convert (id, client's body) to the stored body; None if the codec changes nothing. Raises BodyRefused, MessageTooLarge."""
+    """Convert (id, client's body) to the stored body; None if the codec is PLAIN. Raises BodyRefused, MessageTooLarge."""
     policy: GcPolicy
     may_drop: bool
-    """True if the policy says that live messages may go."""
+    """True if the policy may delete live messages."""
     settings: Settings
-    """What the directory will remember, whatever segments there are."""
+    """Settings to save in the directory, without those that depend on its segments."""
 
 
 def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> Backends:
-    """Everything that a configuration selects, but the index itself: that needs the directory's lock first.
+    """Return everything that a configuration selects, except the index, which needs the lock of the directory.
 
     Touches no file. Raises ConfigError, PluginError and StoreMismatch, naming the table and the key.
     """
@@ -137,10 +139,10 @@ def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes, bytes], bytes]:
             body = decode(msg_id, stored)
         except (RecordError, MemoryError):
             raise
-        except Exception as error:  # of a stranger's code
+        except Exception as error:  # third-party code may raise anything
             raise RecordError(CODEC_FAILED, f"{name} raised {type(error).__name__}: {error}") from error
         if not isinstance(body, bytes):
-            raise RecordError(CODEC_FAILED, f"{name} gave no bytes, but {type(body).__name__}")
+            raise RecordError(CODEC_FAILED, f"{name} returned {type(body).__name__}, not bytes")
         return body
 
     return decode_body
@@ -154,7 +156,7 @@ def may_drop(policy: GcPolicyDescriptor) -> bool:
 def make_index(
     config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool, live: bool = False
 ) -> tuple[Index, bool]:
-    """The configured index, and whether it is persistent."""
+    """Return the configured index, and True if it is persistent."""
     descriptor, options = _index_options(config, catalogue)
     context = IndexContext(options, config.path, files, config.durability != "os", read_only, live)
     with _selected(config, "index"):
@@ -162,7 +164,7 @@ def make_index(
 
 
 def can_be_read_live(name: str, catalogue: Catalogue) -> bool:
-    """Whether an index of this name can be had, and be read while another process writes it."""
+    """Return True if the index is installed, and can be read while another process writes it."""
     try:
         return Capability.LIVE_READS in catalogue.index(name).capabilities
     except PluginError:
@@ -170,7 +172,7 @@ def can_be_read_live(name: str, catalogue: Catalogue) -> bool:
 
 
 def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, files: Files) -> Index:
-    """The index that the directory was last opened with, read-only, to take its entries over."""
+    """Return the index of the last opening, read-only, to copy its entries."""
     descriptor = catalogue.index(name)
     index: Index = catalogue.make(
         descriptor, IndexContext(descriptor.options(), config.path, files, sync=False, read_only=True)
@@ -180,18 +182,18 @@ def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, 
 
 @contextmanager
 def of_index(name: str, config: StoreConfig, catalogue: Catalogue, what: str) -> Iterator[None]:
-    """Around what an index does while a store opens: what it raises for reasons of its own names the plugin and the store."""
+    """Enclose a call of an index during an opening: its exceptions get the names of plugin and store."""
     with _selected(config, "index"), catalogue.attribute_errors(catalogue.index(name), f"cannot {what} {config.path}"):
         yield
 
 
 @contextmanager
 def _selected(config: StoreConfig, key: str) -> Iterator[None]:
-    """Say which key of which table selected what cannot be had."""
+    """Add the table and the key that selected a plugin to a PluginError."""
     try:
         yield
     except PluginError as error:
-        raise type(error)(f"{config.where} {key}: {error}") from error.__cause__  # all that the error itself said is in it
+        raise type(error)(f"{config.where} {key}: {error}") from error.__cause__  # the text of the error is in the new one
 
 
 def _index_options(config: StoreConfig, catalogue: Catalogue) -> tuple[IndexDescriptor, Any]:
@@ -201,14 +203,14 @@ def _index_options(config: StoreConfig, catalogue: Catalogue) -> tuple[IndexDesc
 
 
 def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> tuple[FormatSet, dict[str, int]]:
-    """The formats of the store, and its record types with their type bytes, those that the directory remembers included."""
+    """Return the formats of the store, and the type byte of each record type, remembered ones included."""
     with _selected(config, "format"):
         descriptor = catalogue.format(config.format.name)
     options = dict(config.format.options)
     bound: dict[str, int] = dict(remembered.records) if remembered else {}
     record_options: dict[str, Mapping[str, Any]] = {}
     if Capability.TYPED_RECORDS in descriptor.capabilities:
-        # The format itself knows its own options only, and would not name this one as the nearest.
+        # A misspelt ``records`` gets a hint here; the format would only look among its own options.
         refuse_unknown(options, ["records", *attrs.fields_dict(descriptor.options)], f"{config.where} format")
         given = options.pop("records", {})
         if not isinstance(given, dict):
@@ -255,14 +257,15 @@ def _merged(bound: dict[str, int], asked: dict[str, int], directory: Path) -> di
 
 
 def _with_remembered_records(config: StoreConfig, formats: FormatSet, bound: dict[str, int]) -> OpenFormat:
-    """Make the format; a record type that the directory remembers must be there, or its records could not be read."""
+    """Return the format of new segments. Raises PluginError if a remembered record type is not installed: its records would be
+    unreadable."""
     with _of_records(config.path, bound), _selected(config, "format"):
         return formats.by_name(config.format.name)
 
 
 @contextmanager
 def _of_records(directory: Path, bound: dict[str, int]) -> Iterator[None]:
-    """Say that the directory has records of types that may be what is missing."""
+    """Add the record types of the directory to a PluginError: one of them may be the missing plugin."""
     try:
         yield
     except PluginError as error:

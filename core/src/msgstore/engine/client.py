@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import NoReturn, Protocol
 
 from msgstore.contract import StoreClosed, StoreIOError
-from msgstore.engine.write.write_buffer import FastPath
+from msgstore.engine.write.message_buffer import FastPath
 
 OnConfirm = Callable[[list[bytes]], object]
 
 
 class StoreParts(Protocol):
-    """What a client needs of its store."""
+    """Calls of a client to its store."""
 
     def describe(self) -> str:
         """Return the path, for error messages."""
@@ -38,8 +38,8 @@ class Client:
     """Made by :meth:`Store.client`. Leaving it as a context manager closes the client, not the store. Thread-safe."""
 
     write: Callable[[bytes, bytes], None]
-    """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently: the body of a second
-    write is ignored.
+    """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently: the body of a
+    second write is ignored.
 
     Returns before the message is on disk; it can be read at once. ``on_confirm`` is called with its id after the flush that
     makes it safe: within ``sync_interval``, or by ``store.flush()``. Raises ValueError (id), TypeError (body), MessageTooLarge
@@ -77,7 +77,7 @@ class Client:
         self.read, self.read_many, self.contains = store.read, store.read_many, store.contains
 
     def write_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write each (id, body). After StoreIOError ``error.taken`` is the number of pairs, from the first on, that were taken."""
+        """Write each (id, body). A StoreIOError has the number of pairs that were taken, from the first on, in ``taken``."""
         write, taken = self.write, 0
         try:
             if isinstance(pairs, list | tuple):  # their iterators know their position: counting would cost time per message

@@ -8,12 +8,12 @@ import attrs
 
 from msgstore.contract import SegmentStats, StoreError
 from msgstore.directory import segment_number
-from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
 from msgstore.engine.read.strategy import FollowingStrategy
 from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
-from msgstore.engine.segment.errors import io_errors
+from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.checkpoint import Row, rows
 from msgstore.engine.store import Store, StoreStats
 from msgstore.files import Files
@@ -77,7 +77,7 @@ class LiveStore(Store):
         super().close()
 
     def abandon(self) -> None:
-        """As ``close``: nothing was written."""
+        """Same as ``close``: there is nothing to lose."""
         self.close()
 
 

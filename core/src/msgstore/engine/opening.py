@@ -14,9 +14,9 @@ from msgstore.config import Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
 from msgstore.directory import DamagedSettings, Settings, read_settings
 from msgstore.engine.backends import can_be_read_live
-from msgstore.engine.events.statistics import statistics_of
+from msgstore.engine.events.telemetry import statistics_of
 from msgstore.engine.live_opening import open_live
-from msgstore.engine.open.recovery import RecoveryProgress
+from msgstore.engine.open.recovery_plan import RecoveryProgress
 from msgstore.engine.open.settings import rebuild_settings
 from msgstore.engine.open.startup import open_directory
 from msgstore.engine.store import Mode, Store

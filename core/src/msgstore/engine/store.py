@@ -1,4 +1,4 @@
-"""Store: opens and closes a directory, hands out clients, and answers questions about the whole. Messages pass through clients."""
+"""Store: an open directory. It makes clients, compacts, answers questions about all messages, and closes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from typing import Literal
 
 import attrs
 
+from msgstore import forking
 from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.contract.locations import unpack_location
-from msgstore.engine import forking
 from msgstore.engine.backends import Backends
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compact.background_collector import BackgroundCollector
-from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.garbage_collector import GarbageCollector
-from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.events.counters import Counters
+from msgstore.engine.compact.gc_context import CollectionResult, GcContext
+from msgstore.engine.events.telemetry import Counters
 from msgstore.engine.ids import check_id
-from msgstore.engine.open.clean_stop import publish_clean, save_clean
-from msgstore.engine.open.recovery import Recovery
+from msgstore.engine.open.clean_shutdown import publish_clean, save_clean
+from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
 from msgstore.engine.read.strategy import LockedStrategy, ReadStrategy
-from msgstore.engine.segment.errors import io_errors
-from msgstore.engine.state.lifecycle import Lifecycle
-from msgstore.engine.unclosed import warn_if_unclosed
+from msgstore.engine.segment.segment import io_errors
+from msgstore.engine.state.lifecycle import Lifecycle, warn_if_unclosed
 from msgstore.engine.write.appender import Appender
 from msgstore.engine.write.background_flusher import BackgroundFlusher
 from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.flusher import Flusher
-from msgstore.engine.write.write_buffer import FastPath, WriteBuffer
+from msgstore.engine.write.message_buffer import FastPath
+from msgstore.engine.write.write_buffer import WriteBuffer
 from msgstore.engine.write.writer import Writer
 from msgstore.scan import WholeRecord
 
@@ -106,6 +105,12 @@ class Store:
     """As ``read_many`` of a client."""
     contains: Callable[[bytes], bool]
     """As ``contains`` of a client."""
+    flush: Callable[[], None]
+    """Write all buffered messages, commit the index, and confirm the messages to their clients.
+
+    Returns when every message written before the call is confirmed. Raises StoreIOError if a write, sync or commit fails:
+    unwritten messages stay buffered, and the next flush retries. Raises StoreClosed, StoreReadOnly; RuntimeError in a callback.
+    """
 
     def __init__(self, opened: OpenDirectory, mode: Mode) -> None:
         config, backends, accounting = opened.config, opened.backends, opened.accounting
@@ -122,6 +127,7 @@ class Store:
         self._appender = Appender(config, backends, accounting)
         batches = BatchWriter(self._buffer, self._appender, accounting)
         self._flusher = Flusher(config, self._buffer, batches, accounting, self._lifecycle)
+        self.flush = self._flusher.flush
         self._writer = Writer(config, backends, accounting, self._lifecycle, self._appender, self._buffer, self._flusher)
         self._locked_strategy = LockedStrategy(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
         self._read_with(self._locked_strategy)
@@ -218,17 +224,8 @@ class Store:
 
     # -- changes ----------------------------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Write all buffered messages, commit the index, and confirm the messages to their clients.
-
-        Returns when every message written before the call is confirmed. Raises StoreIOError: unwritten messages stay buffered,
-        and the next flush retries. Raises StoreClosed, StoreReadOnly.
-        """
-        with self._lifecycle.guard():
-            self._flusher.flush()
-
     def roll(self) -> None:
-        """Flush, and seal the current segment; the next message starts a new one. Writes all hint files. Raises as ``flush``."""
+        """Flush, and seal the current segment: the next message starts a new one. Write all hint files. Raises as ``flush``."""
         self._lifecycle.refuse_in_callback("roll")
         with self._lifecycle.guard(), self._accounting.flush_lock:
             self._flusher.flush_locked()
@@ -313,7 +310,7 @@ class Store:
         return self._strategy.consistently(look)
 
     def stored_body(self, entry: StoredMessage) -> bytes:
-        """Return the stored body of a message, wherever its record is now. Raises MessageNotFound, CorruptRecord, StoreIOError."""
+        """Return the stored body of a message, also if it has moved. Raises MessageNotFound, CorruptRecord, StoreIOError."""
         return self._strategy.consistently(lambda backends: self._reader.stored(entry.msg_id, self._locate(entry), backends))
 
     def record(self, entry: StoredMessage) -> WholeRecord:

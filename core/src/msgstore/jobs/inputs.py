@@ -14,7 +14,7 @@ import attrs
 
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_settings, unread_segments
-from msgstore.engine.open.clean_marker import CLEAN
+from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.not_read import NotRead, NotReadFinder, find_not_read
 from msgstore.jobs.reading.globs import closed_ways, is_glob, matches

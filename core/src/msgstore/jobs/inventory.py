@@ -19,7 +19,7 @@ import attrs
 from msgstore.contract import Capability, Damage, MsgStoreError, SegmentStats
 from msgstore.contract.formats import split_ids
 from msgstore.directory import SETTINGS
-from msgstore.engine.open.clean_marker import CLEAN
+from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store

@@ -39,7 +39,6 @@ from msgstore.contract import (
     SegmentFormat,
     SegmentFormatDescriptor,
     UnknownPlugin,
-    is_compatible,
 )
 from msgstore.plugins.loader import Failure, Loaded, Observer, Provider, Registration, find_entry_points, load
 
@@ -54,6 +53,13 @@ NOUNS = {
     "runner": "job runner",
 }
 """Kind of backend to its name in messages."""
+
+
+
+def is_compatible(declared: tuple[int, int]) -> bool:
+    """Return True if a plugin written against the contract version ``declared`` works with this core."""
+    return declared[0] == CONTRACT_VERSION[0] and declared[1] <= CONTRACT_VERSION[1]
+
 
 _KNOWN_DISTRIBUTIONS = {
     ("format", "v1"): "msgstore-format-v1",

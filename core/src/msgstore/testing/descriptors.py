@@ -6,7 +6,8 @@ import pickle
 import subprocess
 import sys
 
-from msgstore.contract import CONTRACT_VERSION, Descriptor, is_compatible
+from msgstore.contract import CONTRACT_VERSION, Descriptor
+from msgstore.plugins.catalogue import is_compatible
 from msgstore.plugins.loader import HOOKS
 from msgstore.testing.guard import KitTests
 from msgstore.testing.subjects import Subject, chosen

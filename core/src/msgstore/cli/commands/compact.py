@@ -13,7 +13,7 @@ from msgstore.cli.checking import damage_at_opening
 from msgstore.cli.commands.scan import show_damage
 from msgstore.cli.stores import find_store
 from msgstore.contract import Damage
-from msgstore.engine.compact.collection_result import CollectionResult
+from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.jobs.reports import SpanReport
 
 

@@ -15,7 +15,7 @@ from msgstore.cli.checking import SegmentCheck, check_segments
 from msgstore.cli.commands.scan import MAX_LISTED_SPANS, show_damage
 from msgstore.cli.stores import StoreTarget, find_store, find_stores
 from msgstore.contract import ConfigError
-from msgstore.engine.open.clean_marker import ShutdownFiles, last_v1_file
+from msgstore.engine.open.clean_shutdown import ShutdownFiles, last_v1_file
 from msgstore.engine.open.settings import known_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files

@@ -19,7 +19,7 @@ from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS
 from msgstore.engine.backends import resolve
-from msgstore.engine.open.clean_marker import SAVED_COUNTS
+from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
 from msgstore.jobs.output.commit import check_destination

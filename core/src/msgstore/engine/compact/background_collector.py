@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from msgstore.contract import MsgStoreError, StoreClosed
@@ -48,7 +49,7 @@ class BackgroundCollector:
             self._requests.put(None)
 
     def check_backlog(self) -> None:
-        """Note a new segment; let writers wait if there is too much garbage. Not every call looks if there are many segments."""
+        """Let writers wait if there is too much garbage. Called for each new segment; if there are many, few calls look."""
         self._new_segments += 1
         if self._thread.is_alive() and self._new_segments >= len(self._accounting.segments.by_number) // 32:
             self._new_segments = 0
@@ -70,10 +71,8 @@ class BackgroundCollector:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            try:
+            with suppress(Empty):
                 self._requests.get(timeout=self._interval)
-            except Empty:
-                pass
             try:
                 while not self._is_stopping and self._collect():
                     pass

@@ -1,7 +1,7 @@
-"""Compaction in place, as a plan: which records move into which gaps, and where the file can then be cut. Pure.
+"""Plan of a compaction in place: which records move into which gaps, and where the file is then truncated. Pure.
 
-Records are taken from the end of the segment and put into the first gap that has room, so that the tail becomes free. A segment
-has up to some 200,000 records: they are columns of integers, because an object each would cost more than all the rest.
+Records from the end of the segment move into the first gap with room, so that the tail becomes free. A segment has up to
+about 200,000 records: they are columns of integers, because one object per record would cost more than all the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
 
 @attrs.define
 class Live:
-    """The live records of a segment, by offset, side by side."""
+    """Live records of a segment as columns, in order of their offsets."""
 
     ids: Sequence[bytes]
     offsets: Sequence[int]
@@ -26,22 +26,23 @@ class Live:
         return len(self.ids)
 
     def part(self, begin: int, end: int) -> Live:
+        """Return the records from position ``begin`` to ``end``."""
         return Live(self.ids[begin:end], self.offsets[begin:end], self.sizes[begin:end])
 
     def locations(self, number: int) -> list[int]:
-        """As :mod:`msgstore.contract.locations` packs them, in the segment of this number."""
+        """Return the packed locations in segment ``number``."""
         base = number << NUMBER_SHIFT
         return [base | offset << OFFSET_SHIFT | size for offset, size in zip(self.offsets, self.sizes, strict=True)]
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """Bytes of all records."""
         return sum(self.sizes)
 
 
 @attrs.define
 class Gap:
-    """Everything between two live records, and which records, by their position among the live ones, move into it, in order."""
+    """Space between two live records, and the positions of the live records that move into it, in order."""
 
     offset: int
     size: int
@@ -50,13 +51,15 @@ class Gap:
 
 @attrs.define
 class Plan:
+    """Result of :func:`plan`."""
+
     gaps: list[Gap]
-    """Those in front of ``end``, in order, with or without moved records."""
+    """Gaps before ``end``, in order, with or without moved records."""
     end: int
-    """The size of the segment afterwards."""
+    """Size of the compacted segment."""
 
     def moves(self, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Each moved record, by its position, with its new offset."""
+        """Yield (position, new offset) of each moved record."""
         for gap in self.gaps:
             at = gap.offset
             for position in gap.moved:
@@ -65,7 +68,7 @@ class Plan:
 
 
 def plan(form: CompactableFormat, live: Live) -> Plan:
-    """``live``: every live record of the segment. Raises ValueError if ``gap_room`` says what cannot be."""
+    """Return the plan for all live records of a segment. Raises ValueError for an impossible result of ``gap_room``."""
     begin = len(form.header)
     offsets, sizes = live.offsets, live.sizes
     starts = [begin, *map(int.__add__, offsets, sizes)]
@@ -75,10 +78,12 @@ def plan(form: CompactableFormat, live: Live) -> Plan:
     if wrong is not None:
         raise ValueError(f"a gap of {gaps[wrong][1]} bytes at offset {gaps[wrong][0]} has room for {rooms[wrong]}")
     moved: dict[int, list[int]] = {}
-    end = begin  # of what has moved: the file cannot be cut below, so what stands below need not move
+    end = begin  # of the moved records: the file is not truncated before it, so earlier records stay
     free = _FirstFit(rooms)
     gap, room, last = -1, 0, 0
-    left: list[tuple[int, int]] = []  # gaps that ``free`` does not know to have less room: those passed since the size changed
+    left: list[
+        tuple[int, int]
+    ] = []  # (gap, room) that ``free`` does not know yet: gaps that were filled since the size changed
     staying = len(live)
     while staying and offsets[staying - 1] >= end:
         size = sizes[staying - 1]
@@ -105,7 +110,7 @@ def plan(form: CompactableFormat, live: Live) -> Plan:
 
 
 _NEAR = 4
-"""Gaps that are looked at one by one: records of one size fill one gap after the other."""
+"""Gaps that are checked one by one: records of one size fill one gap after the other."""
 
 
 class _FirstFit:
@@ -122,7 +127,7 @@ class _FirstFit:
         self._tree = [0, *(room for level in reversed(levels) for room in level)]
 
     def first(self, size: int) -> int:
-        """The first gap with room for so many bytes; -1 if there is none."""
+        """Return the first gap with room for ``size`` bytes; -1 if there is none."""
         tree, leaves, at = self._tree, self._leaves, 1
         if tree[1] < size:
             return -1
@@ -133,7 +138,7 @@ class _FirstFit:
         return at - leaves
 
     def next(self, gap: int, size: int) -> int:
-        """The first gap behind ``gap`` with room for so many bytes, if it is one of the next few; else -1."""
+        """Return the first gap after ``gap`` with room for ``size`` bytes, if it is one of the next few; else -1."""
         begin = self._leaves + gap + 1
         for at, room in enumerate(self._tree[begin : begin + _NEAR], gap + 1):
             if room >= size:
@@ -141,6 +146,7 @@ class _FirstFit:
         return -1
 
     def room(self, gap: int) -> int:
+        """Return the room of a gap in bytes."""
         return self._tree[self._leaves + gap]
 
     def set_all(self, rooms: list[tuple[int, int]]) -> None:

@@ -31,12 +31,10 @@ from msgstore.contract import Buffer, RecordError, StoreIOError
 from msgstore.contract.events import CollectionOutcome
 from msgstore.contract.locations import MASK
 from msgstore.directory import TEMP_SUFFIX
-from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live
-from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, blamed
+from msgstore.engine.compact.gc_context import CollectionResult, GcContext
+from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, blamed, still_alive, swap
 from msgstore.engine.compact.rehearsal import check_copy, check_encoded
-from msgstore.engine.compact.relocation import still_alive, swap
 from msgstore.engine.segment.erasing import remove
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
@@ -96,6 +94,7 @@ def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcom
 
 
 def unnamed(path: Path) -> Path:
+    """Return the temporary name of a copy."""
     return path if path.suffix == TEMP_SUFFIX else path.with_name(path.name + TEMP_SUFFIX)
 
 
@@ -139,7 +138,7 @@ class _CopyWriter:
         copy.size += len(encoded)
 
     def _stored(self, source: PinnedSegment, live: Live, records: Sequence[bytes]) -> list[bytes]:
-        """The bodies of some records. Raises InconsistentSegment."""
+        """Return the stored bodies of records. Raises InconsistentSegment."""
         decode = source.segment.form.format.decode
         bodies: list[bytes] = []
         damage: RecordError | None = None
@@ -149,7 +148,7 @@ class _CopyWriter:
             except RecordError as error:
                 damage = error
             if not set(map(type, bodies)) <= {bytes}:
-                raise TypeError("a body is no bytes")
+                raise TypeError("a body is not bytes")
         if damage is not None:
             offset = live.offsets[len(bodies)]
             raise InconsistentSegment(source.segment, f"the record at offset {offset} is damaged ({damage})") from damage
@@ -166,14 +165,14 @@ class _CopyWriter:
         path = unnamed(self._context.segments.directory / f"{number}{self._form.descriptor.extension}")
         copy = Segment(number, path, self._form, len(self._form.format.header))
         with self._context.segments.errors(copy):
-            self._files.unlink(path)  # of a crash
+            self._files.unlink(path)  # left by a crash
             self._fd = self._files.create(path)
             self.copies.append(copy)
             self._hints.append((bytearray(), array("Q")))
             self._files.pwrite(self._fd, self._form.format.header, 0)
 
     def _end(self) -> None:
-        """The last copy is complete. It is synced with any durability: its records were confirmed long ago."""
+        """Sync and close the last copy, with any durability: its records were confirmed long ago."""
         fd, self._fd = self._fd, None
         if fd is not None:
             copy = self.copies[-1]
@@ -184,7 +183,7 @@ class _CopyWriter:
                     self._files.close(fd)
 
     def finish(self, times: Sequence[int | None]) -> None:
-        """All of them are complete. Their age is that of the youngest source."""
+        """Complete and check the copies. Each gets the modification time of the youngest source."""
         self._end()
         self._check()
         youngest = max((time for time in times if time is not None), default=0)
@@ -193,7 +192,7 @@ class _CopyWriter:
                 _, copy.sealed_mtime_ns = self._files.set_mtime(copy.path, youngest)
 
     def _check(self) -> None:
-        """Read the copies once more: the sources go on the strength of what stands in them. Raises InconsistentSegment."""
+        """Read the copies back before the sources are deleted. Raises InconsistentSegment."""
         for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
             source = next(batch.source for batch in self.batches if batch.copy is copy)
             errors, view = self._context.segments.errors(copy), self._files.view(copy.path)
@@ -201,11 +200,12 @@ class _CopyWriter:
                 check_copy(self._form.format, data, ids, copy.header_bytes, sizes)
 
     def hints(self) -> Iterator[tuple[Segment, Hint]]:
+        """Yield each copy with its hint."""
         for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
             yield copy, Hint.of_run(ids, copy.header_bytes, sizes)
 
     def release(self) -> None:
-        """They may be deleted like any other segment from now on, and at once if everything has died meanwhile."""
+        """Unpin the copies. Queue those without live records for deletion."""
         with self._context.state_lock:
             for copy in self.copies:
                 copy.died_since_pin = None
@@ -213,7 +213,7 @@ class _CopyWriter:
                     self._context.accounting.queue_deletion(copy)
 
     def discard(self) -> None:
-        """Nothing came of it. What cannot be deleted now is deleted by the next start, or with the empty segments."""
+        """Delete the copies after a failure. The rest is deleted by the next opening, or with the empty segments."""
         with contextlib.suppress(StoreIOError):
             self._end()
         for copy in self.copies:
@@ -226,7 +226,7 @@ class _CopyWriter:
 
 
 def _batches(live: Live, limit: int) -> Iterator[Live]:
-    """Parts of at most 1 MiB, unless one record is larger, and of not much more than a segment holds."""
+    """Yield parts of at most 1 MiB and at most a segment, unless one record is larger."""
     begin = size = 0
     for at, more in enumerate(live.sizes):
         if at > begin and size + more > min(_AT_ONCE, limit):
@@ -238,11 +238,12 @@ def _batches(live: Live, limit: int) -> Iterator[Live]:
 
 
 def _publish(context: GcContext, copying: _CopyWriter) -> None:
+    """Commit rows for the copies, and give them their final names: steps 2 and 3."""
     segments, files = context.segments, context.segments.files
     with context.state_lock:
         for copy in copying.copies:
             copy.path = copy.path.with_name(copy.path.name.removesuffix(TEMP_SUFFIX))
-            copy.died_since_pin = set()  # or it could be deleted between two swaps, when all of the first has died
+            copy.died_since_pin = set()  # pinned: it must not be deleted between two batches
             segments.by_number[copy.number] = copy
             context.accounting.mark_dirty(copy)
     context.commit()
@@ -255,7 +256,7 @@ def _publish(context: GcContext, copying: _CopyWriter) -> None:
 
 
 def _swap(context: GcContext, batch: _Batch) -> None:
-    """Under the lock. What is alive is what has not died since the mark. Raises InconsistentSegment."""
+    """Relocate records that have not died since the pin. Caller holds the state lock. Raises InconsistentSegment."""
     ids, old, new = still_alive(batch.source, batch.ids, batch.old, batch.new)
     swap(context, batch.source.segment, ids, old, new)
     _account(context, batch.source.segment, -1, old)

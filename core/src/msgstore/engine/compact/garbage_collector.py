@@ -15,12 +15,14 @@ import attrs
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
 from msgstore.contract.events import CollectionFinishedEvent
 from msgstore.engine.backends import Backends
-from msgstore.engine.compact import copy_compaction, in_place, policy_actions, retention
-from msgstore.engine.compact.collection_result import CollectionResult
-from msgstore.engine.compact.gc_context import GcContext
+from msgstore.engine.compact import policy_actions
+from msgstore.engine.compact.compaction_plan import Live
+from msgstore.engine.compact.copy_compaction import compact_by_copy
+from msgstore.engine.compact.gc_context import CollectionResult, GcContext
+from msgstore.engine.compact.in_place import SWAPPED_AT_ONCE, compact_in_place
 from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, pin
 from msgstore.engine.segment import erasing
-from msgstore.engine.segment.errors import io_errors
+from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.lifecycle import Lifecycle
 
 log = logging.getLogger("msgstore.collection")
@@ -125,15 +127,15 @@ class GarbageCollector:
     def _collect(self, action: Action, pinned: Sequence[PinnedSegment]) -> list[CollectionResult]:
         if isinstance(action, Drop):
             size = pinned[0].segment.live_bytes
-            result = retention.drop(self._context, pinned[0], action.reason)
+            result = _drop(self._context, pinned[0], action.reason)
             self._segments.telemetry.dropped(result.file, result.dropped, size, action.reason)
             return [result]
         if isinstance(action, Compact):
             # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
             if pinned[0].segment.form.compactable is not None and not self._segments.erase:
-                return [in_place.compact_in_place(self._context, pinned[0])]
-            return copy_compaction.compact_by_copy(self._context, pinned, "compacted")
-        return copy_compaction.compact_by_copy(self._context, pinned, "combined" if isinstance(action, Combine) else "migrated")
+                return [compact_in_place(self._context, pinned[0])]
+            return compact_by_copy(self._context, pinned, "compacted")
+        return compact_by_copy(self._context, pinned, "combined" if isinstance(action, Combine) else "migrated")
 
     def _skip(self, error: InconsistentSegment) -> CollectionResult:
         """Leave a segment as it is. A damaged one is quarantined; after a failure of a plugin the policy does not get it again
@@ -169,3 +171,30 @@ class GarbageCollector:
             with io_errors(pending[0]):
                 erasing.remove(self._segments.files, pending[0], erase=True)
             pending.pop(0)
+
+
+def _drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionResult:
+    """Release all references of every message in a pinned segment. Caller holds no lock.
+
+    Raises InconsistentSegment, StoreIOError.
+    """
+    segment = source.segment
+    with context.segments.errors(segment), context.segments.files.view(segment.path) as data:
+        live = source.live(context, data)
+    released = 0
+    for begin in range(0, len(live), SWAPPED_AT_ONCE):
+        with context.state_lock:
+            released += _release(context, source, live.part(begin, begin + SWAPPED_AT_ONCE))
+    context.commit()
+    log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
+    return CollectionResult(source.name, segment.size, 0, outcome="dropped", dropped=released)
+
+
+def _release(context: GcContext, source: PinnedSegment, live: Live) -> int:
+    """Return how many of the records were still alive. Caller holds the state lock."""
+    index, died = context.index, source.died
+    locations = live.locations(source.segment.number)
+    ids = [msg_id for msg_id, location in zip(live.ids, locations, strict=True) if location not in died]
+    released = index.release([msg_id for msg_id in ids for _ in range(index.references(msg_id))])
+    context.accounting.mark_dead(released.freed)
+    return len(ids)

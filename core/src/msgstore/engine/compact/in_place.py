@@ -13,7 +13,7 @@ Steps 2, 3, 4 and 6 are synced with every durability: a power loss may cost the 
 before and is only moved. A segment that is damaged, or in which a live record is missing, is quarantined unchanged.
 
 Plugins are not trusted with the only copy of a message: steps 2 to 4 are first rehearsed in memory
-(:mod:`msgstore.engine.compact.rehearsal`), and step 5 checks every entry (:mod:`msgstore.engine.compact.relocation`).
+(:mod:`msgstore.engine.compact.rehearsal`), and step 5 checks every entry (:mod:`msgstore.engine.compact.pinning`).
 
 Writers, readers and removers go on; the state lock is taken to relocate some thousand entries at a time. Records that die
 meanwhile are moved in vain. ``ReadFiles.epoch`` rises after steps 1 and 5: a location that was looked up before may point to
@@ -26,12 +26,10 @@ from collections.abc import Sequence
 
 from msgstore.contract import Buffer, CompactableFormat
 from msgstore.contract.formats import Write
-from msgstore.engine.compact.collection_result import CollectionResult
 from msgstore.engine.compact.compaction_plan import Live, Plan, plan
-from msgstore.engine.compact.gc_context import GcContext
-from msgstore.engine.compact.pinning import PinnedSegment, blamed
+from msgstore.engine.compact.gc_context import CollectionResult, GcContext
+from msgstore.engine.compact.pinning import PinnedSegment, blamed, still_alive, swap
 from msgstore.engine.compact.rehearsal import check, filled
-from msgstore.engine.compact.relocation import still_alive, swap
 
 SWAPPED_AT_ONCE = 5000
 """Entries that are relocated under one hold of the state lock: some milliseconds."""
@@ -74,12 +72,12 @@ def _rewrite(
     live: Live,
     moves: Sequence[tuple[int, int]],
 ) -> None:
-    ledger, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
+    accounting, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
     with context.flush_lock:
         segments.hints.drop(segment, lasting=True)
         with context.state_lock:
             time, segment.sealed_mtime_ns, segment.compacting = segment.sealed_mtime_ns, None, True
-            ledger.mark_dirty(segment)
+            accounting.mark_dirty(segment)
         context.commit_locked()
     with context.state_lock:
         segments.read_files.epoch += 1
@@ -102,7 +100,7 @@ def _rewrite(
                 size, mtime_ns = files.size_and_mtime(fd)
                 with context.state_lock:
                     segment.size, segment.sealed_mtime_ns, segment.compacting = size, mtime_ns, False
-                    ledger.mark_dirty(segment)
+                    accounting.mark_dirty(segment)
             finally:
                 files.close(fd)
         if time is not None:  # its age is that of its messages
@@ -110,7 +108,7 @@ def _rewrite(
 
 
 def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places: Sequence[int]) -> list[list[Write]]:
-    """The writes of all gaps, step by step, rehearsed in memory: that takes as much as the segment will have bytes."""
+    """Return the writes of all gaps by step, after a rehearsal in memory, which takes the size of the compacted segment."""
     steps: list[list[Write]] = [[], [], []]
     offsets, sizes = live.offsets, live.sizes
     image: list[bytes | bytearray] = []
@@ -129,7 +127,7 @@ def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places
 
 
 def _swap(context: GcContext, source: PinnedSegment, live: Live, moves: Sequence[tuple[int, int]]) -> None:
-    """What has died meanwhile stays dead. The row says that the file is longer than it will be. Raises InconsistentSegment."""
+    """Relocate the moved records that have not died meanwhile. The row still has the old size. Raises InconsistentSegment."""
     segment, ids, offsets, sizes = source.segment, live.ids, live.offsets, live.sizes
     for begin in range(0, len(moves), SWAPPED_AT_ONCE):
         some = moves[begin : begin + SWAPPED_AT_ONCE]

@@ -49,7 +49,7 @@ def judge(
     *,
     may_drop: bool,
 ) -> Iterator[tuple[object, str | None]]:
-    """Yield each action with the reason to skip it: None if it can be carried out, "" if the reason needs no line in the log."""
+    """Yield each action with the reason to skip it: None if it can be carried out, "" if the log need not mention it."""
     by_number = {s.number: s for s in stats}
     taken: set[int] = set()
     for action in actions:

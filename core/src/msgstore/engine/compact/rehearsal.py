@@ -1,7 +1,7 @@
-"""Rehearsal: what a format says it would write is looked at before the engine relies on it.
+"""Rehearsal: check the output of a segment format before the engine relies on it.
 
-A compaction in place is carried out in memory first, so that a format that fails leaves the segment untouched. Of a rewriting
-the copies are read again before the sources go. All functions raise ValueError or TypeError, in words of the format.
+A compaction in place is first carried out in memory, so that a wrong format leaves the segment untouched. Copies are read
+back before their sources are deleted. All functions raise ValueError or TypeError, with a text about the format.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgstore.scan.sound import scan_checked
 
 
 def filled(gap: Gap, before: bytes, fill: GapFill, records: Sequence[bytes]) -> bytearray:
-    """What stands in a gap after all writes of ``fill``: first the records, byte for byte. Raises for a write outside of it."""
+    """Return the bytes of a gap after all writes of ``fill``. Raises unless the records come first, or for a write outside."""
     image = bytearray(before)
     for writes in (fill.prepare, fill.inside, fill.seal):
         for offset, chunk in writes:
@@ -30,7 +30,7 @@ def filled(gap: Gap, before: bytes, fill: GapFill, records: Sequence[bytes]) -> 
 
 
 def check(form: SegmentFormat, image: bytes, places: Sequence[int]) -> None:
-    """Raises unless ``image``, what a segment will be, has a record at each place."""
+    """Raise unless ``image``, the compacted segment, has a record at each place."""
     scan = scan_checked(form, image)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the segment would be damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
@@ -42,7 +42,7 @@ def check(form: SegmentFormat, image: bytes, places: Sequence[int]) -> None:
 def check_encoded(
     form: SegmentFormat, ids: Sequence[bytes], bodies: Sequence[bytes], encoded: bytes, sizes: Sequence[int]
 ) -> None:
-    """Raises unless ``encoded`` is a record of each of ``bodies``, of ``sizes``."""
+    """Raise unless ``encoded`` has one record of each of ``bodies``, with these sizes."""
     if not isinstance(encoded, bytes) or not set(map(type, sizes)) <= {int}:
         raise TypeError("it gives no bytes with sizes")
     if len(sizes) != len(ids) or sum(sizes) != len(encoded) or min(sizes) < 1:
@@ -56,7 +56,7 @@ def check_encoded(
 
 
 def check_copy(form: SegmentFormat, data: Buffer, ids: bytes | bytearray, begin: int, sizes: array[int]) -> None:
-    """Raises unless ``data`` is a segment of exactly these records, one behind the other from ``begin`` on."""
+    """Raise unless ``data`` is a segment of exactly these records, without gaps, from ``begin`` on."""
     scan = scan_checked(form, data)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the copy is damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")

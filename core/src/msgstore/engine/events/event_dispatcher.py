@@ -22,7 +22,7 @@ CLOSE_TIMEOUT_SECONDS = 5.0
 
 
 class EventDispatcher:
-    """Observers of one store, called one by one on the thread ``msgstore-observers PATH``. Without observers there is no thread.
+    """Calls the observers of one store, one by one, on the thread ``msgstore-observers PATH``. Without observers: no thread.
 
     ``publish`` and ``finish`` may be called from any thread and under any lock: they only fill a queue, and never raise.
     """

@@ -1,21 +1,56 @@
 """Telemetry: counts, logs and publishes what happens to one store. One method per kind of event.
 
-Methods are called where the event happens, some with the state lock held. They happen per flush, per segment or per store, never
-per message, and none of them raises.
+Methods are called where the event happens, some with the state lock held: per flush, per segment or per store, never per
+message. None of them raises.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from msgstore.contract import events
+import attrs
+
+from msgstore.contract import StoreClosed, events
 from msgstore.contract.events import CollectionFinishedEvent
-from msgstore.engine.events.counters import Counters
 from msgstore.engine.events.event_dispatcher import EventDispatcher
 from msgstore.plugins.loader import Observer
+
+
+@attrs.define
+class Counters:
+    """Numbers since the store was opened. Sizes in bytes, of whole records or files. Guarded by the state lock."""
+
+    written_messages: int = 0
+    """Messages written to disk; a second reference is not counted."""
+    written_bytes: int = 0
+    """Size of their records."""
+    revived_messages: int = 0
+    """Removed messages that were written again while their record still existed."""
+    removed_messages: int = 0
+    """Messages on disk that lost their last reference. Calculated when it is asked for."""
+    flushes: int = 0
+    """Flushes that wrote something."""
+    rolled_segments: int = 0
+    """Segments that were started."""
+    deleted_segments: int = 0
+    """Segments that were deleted."""
+    collections: int = 0
+    """Segments that were collected."""
+    collected_bytes: int = 0
+    """Bytes that compaction in place truncated, and sizes of deleted segments. Copies of live records are not subtracted."""
+    corruptions: int = 0
+    """Damaged spans that were found."""
+    dropped_messages: int = 0
+    """Live messages that retention deleted."""
+    dropped_segments: int = 0
+    """Segments that they were in."""
+    observer_failures: int = 0
+    """Times that an observer raised, and events that were dropped."""
+
 
 _store_log = logging.getLogger("msgstore.store")
 _recovery_log = logging.getLogger("msgstore.recovery")
@@ -39,7 +74,7 @@ class Telemetry:
 
     def recovered(self, recovery: Mapping[str, Any], seconds: float) -> None:
         """Log and publish a recovery, unless the store is new or the saved index was used without a scan. ``recovery`` has the
-        members of :class:`msgstore.engine.open.recovery.Recovery`."""
+        members of :class:`msgstore.engine.open.recovery_plan.Recovery`."""
         how, scanned = recovery["how"], recovery["scanned"]
         if how == "new" or (how == "trust" and not scanned):
             return
@@ -131,3 +166,28 @@ class Telemetry:
         self.dispatcher.publish(
             events.MessagesDroppedEvent(store=self.store, file=file, messages=messages, bytes=size, reason=reason)
         )
+
+
+class HasStats(Protocol):
+    """A store."""
+
+    def stats(self) -> Any:
+        """Return an attrs object with numbers, and ``counters`` among them. Raises StoreClosed."""
+
+
+def statistics_of(store: HasStats) -> Callable[[], Mapping[str, int]]:
+    """Return a function that gives ``store.stats()`` as numbers; nothing once the store is closed or gone."""
+    reference = weakref.ref(store)
+
+    def statistics() -> Mapping[str, int]:
+        there = reference()
+        try:
+            stats = there.stats() if there is not None else None
+        except StoreClosed:
+            stats = None
+        if stats is None:
+            return {}
+        own = attrs.asdict(stats, recurse=False)
+        return {name: value for name, value in own.items() if isinstance(value, int)} | attrs.asdict(stats.counters)
+
+    return statistics

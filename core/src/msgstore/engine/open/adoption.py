@@ -1,4 +1,4 @@
-"""Adoption: a directory that a broker wrote is changed only if the caller adopts it, and keeps the body codec of its records."""
+"""Adoption: a directory of a broker is changed only if the caller adopts it, and keeps the body codec of its records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgstore.config import Backend, StoreConfig, structure
 from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreMismatch
 from msgstore.directory import DamagedSettings, Settings
 from msgstore.engine.backends import Backends
-from msgstore.engine.open.clean_marker import SAVED_INDEXES
+from msgstore.engine.open.clean_shutdown import SAVED_INDEXES
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
@@ -89,7 +89,7 @@ class _Sample:
 
     catalogue: Catalogue
     codec: BodyCodec
-    """Of the configuration."""
+    """Codec of the configuration."""
     seen: int = 0
     valid: int = 0
     """Bodies that ``codec`` accepts."""
@@ -125,7 +125,7 @@ class _Sample:
         return self._installed[name]
 
     def is_most(self, count: int) -> bool:
-        """A damaged body, or one that looks like another codec's by chance, decides nothing."""
+        """Return True for more than half of the bodies: a few damaged or ambiguous ones decide nothing."""
         return 2 * count > self.seen
 
 
@@ -172,5 +172,5 @@ def _contradiction(config: StoreConfig, what: str, action: str) -> StoreMismatch
 def _accepts(codec: BodyCodec, msg_id: bytes, stored: bytes) -> bool:
     try:
         return bool(codec.is_valid(msg_id, stored))
-    except Exception:  # of a third party's code: what it fails for is none of its bodies
+    except Exception:  # third-party code may raise anything
         return False

@@ -1,11 +1,11 @@
 """Reference counts that a broker saved in ``msg_store_index.ets`` when it stopped cleanly.
 
-They are exact if nothing has changed since. Nothing in the file says so, and it has no checksum. So it is compared with what
-stands beside it: ``clean.dot``, ``file_summary.ets`` (size and live bytes of each segment), and the records of the segments.
+They are exact if nothing has changed since. The file does not show that, and has no checksum. So it is compared with the
+files next to it: ``clean.dot``, ``file_summary.ets`` (size and live bytes of each segment), and the records of the segments.
 
-If everything agrees, the counts are taken as they are, and a record without a count is dead. If anything contradicts, an entry
-whose record is where the entry says keeps its count, and every other record counts one, dead or not: a message too many can be
-removed, a lost one cannot be brought back. A count of 0 is then not believed either.
+If everything agrees, the counts are used as they are, and a record without a count is dead. If anything contradicts, an entry
+whose record is at its location keeps its count, and every other record counts one, dead or not, also with a count of 0: a
+surplus message can be removed, a lost one cannot be brought back.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ import attrs
 from msgstore.contract import StoreError
 from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
 from msgstore.engine.open import ets_file
-from msgstore.engine.open.clean_marker import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
+from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.open.ets_file import Data, Table, Take
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 
 log = logging.getLogger("msgstore.recovery")
-_store_log = logging.getLogger("msgstore.store")  # verbs that report damage themselves are silent about the other one
+_store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
 
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
 Found = tuple[Segment, Hint, int]
-"""A segment, its records, and how many copies it has besides."""
+"""(segment, its records, number of copies besides these)."""
 _SMALLEST_ROW = 40
 """Bytes of the smallest row of both tables. It limits the number of rows that a file can claim to have."""
 
 
 @attrs.define
 class BrokerCounts:
-    """The rows of ``msg_store_index.ets``, and what speaks against them."""
+    """Rows of ``msg_store_index.ets``, and the first reason not to trust them."""
 
     directory: Path
     locations: dict[bytes, int] = attrs.field(factory=dict)
-    """Where the record of each id is, as :mod:`msgstore.contract.locations` packs it."""
+    """Packed location of each id."""
     references: dict[bytes, int] = attrs.field(factory=dict)
     problem: str | None = None
-    """The first thing that speaks against the counts, or None."""
+    """First reason not to trust the counts, or None."""
 
     def take(self, msg_id: bytes, references: int, number: int, offset: int, size: int) -> None:
+        """Add one row."""
         if offset >= LIMIT or size >= LIMIT or references > MAX_REFERENCES:
-            self.object(f"{SAVED_COUNTS} has an entry that no store can have, of {msg_id.hex()}")
+            self.object(f"{SAVED_COUNTS} has an impossible entry, of {msg_id.hex()}")
         elif msg_id in self.locations:
             self.object(f"{SAVED_COUNTS} names {msg_id.hex()} twice")
         else:
@@ -57,15 +58,15 @@ class BrokerCounts:
             self.references[msg_id] = references
 
     def object(self, problem: str) -> None:
-        """Note what speaks against the counts."""
+        """Note a reason not to trust the counts."""
         self.problem = self.problem or problem
 
     def decide(self, found: Sequence[Found]) -> tuple[CountsFrom, dict[bytes, int] | None]:
-        """Compare with the records of all segments. Return where the counts of the store come from, and the count of every live
-        message, or None if each record counts one."""
+        """Compare with the records of all segments. Return the source of the counts, and the count of every live message, or
+        None if each record counts one."""
         live = {msg_id: count for msg_id, count in self.references.items() if count}
         agreed = sum(msg_id in live for segment, records, _ in found for msg_id in self._agreeing(segment, records))
-        contradicted = len(live) - agreed  # an entry agrees at most once: with the record at its one place
+        contradicted = len(live) - agreed  # an entry agrees with one record at most
         if contradicted:
             self.object(f"{contradicted} of its {len(live)} messages have no record where it says")
         if self.problem is None:
@@ -75,7 +76,7 @@ class BrokerCounts:
         counts = {msg_id: 1 for _, records, _ in found for msg_id in records.id_list()}
         there = len(counts)
         if agreed:
-            counts |= {msg_id: count for msg_id, count in live.items() if msg_id not in counts}  # they are told as missing
+            counts |= {msg_id: count for msg_id, count in live.items() if msg_id not in counts}  # these are reported as missing
         for segment, records, _ in found:
             counts.update((msg_id, live[msg_id]) for msg_id in self._agreeing(segment, records) if msg_id in live)
         what = (
@@ -86,7 +87,7 @@ class BrokerCounts:
         return ("msg_store_index.ets in part", counts) if agreed else ("one each", None)
 
     def _agreeing(self, segment: Segment, records: Hint) -> Iterator[bytes]:
-        """The ids whose record stands in this segment where their entry says."""
+        """Return the ids whose record is in this segment, at the location of their entry."""
         pairs = zip(records.id_list(), records.locations(segment.number), strict=True)
         return (msg_id for msg_id, location in pairs if self.locations.get(msg_id) == location)
 
@@ -116,7 +117,7 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
     except OSError as error:
         if not read_only:
             raise StoreError(
-                f"{error.filename or path}: cannot be read: {error.strerror or error}. It has the reference counts. Mend the "
+                f"{error.filename or path}: cannot be read: {error.strerror or error}. It has the reference counts. Fix the "
                 f"cause and open the store again; if it is lost, move it away, or pass the counts (refcounts=, --refcounts)."
             ) from error
         _store_log.warning(what, error.filename or path, error.strerror or error)
@@ -130,7 +131,7 @@ def _read(segments: Segments, path: Path, read: Callable[[Data, Take, int], Tabl
 
 
 def _compare_summary(segments: Segments, shutdown_files: ShutdownFiles, counts: BrokerCounts) -> None:
-    """Compare ``file_summary.ets`` with the sizes of the segments, and with what the counts say is alive in each."""
+    """Compare ``file_summary.ets`` with the sizes of the segments, and with the live bytes of each by the counts."""
     path = shutdown_files.saved(SAVED_SUMMARY)
     if path is None:
         counts.object(f"there is no {SAVED_SUMMARY} beside it")

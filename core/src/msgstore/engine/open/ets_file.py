@@ -17,21 +17,21 @@ from collections.abc import Callable
 import attrs
 
 _HEADER = b"\x01\x02\x03\x04cXM\x0b"
-"""With the mark of a log that was closed."""
+"""Includes the mark of a log that was closed."""
 _MAGIC = b"bWLA"
 _HEAD = 8
-"""Bytes of an item before its term: size and magic. Also bytes of the file's header."""
+"""Bytes of an item before its term (size and magic), and of the header of the file."""
 _NEXT_ROW = _MAGIC + b"\x83h"
 """Every row is a tuple of fewer than 256 members."""
 
 
 def _atom(name: bytes) -> bytes:
-    """An atom in the encodings of all Erlang releases: Latin-1 or UTF-8, with one or two bytes of length."""
+    """Return the pattern of an atom in the encodings of all Erlang releases: Latin-1 or UTF-8, with 1 or 2 bytes of length."""
     return rb"(?:[dv]\0" + re.escape(bytes([len(name)])) + rb"|[sw]" + re.escape(bytes([len(name)])) + rb")" + re.escape(name)
 
 
 _INTEGER = rb"(a.|b[\0-\x7f].{3}|" + b"|".join(rb"n%b\0.{%d}" % (re.escape(bytes([n])), n) for n in range(1, 9)) + rb")"
-"""Not negative, and below 2**64."""
+"""Integers from 0 to 2**64 - 1."""
 _IGNORED_INTEGER = _INTEGER.replace(b"(", b"(?:", 1)
 _NEIGHBOUR = rb"(?:" + _IGNORED_INTEGER + rb"|" + _atom(b"undefined") + rb")"
 _FLAG = rb"(?:" + _atom(b"true") + rb"|" + _atom(b"false") + rb")"
@@ -51,11 +51,12 @@ Take = Callable[..., None]
 
 @attrs.frozen
 class Table:
-    """How far a saved table could be read."""
+    """Result of reading a saved table."""
 
     rows: int
+    """Number of rows that were read."""
     problem: str | None
-    """The first reason why the table is not complete; None if every row was read."""
+    """First reason why the table is incomplete; None if every row was read."""
 
 
 def read_locations(data: Data, take: Take, max_rows: int) -> Table:
@@ -69,11 +70,11 @@ def read_summaries(data: Data, take: Take, max_rows: int) -> Table:
 
 
 def _read(data: Data, form: re.Pattern[bytes], take: Callable[[re.Match[bytes]], None], max_rows: int) -> Table:
-    """Read every whole row, also behind damage. The search for the next row only moves forward, so the time is linear."""
+    """Read every intact row, also after damage. The search for the next row only moves forward: the time is linear."""
     problem = None if data[:_HEAD] == _HEADER else "it is not a table that was closed"
     at, rows = _end_of_item(data, _HEAD), 0
     if data[at + 4 : at + _HEAD] != _MAGIC:
-        at = _HEAD  # not a row: the search for the first one begins here
+        at = _HEAD  # no item: search for the first row from here
     while True:
         row = form.match(data, at)
         if row is not None and _end_of_item(data, at) == row.end():
@@ -94,7 +95,7 @@ def _read(data: Data, form: re.Pattern[bytes], take: Callable[[re.Match[bytes]],
 
 
 def _end_of_item(data: Data, at: int) -> int:
-    """The offset behind an item, as its size has it."""
+    """Return the offset after an item, by its size."""
     return at + _HEAD + int.from_bytes(data[at : at + 4], "big")
 
 

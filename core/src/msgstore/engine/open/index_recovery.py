@@ -1,36 +1,27 @@
 """Index recovery: make index and segments agree when a store opens.
 
 The saved index is used as it is, completed by tail scans, reconciled with the records, or rebuilt from all segments; see
-:mod:`msgstore.engine.open.recovery`. Reference counts are kept wherever that is possible.
+:mod:`msgstore.engine.open.recovery_plan`. Reference counts are kept wherever that is possible.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import islice
 
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import Index, PluginError, StoreMismatch
+from msgstore.contract import RESCUED_KEY, Index, PluginError, StoreMismatch
 from msgstore.directory import Settings
 from msgstore.engine.backends import make_remembered_index, of_index
 from msgstore.engine.open.broker_counts import read_broker_counts
-from msgstore.engine.open.clean_marker import ShutdownFiles
+from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.open.lost_segments import recover_without_segments, repair_index, report_all_missing, report_lost
 from msgstore.engine.open.reconcile import rebuild_distrusted, reconcile
-from msgstore.engine.open.recovery import (
-    ProgressMeter,
-    Recovery,
-    RecoveryPlan,
-    RecoveryProgress,
-    compare_with_index,
-    copy_entries,
-    rebuild,
-    scan_tail,
-    verify,
-)
-from msgstore.engine.open.rescued_counts import rescued_counts, restore_counts
+from msgstore.engine.open.recovery import BATCH, copy_entries, rebuild, scan_tail, verify
+from msgstore.engine.open.recovery_plan import ProgressMeter, Recovery, RecoveryPlan, RecoveryProgress, compare_with_index
 from msgstore.engine.segment.segments import Segments
 from msgstore.plugins.catalogue import Catalogue
 
@@ -83,7 +74,8 @@ class IndexRecovery:
             recovery = self._rebuild(refusal, plan, recovery)
             if self.counts is None:
                 restore_counts(segments, index, rescued, recovery)
-        report_lost(segments, recovery)
+        if recovery.lost:
+            report_lost(segments, recovery)
         return recovery
 
     def _rebuild(self, refusal: str, plan: RecoveryPlan | None, before: Recovery) -> Recovery:
@@ -158,3 +150,28 @@ class IndexRecovery:
                 return f"{segment.path.name} was changed, and does not hold what the index has in it"
             meter.add(segment)
         return None
+
+
+def rescued_counts(index: Index, state: Mapping[bytes, bytes]) -> dict[bytes, int]:
+    """Return the counts above one by id. Call it before the rebuild, which clears the index."""
+    if RESCUED_KEY not in state:
+        return {}
+    return {msg_id: count for msg_id, _, count in index.items() if count > 1}
+
+
+def restore_counts(segments: Segments, index: Index, rescued: Mapping[bytes, int], recovery: Recovery) -> None:
+    """Give the counts to the messages that a rebuild has found. The others keep one reference."""
+    if recovery.how != "rebuild" or not rescued:
+        return
+    rest, restored = iter(rescued.items()), 0
+    while batch := list(islice(rest, BATCH)):
+        found = [(msg_id, at, count) for msg_id, count in batch if (at := index.get(msg_id)) is not None]
+        if found:
+            index.enter(*zip(*found, strict=True))
+        restored += len(found)
+    log.warning(
+        "%s: %d of %d messages have the counts that were read from the damaged index; every other one has one reference",
+        segments.directory,
+        restored,
+        recovery.entered,
+    )

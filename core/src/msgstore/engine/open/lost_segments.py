@@ -13,8 +13,9 @@ from itertools import repeat
 from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import read_broker_counts
-from msgstore.engine.open.clean_marker import SAVED_COUNTS, ShutdownFiles
-from msgstore.engine.open.recovery import ProgressMeter, Recovery, RecoveryProgress, count_live, missing_files, scan_segment
+from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, ShutdownFiles
+from msgstore.engine.open.recovery import count_live, scan_segment
+from msgstore.engine.open.recovery_plan import ProgressMeter, Recovery, RecoveryProgress, missing_files
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint

@@ -27,16 +27,8 @@ from msgstore.contract import Index
 from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import BrokerCounts
 from msgstore.engine.open.lost_segments import find_copies
-from msgstore.engine.open.recovery import (
-    LostSegment,
-    ProgressMeter,
-    Recovery,
-    RecoveryPlan,
-    RecoveryProgress,
-    count_live,
-    rebuild,
-    scan_segment,
-)
+from msgstore.engine.open.recovery import count_live, rebuild, scan_segment
+from msgstore.engine.open.recovery_plan import LostSegment, ProgressMeter, Recovery, RecoveryPlan, RecoveryProgress
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import Row

@@ -1,19 +1,4 @@
-"""Recovery: decide whether the saved index describes the segments, and scan segments where it does not.
-
-================  ==================================================================================================
-``trust``         The index was saved at a clean shutdown and nothing has changed since. Nothing is read.
-``tail``          The shutdown was dirty. Records behind the last commit of a persistent index are scanned, or behind the
-                  last clean shutdown if the process ended before its first commit.
-``reconciled``    The saved index does not fit the directory. Counts are kept where the records agree with it
-                  (:mod:`msgstore.engine.open.reconcile`).
-``rebuild``       Everything else. Every segment is scanned, or its hint file is read
-                  (:mod:`msgstore.engine.segment.hints`). Reference counts are given by the caller, saved by a broker
-                  (:mod:`msgstore.engine.open.broker_counts`), or one each.
-``live``          A reader next to a writer in another process: it sees what that one commits, and recovers nothing.
-================  ==================================================================================================
-
-A segment that is missing, or shorter than when it was sealed, is lost: it is reported, the entries of the other segments are
-kept, and copies of its records are searched in them (:mod:`msgstore.engine.open.lost_segments`).
+"""Recovery: scan segments, and fill an index from them. :mod:`msgstore.engine.open.recovery_plan` says when.
 
 Opening never truncates a segment. One that does not end cleanly is sealed, and a damaged one is quarantined.
 """
@@ -21,191 +6,23 @@ Opening never truncates a segment. One that does not end cleanly is sealed, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress, repeat
-from typing import Any, Literal
 
-import attrs
-
-from msgstore.contract import RESCUED_KEY, Index, SegmentScan, StoreError
+from msgstore.contract import Index, SegmentScan, StoreError
 from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
-from msgstore.engine.open.broker_counts import BrokerCounts, CountsFrom, Found
-from msgstore.engine.open.clean_marker import ShutdownFiles
+from msgstore.engine.open.broker_counts import BrokerCounts, Found
+from msgstore.engine.open.recovery_plan import ProgressMeter, Recovery, RecoveryProgress
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
-from msgstore.engine.state import checkpoint
-from msgstore.engine.state.checkpoint import Row
 
 log = logging.getLogger("msgstore.recovery")
 
 CHAIN = 2
 """Records in a row behind a torn end that make it damage instead of a write that was cut off."""
-RecoveryProgress = Callable[[int, int], object]
-"""Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being
-checked turns out to be wrong. If it raises, the store does not open."""
 BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
-
-
-@attrs.frozen
-class LostSegment:
-    """A segment of which there is less than the index knows."""
-
-    file: str
-    """Its name."""
-    found: int | None
-    """Bytes that are there; None if the file is missing."""
-    size: int
-    """Bytes that were there."""
-    messages: int
-    """Live messages that the index has in it."""
-
-    @property
-    def reason(self) -> str:
-        return "missing" if self.found is None else "shortened" if self.found < self.size else "replaced"
-
-    def __str__(self) -> str:
-        if self.found is not None and self.found >= self.size:
-            return f"is not the file that it was; {self.messages} live messages that the index has in it are not there"
-        what = "is missing" if self.found is None else f"has {self.found} of {self.size} bytes"
-        return f"{what}; the index has {self.messages} live messages in it"
-
-
-@attrs.define
-class Recovery:
-    """How a store came up; ``store.stats().recovery``."""
-
-    how: Literal["new", "trust", "tail", "reconciled", "rebuild", "taken over", "live"] = "new"
-    """``new``: there was nothing; ``trust``, ``tail``, ``reconciled``, ``rebuild``, ``taken over``: what was read, see the life
-    of a message; ``live``: a reader beside a writer."""
-    scanned: list[str] = attrs.field(factory=list)
-    """Names of the segments that were read, in whole or from their last commit on."""
-    hinted: list[str] = attrs.field(factory=list)
-    """Names of the segments whose hint was read instead."""
-    entered: int = 0
-    """Records that were found by scanning, or in hints, and are live."""
-    garbage: int = 0
-    """Records that were found so, and that no reference count names, or that are copies."""
-    missing: int = 0
-    """Ids that the given reference counts name, or the index of a store that has lost a segment, and that no segment holds."""
-    first_missing: bytes | None = None
-    """One of these, or None if there are none."""
-    kept: int = 0
-    """Messages that keep the counts of a saved index which does not fit the directory."""
-    revived: int = 0
-    """Messages that are live again, with one reference, and may have been removed before: the index had them as removed, or
-    does not know their segment."""
-    distrust: str | None = None
-    """Why the saved counts were not taken as they were; None if they were, or if there were none."""
-    copy: str | None = None
-    """Name of the file in the store's directory that has the counts of before; None if none had to be kept."""
-    damaged: list[str] = attrs.field(factory=list)
-    """One line for each damaged segment: file, offset, reason. Then those that are ``lost``."""
-    lost: list[LostSegment] = attrs.field(factory=list)
-    """Segments that are missing, or shorter than they were."""
-    counts: CountsFrom = "index"
-    """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: as a broker saved them;
-    `msg_store_index.ets in part`: of the entries that agree with a record, and one for each other record; `one each`."""
-
-    def as_mapping(self) -> Mapping[str, Any]:
-        """Return all members as they are now, for observers."""
-        return attrs.asdict(self)
-
-    @property
-    def counts_are_kept(self) -> bool:
-        """True if every message has the count that was saved. False after a rebuild, except with the exact counts of a broker,
-        and if records are missing or were revived."""
-        if self.how == "rebuild":
-            return self.counts == "msg_store_index.ets"
-        return not (self.how == "reconciled" and (self.missing or self.revived))
-
-
-@attrs.frozen
-class RecoveryPlan:
-    """What has to be done before an index can be used, or why it cannot be."""
-
-    tails: list[tuple[Segment, int]] = attrs.field(factory=list)
-    """Segments to read from an offset on."""
-    verify: list[Segment] = attrs.field(factory=list)
-    """Segments whose modification time has changed, but not their size: to compare with the index."""
-    lost: list[LostSegment] = attrs.field(factory=list)
-    """Segments of which there is less than the index knows."""
-    refusal: str | None = None
-    """Why the index cannot be trusted, if it cannot."""
-    rows: Mapping[str, Row] = attrs.field(factory=dict)
-    """Row of each segment in the saved state; empty if the state is damaged."""
-    is_damaged: bool = False
-    """True if any entry may be wrong, whatever the rows say."""
-
-
-def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdown_files: ShutdownFiles) -> RecoveryPlan:
-    """Compare the saved ``state`` of an index with the segments.
-
-    A program that ran in between is recognised by sizes, names, or another ``clean.dot``. If ``clean.dot`` shows it, no segment
-    counts as lost: that program may have deleted and truncated segments. If ``clean.dot`` is hidden, records may have been
-    appended (:mod:`msgstore.engine.open.clean_stop`).
-    """
-    if not state:
-        return RecoveryPlan(refusal="there is none that was saved")
-    if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
-        return RecoveryPlan(refusal="it is not complete, or of another version")
-    saved = state.get(checkpoint.CLEAN_KEY)
-    fits = shutdown_files.clean is None if saved is None else saved in (shutdown_files.clean, shutdown_files.pending)
-    try:
-        rows = checkpoint.rows(state)
-    except ValueError as error:
-        return RecoveryPlan(refusal=str(error))
-    if RESCUED_KEY in state:
-        return RecoveryPlan(refusal="it is damaged, and each entry is compared with its record", rows=rows, is_damaged=True)
-    if not fits:
-        return RecoveryPlan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
-    plan = RecoveryPlan(lost=missing_files(rows, segments), rows=rows)
-    refusals = []
-    hidden = saved is not None and shutdown_files.clean is None
-    newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
-    names = {segment.path.name: segment for segment in segments}
-    for name, row in rows.items():
-        segment = names.pop(name, None)
-        if segment is not None:
-            if hidden and segment.number == newest and row.appendable and segment.size > row.size:
-                row = attrs.evolve(row, mtime_ns=None)
-            refusals += _compare(segment, row, plan)
-            _apply(segment, row)
-    is_closed = saved is not None and not hidden
-    refusals += [f"{name} is new" for name, segment in names.items() if is_closed or segment.number < newest]
-    plan.tails.extend((segment, 0) for segment in names.values())
-    return attrs.evolve(plan, refusal="; ".join(refusals[:5]) or None)
-
-
-def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[LostSegment]:
-    """Return the missing segments that had live messages. One without any may have been deleted just before a crash."""
-    names = {segment.path.name for segment in segments}
-    return [
-        LostSegment(name, None, row.size, row.live_count) for name, row in rows.items() if row.live_count and name not in names
-    ]
-
-
-def _compare(segment: Segment, row: Row, plan: RecoveryPlan) -> list[str]:
-    """Add to the plan what a segment needs. Return the reasons why the index does not describe it."""
-    name = segment.path.name
-    if row.compacting:
-        plan.verify.append(segment)
-        return [f"{name} has grown while it was compacted"] if segment.size > row.size else []
-    if segment.size < row.size:
-        plan.lost.append(LostSegment(name, segment.size, row.size, row.live_count))
-    elif row.mtime_ns is None:
-        plan.tails.append((segment, row.size))
-    elif segment.size > row.size:
-        return [f"{name} has grown since it was sealed"]
-    elif segment.sealed_mtime_ns != row.mtime_ns:
-        plan.verify.append(segment)
-    return []
-
-
-def _apply(segment: Segment, row: Row) -> None:
-    segment.live_count, segment.live_bytes = row.live_count, row.live_bytes
-    segment.appendable, segment.quarantined = row.appendable, row.quarantined
 
 
 def verify(segments: Segments, index: Index, segment: Segment, recovery: Recovery) -> bool:
@@ -332,23 +149,6 @@ def count_live(segments: Segments, index: Index) -> None:
         segment = segments.by_number[location >> NUMBER_SHIFT]
         segment.live_count += 1
         segment.live_bytes += location & MASK
-
-
-class ProgressMeter:
-    """Reports the bytes of segments that are done."""
-
-    def __init__(self, todo: Iterable[Segment], progress: RecoveryProgress | None) -> None:
-        self._progress = progress
-        self._sizes = {segment.number: segment.size for segment in todo}
-        self._total = sum(self._sizes.values())
-        self._done = 0
-        if progress and self._total:
-            progress(0, self._total)
-
-    def add(self, segment: Segment) -> None:
-        self._done += self._sizes[segment.number]
-        if self._progress:
-            self._progress(self._done, self._total)
 
 
 def copy_entries(segments: Segments, index: Index, other: Index) -> None:

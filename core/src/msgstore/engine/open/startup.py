@@ -26,17 +26,16 @@ from msgstore.directory import (
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events.telemetry import Telemetry
 from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
-from msgstore.engine.open.clean_marker import ShutdownFiles
-from msgstore.engine.open.clean_stop import CleanStopMarker, publish_clean, save_clean
+from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.index_recovery import IndexRecovery
-from msgstore.engine.open.recovery import Recovery, RecoveryProgress, sum_counts
+from msgstore.engine.open.recovery import sum_counts
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
 from msgstore.engine.open.settings import keep_damaged, known_settings, rebuild_settings
 from msgstore.engine.segment.erasing import remove_leftovers
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
-from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
-from msgstore.engine.state.shared_bodies import SharedBodies
 from msgstore.files import Files
 from msgstore.lock_file import read_lock
 from msgstore.plugins.catalogue import Catalogue
@@ -208,8 +207,8 @@ def open_beside_writer(config: StoreConfig, catalogue: Catalogue, files: Files) 
 
 
 def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
-    """Refuse what can be refused without a lock, so that a mistake changes nothing. Return the configuration, with the body codec
-    of an adopted directory."""
+    """Refuse what can be refused without a lock, so that a mistake changes nothing. Return the configuration, with the body
+    codec of an adopted directory."""
     try:
         remembered = read_settings(files, config.path)
     except DamagedSettings as error:
@@ -222,7 +221,9 @@ def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files,
     if not config.path.is_dir():
         return config
     segments = _find(config, backends, files, remembered, read_only=read_only)
-    return config if read_only else admit(config, catalogue, backends, files, remembered, segments)
+    if read_only or (remembered is not None and not config.body.named):
+        return config
+    return admit(config, catalogue, backends, files, remembered, segments)
 
 
 def _lock(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
@@ -290,8 +291,8 @@ def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
 
 
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
-    """Continue the newest segment if it can be. One with several names is left alone: a copy of the directory by hard links
-    (``cp -al``) has it, too, perhaps with a writer of its own."""
+    """Continue the newest segment if it has room and a clean end. One with several hard links is not continued: a copy of the
+    directory (``cp -al``) has the same file, and may have a writer."""
     newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
     if newest is None or not can_resume(newest, backends.write_format.name, config.file_size_limit):
         return

@@ -8,7 +8,7 @@ unknown id included, the slow path decides: it gives the answer or the error.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 import attrs
@@ -17,9 +17,8 @@ from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, Store
 from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
 from msgstore.engine.backends import Backends
 from msgstore.engine.ids import check_id
-from msgstore.engine.read.coalescing import coalesce_reads
 from msgstore.engine.read.strategy import Fetched, ReadStrategy
-from msgstore.engine.segment.errors import io_error, io_errors
+from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.scan import WholeRecord
 
@@ -287,3 +286,26 @@ def _decode(msg_id: bytes, fetched: Fetched, record: bytes, size: int) -> bytes:
     if len(record) != size:
         raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
     return fetched.form.format.decode(msg_id, record)
+
+
+MERGE_GAP = 4096
+"""Records of one segment that are at most this many bytes apart are read together ..."""
+MERGE_LIMIT = 2**20
+"""... up to this many bytes at once."""
+
+
+def coalesce_reads(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Group sorted locations into runs that one read serves."""
+    run: list[tuple[int, bytes]] = []
+    run_number = run_start = run_end = 0
+    for location, msg_id in located:
+        number, offset, size = unpack_location(location)
+        if run and not (number == run_number and offset - run_end <= MERGE_GAP and offset + size - run_start <= MERGE_LIMIT):
+            yield run
+            run = []
+        if not run:
+            run_number, run_start = number, offset
+        run.append((location, msg_id))
+        run_end = offset + size
+    if run:
+        yield run

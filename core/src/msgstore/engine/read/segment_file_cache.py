@@ -1,4 +1,4 @@
-"""Segments that another process writes: found by number when they are asked for, their descriptors bounded."""
+"""Segment file cache: open descriptors of segments that another process writes, found by number."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from msgstore.files import Files
 from msgstore.scan import FormatSet
 
 MAX_OPEN = 64
-"""Descriptors; the least recently opened one is closed first. One holds the space of a segment that is deleted meanwhile."""
+"""Open descriptors. The least recently opened one is closed first. A descriptor holds the space of a deleted segment."""
 
 
 @attrs.frozen(eq=False)
 class FoundFile:
+    """An open segment file."""
+
     path: Path
     fd: int
     decode: Callable[[bytes, bytes], bytes]
 
 
 class SegmentFileCache:
-    """Of one store directory. Any thread. Raises OSError."""
+    """One instance per store directory. Thread-safe. Methods raise OSError."""
 
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory
         self._files = files
         self._formats: FormatSet | None = None
-        """What the open files were opened with. In another one's time a number may be another file's."""
+        """Formats that the files were opened with. With other formats a number may belong to another file."""
         self._open: dict[int, FoundFile] = {}
         self._changing = threading.Lock()
         self._closed = False
 
     def get(self, number: int, formats: FormatSet) -> FoundFile:
-        """FileNotFoundError if no format has a segment of this number."""
+        """Return the open file of a segment. FileNotFoundError if no format has a segment of this number."""
         found = self._open.get(number) if formats is self._formats else None
         return found or self._find(number, formats)
 
@@ -59,7 +61,7 @@ class SegmentFileCache:
         raise FileNotFoundError(errno.ENOENT, "there is no such segment", str(self._directory / str(number)))
 
     def read(self, number: int, offset: int, size: int, formats: FormatSet) -> tuple[FoundFile, bytes] | None:
-        """Up to ``size`` bytes; None if another thread has closed the file meanwhile, and they may be anything."""
+        """Return the file and up to ``size`` bytes; None if another thread has closed the file: the bytes may be wrong."""
         found = self.get(number, formats)
         try:
             data = self._files.pread(found.fd, size, offset)
@@ -70,12 +72,12 @@ class SegmentFileCache:
         return (found, data) if self._open.get(number) is found else None
 
     def path(self, number: int) -> Path | None:
-        """Of a segment that is open."""
+        """Return the path of a segment that is open, else None."""
         found = self._open.get(number)
         return None if found is None else found.path
 
     def _make_room(self) -> None:
-        """Also give the space of deleted segments back."""
+        """Close files down to the limit, and those of deleted segments, whose space they hold."""
         for number, found in list(self._open.items()):
             if self._files.is_deleted(found.fd):
                 self._close(number)
@@ -83,13 +85,13 @@ class SegmentFileCache:
             self._close(next(iter(self._open)))
 
     def drop(self, number: int) -> None:
-        """Open the file anew at the next call: what has its name may be another one."""
+        """Close a file, so that the next call opens it again."""
         with self._changing:
             if number in self._open:
                 self._close(number)
 
     def close(self) -> None:
-        """Nothing is opened any more."""
+        """Close all files. Later calls raise OSError."""
         with self._changing:
             self._closed = True
             self._drop_all()

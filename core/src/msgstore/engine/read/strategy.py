@@ -1,9 +1,9 @@
 """Read strategies: how a reader gets a consistent look at index and segments.
 
 ``LockedStrategy`` serves the process that writes, or reads a store without a writer: the state lock keeps everything in place.
-``FollowingStrategy`` serves a reader next to a writer in another process, without any lock between the two. The writer puts data
-on disk before the index points to it, and the index says that a record is dead or has moved before its bytes are overwritten,
-cut or deleted. So a location that is the same before and after a read proves that the bytes were the message's.
+``FollowingStrategy`` serves a reader next to a writer in another process, without a lock between the two. The writer puts
+data on disk before the index points to it, and the index says that a record is dead or has moved before its bytes are
+overwritten, cut or deleted. So a location that is the same before and after a read proves that the bytes were the message's.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
-from msgstore.engine.write.write_buffer import BufferedMessage
 from msgstore.lock_file import read_lock
 from msgstore.scan import OpenFormat
 
 T = TypeVar("T")
+Buffered = tuple[bytes, object]
+"""Entry of the write buffer: the stored body comes first."""
 
 
 @attrs.frozen
@@ -47,8 +48,8 @@ class ReadStrategy(Protocol):
     def consistently(self, call: Callable[[Backends], T]) -> T:
         """Return ``call(backends)``, made while index and segments fit each other. Raises StoreClosed, StoreError."""
 
-    def buffered(self, msg_id: bytes) -> BufferedMessage | None:
-        """Return the entry of a message that is not on disk yet."""
+    def buffered(self, msg_id: bytes) -> Buffered | None:
+        """Return the write buffer's entry of a message that is not on disk yet."""
 
     def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:
         """Read bytes of a segment; None if the read has to be repeated. Raises OSError, StoreError."""
@@ -70,7 +71,7 @@ class LockedStrategy:
         backends: Backends,
         accounting: LiveAccounting,
         lifecycle: Lifecycle,
-        buffered: Callable[[bytes], BufferedMessage | None],
+        buffered: Callable[[bytes], Buffered | None],
         lock_text: bytes | None,
     ) -> None:
         self.backends = backends
@@ -118,7 +119,7 @@ class FollowingStrategy:
 
         return self._tracker.consistently(with_view)
 
-    def buffered(self, msg_id: bytes) -> BufferedMessage | None:
+    def buffered(self, msg_id: bytes) -> Buffered | None:
         return None
 
     def fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:

@@ -1,11 +1,24 @@
 """Writer tracker: follows a writer in another process by the text of the lock file.
 
-A *read view* is what was found out about the store when the text last changed. Everything is read within one view: if the text is
-the same before and after a read, no writer opened or closed the store in between; if it is not, the read is repeated.
+A *read view* is the state of the store as of the last change of the text. Everything is read within one view: if the text is
+the same before and after a read, no writer opened or closed the store in between; otherwise the read is repeated.
+
+The text of ``msgstore.lock`` says what the writer does:
+
+======================  ==========================================================================
+``PID``                 a writer is opening the store, or was killed while it did
+``PID SESSION``         a writer has opened the store: the index is complete. Stays if it is killed
+``- TOKEN``             no writer: the last one has closed the store
+nothing                 no writer so far
+======================  ==========================================================================
+
+``SESSION`` and ``TOKEN`` are random, so a text never returns after it changed. A writer changes it before it touches anything,
+and when it is done. So the same text before and after a read proves that the read lies within one session.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +29,44 @@ import attrs
 
 from msgstore.contract import MsgStoreError, StoreClosed, StoreError, StoreLocked
 from msgstore.engine.backends import Backends
-from msgstore.engine.read.lock_text import LockTextReader
-from msgstore.engine.segment.errors import io_error, io_errors
-from msgstore.lock_file import parse_lock
+from msgstore.engine.segment.segment import io_error, io_errors
+from msgstore.files import Files
+from msgstore.lock_file import MAX_TEXT, open_lock, parse_lock
+
+
+class LockTextReader:
+    """Reads the text with one system call, once the file exists. Thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._fd: int | None = None
+        self._opening = threading.Lock()
+        self._is_closed = False
+
+    def text(self) -> bytes:
+        """Return the text; empty if there is no file, or after ``close``. Raises OSError; StoreError if it is no plain file."""
+        fd = self._fd
+        if fd is None:
+            fd = self._open()
+        return b"" if fd is None else Files.pread(fd, MAX_TEXT, 0)
+
+    def _open(self) -> int | None:
+        with self._opening:
+            if self._fd is None and not self._is_closed:
+                try:
+                    self._fd = open_lock(self._directory, os.O_RDONLY)
+                except FileNotFoundError:
+                    return None
+            return self._fd
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._opening:
+            self._is_closed = True
+            fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
 
 OPENING_TIMEOUT_SECONDS = 5.0
 """Time that a reader waits for a writer that is opening the store."""

@@ -1,12 +1,9 @@
-"""``erase = true``: what was removed is overwritten with zeros before its space is given back.
+"""Erasing (``erase = true``): overwrite removed messages with zeros before their space is freed.
 
-Nothing is overwritten in place: a gap between live records is never touched. A segment that is collected is rewritten, what is
-alive goes into a fresh one; and a segment that is deleted, for that or for being empty, first loses its name. Then it is
-nothing that any start reads, and a crash inside the zeros harms nobody: the next start goes on with them. What is synced
-last are the zeros, or unlinking the file would keep them from ever reaching the disk.
+Only whole segments are overwritten. A segment with live records is first compacted by copy. A deleted segment is renamed, so
+that no opening reads it; then it is overwritten, synced and unlinked. After a crash the next opening continues there.
 
-This reaches what the file system gives back to us in the same place. It does not reach copies that a disk, a file system or
-a backup has made of its own.
+Copies that a disk, a file system or a backup made on its own are not overwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ _CHUNK = bytes(2**20)
 
 
 def overwrite(files: Files, path: Path) -> None:
-    """Zeros over all of a file, on disk when this returns. Nothing to do if there is none. Raises OSError."""
+    """Overwrite a file with zeros and sync it, if it exists. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         fd = files.open_write(path)
         try:
@@ -35,14 +32,14 @@ def overwrite(files: Files, path: Path) -> None:
 
 
 def remove(files: Files, path: Path, *, erase: bool) -> None:
-    """Unlink a file that no start reads. Raises OSError."""
+    """Unlink a file that no opening reads; with ``erase`` overwrite it first. Raises OSError."""
     if erase:
         overwrite(files, path)
     files.unlink(path)
 
 
 def remove_leftovers(files: Files, directory: Path, extensions: Collection[str], *, erase: bool) -> None:
-    """At an opening: copies that a crash has kept from getting their names, and segments that it has kept from being erased."""
+    """Delete what a crash left: unfinished copies, and deleted segments that were not erased yet. Raises OSError."""
     names = files.list(directory)
     for name in segments_ending(names, TEMP_SUFFIX, extensions):
         remove(files, directory / name, erase=erase)

@@ -1,15 +1,16 @@
-"""Hints: beside each sealed segment a file that says which records stand in it, so that a rebuild need not read the segment.
+"""Hint files: the record list of a sealed segment, next to it, so that a rebuild of the index need not read the segment.
 
-A hint is worth time, never data: one that is missing, stale or damaged is passed over, and one that cannot be written is not.
-It is only written for a segment that a scan would find whole from its header to its end.
+A hint saves time and holds no data: a missing, stale or damaged one is ignored, and a failure to write one is only logged. It
+is written only for a segment that a scan would find intact from its header to its end.
 
-*Stale* is what a hint must never be believed to be not. It names size and time of its segment, and before it is written the
-segment is given a time that lies back by more than any file system's clock is coarse: so whoever changes the segment later,
-and be it in the same instant and to the same size, leaves it with another time. Before we ourselves change a segment its hint
-goes, and is on disk as gone if the change will be. Last, the end of the segment is looked at: a power loss may have
-kept the name, the size and the time of a file, and not its content.
+A stale hint must never be used:
 
-Methods are called by whoever holds ``LiveAccounting.flushing``, or while nobody else knows the store. None raises OSError.
+- It has the size and modification time of its segment. Before it is written, that time is set back by more than the clock
+  resolution of any file system. So a later change leaves another time, even in the same instant and at the same size.
+- Before the engine changes a segment, it deletes the hint; durably, if the change will be durable.
+- The last record of the segment is read: a power loss may keep name, size and time of a file, but not its contents.
+
+Callers of the methods hold the flush lock, or the store is not open yet. No method raises OSError.
 """
 
 from __future__ import annotations
@@ -33,51 +34,51 @@ if TYPE_CHECKING:
 log = logging.getLogger("msgstore.recovery")
 
 SMALLEST = 2**20
-"""Bytes of a segment that gets a hint: a smaller one is scanned in milliseconds, and is deleted with one unlink."""
+"""Smallest segment with a hint, in bytes: a smaller one is scanned in milliseconds."""
 RIPE = 2.0
-"""Seconds that a segment is sealed before its hint is written: one that is emptied by then costs no hint, and at 64 bytes a
-message a hint is a seventh of its segment."""
+"""Seconds between sealing and the hint: a segment that is emptied before costs none. With 64-byte messages a hint has a
+seventh of the size of its segment."""
 MOST_UNRIPE = 8
-"""Hints that are held in memory for so long: 24 bytes a record."""
+"""Hints that may wait in memory for that time: 24 bytes per record."""
 _PREFIX, _SUFFIX = "msgstore-", ".hint"
 _TICK_NS = 2_000_000_000
-"""No file system that is in use counts time in larger steps (FAT does in these)."""
+"""Largest clock resolution of a file system, that of FAT."""
 _LARGEST_LOOK = 2**20
-"""Bytes of a last record that is read to see whether it is there."""
+"""Largest last record that is read for the check, in bytes."""
 
 
 def hint_name(segment: str) -> str:
-    """The name of the hint of a segment's file."""
+    """Return the name of the hint file of a segment."""
     return f"{_PREFIX}{segment}{_SUFFIX}"
 
 
 class Hints:
-    """The hints of one store directory."""
+    """Hint files of one store directory."""
 
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory
         self._files = files
         self.writes = False
-        """Whether new ones are written. They are removed in any case, so that what is there is true."""
+        """True if new hints are written. Stale ones are deleted in any case."""
         self._there: dict[str, int] = {}
-        """Name to size of those that are in the directory, as far as is known."""
+        """Size of each hint file in the directory, by name."""
         self._number = -1
-        """The segment whose records are being collected, from its header on; -1 if there is none."""
+        """Number of the segment whose records are being collected, from its header on; -1 if there is none."""
         self._end = 0
         self._ids = bytearray()
         self._sizes = array("Q")
         self.finished: dict[int, tuple[Segment, Hint, float]] = {}
-        """By number, the oldest first: collected whole at that time, and not written yet."""
+        """(segment, hint, time of sealing) by number, the oldest first: hints that are not written yet."""
 
-    # -- what a writer appends --------------------------------------------------------------------------------------------
+    # -- records of the writer --------------------------------------------------------------------------------------------
 
     def add(self, segment: Segment, offset: int, size: int, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
-        """Records of ``ids`` were appended at ``offset``, ``size`` bytes together, ``sizes`` each."""
+        """Collect records that were appended at ``offset``: ``size`` bytes in total, ``sizes`` each."""
         if not self.writes:
             return
         if segment.number != self._number:
             if offset != segment.header_bytes:
-                return  # what stands before is not known
+                return  # the records before it are unknown
             self._start(segment.number, offset, bytearray(), array("Q"))
         elif offset != self._end:
             self._forget()
@@ -87,7 +88,7 @@ class Hints:
         self._end = offset + size
 
     def finish(self, segment: Segment) -> None:
-        """``segment`` was sealed. Its hint is written by the next ``save``, if it was collected from its header to its end."""
+        """Note that a segment was sealed. The next ``save`` writes its hint if all its records were collected."""
         if segment.number == self._number:
             if self._end == segment.size and segment.is_published:
                 hint = Hint.of_run(self._ids, segment.header_bytes, self._sizes)
@@ -95,8 +96,10 @@ class Hints:
             self._forget()
 
     def save(self, *, everything: bool = False) -> list[Segment]:
-        """Write the hints of segments that were sealed ``RIPE`` seconds ago, or of ``everything``. Returns those whose time was
-        changed for it. Those of which less than half is still alive get none: they will soon be collected."""
+        """Write the hints of segments sealed ``RIPE`` seconds ago, or all. Return the segments whose time was changed.
+
+        A segment with less than half of its bytes alive gets no hint: it will soon be collected.
+        """
         changed = []
         ripe = time.monotonic() - RIPE
         while self.finished:
@@ -113,7 +116,7 @@ class Hints:
         return changed
 
     def hold(self, segment: Segment, found: Hint) -> None:
-        """A scan found this, in a segment that may be written on: what is added to it can be collected then."""
+        """Keep the records of a segment that may be continued, so that later ones can be added."""
         begin = segment.header_bytes
         if self.writes and found.offsets is None and (not found.count or found.first == begin):
             end = begin + found.total()
@@ -121,23 +124,23 @@ class Hints:
                 self._start(segment.number, end, bytearray(found.ids), array("Q", found.each_size()))
 
     def resume(self, segment: Segment) -> None:
-        """``segment`` may be written on: go on where its hint ends."""
+        """Continue the collection of a segment that is continued, from its hint file."""
         if self.writes and segment.number != self._number and (found := self.load(segment)):
             self.hold(segment, found)
 
     def outdate(self, segment: Segment) -> None:
-        """``segment`` is going to be written on: remove its hint."""
+        """Delete the hint of a segment that is about to be continued."""
         self._remove(hint_name(segment.path.name), lasting=False)
 
-    # -- what a scan or a compaction knows --------------------------------------------------------------------------------
+    # -- records of a scan or a compaction --------------------------------------------------------------------------------
 
     def found(self, segment: Segment, found: Hint) -> None:
-        """Write what a scan found that was clean from the header to the end."""
+        """Write the hint of a segment whose scan was clean from its header to its end."""
         if self.writes:
             self._save(segment, found)
 
     def rewrite(self, segment: Segment, ids: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        """``segment`` was compacted: these are its live records, in any order. Dead ones are left out."""
+        """Write the hint of a compacted segment: its live records, in any order."""
         if self.writes:
             order = sorted(range(len(ids)), key=offsets.__getitem__)
             columns = [array("Q", map(column.__getitem__, order)) for column in (offsets, sizes)]
@@ -146,7 +149,7 @@ class Hints:
     # -- files ------------------------------------------------------------------------------------------------------------
 
     def find(self, segments: Iterable[Segment]) -> None:
-        """What is in the directory; if hints are written, those without a segment are removed."""
+        """List the hint files. If hints are written, delete those without a segment."""
         with contextlib.suppress(OSError):
             found = {name: size for name, (size, _) in self._files.list(self._directory).items() if name.startswith(_PREFIX)}
             self._there = {name: size for name, size in found.items() if name.endswith(_SUFFIX)}
@@ -157,7 +160,7 @@ class Hints:
                 self._files.unlink(self._directory / name)
 
     def load(self, segment: Segment) -> Hint | None:
-        """The hint of a segment, if it speaks of the segment as it is. Reads at most two bytes for one of the segment."""
+        """Return the hint of a segment, or None if it cannot be used. Reads at most twice the size of the segment."""
         name = hint_name(segment.path.name)
         size = self._there.get(name)
         if size is None or segment.sealed_mtime_ns is None:
@@ -174,7 +177,7 @@ class Hints:
         return hint
 
     def _look(self, segment: Segment, hint: Hint) -> None:
-        """Raises InvalidHint unless the last record is where the hint says; OSError if it cannot be read."""
+        """Raise InvalidHint unless the last record is at its place, OSError if it cannot be read."""
         if not hint.count:
             return
         msg_id, offset, size = hint.last()
@@ -193,7 +196,7 @@ class Hints:
             raise InvalidHint(f"its last record is not at {offset}: {error}") from error
 
     def drop(self, segment: Segment, *, lasting: bool = False) -> None:
-        """Before the segment changes or goes. ``lasting``: on disk, too, because what follows will be."""
+        """Delete the hint before the segment is changed or deleted. ``lasting``: durably."""
         if segment.number == self._number:
             self._forget()
         self.finished.pop(segment.number, None)
@@ -217,13 +220,15 @@ class Hints:
             if not self._date_back(segment):
                 return
             chunks = hint_file.write(hint, segment.path.name, segment.size, segment.sealed_mtime_ns)
-            self._there[name] = 0  # from here on there may be one
+            self._there[name] = 0  # the file may exist from here on
             self._files.write_file(self._directory / name, chunks, sync=False)
         except OSError as error:
-            log.warning("%s cannot be written; it is only worth time: %s", self._directory / name, error)
+            log.warning(
+                "%s cannot be written; a rebuild of the index will read the segment instead: %s", self._directory / name, error
+            )
 
     def _date_back(self, segment: Segment) -> bool:
-        """False if the file is not what we know any more, or keeps no time that a later change cannot give it again."""
+        """Set the time of a segment back. Return False if the file has changed, or the file system cannot store it."""
         sealed = segment.sealed_mtime_ns
         assert sealed is not None
         if sealed < time.time_ns() - _TICK_NS:

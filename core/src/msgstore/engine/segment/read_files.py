@@ -1,4 +1,4 @@
-"""Read files: open descriptors and memory maps of the segments of one store. Bounded; the least recently opened one goes first."""
+"""Read files: open descriptors and maps of the segments of one store. At a limit, the least recently opened one is closed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable
 from mmap import mmap
 
-from msgstore.engine.segment.errors import io_errors
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.files import Files
 
 MAX_OPEN = 256

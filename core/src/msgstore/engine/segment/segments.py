@@ -14,10 +14,9 @@ from pathlib import Path
 from msgstore.contract import StoreError, StoreIOError
 from msgstore.directory import ERASE_SUFFIX, SegmentFile
 from msgstore.engine.events.telemetry import Telemetry
-from msgstore.engine.segment.errors import io_error, io_errors
 from msgstore.engine.segment.hints import Hints
 from msgstore.engine.segment.read_files import ReadFiles
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segment import Segment, io_error, io_errors
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
@@ -47,6 +46,8 @@ class Segments:
         """True if files must survive a power loss: after each write, or after the next ``sync_written``."""
         self.sync_later = False
         """True if appended records are synced by ``sync_written`` only."""
+        self.must_check_files = False
+        """True if something was written since ``check_files`` last found directory and current segment in place."""
         self._sync = sync
         self._next_number = 0
         """Never the number of a segment that existed since the opening."""
@@ -80,8 +81,8 @@ class Segments:
             return self.by_number[number]
         except KeyError:
             raise StoreError(
-                f"{self.directory}: the index is damaged: it points to segment {number}, which does not exist. Close the store, "
-                f"move the index files (msgstore-*) away, and open it again: it is rebuilt from the segments."
+                f"{self.directory}: the index is damaged: it points to segment {number}, which does not exist. Close the "
+                f"store, move the index files (msgstore-*) away, and open it again: it is rebuilt from the segments."
             ) from None
 
     def reader(self, number: int) -> tuple[int, Callable[[bytes, bytes], bytes]]:
@@ -158,6 +159,7 @@ class Segments:
         segment, fd = self.current, self._writer
         assert segment is not None
         assert fd is not None
+        self.must_check_files = True
         with self.errors(segment, segment.size):
             try:
                 self.files.pwrite(fd, data, segment.size)
@@ -232,6 +234,7 @@ class Segments:
         if segment is None or self._identity_and_links(segment.path) != (self._writer_identity, 1):
             self.check_directory()
             self.check_current()
+        self.must_check_files = False
 
     def _identity_and_links(self, path: Path) -> tuple[tuple[int, int] | None, int]:
         try:

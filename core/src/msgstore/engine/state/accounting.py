@@ -7,17 +7,53 @@ held over I/O. The *state lock* guards memory and is never held over a write. Th
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgstore.contract import Index
 from msgstore.contract.locations import MASK, NUMBER_SHIFT
-from msgstore.engine.segment.errors import io_errors
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
-from msgstore.engine.state.shared_bodies import SharedBodies
+
+
+class SharedBodies:
+    """Bounded cache of bodies with several references: their many readers share one object.
+
+    Callers of the methods hold the state lock; ``ids`` may be read without it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """``limit``: bytes of all bodies. The least recently read ones are dropped first."""
+        self.ids: set[bytes] = set()
+        """Live messages that had several references at some time."""
+        self._limit = limit
+        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, msg_id: bytes) -> bytes | None:
+        """Return a body, or None."""
+        body = self._bodies.get(msg_id)
+        if body is not None:
+            self._bodies.move_to_end(msg_id)
+        return body
+
+    def put(self, msg_id: bytes, body: bytes) -> None:
+        """Add a body, unless it is larger than the limit."""
+        if len(body) <= self._limit and msg_id not in self._bodies:
+            self._bodies[msg_id] = body
+            self._bytes += len(body)
+            while self._bytes > self._limit:
+                self._bytes -= len(self._bodies.popitem(last=False)[1])
+
+    def forget(self, dead: Iterable[tuple[bytes, int]]) -> None:
+        """Drop the bodies of (id, location) that have lost their last reference."""
+        for msg_id, _ in dead:
+            if msg_id in self.ids:
+                self.ids.discard(msg_id)
+                self._bytes -= len(self._bodies.pop(msg_id, b""))
+
 
 _REQUEST_GC_BYTES = 2**22
 """Bytes of records that die between two requests for a collection."""
@@ -26,7 +62,7 @@ AppendedRun = tuple[Segment, int, int]
 
 
 class CleanMarker(Protocol):
-    """The mark of the last clean shutdown (:mod:`msgstore.engine.open.clean_stop`)."""
+    """The mark of the last clean shutdown (:mod:`msgstore.engine.open.clean_shutdown`)."""
 
     @property
     def saved(self) -> bytes | None:

@@ -1,7 +1,7 @@
-"""What the engine keeps in the index beside the entries: a row for each segment, and how the last stop ended.
+"""Checkpoint: the state of the engine in the index, next to the entries: a row per segment, and the last clean shutdown.
 
-An index saves this state in one step with the entries. On the next start it is the fingerprint that tells whether the
-segments are still the ones that the entries speak of (:mod:`msgstore.engine.open.recovery`).
+An index saves this state in one step with its entries. The next opening compares it with the segments, to see if the entries
+still describe them (:mod:`msgstore.engine.open.recovery_plan`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from msgstore.engine.segment.segment import Segment
 
 LAYOUT_KEY = b"layout"
 LAYOUT = b"1"
-"""Missing while a rebuild is under way, so that one that was stopped starts again."""
+"""Missing during a rebuild, so that an interrupted one starts again."""
 CLEAN_KEY = b"clean"
-"""The bytes of ``clean.dot`` as the last clean stop wrote it; missing while the store is open, and after a dirty stop."""
+"""Text of ``clean.dot`` of the last clean shutdown; missing while the store is open, and after a dirty shutdown."""
 
 _ROW_KEY = b"segment:"
 _ROW = struct.Struct(">BQqQQ")
 _CHECKSUM = struct.Struct(">I")
-"""CRC-32 of key and row, behind the row: a wrong count of live records would cost the segment. Rows without one are older."""
+"""CRC-32 of key and row, after the row: a wrong count of live records could delete the segment. Older rows have none."""
 _MAX_TIME = 2**63 - 1
 _LIMIT = 2**64
 _APPENDABLE, _QUARANTINED, _COMPACTING = 1, 2, 4
@@ -32,11 +32,11 @@ _APPENDABLE, _QUARANTINED, _COMPACTING = 1, 2, 4
 
 @attrs.frozen
 class Row:
-    """A segment as of the last commit."""
+    """State of a segment as of the last commit."""
 
     size: int
     mtime_ns: int | None
-    """None while the segment was being written or compacted: then its file may be further than the row."""
+    """Modification time; None while the segment is written or compacted: its file may then differ from the row."""
     live_count: int
     live_bytes: int
     appendable: bool
@@ -45,11 +45,12 @@ class Row:
 
 
 def row_key(segment: Segment) -> bytes:
+    """Return the key of the row of a segment."""
     return _ROW_KEY + segment.path.name.encode()
 
 
 def pack_row(segment: Segment) -> bytes:
-    """Raises StoreError if the index has led to statistics that no segment has."""
+    """Return the row of a segment. Raises StoreError if an index error has made its counts impossible."""
     flags = segment.appendable * _APPENDABLE | segment.quarantined * _QUARANTINED | segment.compacting * _COMPACTING
     sealed = segment.sealed_mtime_ns
     mtime_ns = -1 if sealed is None or not 0 <= sealed <= _MAX_TIME else sealed
@@ -63,13 +64,13 @@ def pack_row(segment: Segment) -> bytes:
 
 
 def gone_rows(state: Mapping[bytes, bytes], segments: Iterable[Segment]) -> dict[bytes, None]:
-    """The rows of segments that are not there any more, to be removed."""
+    """Return the rows of missing segments, with None, which removes them."""
     there = {row_key(segment) for segment in segments}
     return {key: None for key in state if key.startswith(_ROW_KEY) and key not in there}
 
 
 def rows(state: Mapping[bytes, bytes]) -> dict[str, Row]:
-    """File name to row. Raises ValueError if the state is not one of ours."""
+    """Return the rows by file name. Raises ValueError if one is damaged."""
     found = {}
     for key, value in state.items():
         if key.startswith(_ROW_KEY):

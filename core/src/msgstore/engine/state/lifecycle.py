@@ -1,4 +1,5 @@
-"""Lifecycle of an open store: whether it accepts calls, which threads are in a callback, and what an interrupt does.
+"""Lifecycle of an open store: whether it accepts calls, which threads are in a callback, and what happens at an interrupt,
+or without ``close``.
 
 An exception from outside, such as KeyboardInterrupt or what a signal handler raises, can come between any two steps of a
 change. Memory may then be half changed, so the store ends as a killed process does: every later call raises StoreClosed, and
@@ -7,12 +8,41 @@ the next opening recovers what is on disk. This is the only place that knows the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 
 from msgstore.contract import MsgStoreError, StoreClosed
-from msgstore.engine.state.callbacks import Callbacks
+
+log = logging.getLogger("msgstore.store")
+
+
+class Callbacks:
+    """One instance per open store, to which it does not refer: threads that call observers do not keep a store alive."""
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the calling thread runs a callback."""
+        thread = get_ident()
+        is_outermost = thread not in self._threads
+        self._threads.add(thread)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                self._threads.discard(thread)
+
+    @property
+    def is_inside(self) -> bool:
+        """True if the calling thread runs a callback."""
+        return get_ident() in self._threads
 
 
 class Lifecycle:
@@ -52,8 +82,8 @@ class Lifecycle:
         """Raise RuntimeError if the calling thread runs a callback: it may hold locks that ``call`` needs."""
         if self.callbacks.is_inside:
             raise RuntimeError(
-                f"{self.path}: {call}() was called in a callback (on_confirm, progress or observer), which may only write, read "
-                f"and remove. Call it after the callback has returned, or on another thread."
+                f"{self.path}: {call}() was called in a callback (on_confirm, progress or observer), which may only write, "
+                f"read and remove. Call it after the callback has returned, or on another thread."
             )
 
     # -- interrupts -------------------------------------------------------------------------------------------------------
@@ -80,3 +110,23 @@ class Lifecycle:
         )
         self.refuse(self.interrupted)
         self.release()
+
+
+def warn_if_unclosed(
+    store: object, path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]
+) -> weakref.finalize[..., object]:
+    """Warn when ``store`` is collected, or the interpreter exits, unless the result is detached first. Takes no lock.
+
+    ``pending`` holds the messages in memory, ``unconfirmed`` the ids that each client waits for. Neither may refer to the
+    store, which would then never be collected.
+    """
+    return weakref.finalize(store, _warn, path, pending, unconfirmed)
+
+
+def _warn(path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> None:
+    count = max(len(pending), sum(map(len, list(unconfirmed.values()))))
+    if count:
+        lost = f"at least {count} writes are not confirmed: they may be lost"
+        text = f"{path}: the store was never closed, and {lost}. Call close()."
+        log.warning("%s", text)
+        warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import add
 
 import attrs
@@ -52,7 +52,7 @@ class Appender:
         result = AppendResult()
         large = [at for at, body in enumerate(bodies) if len(body) >= self._large_message] if self.seen_large else []
         cuts = sorted({0, len(bodies), *large, *(at + 1 for at in large)})
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in pairwise(cuts):
             is_alone = begin in large
             current = self._segments.current
             if is_alone and (current is None or current.size > current.header_bytes):

@@ -1,4 +1,4 @@
-"""Background flusher: a thread that flushes ``sync_interval`` after the first change, so that an idle client is confirmed, too."""
+"""Background flusher: a thread that flushes ``sync_interval`` after the first change, so that idle clients are confirmed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class BackgroundFlusher:
             pass
 
     def _flush(self) -> None:
-        self._flusher.flush()
+        self._flusher.flush_soon()
         if self._sync_interval is not None and time.monotonic() - self._last_sync >= self._sync_interval:
             with self._accounting.flush_lock:
                 self._flusher.commit_and_reclaim()

@@ -12,10 +12,11 @@ from itertools import accumulate, islice
 
 import attrs
 
-from msgstore.engine.segment.errors import io_errors
+from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.write.appender import Appender, AppendResult
-from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, WriteBuffer, count_references
+from msgstore.engine.write.message_buffer import OVERHEAD, BufferedMessage
+from msgstore.engine.write.write_buffer import WriteBuffer, count_references
 
 
 @attrs.frozen
@@ -24,10 +25,6 @@ class BatchResult:
 
     looked_at: int
     """Number of ids that were processed, from the first on."""
-    messages: int = 0
-    """Number of these that were still buffered."""
-    charged: int = 0
-    """Their bytes, OVERHEAD included."""
     late: Sequence[bytes] = ()
     """Ids that another batch has to write."""
 
@@ -56,7 +53,9 @@ class BatchWriter:
             new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
         appended = self._appender.append(new_ids, new_bodies) if new_ids else AppendResult()
         with self._accounting.state_lock, io_errors(self._directory):
-            return BatchResult(looked_at, len(ids), charged, self._enter(ids, known, appended))
+            late = self._enter(ids, known, appended)
+            self._buffer.estimated_bytes -= charged
+        return BatchResult(looked_at, late)
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
         """Return which ids have a record already, live or revivable; None if none has."""

@@ -6,6 +6,7 @@ Records are written before the index entries that point to them; the index is co
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Protocol
@@ -13,9 +14,70 @@ from typing import Protocol
 from msgstore.config import StoreConfig
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
-from msgstore.engine.write.batch_writer import BatchResult, BatchWriter
-from msgstore.engine.write.group_commit import GroupCommit
+from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.write_buffer import WriteBuffer
+
+_RETRY_SECONDS = 5.0
+"""Time that a thread waits for the run of another thread before it asks for one of its own."""
+
+
+class _Run:
+    """One execution of the work."""
+
+    def __init__(self) -> None:
+        self.done = threading.Lock()
+        """Held until the run is over. Waiters pass it on to each other."""
+        self.done.acquire()
+        self.succeeded = False
+
+
+class GroupCommit:
+    """Runs one piece of work for all threads that ask for it. Thread-safe.
+
+    Waiting threads do not queue for ``lock`` itself: each would be delayed by one more run that is not for it.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        """``lock`` is held while the work runs."""
+        self._lock = lock
+        self._mutex = threading.Lock()
+        self._next: _Run | None = None
+        """Run that has not started yet, or None."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Return when ``work`` has been run from its begin on, by some thread. Caller holds no lock.
+
+        Raises what ``work`` raises in the calling thread; threads that waited for a failed run try it themselves.
+        """
+        while True:
+            mine: _Run | None = None
+            try:
+                with self._mutex:
+                    run = self._next
+                    if run is None:
+                        run = mine = self._next = _Run()
+                if mine is not None:
+                    with self._lock:
+                        with self._mutex:
+                            self._next = None
+                        work()
+                    mine.succeeded = True
+                    return
+            finally:
+                if mine is not None:
+                    with self._mutex:
+                        if self._next is mine:  # it failed, or was interrupted, before it started
+                            self._next = None
+                    mine.done.release()
+            if run.done.acquire(timeout=_RETRY_SECONDS):
+                run.done.release()
+            else:  # an exception from outside may have stopped the thread that was to run it
+                with self._mutex:
+                    if self._next is run:
+                        self._next = None
+            if run.succeeded:
+                return
+
 
 log = logging.getLogger("msgstore.writer")
 
@@ -28,7 +90,7 @@ MAX_BATCH = 4096
 
 
 class ConfirmingClient(Protocol):
-    """What a flusher needs of a client."""
+    """Members of a client that a flusher uses."""
 
     name: str | None
     unconfirmed: list[bytes] | None
@@ -54,12 +116,8 @@ class Flusher:
         self._group = GroupCommit(accounting.flush_lock)
         self.clients: list[ConfirmingClient] = []
         self.callback_failures = 0
-        self.buffered_bytes = 0
-        """Charged bytes in the buffer: an upper bound, as removals are not subtracted. Guarded by the state lock."""
         self.uncommitted_bytes = 0
         """Charged bytes of changes since the last successful flush began. Guarded by the state lock."""
-        self._is_unchecked = False
-        """True while something was appended since a flush last found segment and directory in place."""
         self._flush_again = False
         self.set_failing: Callable[[bool], object] = lambda _: None
         """Set by the writer: called with the outcome of each flush."""
@@ -72,12 +130,13 @@ class Flusher:
         """Write all buffered messages, commit the index, and confirm the messages to their clients.
 
         Returns when every message written before the call is confirmed. Raises StoreIOError if a write, sync or commit fails:
-        unwritten messages stay buffered, and the next flush retries. Raises StoreClosed or StoreReadOnly if the store accepts no
-        changes, RuntimeError in a callback. Thread-safe: takes the flush lock, and concurrent callers share one flush.
+        unwritten messages stay buffered, and the next flush retries. Raises StoreClosed or StoreReadOnly if the store accepts
+        no changes, RuntimeError in a callback. Thread-safe: takes the flush lock, and concurrent callers share one flush.
         """
         self._lifecycle.refuse_in_callback("flush")
-        self._lifecycle.check_writable()
-        self._group.run(self.flush_locked)
+        with self._lifecycle.guard():
+            self._lifecycle.check_writable()
+            self._group.run(self.flush_locked)
 
     def flush_soon(self) -> None:
         """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned."""
@@ -88,7 +147,7 @@ class Flusher:
             self._group.run(self.flush_locked)
 
     def flush_locked(self) -> None:
-        """As ``flush``. Caller holds the flush lock."""
+        """Same as ``flush``. Caller holds the flush lock."""
         self._lifecycle.check_writable()
         self._flush_again = True
         try:
@@ -108,19 +167,19 @@ class Flusher:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = buffer.ids()
             uncommitted = self.uncommitted_bytes
-        self._is_unchecked |= last or accounting.is_changed or bool(ids or confirmed or self._segments.hints.finished)
+        if last or accounting.is_changed or ids or confirmed or self._segments.hints.finished:
+            self._segments.must_check_files = True
         while ids:
             at, again = 0, list[bytes]()
             while at < len(ids):
-                result = self._append(ids[at : at + MAX_BATCH], FLUSH_CHUNK)
+                result = self._batches.write(ids[at : at + MAX_BATCH], FLUSH_CHUNK)
                 at += result.looked_at
                 again += result.late
             ids = again
         with accounting.state_lock:
-            self.buffered_bytes = buffer.charged_bytes() if buffer.pending else 0
-        if self._is_unchecked:  # records in a file that was removed or replaced are not safe
+            buffer.estimated_bytes = buffer.charged_bytes() if buffer.pending else 0
+        if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
-            self._is_unchecked = False
         self.commit_and_reclaim(sync=last or uncommitted > self._max_unconfirmed or not self._segments.sync_later)
         with accounting.state_lock:
             self.uncommitted_bytes -= uncommitted
@@ -137,16 +196,8 @@ class Flusher:
 
     def _drain_locked(self) -> None:
         self._segments.check_files()
-        count = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self.buffered_bytes, 1) + 1
-        self._append(self._buffer.oldest(count), DRAIN_STEP)
-
-    def _append(self, ids: Sequence[bytes], max_bytes: int) -> BatchResult:
-        result = self._batches.write(ids, max_bytes)
-        if result.messages:
-            self._is_unchecked = True
-            with self._accounting.state_lock:
-                self.buffered_bytes -= result.charged
-        return result
+        count = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self._buffer.estimated_bytes, 1) + 1
+        self._batches.write(self._buffer.oldest(count), DRAIN_STEP)
 
     def commit_and_reclaim(self, *, sync: bool = True, all_hints: bool = False) -> None:
         """Commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.

@@ -25,88 +25,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice, repeat
-from typing import Protocol
-
-import attrs
 
 from msgstore.contract import MsgStoreError
-
-BufferedMessage = tuple[bytes, int | dict[int, int]]
-"""(stored body, number of the client that wrote it, or references by client number)."""
-OVERHEAD = 1024
-"""Bytes that a message is charged in addition to its body, so that many small messages do not fill the memory."""
-Popped = tuple[bytes, BufferedMessage | None]
-"""(id, entry that the caller has popped from the buffer, or None)."""
-
-
-@attrs.frozen
-class FastPath:
-    """Lock-free ``write`` of one client."""
-
-    write: Callable[[bytes, bytes], None]
-    set_size_limit: Callable[[int], None]
-    """Send bodies of this many bytes and more to the slow path from now on; 0 sends all."""
-    set_report_size: Callable[[int], None]
-    """Report after this many charged bytes from now on."""
-
-
-class MessageBuffer(Protocol):
-    """What the engine needs of a write buffer. Callers of the methods hold the state lock, unless a method says otherwise."""
-
-    def make_fast_path(
-        self,
-        client: int,
-        unconfirmed: list[bytes] | None,
-        size_limit: int,
-        report_size: int,
-        wake: Callable[[], object],
-        report: Callable[[int], object],
-        slow_path: Callable[[bytes, bytes], object],
-    ) -> FastPath:
-        """Return the ``write`` of a client, which takes no lock.
-
-        ``wake`` is called before the first message in an empty buffer, ``report(bytes)`` after each ``report_size`` charged
-        bytes. ``slow_path`` gets what needs the lock, or is not valid.
-        """
-
-    def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:
-        """Return the ``remove`` of a client, which takes no lock for messages with one reference, of this client."""
-
-    def add(self, msg_id: bytes, body: bytes, client: int) -> None:
-        """Add one reference of a client, with the message if it is not here."""
-
-    def get(self, msg_id: bytes) -> BufferedMessage | None:
-        """Return the entry of an id, also while a remover has popped it."""
-
-    def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
-        """Remove one reference, preferably of this client. Return False if there is none. ``popped``: what a remover has popped."""
-
-    def restore_popped(self, popped: Iterable[Popped], is_known: Callable[[bytes], bool]) -> None:
-        """Put entries back whose removal was refused. ``is_known`` as for ``drop_client``."""
-
-    def drop_client(self, client: int, is_known: Callable[[bytes], bool]) -> None:
-        """Drop the messages that only this client has written, unless ``is_known``: the index has the id."""
-
-    def ids(self) -> list[bytes]:
-        """Return the ids of all messages in write order."""
-
-    def oldest(self, count: int) -> list[bytes]:
-        """Return up to ``count`` ids in write order. Needs no lock."""
-
-    def peek(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
-        """Return the entry of each id, or None if it was removed."""
-
-    def pop(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
-        """Take the entries out, for the index; None for each id that was removed."""
-
-    def reinsert(self, msg_id: bytes, entry: BufferedMessage) -> None:
-        """Put back an entry that was popped and has to be written again."""
-
-    def charged_bytes(self) -> int:
-        """Return the bytes of all messages, OVERHEAD included. Takes time linear in the number of messages."""
-
-    def clear(self) -> None:
-        """Drop everything."""
+from msgstore.engine.write.message_buffer import OVERHEAD, BufferedMessage, FastPath, Popped
 
 
 class WriteBuffer:
@@ -119,6 +40,9 @@ class WriteBuffer:
         """Entries with several references, also while they are not in ``pending`` for an instant."""
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
         """Empty, or one function that refuses a removal before anything is popped."""
+        self.estimated_bytes = 0
+        """Charged bytes that clients have reported and no batch has written: removals are not subtracted. Guarded by the state
+        lock."""
         self._dropped: deque[int] = deque(maxlen=1000)
         """Numbers of recently dropped clients: a remover may still hold an entry of theirs."""
 

@@ -1,7 +1,7 @@
 """Writer: takes messages into the write buffer, removes references, and decides when the buffer is written.
 
-One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step. At
-``max_unconfirmed`` bytes of changes that no commit covers yet, the calling thread flushes.
+One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step.
+At ``max_unconfirmed`` bytes of changes that no commit covers yet, the calling thread flushes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from msgstore.config import StoreConfig
 from msgstore.contract import MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
 from msgstore.engine.backends import Backends, too_large
 from msgstore.engine.ids import check_id
-from msgstore.engine.segment.errors import io_error
+from msgstore.engine.segment.segment import io_error
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.write.appender import Appender
 from msgstore.engine.write.flusher import DRAIN_STEP, ConfirmingClient, Flusher
-from msgstore.engine.write.write_buffer import OVERHEAD, FastPath, Popped, WriteBuffer
+from msgstore.engine.write.message_buffer import OVERHEAD, FastPath, Popped
+from msgstore.engine.write.write_buffer import WriteBuffer
 
 log = logging.getLogger("msgstore.writer")
 
@@ -28,7 +29,7 @@ BUFFER_TARGET = 16 * 2**20
 
 
 class WritingClient(ConfirmingClient, Protocol):
-    """What a writer needs of a client."""
+    """Members of a client that a writer uses."""
 
     number: int
     fast_path: FastPath
@@ -155,7 +156,7 @@ class Writer:
         """Note that a client has written this many bytes, OVERHEAD included. Drain or flush if it is time."""
         flusher = self._flusher
         with self._accounting.state_lock:
-            flusher.buffered_bytes += charged
+            self._buffer.estimated_bytes += charged
             flusher.uncommitted_bytes += charged
             self._charged_since_count += charged
         self._after_change("The message was taken: do not repeat the write.")
@@ -182,7 +183,7 @@ class Writer:
             flusher.flush_soon()
         elif flusher.uncommitted_bytes > self._bound // 4 and self._accounting.is_persistent:
             self.request_flush()
-        if flusher.buffered_bytes > BUFFER_TARGET:
+        if self._buffer.estimated_bytes > BUFFER_TARGET:
             if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
                 self.wait_for_backlog()
             if self._config.durability == "fsync":
@@ -191,13 +192,13 @@ class Writer:
                 self._count_and_drain()
 
     def _count_and_drain(self) -> None:
-        """Drain, unless removals have left less in the buffer than was reported. Counting takes a millisecond: not each time."""
+        """Drain, unless removals have left less in the buffer than was reported. A count takes a millisecond, so it is rare."""
         flusher = self._flusher
         if self._charged_since_count >= BUFFER_TARGET // 2:
             with self._accounting.state_lock:
-                flusher.buffered_bytes = self._buffer.charged_bytes()
+                self._buffer.estimated_bytes = self._buffer.charged_bytes()
                 self._charged_since_count = 0
-        if flusher.buffered_bytes > BUFFER_TARGET:
+        if self._buffer.estimated_bytes > BUFFER_TARGET:
             flusher.drain()
 
     # -- remove -----------------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ class Writer:
         return len(ids), released.missing
 
     def _restore(self, popped: Sequence[Popped]) -> None:
-        """Put back what a refused removal has popped. It is flushed at once: a flush that did not find it may have confirmed it."""
+        """Put back what a refused removal has popped, and flush: an earlier flush may have confirmed these ids without them."""
         with self._accounting.state_lock:
             self._buffer.restore_popped(popped, lambda msg_id: self._index.get(msg_id) is not None)
         if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:

@@ -11,10 +11,11 @@ from types import TracebackType
 
 import attrs
 
+from msgstore import forking
 from msgstore.contract import Capability, StoreClosed, StoreError
 from msgstore.directory import write_settings
-from msgstore.engine import forking
-from msgstore.engine.open.recovery import Recovery, sum_counts
+from msgstore.engine.open.recovery import sum_counts
+from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.opening import open_configured
 from msgstore.engine.segment.hint_file import InvalidHint, renamed
 from msgstore.engine.segment.hints import hint_name

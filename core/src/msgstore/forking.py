@@ -1,6 +1,6 @@
-"""What a fork does to open stores: the parent keeps them, the child has to open its own.
+"""Forks: a child process does not share the open stores of its parent.
 
-Both would append to the same segment at the same place, and the child has neither the threads nor the locks that it found.
+Both would append to the same segment at the same offset, and the child has none of the threads that hold its locks.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from typing import Protocol
 
 
 class ForkAware(Protocol):
-    """What belongs to the process that made it."""
+    """Object that is valid only in the process that created it."""
 
     def disown(self) -> None:
-        """In a child, right after the fork."""
-        ...
+        """Called in the child, right after the fork."""
 
 
 _open: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def watch(owned: ForkAware) -> None:
-    """A child that this process forks finds it disowned: a store closed, a lock let go."""
+    """Call ``owned.disown()`` in every child process that is forked from now on."""
     _open.add(owned)
 
 

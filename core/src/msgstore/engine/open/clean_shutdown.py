@@ -1,0 +1,202 @@
+"""Clean shutdown: ``clean.dot``, as RabbitMQ writes and reads it, and the mark of the last clean shutdown in an open store.
+
+``clean.dot`` is Erlang text, one term per line: ``{client_refs,[<<104,49>>]}.`` and ``{last_v1_file,none}.``. Next to it
+RabbitMQ saves its own index, which it must never use with segments that msgstore has changed. So an opening for writing
+removes ``clean.dot``, and renames the saved index after reading its counts (:mod:`msgstore.engine.open.broker_counts`).
+
+An opening that uses the saved index as it is changes nothing: ``clean.dot`` and the saved state stay. Before the first change
+of a segment ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index says that the store is open.
+So a failed opening, a store without changes, and a process that is killed before its first commit leave the counts as they
+were: records that were appended while ``clean.dot`` was hidden are a tail to scan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from msgstore.engine.segment.segment import io_errors
+from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.files import Files
+
+CLEAN = "clean.dot"
+PENDING_CLEAN = "msgstore-clean.dot"
+"""Name of ``clean.dot`` until the index is saved: after a crash in between, the next opening completes it."""
+SAVED_COUNTS, SAVED_SUMMARY = "msg_store_index.ets", "file_summary.ets"
+SAVED_INDEXES = (SAVED_COUNTS, SAVED_SUMMARY)
+KEPT = "msgstore-broker-"
+"""Prefix of RabbitMQ's saved index after it was read: kept for inspection, and not read again."""
+_LEGACY_EXTENSION = ".rdq"
+
+_MAX_CLEAN = 16 * 2**20
+"""Largest ``clean.dot`` that is read or written, in bytes: about 200,000 clients."""
+
+# Possessive quantifiers keep the time linear for any text. They are only used on single characters: in Python 3.11.2 a group
+# with one loses what it captured.
+_REFS = re.compile(rb"\{\s*+client_refs\s*+,\s*+\[\s*+")
+_REF = re.compile(rb"<<\s*+(?:\"(?P<text>[^\"\\]*+)\"\s*+|(?P<numbers>[\d,\s]*+))>>\s*+(?P<comma>,?+)\s*+")
+_NUMBER = re.compile(rb"\s*+\d{1,3}+\s*+")
+_END = re.compile(rb"\]\s*+\}\s*+\.")
+
+
+def format_clean(client_refs: Iterable[bytes], last_v1_file: int | None) -> bytes:
+    """Return the text of ``clean.dot``."""
+    refs = ",".join(f"<<{','.join(map(str, ref))}>>" for ref in sorted(client_refs))
+    if len(refs) > _MAX_CLEAN - 100:
+        refs = ""  # only RabbitMQ uses them, and it rebuilds its index without them
+    last = "none" if last_v1_file is None else str(last_v1_file)
+    return f"{{client_refs,[{refs}]}}.\n{{last_v1_file,{last}}}.\n".encode()
+
+
+def parse_client_refs(text: bytes) -> set[bytes]:
+    """Return the client references in the text of a ``clean.dot``; none if the list is not well-formed."""
+    begin = _REFS.search(text) if len(text) <= _MAX_CLEAN else None
+    if begin is None:
+        return set()
+    refs: set[bytes] = set()
+    at = begin.end()
+    more = _END.match(text, at) is None
+    while more:
+        ref = _REF.match(text, at)
+        numbers = ref["numbers"].split(b",") if ref and ref["numbers"] else []
+        if ref is None or not all(_NUMBER.fullmatch(number) and int(number) <= 255 for number in numbers):
+            return set()
+        refs.add(ref["text"] or bytes(map(int, numbers)))
+        at, more = ref.end(), bool(ref["comma"])
+    return refs if _END.match(text, at) else set()
+
+
+def last_v1_file(segments: Iterable[tuple[int, str]]) -> int | None:
+    """Return the highest number of a ``.rdq`` segment, from (number, extension) of all segments, or None."""
+    return max((number for number, extension in segments if extension == _LEGACY_EXTENSION), default=None)
+
+
+@attrs.frozen
+class ShutdownFiles:
+    """Files that the last shutdown left in the directory, of msgstore or of RabbitMQ."""
+
+    files: Files
+    directory: Path
+    clean: bytes | None
+    """Text of ``clean.dot``; None after a dirty shutdown."""
+    pending: bytes | None
+    """Text of the hidden or unfinished ``clean.dot``, or None."""
+    foreign: bool
+    """True if RabbitMQ has shut down cleanly since the last opening, which renames its saved index."""
+
+    @classmethod
+    def read(cls, files: Files, directory: Path) -> ShutdownFiles:
+        """Read the files of a directory. Raises OSError."""
+        names = files.list(directory)
+        texts = [_text(files, directory / name) if name in names else None for name in (CLEAN, PENDING_CLEAN)]
+        return cls(files, directory, texts[0], texts[1], foreign=any(name in names for name in SAVED_INDEXES))
+
+    @property
+    def text(self) -> bytes | None:
+        """Text of the last clean shutdown; None after a dirty one."""
+        return self.clean if self.clean is not None else self.pending
+
+    def saved(self, name: str) -> Path | None:
+        """Return the path of one file of RabbitMQ's saved index, or None.
+
+        An interrupted opening may have renamed one of the two. Then it is read under its new name, as long as the other file
+        shows that the opening was not finished.
+        """
+        there = self.files.list(self.directory)
+        found = [candidate for candidate in (name, KEPT + name) if candidate in there]
+        return self.directory / found[0] if found and self.foreign else None
+
+    def client_refs(self) -> set[bytes]:
+        """Return the clients of the last clean shutdown; none after a dirty one, or if the text is damaged."""
+        return parse_client_refs(self.text or b"")
+
+    def remove(self, *, sync: bool) -> None:
+        """Hide RabbitMQ's saved index, and delete the hidden ``clean.dot``. Raises OSError.
+
+        The index is renamed, not deleted, because it has the only copy of the counts. ``clean.dot`` goes last: until then the
+        opening can be undone. A power loss may bring it back, which does no harm: the index says that the store is open.
+        """
+        there = self.files.list(self.directory) if self.foreign else {}
+        for name in SAVED_INDEXES:
+            if name in there:
+                self.files.replace(self.directory / name, self.directory / (KEPT + name))
+        if sync:
+            self.files.sync_directory(self.directory)
+        self.files.unlink(self.directory / PENDING_CLEAN)
+
+
+def _text(files: Files, path: Path) -> bytes:
+    """Return the text, or, of a longer one that cannot be msgstore's, its first part."""
+    with files.view(path) as data:
+        return data[: _MAX_CLEAN + 1]
+
+
+@attrs.frozen(eq=False)
+class CleanStopMarker:
+    """Mark of the last clean shutdown. Methods may be repeated after a failure."""
+
+    shutdown_files: ShutdownFiles
+    saved: bytes | None
+    """Text of ``clean.dot`` in the saved state of the index; None after a dirty shutdown."""
+    state: Mapping[bytes, bytes | None]
+    """Part of the commit that says that the store is open."""
+
+    def retire(self, accounting: LiveAccounting) -> None:
+        """Hide ``clean.dot`` before the first change. Caller holds the flush lock. Raises StoreIOError.
+
+        This comes before the index says that the store is open: otherwise a crash in between would look like a shutdown of
+        RabbitMQ. The next commit writes all rows; that of the current segment says that it may grow.
+        """
+        files, directory, sync = self.shutdown_files.files, self.shutdown_files.directory, accounting.segments.is_durable
+        with io_errors(directory):
+            if self.saved is not None and self.saved == self.shutdown_files.pending:
+                files.unlink(directory / CLEAN)
+            elif self.shutdown_files.clean is not None:
+                with suppress(FileNotFoundError):  # renamed already, by an attempt that failed later
+                    files.replace(directory / CLEAN, directory / PENDING_CLEAN)
+            if sync:
+                files.sync_directory(directory)
+        with accounting.state_lock:
+            for segment in accounting.segments:
+                accounting.mark_dirty(segment)
+        current = accounting.segments.current
+        if current is not None:
+            accounting.segments.hints.outdate(current)
+
+    def finish(self, accounting: LiveAccounting) -> None:
+        """Hide RabbitMQ's saved index and delete the hidden ``clean.dot``, after the commit. Raises StoreIOError."""
+        with io_errors(self.shutdown_files.directory):
+            self.shutdown_files.remove(sync=accounting.segments.is_durable)
+
+
+def save_clean(accounting: LiveAccounting, client_refs: set[bytes]) -> bool:
+    """Save the index and the text of ``clean.dot``. Return False if nothing has changed. Caller holds the flush lock.
+
+    The shutdown is clean once the index has its state on disk. Raises StoreIOError.
+    """
+    segments = accounting.segments
+    segments.seal_current()
+    numbers = ((segment.number, segment.path.suffix) for segment in segments)
+    clean = format_clean(client_refs, last_v1_file(numbers))
+    if accounting.marker is not None and accounting.marker.saved == clean:
+        return False
+    if accounting.marker is None:
+        segments.hints.save(everything=True)
+    with io_errors(segments.directory):
+        segments.files.write_file(segments.directory / PENDING_CLEAN, [clean], sync=segments.is_durable)
+        with accounting.state_lock:
+            accounting.index.close(accounting.checkpoint(clean))
+    return True
+
+
+def publish_clean(accounting: LiveAccounting) -> None:
+    """Give ``clean.dot`` its final name, last, because RabbitMQ reads it. Raises StoreIOError."""
+    segments = accounting.segments
+    with io_errors(segments.directory):
+        segments.files.replace(segments.directory / PENDING_CLEAN, segments.directory / CLEAN)
+        if segments.is_durable:
+            segments.files.sync_directory(segments.directory)
