@@ -134,6 +134,7 @@ class Store:
         if opened.lock is not None or mode == "rw":
             mapped = config.reads == "mmap" and mode == "rw" and _has_global_lock()
             self._reader.use_fast_path(self._buffer.pending, backends, mapped=mapped)
+            self.read = self._reader.read
         provider = self._segments.formats.catalogue.provider(self._segments.formats.catalogue.index(config.index.name))
         context = GcContext(accounting, backends.write_format, config.file_size_limit, config.index.name, provider)
         self._gc_lock = context.gc_lock
