@@ -524,7 +524,7 @@ def test_threads_that_flush_together_share_their_syncs(opened):
 def test_a_flush_that_began_later_serves_those_who_waited(opened, monkeypatch):
     """Sixteen flushes at once, two runs: the one under way, which lasts until all have come, and one for all the others."""
     store = opened()
-    monkeypatch.setattr(group_commit, "_RETRY_SECONDS", 60)
+    monkeypatch.setattr(flusher, "_RETRY_SECONDS", 60)
     flush, run, taken, come = store._flusher.flush_locked, store._flusher._group.run, [], []
 
     def counted(work):

@@ -15,6 +15,7 @@ import pytest
 import msgstore
 from msgstore.contract import Combine
 from msgstore.engine.compact import copy_compaction as rewriting
+from msgstore.engine.write import flusher
 from msgstore.engine.write.writer import BUFFER_TARGET
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles
@@ -600,11 +601,11 @@ def test_what_an_index_refuses_stays_in_the_intake(opened, monkeypatch):
 @pytest.mark.parametrize("line", range(1, 22))
 def test_a_run_that_is_interrupted_leaves_the_next_one_free(line, monkeypatch):
     """Interrupted at each line, as by a signal handler."""
-    monkeypatch.setattr(group_commit, "_RETRY_SECONDS", 0.1)
-    group, done, usual, lines = group_commit.GroupCommit(threading.Lock()), [], sys.gettrace(), []
+    monkeypatch.setattr(flusher, "_RETRY_SECONDS", 0.1)
+    group, done, usual, lines = flusher.GroupCommit(threading.Lock()), [], sys.gettrace(), []
 
     def trace(frame, event, arg):
-        if frame.f_code is not group_commit.GroupCommit.run.__code__:
+        if frame.f_code is not flusher.GroupCommit.run.__code__:
             return None
         if event == "line" and frame.f_lineno not in lines:  # the end of a with block is not interrupted
             lines.append(frame.f_lineno)

@@ -18,10 +18,10 @@ FAULTS = [
     ),
     Fault(
         name="hidden-marker-is-not-recognised",
-        module="msgstore.engine.open.recovery",
-        function="judge",
-        fragment="saved in (leftovers.clean, leftovers.pending)",
-        replacement="saved == leftovers.clean",
+        module="msgstore.engine.open.recovery_plan",
+        function="compare_with_index",
+        fragment="saved in (shutdown_files.clean, shutdown_files.pending)",
+        replacement="saved == shutdown_files.clean",
         symptom=(
             "A store that was killed between its first change and its first commit says that another program has changed it."
         ),
@@ -48,7 +48,7 @@ FAULTS = [
     Fault(
         name="lost-messages-stay-in-the-index",
         module="msgstore.engine.open.lost_segments",
-        function="mend",
+        function="repair_index",
         fragment="index.release(list(gone))",
         replacement="pass",
         symptom="A message whose segment is missing is still said to be there, and reading it raises an error.",
@@ -84,8 +84,8 @@ FAULTS = [
     Fault(
         name="failed-opening-keeps-the-lock",
         module="msgstore.engine.open.startup",
-        function="open_parts",
-        fragment="stack.callback(lock.release)",
+        function="_Opening.undo",
+        fragment="stack.callback(self._lock.release)",
         replacement="pass",
         symptom="After an opening that failed the same process cannot open the store again.",
         caught_by="tests/test_recovery.py::test_a_rebuild_that_is_killed_begins_again",
@@ -93,8 +93,8 @@ FAULTS = [
     Fault(
         name="empty-segment-survives-a-crash",
         module="msgstore.engine.open.startup",
-        function="_note_empty",
-        fragment="ledger.note_empty(segment)",
+        function="_Opening.run",
+        fragment="accounting.queue_deletion(segment)",
         replacement="pass",
         symptom="A segment that was empty when the process was killed keeps its space until somebody collects.",
         caught_by="tests/test_meetings.py::test_empty_segment_of_a_killed_store_is_deleted",
@@ -102,16 +102,16 @@ FAULTS = [
     Fault(
         name="store-appends-after-a-torn-record",
         module="msgstore.engine.open.startup",
-        function="goes_on_in",
+        function="can_resume",
         fragment="newest.appendable and ",
         replacement="",
-        symptom=("After a crash the store appends after a torn record, and nothing that it writes there is found by a scan."),
+        symptom="After a crash the store appends after a torn record, and nothing that it writes there is found by a scan.",
         caught_by="tests/test_recovery.py::test_segment_with_torn_end_takes_no_records",
     ),
     Fault(
         name="first-change-deletes-the-marker",
         module="msgstore.engine.open.clean_shutdown",
-        function="CleanMarker.hide",
+        function="CleanStopMarker.retire",
         fragment="files.replace(directory / CLEAN, directory / PENDING_CLEAN)",
         replacement="files.unlink(directory / CLEAN)",
         symptom=(
