@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from msgstore.testing.descriptors import DescriptorTests
     from msgstore.testing.formats import SegmentFormatTests
     from msgstore.testing.guard import KitTests, replaces
-    from msgstore.testing.indexes import IndexTests
+    from msgstore.testing.index import IndexTests
     from msgstore.testing.observers import ObserverTests
     from msgstore.testing.policies import GcPolicyTests
     from msgstore.testing.records import RecordTypeTests
@@ -43,7 +43,7 @@ _LATE = {
     "CombinationTests": "msgstore.testing.combinations",
     "DescriptorTests": "msgstore.testing.descriptors",
     "GcPolicyTests": "msgstore.testing.policies",
-    "IndexTests": "msgstore.testing.indexes",
+    "IndexTests": "msgstore.testing.index",
     "KitTests": "msgstore.testing.guard",
     "ObserverTests": "msgstore.testing.observers",
     "RecordTypeTests": "msgstore.testing.records",
