@@ -158,20 +158,28 @@ class IndexAgainstDictionary(EntriesAgainstDictionary):
 
     @rule(failure=failures)
     def commit(self, failure: tuple[int | None, int]) -> None:
-        """A commit that fails leaves what was set aside for the next one, which may come much later."""
+        """A commit that fails leaves what was set aside for the next one: at once after EIO, later after ENOSPC."""
         self.files.fail, self.files.error = failure
         try:
             self.index.commit()
         except OSError:
             assert self.files.failed, "commit raises although no file operation failed"
             self.durable.append(self.due or NOTHING)
+            self._check_durable(self.place.after_a_crash())
+            if self.files.error == errno.EIO:
+                self.index.commit()
+                self._was_committed()
         else:
-            if not self.persistent:
-                self.durable = [NOTHING]
-            elif self.due is not None:
-                self.durable = [self.due]
-                self.due = None
+            self._was_committed()
         self.files.fail = None
+
+    def _was_committed(self) -> None:
+        if not self.persistent:
+            self.durable = [NOTHING]
+        elif self.due is not None:
+            self.durable = [self.due]
+            self.due = None
+        self._check_durable(self.place.after_a_crash())
 
     @rule()
     def crash(self) -> None:
