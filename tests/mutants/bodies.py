@@ -107,9 +107,8 @@ def raising_fields(self, old, stored):
 deflate = partial(broken, __name__, DEFLATE, Deflate)
 deflate("is-valid-always-true", "every body is valid", is_valid=lambda _, old, msg_id, stored: True)
 deflate("encodes-stored-bodies", "stored bodies are encoded again", encode=lambda _, old, msg_id, body: zlib.compress(body))
-broken(
-    __name__, RAW, Raw, "plain-strips-zeros", "it claims PLAIN, and strips zeros", encode=lambda _, old, i, body: body.rstrip(b"\0")
-)  # fmt: skip
+raw = partial(broken, __name__, RAW, Raw)
+raw("plain-strips-zeros", "it claims PLAIN, and strips zeros", encode=lambda _, old, msg_id, body: body.rstrip(b"\0"))
 terms = partial(broken, __name__, ERLANG, ErlangBody)
 terms("empty-body-is-lost", "an empty body is lost", encode=lambda _, old, i, body: old(i, body) if body else b"")
 terms(

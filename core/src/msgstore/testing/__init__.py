@@ -27,47 +27,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from msgstore.testing.bodies import BodyCodecTests
-    from msgstore.testing.combinations import CombinationTests
-    from msgstore.testing.descriptors import DescriptorTests
-    from msgstore.testing.formats import SegmentFormatTests
-    from msgstore.testing.guard import KitTests, replaces
-    from msgstore.testing.index import IndexTests
-    from msgstore.testing.observers import ObserverTests
-    from msgstore.testing.policies import GcPolicyTests
-    from msgstore.testing.records import RecordTypeTests
-    from msgstore.testing.subjects import Subject
+    from msgstore.testing.bodies import BodyCodecTests as BodyCodecTests
+    from msgstore.testing.combinations import CombinationTests as CombinationTests
+    from msgstore.testing.descriptors import DescriptorTests as DescriptorTests
+    from msgstore.testing.formats import SegmentFormatTests as SegmentFormatTests
+    from msgstore.testing.guard import KitTests as KitTests
+    from msgstore.testing.guard import replaces as replaces
+    from msgstore.testing.index import IndexTests as IndexTests
+    from msgstore.testing.observers import ObserverTests as ObserverTests
+    from msgstore.testing.policies import GcPolicyTests as GcPolicyTests
+    from msgstore.testing.records import RecordTypeTests as RecordTypeTests
+    from msgstore.testing.subjects import Subject as Subject
 
-_LATE = {
-    "BodyCodecTests": "msgstore.testing.bodies",
-    "CombinationTests": "msgstore.testing.combinations",
-    "DescriptorTests": "msgstore.testing.descriptors",
-    "GcPolicyTests": "msgstore.testing.policies",
-    "IndexTests": "msgstore.testing.index",
-    "KitTests": "msgstore.testing.guard",
-    "ObserverTests": "msgstore.testing.observers",
-    "RecordTypeTests": "msgstore.testing.records",
-    "SegmentFormatTests": "msgstore.testing.formats",
-    "Subject": "msgstore.testing.subjects",
-    "replaces": "msgstore.testing.guard",
+_MODULES = {
+    "BodyCodecTests": "bodies",
+    "CombinationTests": "combinations",
+    "DescriptorTests": "descriptors",
+    "GcPolicyTests": "policies",
+    "IndexTests": "index",
+    "KitTests": "guard",
+    "ObserverTests": "observers",
+    "RecordTypeTests": "records",
+    "SegmentFormatTests": "formats",
+    "Subject": "subjects",
+    "replaces": "guard",
 }
-
-__all__ = [
-    "BodyCodecTests",
-    "CombinationTests",
-    "DescriptorTests",
-    "GcPolicyTests",
-    "IndexTests",
-    "KitTests",
-    "ObserverTests",
-    "RecordTypeTests",
-    "SegmentFormatTests",
-    "Subject",
-    "replaces",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(importlib.import_module(_LATE[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"msgstore.testing.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'msgstore.testing' has no attribute {name!r}")

@@ -14,8 +14,21 @@ from msgstore.testing.concurrency import together
 from msgstore.testing.faults import RecordingFiles, StoppingFiles, crash_points, stopped
 from msgstore.testing.index import child
 from msgstore.testing.index.place import (
-    FIRST, IDS, LATER, NOTHING, OWN_FILES, SECOND, STATE, Entries, Place, PlaceTests, Saved, enter_first, entries_of, make_second,
-)  # fmt: skip
+    FIRST,
+    IDS,
+    LATER,
+    NOTHING,
+    OWN_FILES,
+    SECOND,
+    STATE,
+    Entries,
+    Place,
+    PlaceTests,
+    Saved,
+    enter_first,
+    entries_of,
+    make_second,
+)
 from msgstore.testing.subjects import skip_without
 
 

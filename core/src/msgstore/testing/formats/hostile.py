@@ -7,7 +7,7 @@ from random import Random
 
 from msgstore.contract import SegmentFormat
 from msgstore.testing.data import numbered
-from msgstore.testing.segments import encoded
+from msgstore.testing.formats.segments import encoded
 
 
 def hostile(form: SegmentFormat, kind: str, size: int) -> bytes:

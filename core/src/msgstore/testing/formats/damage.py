@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from msgstore.contract import ScanEnd, SegmentFormat
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
+from msgstore.testing.formats.hostile import HOSTILE, hostile
+from msgstore.testing.formats.segments import Placed, check_records, check_scan, expected, made, rows, written
 from msgstore.testing.guard import KitTests
-from msgstore.testing.hostile import HOSTILE, hostile
 from msgstore.testing.limits import is_linear, peak_of, within
-from msgstore.testing.segments import Placed, check_records, check_scan, expected, made, rows, written
 from msgstore.testing.subjects import Subject
 
 HANG = 20.0
@@ -77,25 +77,24 @@ class DamageTests(KitTests):
                     flipped[at] ^= 1 << bit
                     check_flipped(form, bytes(flipped), placed, at)
 
-    @tried(150)
-    @given(data=st.binary(max_size=400), start=st.integers(0, 420), headed=st.booleans())
-    def test_arbitrary_bytes(self, subject: Subject, data: bytes, start: int, headed: bool) -> None:
-        """A failure means that ``scan`` or ``find_chain`` raises for bytes that it is given, or tells of them what is not so:
-        each byte is told once, whatever it is."""
+    @tried(250)
+    @given(
+        headed=st.booleans(),
+        messages=batches(),
+        edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.binary(max_size=9)), max_size=4),
+        more=st.binary(max_size=400),
+        start=st.integers(0, 420),
+    )
+    def test_arbitrary_bytes(
+        self, subject: Subject, headed: bool, messages: Batch, edits: list[tuple[int, int, bytes]], more: bytes, start: int
+    ) -> None:
+        """A failure means that ``scan`` or ``find_chain`` raises for damaged records or for bytes that no writer wrote, or that
+        a scan does not report each byte exactly once."""
         form = made(subject)
-        check_anything(form, form.header + data if headed else data, start)
-
-    @tried(120)
-    @given(messages=batches(least=1), noise=st.data())
-    def test_records_and_noise(self, subject: Subject, messages: Batch, noise: st.DataObject) -> None:
-        """A failure means the same as for arbitrary bytes; these are records with some bytes overwritten, left out or put in
-        between, which a scan gets further into."""
-        form = made(subject)
-        data, _ = written(form, messages)
-        for _ in range(noise.draw(st.integers(1, 4))):
-            at = noise.draw(st.integers(0, len(data)))
-            data = data[:at] + noise.draw(st.binary(max_size=9)) + data[at + noise.draw(st.integers(0, 9)) :]
-        check_anything(form, data, noise.draw(st.integers(0, len(data))))
+        data = written(form, messages)[0] if headed else b""
+        for at, left_out, put_in in edits:
+            data = data[:at] + put_in + data[at + left_out :]
+        check_anything(form, data + more, start)
 
     @tried(60)
     @given(

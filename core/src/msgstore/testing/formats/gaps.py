@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgstore.contract import Capability, CompactableFormat, ScanEnd
 from msgstore.contract.formats import Write
 from msgstore.testing.data import numbered, tried
+from msgstore.testing.formats.segments import Placed, check_body, check_scan, expected, made, rows, written
 from msgstore.testing.guard import KitTests
-from msgstore.testing.segments import Placed, check_body, check_scan, expected, made, rows, written
 from msgstore.testing.subjects import Subject
 
 SECTOR = 512
