@@ -116,7 +116,9 @@ class RecordTypeTests(RoundTripTests):
     def test_the_byte_is_the_one_that_it_is_bound_to(self, subject: Subject) -> None:
         """A failure means that the record type writes a byte of its own: which one it is, the configuration of each store
         decides. Records of another binding are then read as this type's."""
-        bytes_bound = [byte_of(subject), UNASSIGNED + 1]
+        own = format_of(subject)
+        assert set(own.scan(written(own, numbered(3))[0]).records.types) == {byte_of(subject)}
+        bytes_bound = [UNASSIGNED + 1, UNASSIGNED + 2]
         forms = [format_of(subject, byte) for byte in bytes_bound]
         for form, other, byte in zip(forms, reversed(forms), bytes_bound, strict=True):
             data, placed = written(form, numbered(3, b"body"))
