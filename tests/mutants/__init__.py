@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import attrs
 
 from msgstore.contract import Descriptor
-from msgstore.plugins.loader import HOOKS
+from msgstore.testing.subjects import kind_of
 
 C = TypeVar("C", bound=Callable[..., object])
 
@@ -49,8 +49,7 @@ def mutant(original: Descriptor, fault: str, **options: object) -> Callable[[C],
     def mark(factory: C) -> C:
         name = re.sub(r"(?<=.)(?=[A-Z])", "-", factory.__name__).lower()
         faulty = attrs.evolve(original, name=name, factory=f"{factory.__module__}:{factory.__name__}")
-        kind = next(kind for kind, (_, made) in HOOKS.items() if isinstance(original, made))
-        MUTANTS.append(Mutant(kind, name, fault, faulty, original, options))
+        MUTANTS.append(Mutant(kind_of(original), name, fault, faulty, original, options))
         return factory
 
     return mark

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -80,12 +80,16 @@ def _hash(form: SegmentFormat, data: bytes, msg_id: bytes, offset: int, size: in
 def difference(name: str, key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
     ours, theirs = found.get(key), wanted.get(key)
     if isinstance(ours, list) and isinstance(theirs, list):
-        at = next(
-            (n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs))
-        )
+        at = first_difference(ours, theirs)
         ours, theirs = ours[at : at + 1], theirs[at : at + 1]
         key = f"{key}, number {at}"
     return f"{name}: {key}: read is {ours}, the corpus says {theirs}"
+
+
+def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int:
+    """Return the first position at which two lists differ."""
+    differ = (n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other)
+    return next(differ, min(len(ours), len(theirs)))
 
 
 def main(files: list[str]) -> None:

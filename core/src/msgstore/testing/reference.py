@@ -31,7 +31,8 @@ from msgstore.contract import (
     SegmentScan,
 )
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.plugins.loader import HOOKS, Provider, Registration
+from msgstore.plugins.loader import Provider, Registration
+from msgstore.testing.subjects import kind_of
 
 INDEX, PLAIN, HOLED = "reference", "reference-plain", "reference-holed"
 _HERE = "msgstore.testing.reference"
@@ -295,10 +296,6 @@ def with_reference(catalogue: Catalogue) -> Catalogue:
     """``catalogue`` with what is here, without observers; core's own policies and codecs are added if it has none."""
     there = {(found.kind, found.descriptor.name) for found in catalogue.registrations}
     ours = [*DESCRIPTORS, *builtin.msgstore_gc_policies(), *builtin.msgstore_body_codecs()]
-    added = [Registration(_kind(descriptor), descriptor, _PROVIDER) for descriptor in ours]
+    added = [Registration(kind_of(descriptor), descriptor, _PROVIDER) for descriptor in ours]
     missing = [found for found in added if (found.kind, found.descriptor.name) not in there]
     return attrs.evolve(catalogue, registrations=(*catalogue.registrations, *missing), observers=())
-
-
-def _kind(descriptor: Descriptor) -> str:
-    return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))

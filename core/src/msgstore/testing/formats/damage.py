@@ -18,8 +18,6 @@ from msgstore.testing.guard import KitTests
 from msgstore.testing.limits import is_linear, peak_of, within
 from msgstore.testing.subjects import Subject
 
-HANG = 20.0
-"""Seconds of the processor, after which a test gives up."""
 MULTIPLE, BESIDE = 16, 2 * 2**20
 """A scan takes no more memory than so many times the size of the segment, and so many bytes beside."""
 SIZE = 60_000
@@ -69,7 +67,7 @@ class DamageTests(KitTests):
         before it."""
         form = made(subject)
         data, placed = written(form, messages)
-        with within(HANG):
+        with within():
             begin = len(form.header)
             for at in (*range(0, begin, begin // 64 + 1), *range(begin, len(data))):
                 for bit in range(8):
@@ -120,7 +118,7 @@ class DamageTests(KitTests):
             at, size = placed[before].offset, len(spot)
             data = data[:at] + spot + data[at:]
             placed = placed[:before] + [Placed(r.msg_id, r.body, r.offset + size, r.size) for r in placed[before:]]
-        with within(HANG):
+        with within():
             found = salvaged(form, data)
         phantoms = found - set(expected(placed))
         assume(not any(offset + size > placed[-8].offset for _, offset, size in phantoms))
@@ -152,7 +150,7 @@ class DamageTests(KitTests):
         """A failure means that somebody who can write into a store's directory can stop who reads it: the time of ``scan`` or
         ``find_chain`` grows faster than the file, or their memory is a large multiple of it."""
         form = made(subject)
-        with within(HANG):
+        with within():
             for call in (form.scan, partial(form.find_chain, start=0)):
                 assert is_linear(partial(_on_hostile, call, form, kind), SIZE), f"the time of {call}"
             data = hostile(form, kind, 4 * SIZE)

@@ -10,6 +10,7 @@ import attrs
 from msgstore.contract import Buffer, Columns, FormatContext, SegmentFormat, SegmentScan
 from msgstore.contract.formats import EndState, HeaderState
 from msgstore.testing.data import Batch
+from msgstore.testing.golden import first_difference
 from msgstore.testing.subjects import Subject
 
 
@@ -68,9 +69,7 @@ def check_rows(columns: Columns, placed: Sequence[Placed]) -> None:
     """``columns`` has these records and no others."""
     found, wanted = rows(columns), expected(placed)
     if found != wanted:  # said here: of lists this long pytest would look for the nearest match
-        at = next(
-            (n for n, (one, other) in enumerate(zip(found, wanted, strict=False)) if one != other), min(len(found), len(wanted))
-        )
+        at = first_difference(found, wanted)
         got = "nothing" if at >= len(found) else _row(*found[at])
         expected_there = "nothing more" if at >= len(wanted) else _row(*wanted[at])
         raise AssertionError(f"of {len(wanted)} records number {at} should be {expected_there}, and is {got}")
