@@ -1,11 +1,10 @@
-"""The conformance kit: what every backend has to keep, as tests. Needs the extra ``testing`` (pytest, hypothesis).
+"""Conformance kit: tests that every backend must pass. Needs the extra ``testing`` (pytest, hypothesis).
 
-Without a line of the author's::
+Without any code::
 
     pytest --pyargs msgstore.testing.suite --msgstore-dist acme-audit-record
 
-runs every test for every descriptor that the distribution registers. Or subclass, in a test module of your own, and say what
-to test; the tests come with the class::
+runs every test for every descriptor that the distribution registers. Or write a subclass that names the subject::
 
     from msgstore.testing import IndexTests, Subject
 
@@ -14,9 +13,9 @@ to test; the tests come with the class::
         def subject(self):
             return Subject.of(IndexDescriptor(name="mine", contract=(1, 0), factory="acme.index:Mine"))
 
-A test asks for capabilities, never for names, and is skipped where the descriptor does not claim one; the end of the run lists
-what was skipped for which. A test that a subclass deletes or overrides fails the run, unless it is marked with
-:func:`replaces` and a reason; one that the run leaves out does, unless ``--msgstore-partial`` gives one.
+A test asks for capabilities, never for names, and is skipped if the descriptor does not claim one; the end of the run lists
+skipped tests by capability. A run fails if a subclass deletes or overrides a test without :func:`replaces` and a reason, or
+if it leaves a test out without ``--msgstore-partial`` and a reason.
 
 Names are imported at first use: pytest imports this package wherever msgstore is installed, with the extra or without.
 """
@@ -40,18 +39,19 @@ if TYPE_CHECKING:
     from msgstore.testing.subjects import Subject as Subject
 
 _MODULES = {
-    "BodyCodecTests": "bodies",
-    "CombinationTests": "combinations",
     "DescriptorTests": "descriptors",
-    "GcPolicyTests": "policies",
-    "IndexTests": "index",
-    "KitTests": "guard",
-    "ObserverTests": "observers",
-    "RecordTypeTests": "records",
     "SegmentFormatTests": "formats",
+    "RecordTypeTests": "records",
+    "IndexTests": "index",
+    "GcPolicyTests": "policies",
+    "BodyCodecTests": "bodies",
+    "ObserverTests": "observers",
+    "CombinationTests": "combinations",
+    "KitTests": "guard",
     "Subject": "subjects",
     "replaces": "guard",
 }
+"""Name to the module that it is imported from. The suite runs the classes in this order: basic tests first."""
 __all__ = list(_MODULES)
 
 
