@@ -15,7 +15,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def eager_switching() -> Iterator[None]:
-    """Threads take turns after some bytecodes, not after 5 ms: what is not atomic is met."""
+    """Switch threads after a few bytecodes instead of 5 ms, so that changes that are not atomic become visible."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -26,13 +26,13 @@ def eager_switching() -> Iterator[None]:
 
 THREADS = 8
 ROUNDS = 20
-"""Of each thread: what two of them meet in only now and then is met in one of so many."""
+"""Rounds of each thread: a conflict of two threads that depends on chance appears in one of them."""
 LONG = 24_000
-"""Bytes of a body that compression in C works on for long enough to let the other threads go on meanwhile."""
+"""Bytes of a body that keep a compressor in C busy for long enough for other threads to run."""
 
 
 def at_once(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
-    """So many times on each of ``THREADS`` threads, which begin together. ``run`` is given the thread's number."""
+    """Call ``run(thread number)`` ``rounds`` times on each of ``THREADS`` threads, which begin together."""
     begin = threading.Barrier(THREADS)
 
     def go_on(number: int) -> None:
@@ -45,13 +45,13 @@ def at_once(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
 
 
 def long_body(number: int) -> bytes:
-    """Another for each thread, of which a compressor makes about a half."""
+    """Return a body of this thread that compresses to about a half."""
     return random.Random(number).randbytes(LONG // 2).hex().encode()
 
 
 def together(seconds: float, *tasks: Callable[[threading.Event], None], enough: Callable[[], bool]) -> None:
-    """Run every task on a thread of its own until the event is set: after so many seconds, and where a thread had to wait for
-    its turn, later, when there was ``enough``; after 30 s it is set anyway. Raises what one of them raised."""
+    """Run every task on its own thread until the event is set: after ``seconds``, or later, when ``enough`` returns True, but
+    after 30 s at the latest. Raises the first exception of a task."""
     stop, errors = threading.Event(), list[BaseException]()
 
     def guarded(task: Callable[[threading.Event], None]) -> None:
@@ -74,12 +74,12 @@ def together(seconds: float, *tasks: Callable[[threading.Event], None], enough: 
             thread.join(30)
     if errors:
         raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), "a thread does not come back"
+    assert not any(thread.is_alive() for thread in threads), "a thread does not return"
 
 
 class BetweenLines:
-    """Calls ``look`` on a thread of its own wherever another thread could come in while something runs: between any two lines
-    of Python. A look that has to wait for a lock is let go on, and done when it can be."""
+    """Runs ``look`` on a second thread between every two Python lines of a call, to cover thread interleavings. A look that
+    waits for a lock continues later."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
@@ -87,7 +87,7 @@ class BetweenLines:
         self._looking: Future[None] | None = None
 
     def run(self, call: Callable[[], object]) -> None:
-        """Raises what ``call`` or a look raised."""
+        """Run ``call``. Raises what ``call`` or a look raised."""
         usual = sys.gettrace()
         sys.settrace(self._trace)
         try:

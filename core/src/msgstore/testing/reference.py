@@ -1,7 +1,6 @@
-"""Backends to put beside the one under test, so that a whole store can be tried where nothing else is installed.
+"""The kit's own backends: they complete a store for the backend under test, so that nothing else needs to be installed.
 
-Small and slow, and nothing but the contract: the kit is run on them, too. No entry point registers them; :func:`with_reference`
-adds them to a catalogue. Their names do not appear in any directory that a test leaves.
+They are small and slow, and pass the kit. No entry point registers them; :func:`with_reference` adds them to a catalogue.
 """
 
 from __future__ import annotations
