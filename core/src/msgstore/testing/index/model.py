@@ -156,9 +156,14 @@ class IndexAgainstDictionary(EntriesAgainstDictionary):
             self.state = {key: value for key, value in merged.items() if value is not None}
             self.due = Saved(dict(self.state), dict(self.entries))
 
-    @rule(failure=failures)
-    def commit(self, failure: tuple[int | None, int]) -> None:
+    @rule(batch=batches, state=st.none() | changes, failure=failures)
+    def commit(
+        self, batch: dict[bytes, int], state: Mapping[bytes, bytes | None] | None, failure: tuple[int | None, int]
+    ) -> None:
         """A commit that fails leaves what was set aside for the next one: at once after EIO, later after ENOSPC."""
+        if state is not None:
+            self.enter(batch)
+            self.freeze(state)
         self.files.fail, self.files.error = failure
         try:
             self.index.commit()
