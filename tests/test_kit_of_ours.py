@@ -27,22 +27,9 @@ OURS = {
 
 @pytest.mark.parametrize("distribution", OURS)
 def test_it_passes(distribution, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n0",
-        "-m",
-        "",
-        "-p",
-        "no:cacheprovider",
-        "--pyargs",
-        "msgstore.testing.suite",
-    ]
-    done = subprocess.run(
-        [*command, "--msgstore-dist", distribution], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    options = ["-q", "-n0", "-m", "", "-p", "no:cacheprovider", "--pyargs", "msgstore.testing.suite", "--msgstore-dist"]
+    command = [sys.executable, "-m", "pytest", *options, distribution]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for subject in OURS[distribution]:
         assert f"tested: {subject} of {distribution} " in done.stdout

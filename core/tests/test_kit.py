@@ -20,7 +20,7 @@ class TestMine(DescriptorTests):
 """
 
 
-def run_own(pytester, *args, contract="(2, 1)", extra="pass"):
+def run_own(pytester, *args, contract="(1, 0)", extra="pass"):
     pytester.makepyfile(OWN.format(contract=contract, extra=extra))
     return pytester.runpytest_subprocess(*args)
 
@@ -57,7 +57,7 @@ def test_a_class_of_the_author_tests_what_its_fixture_gives(pytester):
 
 
 def test_a_fault_is_found(pytester):
-    done = run_own(pytester, contract="(3, 0)")
+    done = run_own(pytester, contract="(2, 0)")
     done.assert_outcomes(passed=4, failed=2)
     done.stdout.fnmatch_lines(["*FAILED*test_the_contract_version_is_one_that_this_core_serves*"])
 
@@ -135,7 +135,7 @@ HARMLESS = "def test_mine(): pass"
 @pytest.fixture
 def three(pytester):
     """Three modules with a class of the kit, one of them in a directory, and one without."""
-    own = OWN.format(extra="pass", contract="(2, 1)")
+    own = OWN.format(extra="pass", contract="(1, 0)")
     pytester.makepyfile(test_mine=own, test_other=own, test_harmless=HARMLESS)
     pytester.mkdir("more").joinpath("test_deep.py").write_text(own)
     return pytester
@@ -170,7 +170,7 @@ def test_what_is_left_out_for_a_reason_is_said(three):
 
 
 def test_what_is_none_of_the_kits_may_be_left_out(pytester):
-    pytester.makepyfile(test_mine=OWN.format(extra="pass", contract="(2, 1)"), test_harmless=HARMLESS, test_slow=HARMLESS)
+    pytester.makepyfile(test_mine=OWN.format(extra="pass", contract="(1, 0)"), test_harmless=HARMLESS, test_slow=HARMLESS)
     done = pytester.runpytest_subprocess("--ignore", "test_slow.py", "--deselect", "test_harmless.py::test_mine")
     done.assert_outcomes(passed=6, deselected=1)
     done.stdout.no_fnmatch_line("left out*")

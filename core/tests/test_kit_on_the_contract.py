@@ -39,7 +39,7 @@ SHOWN = ModuleType("shown_by_the_contract")
 @pytest.fixture(autouse=True)
 def shown(monkeypatch):
     for module in (formats, bodies):
-        shown = re.search(r"::\n\n((?:    .*\n|\n)+)", inspect.getdoc(module))
+        shown = re.search(r"::\n\n((?:    .*\n|\n)+)", inspect.getdoc(module) + "\n")
         exec(textwrap.dedent(shown[1]), GIVEN | vars(SHOWN), vars(SHOWN))
     monkeypatch.setitem(sys.modules, SHOWN.__name__, SHOWN)
 

@@ -1,7 +1,11 @@
-"""Backends with one seeded fault each, to see that the conformance kit finds it.
+"""Backends with one injected fault each, to test that the conformance kit finds it.
 
 ``python -m mutants``, in ``tests/``, runs the kit against each and prints which tests caught it. A mutant is a class of a
-real backend with something broken in it::
+real backend in which a method is replaced. A replacement is called with the object, the method that it replaces, and the
+arguments; a fault that needs more is a class::
+
+    fault = partial(broken, __name__, V2, SegmentFormatV2)
+    fault("decode-ignores-the-id", "a read does not compare ids", decode=lambda self, old, id, rec: old(rec[5:21], rec))
 
     @mutant(V2, "sizes are one too small")
     class SizesOneShort(SegmentFormatV2): ...
@@ -10,13 +14,15 @@ real backend with something broken in it::
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import attrs
 
 from msgstore.contract import Descriptor
-from msgstore.plugins.loader import HOOKS
+from msgstore.testing.subjects import kind_of
 
 C = TypeVar("C", bound=Callable[..., object])
 
@@ -30,7 +36,7 @@ class Mutant:
     """What is wrong with it."""
     descriptor: Descriptor
     original: Descriptor
-    """Of what it was made of; the kit has nothing against it."""
+    """The descriptor of the backend without the fault; the kit must pass it."""
     options: Mapping[str, object] = attrs.field(factory=dict)
 
 
@@ -38,10 +44,10 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(original: Descriptor, fault: str, **options: object) -> Callable[[C], C]:
-    """Marks a faulty factory: a class, or a function that makes a faulty object. Its name is the mutant's."""
+    """Register a faulty class. The mutant has its name."""
 
     def mark(factory: C) -> C:
-        name = re.sub(r"(?<=.)(?=[A-Z])", "-", factory.__name__).lower().replace("_", "-")
+        name = re.sub(r"(?<=.)(?=[A-Z])", "-", factory.__name__).lower()
         faulty = attrs.evolve(original, name=name, factory=f"{factory.__module__}:{factory.__name__}")
         MUTANTS.append(Mutant(kind_of(original), name, fault, faulty, original, options))
         return factory
@@ -49,5 +55,12 @@ def mutant(original: Descriptor, fault: str, **options: object) -> Callable[[C],
     return mark
 
 
-def kind_of(descriptor: Descriptor) -> str:
-    return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
+def broken(module: str, original: Descriptor, base: type, name: str, fault: str, **members: Any) -> None:
+    """Register a subclass of ``base`` with other methods or attributes. ``module``: where it is imported from."""
+    found = {key: _replaced(base, key, value) if callable(value) else value for key, value in members.items()}
+    cls = type(name.title().replace("-", ""), (base,), {**found, "__module__": module})
+    setattr(sys.modules[module], cls.__name__, mutant(original, fault)(cls))
+
+
+def _replaced(base: type, name: str, replacement: Callable[..., object]) -> Callable[..., object]:
+    return lambda self, *args, **kwargs: replacement(self, partial(getattr(base, name), self), *args, **kwargs)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.codecs import Raw
 from msgstore.contract import BodyCodecDescriptor, RecordError, StoredBody
 from msgstore_erlang_body import plugin as erlang
 from msgstore_erlang_body.codec import ErlangBody
-from mutants import mutant
+from mutants import broken, mutant
 
 (ERLANG,) = erlang.msgstore_body_codecs()
 (RAW,) = builtin.msgstore_body_codecs()
@@ -17,7 +18,7 @@ DEFLATE = BodyCodecDescriptor(name="deflate", contract=(1, 0), factory="mutants.
 
 
 class Deflate:
-    """A sound codec that knows damage from what it wrote."""
+    """A sound codec that detects damage."""
 
     def __init__(self, options):
         pass
@@ -39,13 +40,7 @@ class Deflate:
         return True
 
 
-@mutant(DEFLATE, "every body is valid")
-class IsValidAlwaysTrue(Deflate):
-    def is_valid(self, msg_id, stored):
-        return True
-
-
-@mutant(DEFLATE, "a damaged body makes a read raise what it should not")
+@mutant(DEFLATE, "a damaged body makes a read raise another error than RecordError")
 class DecodeRaisesZlibError(Deflate):
     def decode(self, msg_id, stored):
         return zlib.decompress(stored)
@@ -57,13 +52,7 @@ class DecodeRaisesZlibError(Deflate):
             return False
 
 
-@mutant(DEFLATE, "what is stored is encoded again")
-class EncodesStoredBodies(Deflate):
-    def encode(self, msg_id, body):
-        return zlib.compress(body)
-
-
-@mutant(DEFLATE, "all threads have one decompressor")
+@mutant(DEFLATE, "all threads share one decompressor")
 class SharesADecompressor(Deflate):
     def decode(self, msg_id, stored):
         self._inflate = zlib.decompressobj()
@@ -76,7 +65,7 @@ class SharesADecompressor(Deflate):
         return body
 
 
-@mutant(DEFLATE, "all threads have one compressor")
+@mutant(DEFLATE, "all threads share one compressor")
 class SharesACompressor(Deflate):
     def encode(self, msg_id, body):
         return body if isinstance(body, StoredBody) else self._deflated(body)
@@ -103,42 +92,30 @@ class BodiesReferToTheFirst(Deflate):
         return self._first or b"" if body == b"=" else body[1:]
 
 
-@mutant(RAW, "it claims to change nothing, and strips zeros")
-class PlainStripsZeros(Raw):
-    def encode(self, msg_id, body):
-        return body.rstrip(b"\0")
+def believes_sizes(self, old, msg_id, stored):
+    if stored[:2] == b"\x83m":
+        bytearray(min(int.from_bytes(stored[2:6]), 2**26))
+    return old(msg_id, stored)
 
 
-@mutant(ERLANG, "an empty body is lost")
-class EmptyBodyIsLost(ErlangBody):
-    def encode(self, msg_id, body):
-        return super().encode(msg_id, body) if body else b""
+def raising_fields(self, old, stored):
+    if stored[:1] != b"\x83":
+        raise ValueError(stored)
+    return old(stored)
 
 
-@mutant(ERLANG, "terms that the codec writes itself are invalid when they are long")
-class RefusesLongBodies(ErlangBody):
-    def is_valid(self, msg_id, stored):
-        return len(stored) < 65536 and super().is_valid(msg_id, stored)
-
-
-@mutant(ERLANG, "memory is taken for the size that a body claims")
-class BelievesSizes(ErlangBody):
-    def decode(self, msg_id, stored):
-        if stored[:2] == b"\x83m":
-            bytearray(min(int.from_bytes(stored[2:6]), 2**26))
-        return super().decode(msg_id, stored)
-
-
-@mutant(ERLANG, "fields raises for bytes that no broker wrote")
-class FieldsRaise(ErlangBody):
-    def fields(self, stored):
-        if stored[:1] != b"\x83":
-            raise ValueError(stored)
-        return super().fields(stored)
-
-
-@mutant(ERLANG, "fields gives no payload, and one value less")
-class FieldsAreFewer(ErlangBody):
-    def fields(self, stored):
-        found = super().fields(stored)
-        return found and found[:3]
+deflate = partial(broken, __name__, DEFLATE, Deflate)
+deflate("is-valid-always-true", "every body is valid", is_valid=lambda _, old, msg_id, stored: True)
+deflate("encodes-stored-bodies", "stored bodies are encoded again", encode=lambda _, old, msg_id, body: zlib.compress(body))
+raw = partial(broken, __name__, RAW, Raw)
+raw("plain-strips-zeros", "it claims PLAIN, and strips zeros", encode=lambda _, old, msg_id, body: body.rstrip(b"\0"))
+terms = partial(broken, __name__, ERLANG, ErlangBody)
+terms("empty-body-is-lost", "an empty body is lost", encode=lambda _, old, i, body: old(i, body) if body else b"")
+terms(
+    "refuses-long-bodies",
+    "terms that the codec writes itself are invalid when they are long",
+    is_valid=lambda _, old, msg_id, stored: len(stored) < 65536 and old(msg_id, stored),
+)
+terms("believes-sizes", "it allocates memory for the size that a body claims", decode=believes_sizes)
+terms("fields-raise", "fields raises for bytes that no broker wrote", fields=raising_fields)
+terms("fields-are-fewer", "fields gives no payload", fields=lambda _, old, stored: (found := old(stored)) and found[:3])

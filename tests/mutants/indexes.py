@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 import attrs
 
@@ -12,81 +13,164 @@ from msgstore_ets_index import plugin as ets
 from msgstore_ets_index.index import EtsIndex
 from msgstore_lmdb_index import plugin as lmdb
 from msgstore_lmdb_index.index import LmdbIndex
-from mutants import mutant
+from mutants import broken, mutant
 
 (ETS,) = ets.msgstore_indexes()
 (LMDB,) = lmdb.msgstore_indexes()
+fault = partial(broken, __name__, ETS, EtsIndex)
 
 
-@mutant(ETS, "relocate does not compare")
-class RelocateDoesNotCompare(EtsIndex):
-    def relocate(self, ids, old, new):
-        moved = {msg_id: to for msg_id, to in zip(ids, new, strict=True) if self.get(msg_id) is not None}
-        self._entries.update(moved)
-        return len(moved)
+def does_not_compare(self, old, ids, was, new):
+    moved = {msg_id: to for msg_id, to in zip(ids, new, strict=True) if self.get(msg_id) is not None}
+    self._entries.update(moved)
+    return len(moved)
 
 
-@mutant(ETS, "relocate enters what was removed meanwhile")
-class RelocateRevives(EtsIndex):
-    def relocate(self, ids, old, new):
-        gone = [(i, n) for i, n in zip(ids, new, strict=True) if self.get(i) is None]
-        found = super().relocate(ids, old, new)
-        self._entries.update(gone)
-        return found
+def revives(self, old, ids, was, new):
+    gone = [(i, n) for i, n in zip(ids, new, strict=True) if self.get(i) is None]
+    found = old(ids, was, new)
+    self._entries.update(gone)
+    return found
 
 
-@mutant(ETS, "relocate takes an entry away for an instant")
-class RelocateInTwoSteps(EtsIndex):
-    def relocate(self, ids, old, new):
-        moved = [(i, to) for i, at, to in zip(ids, old, new, strict=True) if self._entries.get(i) == at]
-        for msg_id, _ in moved:
-            del self._entries[msg_id]
-        self._entries.update(moved)
-        return len(moved)
+def in_two_steps(self, old, ids, was, new):
+    moved = [(i, to) for i, at, to in zip(ids, was, new, strict=True) if self._entries.get(i) == at]
+    for msg_id, _ in moved:
+        del self._entries[msg_id]
+    self._entries.update(moved)
+    return len(moved)
 
 
-@mutant(ETS, "relocate says how many it was given")
-class RelocateCountsAll(EtsIndex):
-    def relocate(self, ids, old, new):
-        super().relocate(ids, old, new)
-        return len(ids)
+def counts_all(self, old, ids, was, new):
+    old(ids, was, new)
+    return len(ids)
 
 
-@mutant(ETS, "the last but one reference frees")
-class ReleaseFreesEarly(EtsIndex):
-    def _release_shared(self, msg_id):
-        super()._release_shared(msg_id)
-        if self._counts.get(msg_id, 1) == 1:
-            self._entries.pop(msg_id)
+def frees_early(self, old, msg_id):
+    old(msg_id)
+    if self._counts.get(msg_id, 1) == 1:
+        self._entries.pop(msg_id)
 
 
-@mutant(ETS, "an id that stands several times in one release counts once")
-class ReleaseCountsIdsOnce(EtsIndex):
-    def release(self, ids):
-        return super().release(list(dict.fromkeys(ids)))
+def forgets_missing(self, old, ids):
+    released = old(ids)
+    return released if len(ids) < 2 else ReleaseResult(released.freed, [])
 
 
-@mutant(ETS, "a release of several ids keeps quiet about those that are missing")
-class ReleaseForgetsMissing(EtsIndex):
-    def release(self, ids):
-        released = super().release(ids)
-        return released if len(ids) < 2 else ReleaseResult(released.freed, [])
+def keeps_references(self, old, ids, locations, references=None):
+    kept = {msg_id: self._counts[msg_id] for msg_id in ids if msg_id in self._counts}
+    old(ids, locations, references)
+    self._counts.update(kept)
 
 
-@mutant(ETS, "an entry that is entered again keeps its references")
-class EnterKeepsReferences(EtsIndex):
-    def enter(self, ids, locations, references=None):
-        kept = {msg_id: self._counts[msg_id] for msg_id in ids if msg_id in self._counts}
-        super().enter(ids, locations, references)
-        self._counts.update(kept)
+def drops_the_last(self, old, ids, locations, references=None):
+    old(ids, locations, references)
+    if len(ids) > 4:
+        self._entries.pop(ids[-1])
 
 
-@mutant(ETS, "a batch leaves its last entry out if there are many")
-class EnterDropsTheLast(EtsIndex):
-    def enter(self, ids, locations, references=None):
-        super().enter(ids, locations, references)
-        if len(ids) > 4:
-            self._entries.pop(ids[-1])
+def misses_one(self, old):
+    found = old()
+    if len(self._entries) > 2:
+        next(found)
+    return found
+
+
+def get_raises(self, old, context):
+    old(context)
+    self.get = self._entries.__getitem__
+
+
+def get_takes_anything(self, old, context):
+    old(context)
+    entries = self._entries
+    self.get = lambda msg_id: entries.get(bytes(msg_id) if isinstance(msg_id, bytes) else None)
+
+
+def counts_in_two_steps(self, old, msg_id):
+    location = self._entries.pop(msg_id, None)
+    if location is None:
+        return False
+    self._counts[msg_id] = self._counts.get(msg_id, 1) + 1
+    time.sleep(0)
+    self._entries[msg_id] = location
+    return True
+
+
+def forgets_counts(self, old, state):
+    if state is not None:
+        self._counts.clear()
+    old(state)
+
+
+def cuts_locations(self, old, state):
+    if state is not None:
+        self._entries.update({msg_id: at & (1 << 64) - 1 for msg_id, at in self._entries.items()})
+    old(state)
+
+
+def unchecked(self, old):
+    state = old()
+    if state is not None:
+        state.pop(RESCUED_KEY, None)
+    return state
+
+
+def lets_go(self, old, state):
+    try:
+        old(state)
+    finally:
+        self._closed = True
+        self.clear()
+
+
+def saves_twice(self, old, state):
+    self._closed = False
+    old(state)
+
+
+def swallows_errors(self, old):
+    try:
+        return old()
+    except OSError:
+        return None
+
+
+fault("relocate-does-not-compare", "relocate does not compare", relocate=does_not_compare)
+fault("relocate-revives", "relocate enters what was removed meanwhile", relocate=revives)
+fault("relocate-in-two-steps", "relocate takes an entry away for an instant", relocate=in_two_steps)
+fault("relocate-counts-all", "relocate returns how many it was given", relocate=counts_all)
+fault("release-frees-early", "the last but one reference frees", _release_shared=frees_early)
+fault(
+    "release-counts-ids-once",
+    "an id that is given several times in one release counts once",
+    release=lambda _, old, ids: old(list(dict.fromkeys(ids))),
+)
+fault("release-forgets-missing", "a release of several ids reports none as missing", release=forgets_missing)
+fault("enter-keeps-references", "an entry that is entered again keeps its references", enter=keeps_references)
+fault("enter-drops-the-last", "a batch leaves its last entry out if there are many", enter=drops_the_last)
+fault("items-misses-one", "items leaves an entry out", items=misses_one)
+fault("items-are-late", "items is not of the moment of the call", items=lambda _, old: (row for _ in range(1) for row in old()))
+fault("get-raises", "get raises for an id that is absent", __init__=get_raises)
+fault("get-takes-anything", "get takes anything for a key", __init__=get_takes_anything)
+fault("counts-in-two-steps", "a new reference is counted in two visible steps", add_reference=counts_in_two_steps)
+fault("snapshot-forgets-counts", "the snapshot has no counts", close=forgets_counts)
+fault("snapshot-cuts-locations", "the snapshot has locations of 8 bytes", close=cuts_locations)
+fault("snapshot-unchecked", "a snapshot is read whatever its checksum", load=unchecked)
+fault("snapshot-stays", "the snapshot stays when the store runs", commit=lambda _, old: None)
+fault("close-lets-go", "a close that fails releases everything", close=lets_go)
+fault("close-saves-twice", "the second close saves what the first has left", close=saves_twice)
+fault(
+    "read-only-removes",
+    "read-only, the first commit removes the snapshot",
+    commit=lambda self, old: self._context.files.unlink(self._path),
+)
+fault("load-swallows-errors", "an I/O error is taken for a missing index", load=swallows_errors)
+fault(
+    "snapshot-unsynced",
+    "the snapshot is never synced",
+    __init__=lambda _, old, context: old(attrs.evolve(context, sync=False)),
+)
 
 
 @mutant(ETS, "len counts what was entered, not what there is")
@@ -115,78 +199,10 @@ class LenCountsEnters(EtsIndex):
         return self.entered
 
 
-@mutant(ETS, "items leaves an entry out")
-class ItemsMissesOne(EtsIndex):
-    def items(self):
-        found = super().items()
-        if len(self._entries) > 2:
-            next(found)
-        return found
-
-
-@mutant(ETS, "items is not of the moment of the call")
-class ItemsAreLate(EtsIndex):
-    def items(self):
-        return (row for _ in range(1) for row in super(ItemsAreLate, self).items())
-
-
-@mutant(ETS, "get raises for an id that is not there")
-class GetRaises(EtsIndex):
-    def __init__(self, context):
-        super().__init__(context)
-        self.get = self._entries.__getitem__
-
-
-@mutant(ETS, "get takes anything for a key")
-class GetTakesAnything(EtsIndex):
-    def __init__(self, context):
-        super().__init__(context)
-        entries = self._entries
-        self.get = lambda msg_id: entries.get(bytes(msg_id) if isinstance(msg_id, bytes) else None)
-
-
-@mutant(ETS, "a new reference is counted in two steps, of which the first is seen")
-class CountsInTwoSteps(EtsIndex):
-    def add_reference(self, msg_id):
-        location = self._entries.pop(msg_id, None)
-        if location is None:
-            return False
-        self._counts[msg_id] = self._counts.get(msg_id, 1) + 1
-        time.sleep(0)
-        self._entries[msg_id] = location
-        return True
-
-
-@mutant(ETS, "the snapshot has no counts")
-class SnapshotForgetsCounts(EtsIndex):
-    def close(self, state):
-        if state is not None:
-            self._counts.clear()
-        super().close(state)
-
-
-@mutant(ETS, "the snapshot has locations of 8 bytes")
-class SnapshotCutsLocations(EtsIndex):
-    def close(self, state):
-        if state is not None:
-            self._entries.update({msg_id: at & (1 << 64) - 1 for msg_id, at in self._entries.items()})
-        super().close(state)
-
-
-@mutant(ETS, "a snapshot is read whatever its checksum")
-class SnapshotUnchecked(EtsIndex):
-    def load(self):
-        state = super().load()
-        if state is not None:
-            state.pop(RESCUED_KEY, None)
-        return state
-
-
 @mutant(ETS, "the snapshot is written in its place")
 class SnapshotInPlace(EtsIndex):
     def close(self, state):
-        files = self._context.files
-        self._context = attrs.evolve(self._context, files=_InPlace(files))
+        self._context = attrs.evolve(self._context, files=_InPlace(self._context.files))
         super().close(state)
 
 
@@ -198,131 +214,76 @@ class _InPlace:
         self._files.unlink(path)
         fd = self._files.create(path)
         try:
-            at = 0
-            for chunk in chunks:
-                self._files.pwrite(fd, chunk, at)
-                at += len(chunk)
+            self._files.pwrite(fd, b"".join(chunks), 0)
         finally:
             os.close(fd)
 
 
-@mutant(ETS, "the snapshot is never synced")
-class SnapshotUnsynced(EtsIndex):
-    def __init__(self, context):
-        super().__init__(attrs.evolve(context, sync=False))
+def takes_late_changes(self, old):
+    self.freeze({})
+    old()
 
 
-@mutant(ETS, "the snapshot stays when the store runs")
-class SnapshotStays(EtsIndex):
-    def commit(self):
-        pass
-
-
-@mutant(ETS, "a close that fails lets go all the same")
-class CloseLetsGo(EtsIndex):
-    def close(self, state):
-        try:
-            super().close(state)
-        finally:
-            self._closed = True
-            self.clear()
-
-
-@mutant(ETS, "the second close saves what the first has left")
-class CloseSavesTwice(EtsIndex):
-    def close(self, state):
-        self._closed = False
-        super().close(state)
-
-
-@mutant(ETS, "read-only, the first commit removes the snapshot")
-class ReadOnlyRemoves(EtsIndex):
-    def commit(self):
-        self._context.files.unlink(self._path)
-
-
-@mutant(ETS, "an I/O error is taken for an index that is not there")
-class LoadSwallowsErrors(EtsIndex):
-    def load(self):
-        try:
-            return super().load()
-        except OSError:
-            return None
-
-
-@mutant(LMDB, "a commit takes along what came after freeze")
-class CommitTakesLateChanges(LmdbIndex):
-    def commit(self):
-        super().freeze({})
-        super().commit()
-
-
-@mutant(LMDB, "a commit that fails forgets what was frozen")
-class CommitForgets(LmdbIndex):
+def commit_forgets(self, old):
     """LMDB writes for itself: one write through the context stands for it."""
-
-    def commit(self):
-        try:
-            if not self._context.read_only:
-                self._context.files.write_file(self._context.directory / "msgstore-note", [b"note"], sync=False)
-        except OSError:
-            with self._layers_lock:
-                self._set_layers(self._newest)
-            raise
-        super().commit()
+    try:
+        if not self._context.read_only:
+            self._context.files.write_file(self._context.directory / "msgstore-note", [b"note"], sync=False)
+    except OSError:
+        with self._layers_lock:
+            self._set_layers(self._newest)
+        raise
+    old()
 
 
-@mutant(LMDB, "entries and state are committed one after the other")
-class CommitInTwoSteps(LmdbIndex):
-    def _write(self, environment, layers, whole=None):
-        entries = [attrs.evolve(layer, state={}) for layer in layers]
-        super()._write(environment, entries, whole)
-        time.sleep(0.01)
-        super()._write(environment, layers, whole)
+def commits_in_two_steps(self, old, environment, layers, whole=None):
+    old(environment, [attrs.evolve(layer, state={}) for layer in layers], whole)
+    time.sleep(0.01)
+    old(environment, layers, whole)
 
 
-@mutant(LMDB, "a commit leaves out what was removed")
-class CommitKeepsTheRemoved(LmdbIndex):
-    def _write(self, environment, layers, whole=None):
-        for layer in layers:
-            for msg_id in [msg_id for msg_id, slot in layer.slots.items() if not slot]:
-                del layer.slots[msg_id]
-        super()._write(environment, layers, whole)
+def keeps_the_removed(self, old, environment, layers, whole=None):
+    for layer in layers:
+        for msg_id in [msg_id for msg_id, slot in layer.slots.items() if not slot]:
+            del layer.slots[msg_id]
+    old(environment, layers, whole)
 
 
-@mutant(LMDB, "a value of None is stored as an empty one")
-class NoneIsKept(LmdbIndex):
-    def freeze(self, state):
-        super().freeze({key: value or b"" for key, value in state.items()})
+def merges_state(self, old, state):
+    if state is not None:
+        self.freeze(state)
+        self.commit()
+    old(None)
 
 
-@mutant(LMDB, "keys of state are not checked before the commit")
-class KeysUnchecked(LmdbIndex):
-    def freeze(self, state):
-        super().freeze({key: value for key, value in state.items() if 0 < len(key) <= 511})
+def keeps_frozen(self, old):
+    for msg_id in [msg_id for msg_id, _, _ in self.items()]:
+        self.release([msg_id] * self.references(msg_id))
 
 
-@mutant(LMDB, "close adds its state to what was there")
-class CloseMergesState(LmdbIndex):
-    def close(self, state):
-        if state is not None:
-            self.freeze(state)
-            self.commit()
-        super().close(None)
+def not_live(self, old):
+    state = old()
+    if self._context.live:
+        found = list(self.items())
+        self.enter([i for i, _, _ in found], [at for _, at, _ in found], [count for _, _, count in found])
+    return state
 
 
-@mutant(LMDB, "clear keeps what was frozen")
-class ClearKeepsFrozen(LmdbIndex):
-    def clear(self):
-        for msg_id in [msg_id for msg_id, _, _ in self.items()]:
-            self.release([msg_id] * self.references(msg_id))
-
-
-@mutant(LMDB, "a live reader sees what was there when it came")
-class LiveIsNotLive(LmdbIndex):
-    def load(self):
-        state = super().load()
-        if self._context.live:
-            found = list(self.items())
-            self.enter([i for i, _, _ in found], [at for _, at, _ in found], [count for _, _, count in found])
-        return state
+lmdb_fault = partial(broken, __name__, LMDB, LmdbIndex)
+lmdb_fault("commit-takes-late-changes", "a commit includes what came after freeze", commit=takes_late_changes)
+lmdb_fault("commit-forgets", "a commit that fails forgets what was frozen", commit=commit_forgets)
+lmdb_fault("commit-in-two-steps", "entries and state are committed one after the other", _write=commits_in_two_steps)
+lmdb_fault("commit-keeps-the-removed", "a commit leaves out what was removed", _write=keeps_the_removed)
+lmdb_fault(
+    "none-is-kept",
+    "a value of None is stored as an empty one",
+    freeze=lambda _, old, state: old({key: value or b"" for key, value in state.items()}),
+)
+lmdb_fault(
+    "keys-unchecked",
+    "keys of state are not checked before the commit",
+    freeze=lambda _, old, state: old({key: value for key, value in state.items() if 0 < len(key) <= 511}),
+)
+lmdb_fault("close-merges-state", "close adds its state to what was there", close=merges_state)
+lmdb_fault("clear-keeps-frozen", "clear keeps what was frozen", clear=keeps_frozen)
+lmdb_fault("live-is-not-live", "a live reader sees what was there when it came", load=not_live)

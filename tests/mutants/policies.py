@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from itertools import pairwise
 
 import attrs
@@ -11,69 +12,83 @@ import attrs
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Retention
 from msgstore.contract import Combine, Compact, Drop, Migrate
-from mutants import mutant
+from mutants import broken, mutant
 
 _BY_NAME = {descriptor.name: descriptor for descriptor in builtin.msgstore_gc_policies()}
 HALF_EMPTY, COMBINE, RETENTION = (_BY_NAME[name] for name in ("half-empty", "combine", "retention"))
 SILENT_RETENTION = attrs.evolve(RETENTION, capabilities=[])
 
 
-@mutant(HALF_EMPTY, "it compacts the segment that new messages go to")
-class CompactsTheCurrent(HalfEmpty):
-    def plan(self, segments, now):
-        return [Compact(s.number) for s in segments if s.garbage_bytes * 2 > s.used_bytes and not s.quarantined]
+def plans(name, what, plan, original=HALF_EMPTY, base=HalfEmpty):
+    """``plan(segments, old)`` is called with the policy's own plan for them, ``old()``."""
+    broken(__name__, original, base, name, what, plan=lambda _, old, segments, now: plan(segments, partial(old, segments, now)))
 
 
-@mutant(HALF_EMPTY, "it compacts what is quarantined")
-class CompactsTheQuarantined(HalfEmpty):
-    def plan(self, segments, now):
-        return [Compact(s.number) for s in segments if s.garbage_bytes * 2 > s.used_bytes and not s.current]
+def half_empty(segment):
+    return segment.garbage_bytes * 2 > segment.used_bytes
 
 
-@mutant(HALF_EMPTY, "it names a segment twice")
-class NamesOneTwice(HalfEmpty):
-    def plan(self, segments, now):
-        actions = super().plan(segments, now)
-        return actions + actions[:1]
+def at_rest(segment):
+    return not (segment.current or segment.quarantined)
 
 
-@mutant(HALF_EMPTY, "it counts segments instead of reading their numbers")
-class CountsSegments(HalfEmpty):
-    def plan(self, segments, now):
-        wanted = {action.number for action in super().plan(segments, now)}
-        return [Compact(at) for at, s in enumerate(segments) if s.number in wanted]
+def counts_segments(segments, old):
+    wanted = {action.number for action in old()}
+    return [Compact(at) for at, s in enumerate(segments) if s.number in wanted]
 
 
-@mutant(HALF_EMPTY, "it answers with numbers")
-class AnswersNumbers(HalfEmpty):
-    def plan(self, segments, now):
-        return [action.number for action in super().plan(segments, now)]
-
-
-@mutant(HALF_EMPTY, "it answers with None if there is nothing to do")
-class AnswersNone(HalfEmpty):
-    def plan(self, segments, now):
-        return super().plan(segments, now) or None
-
-
-@mutant(HALF_EMPTY, "it sorts the list that it is given")
-class SortsItsInput(HalfEmpty):
-    def plan(self, segments, now):
-        segments = segments if isinstance(segments, list) else list(segments)
+def sorts(segments, old):
+    if isinstance(segments, list):
         segments.sort(key=lambda s: s.live_bytes)
-        return super().plan(segments, now)
+    return old()
 
 
-@mutant(HALF_EMPTY, "it looks at the clock")
-class LooksAtTheClock(HalfEmpty):
-    def plan(self, segments, now):
-        return [a for a in super().plan(segments, now) if time.time() > 10**9]
+def divides(segments, old):
+    return [a for a in old() if sum(s.live_bytes for s in segments) / len(segments)] or [
+        Compact(s.number) for s in segments if not s.current and s.garbage_bytes / s.used_bytes > 1
+    ]
 
 
-@mutant(HALF_EMPTY, "it rolls dice")
-class RollsDice(HalfEmpty):
-    def plan(self, segments, now):
-        return [a for a in super().plan(segments, now) if random.random() < 0.5]
+def never_returns(segments, old):
+    while len({s.size for s in segments}) < len(segments) > 1000:
+        pass
+    return old()
+
+
+plans(
+    "compacts-the-current",
+    "it compacts the segment that new messages go to",
+    lambda segments, old: [Compact(s.number) for s in segments if half_empty(s) and not s.quarantined],
+)
+plans(
+    "compacts-the-quarantined",
+    "it compacts quarantined segments",
+    lambda segments, old: [Compact(s.number) for s in segments if half_empty(s) and not s.current],
+)
+plans("names-one-twice", "it names a segment twice", lambda segments, old: old() + old()[:1])
+plans("counts-segments", "it counts segments instead of reading their numbers", counts_segments)
+plans("answers-numbers", "it returns numbers", lambda segments, old: [action.number for action in old()])
+plans("answers-none", "it returns None if there is nothing to do", lambda segments, old: old() or None)
+plans("sorts-its-input", "it sorts the list that it is given", sorts)
+plans("looks-at-the-clock", "it reads the clock", lambda segments, old: [a for a in old() if time.time() > 10**9])
+plans("rolls-dice", "it depends on chance", lambda segments, old: [a for a in old() if random.random() < 0.5])
+plans(
+    "never-enough",
+    "it compacts compacted segments again",
+    lambda segments, old: [Compact(s.number) for s in segments if s.live_count and at_rest(s)],
+)
+plans(
+    "migrates-for-ever",
+    "it migrates segments of the store's own format, for ever",
+    lambda segments, old: [Migrate(s.number) for s in segments if at_rest(s)],
+)
+plans("divides-by-zero", "it divides by a number that may be zero", divides)
+plans(
+    "quadratic",
+    "it compares each segment with each",
+    lambda segments, old: [a for a in old() if [s for s in segments if s.number == a.number and not s.current]],
+)
+plans("never-returns", "it does not return for a store with two segments of the same size", never_returns)
 
 
 @mutant(HALF_EMPTY, "it remembers what it wanted before")
@@ -88,66 +103,38 @@ class Remembers(HalfEmpty):
         return found
 
 
-@mutant(HALF_EMPTY, "it never has enough: what was compacted is compacted again")
-class NeverEnough(HalfEmpty):
-    def plan(self, segments, now):
-        return [Compact(s.number) for s in segments if s.live_count and not (s.current or s.quarantined)]
-
-
-@mutant(HALF_EMPTY, "it migrates what is of the store's own format, for ever")
-class MigratesForEver(HalfEmpty):
-    def plan(self, segments, now):
-        return [Migrate(s.number) for s in segments if not (s.current or s.quarantined)]
-
-
-@mutant(HALF_EMPTY, "it divides by what may be nothing")
-class DividesByZero(HalfEmpty):
-    def plan(self, segments, now):
-        return [a for a in super().plan(segments, now) if sum(s.live_bytes for s in segments) / len(segments)] or [
-            Compact(s.number) for s in segments if not s.current and s.garbage_bytes / s.used_bytes > 1
-        ]
-
-
-@mutant(HALF_EMPTY, "it compares each segment with each")
-class Quadratic(HalfEmpty):
-    def plan(self, segments, now):
-        return [a for a in super().plan(segments, now) if [s for s in segments if s.number == a.number and not s.current]]
-
-
-@mutant(HALF_EMPTY, "it does not come back from a store with two segments of the same size")
-class NeverReturns(HalfEmpty):
-    def plan(self, segments, now):
-        while len({s.size for s in segments}) < len(segments) > 1000:
-            pass
-        return super().plan(segments, now)
-
-
-@mutant(COMBINE, "it combines what does not fit into one segment")
+@mutant(COMBINE, "it combines segments that do not fit into one")
 class CombinesTooMuch(CombineNeighbours):
     def plan(self, segments, now):
         return super().plan([attrs.evolve(s, size_limit=2 * s.size_limit) for s in segments], now)
 
 
-@mutant(COMBINE, "it combines a segment with itself")
-class CombinesWithItself(CombineNeighbours):
-    def plan(self, segments, now):
-        return [Combine((action.numbers[0],) * 2) for action in super().plan(segments, now)]
+def with_both_neighbours(segments, old):
+    return [
+        Combine((left.number, right.number))
+        for left, right in pairwise(segments)
+        if at_rest(left) and at_rest(right)
+        if left.garbage_bytes + right.garbage_bytes and 64 + left.live_bytes + right.live_bytes <= left.size_limit
+    ]
 
 
-@mutant(COMBINE, "it combines one segment with both of its neighbours")
-class CombinesOverlapping(CombineNeighbours):
-    def plan(self, segments, now):
-        pairs = pairwise(segments)
-        return [
-            Combine((left.number, right.number))
-            for left, right in pairs
-            if not (left.current or right.current or left.quarantined or right.quarantined)
-            and left.garbage_bytes + right.garbage_bytes
-            and 64 + left.live_bytes + right.live_bytes <= left.size_limit
-        ]
+plans(
+    "combines-with-itself",
+    "it combines a segment with itself",
+    lambda segments, old: [Combine((action.numbers[0],) * 2) for action in old()],
+    COMBINE,
+    CombineNeighbours,
+)
+plans(
+    "combines-overlapping",
+    "it combines one segment with both of its neighbours",
+    with_both_neighbours,
+    COMBINE,
+    CombineNeighbours,
+)
 
 
-@mutant(SILENT_RETENTION, "it drops live messages, and does not say that it does", max_bytes="2kB")
+@mutant(SILENT_RETENTION, "it drops live messages, and does not claim DROPS_MESSAGES", max_bytes="2kB")
 class DropsSilently(Retention):
     pass
 

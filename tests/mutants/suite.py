@@ -20,30 +20,14 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return Subject.of(descriptor, **options)
 
 
-def each(kind: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("subject", subjects_of(kind), indirect=True, scope="class")
-
-
-@each("format")
-class TestSegmentFormat(SegmentFormatTests):
-    pass
-
-
-@each("record")
-class TestRecordType(RecordTypeTests):
-    pass
-
-
-@each("index")
-class TestIndex(IndexTests):
-    pass
-
-
-@each("gc")
-class TestGcPolicy(GcPolicyTests):
-    pass
-
-
-@each("body")
-class TestBodyCodec(BodyCodecTests):
-    pass
+KITS = {
+    "format": SegmentFormatTests,
+    "record": RecordTypeTests,
+    "index": IndexTests,
+    "gc": GcPolicyTests,
+    "body": BodyCodecTests,
+}
+for _kind, _kit in KITS.items():
+    _each = pytest.mark.parametrize("subject", subjects_of(_kind), indirect=True, scope="class")
+    _name = f"Test{_kit.__name__.removesuffix('Tests')}"
+    globals()[_name] = _each(type(_name, (_kit,), {"__module__": __name__}))

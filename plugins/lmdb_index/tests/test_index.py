@@ -16,8 +16,8 @@ from hypothesis.stateful import initialize, rule
 
 from msgstore.contract import Capability, Index, IndexContext
 from msgstore.testing.faults import UnsyncedFiles
-from msgstore.testing.index_fixtures import IDS, batches, counted
-from msgstore.testing.index_model import EntriesAgainstDictionary
+from msgstore.testing.index.model import EntriesAgainstDictionary, batches, counted
+from msgstore.testing.index.place import IDS
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
 

@@ -1,11 +1,10 @@
-"""The conformance kit: what every backend has to keep, as tests. Needs the extra ``testing`` (pytest, hypothesis).
+"""Conformance kit: tests that every backend must pass. Needs the extra ``testing`` (pytest, hypothesis).
 
-Without a line of the author's::
+Without any code::
 
     pytest --pyargs msgstore.testing.suite --msgstore-dist acme-audit-record
 
-runs every test for every descriptor that the distribution registers. Or subclass, in a test module of your own, and say what
-to test; the tests come with the class::
+runs every test for every descriptor that the distribution registers. Or write a subclass that names the subject::
 
     from msgstore.testing import IndexTests, Subject
 
@@ -14,9 +13,9 @@ to test; the tests come with the class::
         def subject(self):
             return Subject.of(IndexDescriptor(name="mine", contract=(1, 0), factory="acme.index:Mine"))
 
-A test asks for capabilities, never for names, and is skipped where the descriptor does not claim one; the end of the run lists
-what was skipped for which. A test that a subclass deletes or overrides fails the run, unless it is marked with
-:func:`replaces` and a reason; one that the run leaves out does, unless ``--msgstore-partial`` gives one.
+A test asks for capabilities, never for names, and is skipped if the descriptor does not claim one; the end of the run lists
+skipped tests by capability. A run fails if a subclass deletes or overrides a test without :func:`replaces` and a reason, or
+if it leaves a test out without ``--msgstore-partial`` and a reason.
 
 Names are imported at first use: pytest imports this package wherever msgstore is installed, with the extra or without.
 """
@@ -27,47 +26,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from msgstore.testing.bodies import BodyCodecTests
-    from msgstore.testing.combinations import CombinationTests
-    from msgstore.testing.descriptors import DescriptorTests
-    from msgstore.testing.formats import SegmentFormatTests
-    from msgstore.testing.guard import KitTests, replaces
-    from msgstore.testing.indexes import IndexTests
-    from msgstore.testing.observers import ObserverTests
-    from msgstore.testing.policies import GcPolicyTests
-    from msgstore.testing.records import RecordTypeTests
-    from msgstore.testing.subjects import Subject
+    from msgstore.testing.bodies import BodyCodecTests as BodyCodecTests
+    from msgstore.testing.combinations import CombinationTests as CombinationTests
+    from msgstore.testing.descriptors import DescriptorTests as DescriptorTests
+    from msgstore.testing.formats import SegmentFormatTests as SegmentFormatTests
+    from msgstore.testing.guard import KitTests as KitTests
+    from msgstore.testing.guard import replaces as replaces
+    from msgstore.testing.index import IndexTests as IndexTests
+    from msgstore.testing.observers import ObserverTests as ObserverTests
+    from msgstore.testing.policies import GcPolicyTests as GcPolicyTests
+    from msgstore.testing.records import RecordTypeTests as RecordTypeTests
+    from msgstore.testing.subjects import Subject as Subject
 
-_LATE = {
-    "BodyCodecTests": "msgstore.testing.bodies",
-    "CombinationTests": "msgstore.testing.combinations",
-    "DescriptorTests": "msgstore.testing.descriptors",
-    "GcPolicyTests": "msgstore.testing.policies",
-    "IndexTests": "msgstore.testing.indexes",
-    "KitTests": "msgstore.testing.guard",
-    "ObserverTests": "msgstore.testing.observers",
-    "RecordTypeTests": "msgstore.testing.records",
-    "SegmentFormatTests": "msgstore.testing.formats",
-    "Subject": "msgstore.testing.subjects",
-    "replaces": "msgstore.testing.guard",
+_MODULES = {
+    "DescriptorTests": "descriptors",
+    "SegmentFormatTests": "formats",
+    "RecordTypeTests": "records",
+    "IndexTests": "index",
+    "GcPolicyTests": "policies",
+    "BodyCodecTests": "bodies",
+    "ObserverTests": "observers",
+    "CombinationTests": "combinations",
+    "KitTests": "guard",
+    "Subject": "subjects",
+    "replaces": "guard",
 }
-
-__all__ = [
-    "BodyCodecTests",
-    "CombinationTests",
-    "DescriptorTests",
-    "GcPolicyTests",
-    "IndexTests",
-    "KitTests",
-    "ObserverTests",
-    "RecordTypeTests",
-    "SegmentFormatTests",
-    "Subject",
-    "replaces",
-]
+"""Name to the module that it is imported from. The suite runs the classes in this order: basic tests first."""
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(importlib.import_module(_LATE[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"msgstore.testing.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'msgstore.testing' has no attribute {name!r}")

@@ -1,8 +1,7 @@
-"""A whole store with the subject in its place, and small backends of the kit's own in all others."""
+"""Tests of a whole store with the subject in it; the kit's own small backends take all other places."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ from msgstore.testing.data import tried
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles, crash_points
 from msgstore.testing.guard import KitTests
 from msgstore.testing.reference import HOLED, PLAIN
-from msgstore.testing.store_model import KitStore, body_of
+from msgstore.testing.store_model import StoreAgainstDictionary, body_of
 from msgstore.testing.stores import Stores
 from msgstore.testing.subjects import Subject, skip_without
 
 SHARED = bytes([3]) * 16
 """An id that is written twice."""
 FORMATS = (PLAIN, HOLED)
-"""One whose segments are copied, and one whose segments are compacted where they are."""
+"""The first is compacted by copying segments, the second in place."""
 
 
 class CombinationTests(KitTests):
@@ -33,19 +32,25 @@ class CombinationTests(KitTests):
 
     @pytest.mark.parametrize("beside", FORMATS)
     def test_a_store_is_a_dictionary_that_survives(self, subject: Subject, beside: str) -> None:
-        """A failure shows the shortest list of a store's operations after which something is there that was removed, or is not
-        there that was written, or has other bytes or another count. If the tests of the kind itself pass, look at what only
-        happens here: second writes of an id, compaction between two stops, bodies that look like records."""
+        """A failure shows the shortest list of operations after which a removed message is present, a written one missing, or
+        one has other bytes or another count. If the tests of the backend alone pass, look at what happens only here: second
+        writes of an id, compaction between two stops, bodies that look like records."""
         _skip_twice(subject, beside)
         stores = Stores(subject, Path(), format_name=beside)
-        machine: Any = partial(KitStore, partial(_opened, stores), may_drop=subject.has(Capability.DROPS_MESSAGES))
-        run_state_machine_as_test(machine, settings=settings(tried(25), stateful_step_count=30))
+
+        class Machine(StoreAgainstDictionary):
+            may_drop = subject.has(Capability.DROPS_MESSAGES)
+
+            def make(self, **keys: Any) -> msgstore.Store:
+                return attrs.evolve(stores, path=self.path).open(**keys)
+
+        run_state_machine_as_test(Machine, settings=settings(tried(25), stateful_step_count=30))
 
     @pytest.mark.parametrize(("beside", "durability"), [(PLAIN, "os"), (HOLED, "fsync")])
     def test_a_crash_at_each_file_operation(self, subject: Subject, beside: str, durability: str, tmp_path: Path) -> None:
-        """A failure means that a process that is killed before, or inside, some file operation leaves a store in which a
-        message that was confirmed is not there, or has other bytes: something old is overwritten or removed before the new
-        is written and the index says so."""
+        """A failure means that a process that is killed before, or inside, a file operation leaves a store in which a confirmed
+        message is missing or has other bytes: old data is overwritten or removed before the new data is written and entered
+        into the index."""
         _skip_twice(subject, beside)
         whole = RecordingFiles()
         walk = _Walk(Stores(subject, tmp_path / "whole", format_name=beside), durability)
@@ -59,7 +64,7 @@ class CombinationTests(KitTests):
                 stopped.go(StoppingFiles(stop, torn))
             where = f"stopped at {whole.changes()[stop]}, {torn} bytes of it written"
             left = stopped.stores.copied(tmp_path / f"{at}-left")
-            for _ in range(2):  # what the first opening made of it is as good
+            for _ in range(2):  # the first opening must leave as much
                 store = left.open(refcounts=stopped.refcounts)
                 stopped.check_what_is_left(store, where)
 
@@ -69,24 +74,20 @@ def _skip_twice(subject: Subject, beside: str) -> None:
         skip_without("another format beside it")
 
 
-def _opened(stores: Stores, path: Path, **keys: Any) -> msgstore.Store:
-    return attrs.evolve(stores, path=path).open(**keys)
-
-
 @attrs.define
 class _Walk:
-    """Something of everything, once."""
+    """A short life of a store with each kind of operation."""
 
     stores: Stores
     durability: str
     written: dict[bytes, int] = attrs.field(factory=dict)
-    """References that were asked for, less those of which somebody has begun to take one away."""
+    """References that were written, without the ids whose removal has begun."""
     required: set[bytes] = attrs.field(factory=set)
-    """Of these the ids that were confirmed."""
+    """Those ids of ``written`` that were confirmed."""
 
     @property
     def refcounts(self) -> list[tuple[bytes, int]]:
-        """What a client knows that was confirmed."""
+        """The confirmed references."""
         return [(msg_id, self.written[msg_id]) for msg_id in self.required]
 
     def go(self, files: Files) -> None:
@@ -125,7 +126,7 @@ class _Walk:
             self.written[msg_id] = 1
 
     def _removing(self, numbers: range) -> list[bytes]:
-        """From now on they may be gone, and need not be."""
+        """Note that these ids may be present or absent from now on."""
         ids = [msg_id for msg_id in (bytes([n]) * 16 for n in numbers) if self.written.pop(msg_id, 0)]
         self.required.difference_update(ids)
         return ids
@@ -139,7 +140,7 @@ class _Walk:
         with store.client() as client:
             there = {entry.msg_id for entry in store.entries()}
             missing = self.required - there
-            assert not missing, f"{where}: {sorted(msg_id[0] for msg_id in missing)} were confirmed, and are gone"
+            assert not missing, f"{where}: {sorted(msg_id[0] for msg_id in missing)} were confirmed and are missing"
             for msg_id in there:
                 assert client.read(msg_id) == body_of(msg_id), f"{where}: {msg_id[0]} has other bytes"
             assert store.stats().quarantined == 0, f"{where}: a crash looks like damage"

@@ -1,4 +1,4 @@
-"""What the kit's tests are given: ids, bodies, batches, and how many of them."""
+"""Generated inputs of the kit's tests: ids, bodies and batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 Batch = list[tuple[bytes, bytes]]
 """(id, body) of each message; ids differ."""
 
-_TOLD_APART = (
+_SUPPRESSED = (
     HealthCheck.function_scoped_fixture,  # a subject is a value
     HealthCheck.differing_executors,  # tests are inherited
     HealthCheck.too_slow,
@@ -18,8 +18,8 @@ _TOLD_APART = (
 
 
 def tried(examples: int) -> settings:
-    """The same examples in each run: what passes today does not fail tomorrow, for the same backend."""
-    return settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=_TOLD_APART)
+    """Settings with the same examples in each run, so that the result for one backend does not change."""
+    return settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=_SUPPRESSED)
 
 
 ids = st.binary(min_size=16, max_size=16)
@@ -28,9 +28,9 @@ bodies = st.one_of(
     st.integers(0, 700).map(bytes),
     st.builds(lambda byte, count: bytes([byte]) * count, st.integers(0, 255), st.integers(0, 60)),
 )
-"""Short ones of any bytes, and runs of one byte, zeros above all, that cross a sector of a disk."""
+"""Short bodies of any bytes, and runs of one byte, zeros above all, that cross a disk sector."""
 texts = st.text("abcdefgh", max_size=60).map(str.encode)
-"""Bodies that no format takes for anything else."""
+"""Bodies that no format can take for a record."""
 
 
 def batches(of: st.SearchStrategy[bytes] = bodies, *, least: int = 0, most: int = 12) -> st.SearchStrategy[Batch]:
@@ -38,5 +38,5 @@ def batches(of: st.SearchStrategy[bytes] = bodies, *, least: int = 0, most: int 
 
 
 def numbered(count: int, body: bytes = b"") -> Batch:
-    """The same messages each time: ids whose bytes are all spread over, one body."""
+    """The same messages each time, with evenly spread ids and one body."""
     return [((0x9E3779B97F4A7C15F39CC0605CEDC835 * (n + 1) % 2**128).to_bytes(16), body) for n in range(count)]

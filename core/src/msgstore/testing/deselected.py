@@ -1,4 +1,4 @@
-"""Which tests of the kit a run leaves out, by whatever way pytest offers: whoever leaves some out has to say why."""
+"""Tests of the kit that a run leaves out in any of pytest's ways; such a run needs a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 
 def not_collected(subjects: Sequence[Subject], collected: Iterable[pytest.Item]) -> Iterator[str]:
-    """Tests that are for the subjects, and that pytest never saw: a file was ignored, or only others were named."""
+    """Yield the tests of the subjects that pytest never saw: a file was ignored, or only other tests were named."""
     if not subjects:
         return
     kits: list[type[KitTests]] = [getattr(msgstore.testing, name) for name in _NAMES]
@@ -36,7 +36,7 @@ def not_collected(subjects: Sequence[Subject], collected: Iterable[pytest.Item])
 
 
 def modules_of_kit(ignored: Iterable[Path], config: pytest.Config) -> Iterator[str]:
-    """Of the paths that pytest was told to ignore, or what is in them, the test modules that name a class of the kit."""
+    """Yield the ignored test modules that name a class of the kit, also those in ignored directories."""
     patterns, never = config.getini("python_files"), config.getini("norecursedirs")
     for path in ignored:
         if path.is_dir() and (any(fnmatch(path.name, name) for name in never) or (path / "pyvenv.cfg").exists()):

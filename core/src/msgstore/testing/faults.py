@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from msgstore.files import Files
 
@@ -38,12 +39,11 @@ class Crash(BaseException):
 
 
 class RecordingFiles(UnsyncedFiles):
-    """Counts: every operation as (name, path or None, bytes). A sync is counted, and not waited for."""
+    """Records every operation as (name, path or None, bytes). A sync is recorded, and does not wait for the disk."""
 
     def __init__(self) -> None:
         self.operations: list[tuple[str, str, int]] = []
         self._paths: dict[int, str] = {}
-        self.pread = self._pread
 
     def count(self, *names: str) -> int:
         return sum(1 for name, _, _ in self.operations if name in names)
@@ -52,71 +52,26 @@ class RecordingFiles(UnsyncedFiles):
         return [operation for operation in self.operations if operation[0] in CHANGES]
 
     def _note(self, name: str, path: object, size: int = 0) -> None:
+        """Called before each operation."""
         self.operations.append((name, str(path), size))
 
-    def open_read(self, path: Path) -> int:
-        self._note("open_read", path)
-        return self._opened(super().open_read(path), path)
+    def _run(self, name: str, *args: Any) -> Any:
+        operation = getattr(super(), name)
+        target = args[-1] if name == "replace" else args[0]
+        size = len(args[1]) if name in ("pwrite", "overwrite") else args[1] if name in ("pread", "truncate") else 0
+        self._note(name, target if isinstance(target, Path) else self._paths.get(target), size)
+        result = operation(*args)
+        if name in ("create", "open_read", "open_write"):
+            self._paths[result] = target.name
+        return result
 
-    def open_write(self, path: Path) -> int:
-        self._note("open_write", path)
-        return self._opened(super().open_write(path), path)
 
-    def create(self, path: Path) -> int:
-        self._note("create", path)
-        return self._opened(super().create(path), path)
+def _recorded(name: str) -> Callable[..., Any]:
+    return lambda self, *args: self._run(name, *args)
 
-    def _opened(self, fd: int, path: Path) -> int:
-        self._paths[fd] = path.name
-        return fd
 
-    def _pread(self, fd: int, size: int, offset: int, /) -> bytes:
-        self._note("pread", self._paths.get(fd), size)
-        return Files.pread(fd, size, offset)
-
-    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        self._note("pwrite", self._paths.get(fd), len(data))
-        super().pwrite(fd, data, offset)
-
-    def overwrite(self, fd: int, data: bytes) -> None:
-        self._note("overwrite", self._paths.get(fd), len(data))
-        super().overwrite(fd, data)
-
-    def sync(self, fd: int) -> None:
-        self._note("sync", self._paths.get(fd))
-        super().sync(fd)
-
-    def sync_directory(self, path: Path) -> None:
-        self._note("sync_directory", path)
-        super().sync_directory(path)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self._note("truncate", self._paths.get(fd), size)
-        super().truncate(fd, size)
-
-    def set_mtime(self, path: Path, mtime_ns: int) -> tuple[int, int]:
-        self._note("set_mtime", path)
-        return super().set_mtime(path, mtime_ns)
-
-    def unlink(self, path: Path) -> None:
-        self._note("unlink", path)
-        super().unlink(path)
-
-    def create_directory(self, path: Path) -> None:
-        self._note("create_directory", path)
-        super().create_directory(path)
-
-    def remove_tree(self, path: Path) -> None:
-        self._note("remove_tree", path)
-        super().remove_tree(path)
-
-    def replace(self, source: Path, target: Path) -> None:
-        self._note("replace", target)
-        super().replace(source, target)
-
-    def read_file(self, path: Path) -> bytes:
-        self._note("read_file", path)
-        return super().read_file(path)
+for _name in (*CHANGES, *OPENINGS, "pread", "overwrite"):
+    setattr(RecordingFiles, _name, _recorded(_name))
 
 
 class StoppingFiles(RecordingFiles):
@@ -142,7 +97,7 @@ class StoppingFiles(RecordingFiles):
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         if self._left == 0 and not self.stopped and self._torn:
             Files.pwrite(self, fd, memoryview(data)[: self._torn], offset)
-        super().pwrite(fd, data, offset)
+        self._run("pwrite", fd, data, offset)
 
 
 class FailingFiles(RecordingFiles):

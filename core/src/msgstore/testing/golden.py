@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -25,28 +25,7 @@ import attrs
 from msgstore.contract import Columns, SegmentFormat, SegmentFormatDescriptor
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import FormatSet
-from msgstore.testing.guard import KitTests
-from msgstore.testing.segments import check_scan, made
-from msgstore.testing.subjects import Subject, skip_without
-
-
-class GoldenTests(KitTests):
-    kinds = ("format",)
-
-    def test_golden_segments(self, subject: Subject) -> None:
-        """A failure means that this version reads segments otherwise than the one that the corpus was made with: what users
-        have on disk would be lost, or read wrong. If the corpus itself is wrong, make its JSON anew."""
-        form = made(subject)
-        segments = list(golden(subject))
-        if not segments:
-            skip_without("golden corpus")
-        for segment, said in segments:
-            data = segment.read_bytes()
-            scan = form.scan(data)
-            check_scan(form, data, scan)
-            found, wanted = described(form, data), json.loads(said.read_text())
-            different = [key for key in sorted(wanted.keys() | found.keys()) if found.get(key) != wanted.get(key)]
-            assert not different, _difference(segment.name, different[0], found, wanted)
+from msgstore.testing.subjects import Subject
 
 
 def golden(subject: Subject) -> Iterator[tuple[Traversable, Traversable]]:
@@ -98,15 +77,19 @@ def _hash(form: SegmentFormat, data: bytes, msg_id: bytes, offset: int, size: in
     return hashlib.sha256(form.decode(msg_id, data[offset : offset + size])).hexdigest()
 
 
-def _difference(name: str, key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
+def difference(name: str, key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
     ours, theirs = found.get(key), wanted.get(key)
     if isinstance(ours, list) and isinstance(theirs, list):
-        at = next(
-            (n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs))
-        )
+        at = first_difference(ours, theirs)
         ours, theirs = ours[at : at + 1], theirs[at : at + 1]
         key = f"{key}, number {at}"
     return f"{name}: {key}: read is {ours}, the corpus says {theirs}"
+
+
+def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int:
+    """Return the first position at which two lists differ."""
+    differ = (n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other)
+    return next(differ, min(len(ours), len(theirs)))
 
 
 def main(files: list[str]) -> None:

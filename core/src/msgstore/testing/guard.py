@@ -1,4 +1,4 @@
-"""The base of every class of the kit, and the watch over what subclasses make of its tests."""
+"""Base of every class of the kit; detects tests that a subclass deletes or overrides."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _REASON = "__msgstore_replaces__"
 
 
 class KitTests:
-    """Tests of one kind of backend. A subclass has all of them, and may add some."""
+    """Tests of one kind of backend. A subclass inherits all of them, and may add more."""
 
     kinds: ClassVar[tuple[str, ...]] = ()
-    """Of the subjects that the tests are for."""
+    """Kinds of subjects to test."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -22,11 +22,11 @@ class KitTests:
 
 
 _kits: dict[type[Any], dict[str, object]] = {}
-"""The tests of each class of the kit as it was made: what somebody takes from the class itself is missed, too."""
+"""Tests of each class of the kit when it was defined. Finds also those that are deleted from the class itself."""
 
 
 def replaces(reason: str) -> Callable[[F], F]:
-    """Marks a test that takes the place of one of the kit's, and says why. The reason is printed at the end of the run."""
+    """Mark a test that replaces one of the kit. The reason is printed at the end of the run."""
     if not reason.strip():
         raise ValueError("say why the kit's own test does not do")
 
@@ -38,7 +38,7 @@ def replaces(reason: str) -> Callable[[F], F]:
 
 
 def replaced(cls: type[Any]) -> Iterator[tuple[str, str | None]]:
-    """(test, reason) of each test of the kit that ``cls`` has otherwise than the kit; None if nobody said why."""
+    """Yield (test, reason) of each test of the kit that ``cls`` deletes or overrides; the reason is None if there is none."""
     own = [base for base in cls.__mro__ if base in _kits]
     for name in dict.fromkeys(name for base in own for name in _kits[base]):
         kits = next(_kits[base][name] for base in own if name in _kits[base])

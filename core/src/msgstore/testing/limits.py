@@ -1,4 +1,4 @@
-"""Limits of time and memory, for inputs that somebody has made to hurt."""
+"""Limits of time and memory for hostile inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """What takes longer fails: seconds of the processor, so that a loaded machine decides nothing.
+def within(seconds: float = 20.0) -> Iterator[None]:
+    """Fail if the block uses more than ``seconds`` of CPU time. CPU time makes the result independent of machine load.
 
-    Where there is no such timer, or off the main thread, a hang stays a hang.
+    Without such a timer, or outside the main thread, there is no limit.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
@@ -34,16 +34,16 @@ def _too_late(_: int, __: FrameType | None) -> None:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Of the processor."""
+    """Return the CPU time of a call."""
     begin = time.process_time()
     call()
     return time.process_time() - begin
 
 
 def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> bool:
-    """Whether four times the size takes about four times as long, and not sixteen times. ``prepared(size)`` gives the call.
+    """Return True if four times the size takes about four times as long, not sixteen times. ``prepared(size)`` gives the call.
 
-    The least of some times, and on a loaded machine of some more: what is not linear never passes.
+    Compares the shortest of up to three measurements, because a loaded machine makes single ones longer.
     """
     calls = prepared(size), prepared(4 * size)
     small = large = float("inf")
@@ -55,7 +55,7 @@ def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> boo
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Bytes that a call had of the memory, at the most, beside what was there before."""
+    """Return the most bytes that a call had allocated at one time."""
     started = not tracemalloc.is_tracing()
     if started:
         tracemalloc.start()

@@ -1,7 +1,7 @@
-"""The kit's side of pytest: options, which subjects a class is run for, the watch over overridden tests, the summary.
+"""Pytest plugin of the kit: options, subjects of each class, detection of overridden tests, summary.
 
-Registered by an entry point of core, so that ``--msgstore-dist`` is known wherever msgstore is installed. Imports nothing of
-the kit unless a run asks for it.
+Registered by an entry point of core, so that ``--msgstore-dist`` exists wherever msgstore is installed. Imports the rest of
+the kit only if a run uses it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Kit:
-    """Of one run."""
+    """State of one run."""
 
     def __init__(self, subjects: Sequence[Subject], partial: str | None) -> None:
-        """``partial``: why some tests are left out."""
+        """``partial``: reason for leaving tests out."""
         self._subjects = subjects
         self._partial = (partial or "").strip() or None
         self._collected: list[pytest.Item] = []
@@ -68,14 +68,14 @@ class _Kit:
 
     @pytest.fixture
     def subject(self, request: pytest.FixtureRequest) -> Subject:
-        """What the distribution of ``--msgstore-dist`` registers. A class with a fixture of this name tests that instead."""
-        if not hasattr(request, "param"):  # in a test that is none of the kit's: there is no such fixture
+        """A backend that the distribution of ``--msgstore-dist`` registers. A class can override the fixture."""
+        if not hasattr(request, "param"):  # for tests that are not of the kit there is no such fixture
             raise pytest.FixtureLookupError("subject", request)
         found: Subject = request.param
         return found
 
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
-        """Classes of the suite for kinds that the distribution does not have are not there."""
+        """Drop the suite's classes for kinds of backends that the distribution does not register."""
         if not isinstance(obj, type) or not _is_kit_class(obj) or not _module(collector).startswith(_SUITE):
             return None
         if not self._subjects:
@@ -108,7 +108,7 @@ class _Kit:
             self._collected.append(item)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """A test of the kit that is not run as it is proves nothing: such a run fails before it begins."""
+        """Fail the run before it begins if tests of the kit are deleted or overridden without a reason."""
         from msgstore.testing.guard import replaced
 
         self._tests = {item.nodeid for item in session.items if getattr(item, "cls", None) in self._classes}
@@ -145,7 +145,7 @@ class _Kit:
             self._unproven.append(test)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Nor does one that is left out; or skipped, or expected to fail, but for a capability that is not claimed."""
+        """Fail a run that left tests out without a reason, or skipped any for another reason than a capability not claimed."""
         if (self._unproven or (self._left_out and self._partial is None)) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -179,6 +179,6 @@ def _module(collector: pytest.Collector) -> str:
 
 
 def _has_fixture(metafunc: pytest.Metafunc) -> bool:
-    """Whether the class or its module has a fixture ``subject`` of its own."""
+    """Return True if the class or its module has its own fixture ``subject``."""
     assert metafunc.cls is not None
     return any("subject" in vars(base) for base in metafunc.cls.__mro__) or hasattr(metafunc.module, "subject")

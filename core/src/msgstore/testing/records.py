@@ -1,4 +1,4 @@
-"""What every record type keeps, alone and inside the format that its descriptor names."""
+"""Tests of every record type, alone and inside the format that its descriptor names."""
 
 from __future__ import annotations
 
@@ -13,54 +13,31 @@ from hypothesis import strategies as st
 
 from msgstore.contract import (
     BoundRecord,
-    Capability,
     FormatContext,
     RecordContext,
     RecordError,
     RecordType,
     RecordTypeDescriptor,
-    ScanEnd,
     SegmentFormat,
 )
 from msgstore.testing.data import Batch, batches, numbered, tried
-from msgstore.testing.guard import KitTests
+from msgstore.testing.formats.roundtrip import RoundTripTests
+from msgstore.testing.formats.segments import check_body, check_records, check_scan, expected, rows, written
 from msgstore.testing.limits import peak_of, within
-from msgstore.testing.segments import (
-    check_body,
-    check_frames,
-    check_records,
-    check_scan,
-    check_threads,
-    expected,
-    rows,
-    written,
-)
 from msgstore.testing.subjects import Subject, skip_without
 
-HANG = 20.0
-"""Seconds of the processor, after which a test gives up."""
 UNASSIGNED = 200
-"""The type byte that a configuration gives to a record type that has none of its own."""
+"""Type byte of a record type that has no assigned one."""
 LARGE = 4 * 2**20
 BESIDE = 2**20
-"""Bytes of memory that a look at a large record may take."""
+"""Bytes of memory that ``body_span`` of a large record may need."""
 
 
-class RecordTypeTests(KitTests):
+class RecordTypeTests(RoundTripTests):
     kinds = ("record",)
 
-    @tried(80)
-    @given(messages=batches())
-    def test_what_is_written_is_read(self, subject: Subject, messages: Batch) -> None:
-        """A failure means that messages are lost or changed: ``encode`` gives wrong sizes, does not begin each record as its
-        format says (type byte, size, id), or ``decode`` or ``body_span`` gives something else than the body."""
-        form = format_of(subject)
-        data, placed = written(form, messages)
-        scan = form.scan(data)
-        check_scan(form, data, scan)
-        check_records(form, data, scan.records, placed)
-        assert scan.end == ScanEnd("clean", len(data))
-        assert set(scan.records.types) <= {byte_of(subject)}, "the type byte is that of the context"
+    def form(self, subject: Subject) -> Any:
+        return format_of(subject)
 
     @tried(60)
     @given(messages=batches())
@@ -81,44 +58,23 @@ class RecordTypeTests(KitTests):
             check_body(data[begin:end], body, "body_span")
             check_body(record.decode(data[at : at + size]), body, "decode")
             at += size
+        assert record.encode([], []) == (b"", [])
 
-    @tried(40)
-    @given(messages=batches(least=2))
-    def test_bodies_are_framed_alike(self, subject: Subject, messages: Batch) -> None:
-        """A failure means that tools show wrong bodies: the record type claims FRAMED, and the bytes in front of a body, or
-        behind it, are not as many in every record."""
-        subject.needs(Capability.FRAMED)
-        form = format_of(subject)
-        check_frames(form, *written(form, messages))
-
-    def test_a_large_body(self, subject: Subject) -> None:
-        """A failure means that a size field of the record type is too small; or that it copies what it only has to look at."""
-        form, record = format_of(subject), made(subject)
-        body = bytes(LARGE)
-        data, placed = written(form, numbered(1, body), numbered(2)[1:])
-        check_records(form, data, form.scan(data).records, placed)
-        assert peak_of(lambda: record.body_span(placed[0].offset, placed[0].size)) <= BESIDE
-
-    @tried(40)
-    @given(messages=batches(least=1), cut=st.integers(0, 12))
-    def test_batches_one_after_the_other_are_one_batch(self, subject: Subject, messages: Batch, cut: int) -> None:
-        """A failure means that a record depends on those beside it, or on something that is kept from one call to the next."""
-        form = format_of(subject)
-        _, together = written(form, messages)
-        for parts in ([messages[:cut], messages[cut:]], [[message] for message in messages]):
-            data, placed = written(form, *parts)
-            assert expected(placed) == expected(together)
-            check_records(form, data, form.scan(data).records, placed)
+    def test_body_span_copies_nothing(self, subject: Subject) -> None:
+        """A failure means that the record type copies a large record that it only has to look at."""
+        record = made(subject)
+        _, (size,) = record.encode([bytes(16)], [bytes(LARGE)])
+        assert peak_of(lambda: record.body_span(0, size)) <= BESIDE
 
     @tried(20)
     @given(messages=batches(st.binary(max_size=30), least=1, most=3))
     def test_a_flipped_bit(self, subject: Subject, messages: Batch) -> None:
-        """A failure means that ``check`` and ``decode`` disagree: what a scan calls damaged is given to clients, or what it
-        passes cannot be read; or that one of them raises something else than RecordError. A record type need not notice
-        damage; what it does notice, both must."""
+        """A failure means that ``check`` and ``decode`` disagree: clients are given what a scan calls damaged, or cannot read
+        what it passes; or that one of them raises another error than RecordError. A record type need not detect damage,
+        but what one of them detects, both must."""
         form, record = format_of(subject), made(subject)
         data, placed = written(form, messages)
-        with within(HANG):
+        with within():
             for entry in placed:
                 for bit in range(8 * entry.size):
                     flipped = bytearray(data)
@@ -129,8 +85,8 @@ class RecordTypeTests(KitTests):
     @tried(100)
     @given(data=st.binary(max_size=200), messages=batches(least=1, most=2), at=st.integers(0, 60))
     def test_arbitrary_bytes(self, subject: Subject, data: bytes, messages: Batch, at: int) -> None:
-        """A failure means that bytes which nobody wrote, behind a sound beginning of a record, make a scan or a read raise
-        something else than RecordError."""
+        """A failure means that arbitrary bytes after a sound beginning of a record make a scan or a read raise another error
+        than RecordError."""
         form, record = format_of(subject), made(subject)
         segment, placed = written(form, messages)
         entry = placed[-1]
@@ -140,8 +96,8 @@ class RecordTypeTests(KitTests):
         check_damaged(form, record, filled, entry.offset, entry.size, entry.msg_id)
 
     def test_damage_is_stepped_over(self, subject: Subject) -> None:
-        """A failure means that one damaged record costs those behind it: what ``check`` finds is reported, and the scan goes
-        on. Skipped for a record type that notices no flipped bit of a body."""
+        """A failure means that one damaged record loses those behind it: a scan reports what ``check`` finds, and continues.
+        Skipped for a record type that does not detect a flipped bit of a body."""
         form, record = format_of(subject), made(subject)
         data, placed = written(form, numbered(3, b"some body"))
         begin, _ = record.body_span(placed[1].offset, placed[1].size)
@@ -156,8 +112,10 @@ class RecordTypeTests(KitTests):
             form.decode(placed[1].msg_id, spoilt[placed[1].offset : placed[1].end])
 
     def test_the_byte_is_the_one_that_it_is_bound_to(self, subject: Subject) -> None:
-        """A failure means that the record type writes a byte of its own: which one it is, the configuration of each store
-        decides. Records of another binding are then read as this type's."""
+        """A failure means that the record type ignores the type byte of its context. The configuration of a store decides it;
+        otherwise records of another type are read as this type's."""
+        own = format_of(subject)
+        assert set(own.scan(written(own, numbered(3))[0]).records.types) == {byte_of(subject)}
         bytes_bound = [UNASSIGNED + 1, UNASSIGNED + 2]
         forms = [format_of(subject, byte) for byte in bytes_bound]
         for form, other, byte in zip(forms, reversed(forms), bytes_bound, strict=True):
@@ -170,8 +128,8 @@ class RecordTypeTests(KitTests):
                 other.decode(placed[0].msg_id, data[placed[0].offset : placed[0].end])
 
     def test_beside_the_records_of_the_format(self, subject: Subject) -> None:
-        """A failure means that a store which begins to use the record type cannot read what it wrote before, or the other way
-        round: types stand side by side in one segment."""
+        """A failure means that a store that begins to use the record type cannot read older records, or the other way round:
+        one segment may hold records of several types."""
         form, plain = format_of(subject), format_of(subject, bound=False)
         messages = numbered(6, b"body")
         old, first = written(plain, messages[:3])
@@ -181,8 +139,8 @@ class RecordTypeTests(KitTests):
         check_records(form, data, form.scan(data).records, placed)
 
     def test_each_option_has_a_default(self, subject: Subject) -> None:
-        """A failure means that the records cannot be read by tools, which have no configuration: what an option says has to be
-        in the record, or to matter for writing only."""
+        """A failure means that tools, which have no configuration, cannot read the records: an option must be stored in the
+        record, or matter for writing only."""
         descriptor = descriptor_of(subject)
         needed = [option.name for option in attrs.fields(descriptor.options) if option.default is attrs.NOTHING]
         assert not needed, f"no default: {', '.join(needed)}"
@@ -213,18 +171,6 @@ class RecordTypeTests(KitTests):
             if record.check(bytes(spoilt), 0, len(spoilt)) is None:
                 with contextlib.suppress(RecordError):
                     check_values(fields, record.fields(bytes(spoilt)))
-
-    def test_nothing_is_kept_or_changed(self, subject: Subject) -> None:
-        """A failure means that the record type keeps something between calls, changes the lists that it is given, or meets
-        other threads in something that it keeps."""
-        record, form = made(subject), format_of(subject)
-        ids, bodies = [msg_id for msg_id, _ in numbered(4)], [b"one", b"", b"three" * 50, b"4"]
-        given_ids, given_bodies = list(ids), list(bodies)
-        _, sizes = record.encode(given_ids, given_bodies)
-        assert (given_ids, given_bodies) == (ids, bodies), "encode changes the lists that it is given"
-        assert record.encode([], []) == (b"", [])
-        assert record.encode(tuple(ids), tuple(bodies))[1] == sizes, "tuples are sequences, too"
-        check_threads(form)
 
 
 def descriptor_of(subject: Subject) -> RecordTypeDescriptor:
@@ -268,7 +214,7 @@ def check_values(fields: Sequence[Any], values: object) -> None:
 
 
 def check_damaged(form: SegmentFormat, record: RecordType, data: bytes, offset: int, size: int, msg_id: bytes) -> None:
-    """Of a record whose type, size and id are still there: check and decode notice the same."""
+    """Check and decode detect the same damage in a record whose type, size and id are intact."""
     scan = form.scan(data)
     try:
         body = form.decode(msg_id, data[offset : offset + size])

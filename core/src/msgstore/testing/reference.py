@@ -1,7 +1,6 @@
-"""Backends to put beside the one under test, so that a whole store can be tried where nothing else is installed.
+"""The kit's own backends: they complete a store for the backend under test, so that nothing else needs to be installed.
 
-Small and slow, and nothing but the contract: the kit is run on them, too. No entry point registers them; :func:`with_reference`
-adds them to a catalogue. Their names do not appear in any directory that a test leaves.
+They are small and slow, and pass the kit. No entry point registers them; :func:`with_reference` adds them to a catalogue.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from msgstore.contract import (
     SegmentScan,
 )
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.plugins.loader import HOOKS, Provider, Registration
+from msgstore.plugins.loader import Provider, Registration
+from msgstore.testing.subjects import kind_of
 
 INDEX, PLAIN, HOLED = "reference", "reference-plain", "reference-holed"
 _HERE = "msgstore.testing.reference"
@@ -295,10 +295,6 @@ def with_reference(catalogue: Catalogue) -> Catalogue:
     """``catalogue`` with what is here, without observers; core's own policies and codecs are added if it has none."""
     there = {(found.kind, found.descriptor.name) for found in catalogue.registrations}
     ours = [*DESCRIPTORS, *builtin.msgstore_gc_policies(), *builtin.msgstore_body_codecs()]
-    added = [Registration(_kind(descriptor), descriptor, _PROVIDER) for descriptor in ours]
+    added = [Registration(kind_of(descriptor), descriptor, _PROVIDER) for descriptor in ours]
     missing = [found for found in added if (found.kind, found.descriptor.name) not in there]
     return attrs.evolve(catalogue, registrations=(*catalogue.registrations, *missing), observers=())
-
-
-def _kind(descriptor: Descriptor) -> str:
-    return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))

@@ -1,13 +1,13 @@
-"""A store against a dictionary: random operations with clean and dirty stops in between.
+"""Store against a dictionary: random operations with clean and dirty stops in between.
 
-Subclasses say how a store is opened, and may add rules. An id names one body for ever.
+Subclasses open the store, and may add rules. An id names one body permanently.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ import msgstore
 
 IDS = [bytes([n]) * 16 for n in range(1, 25)]
 SMALL = {"file_size_limit": 1500, "large_message": 700, "sync_interval": "1h", "gc_interval": 0}
-"""Keys of a store that is compacted, and has a segment of a large message, within a few operations. Only a rule flushes and
-collects: the model has to know what a killed process leaves."""
+"""With these keys a few operations lead to a compaction and to the segment of a large message. Only rules flush and collect,
+so that the model knows what a killed process leaves."""
 some_ids = st.lists(st.sampled_from(IDS), max_size=8)
 
 
 def body_of(msg_id: bytes) -> bytes:
-    """Among them: nothing, zeros, 255s, and what looks like records of v1 and v2."""
+    """Among them: empty bodies, zeros, 255s, and bytes that look like records of v1 and v2."""
     n = msg_id[0]
     shapes = [
         b"",
@@ -39,10 +39,10 @@ def body_of(msg_id: bytes) -> bytes:
 
 
 class StoreAgainstDictionary(RuleBasedStateMachine):
-    """``references`` is what the store holds, ``committed`` what is left of it by a process that is killed now."""
+    """``references`` is what the store holds, ``committed`` what a process would leave that is killed now."""
 
     may_drop = False
-    """Whether the store's policy may give live messages up."""
+    """True if the store's policy may drop live messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,13 +173,3 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
             finally:
                 self.store.abandon()
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-class KitStore(StoreAgainstDictionary):
-    def __init__(self, opening: Callable[..., msgstore.Store], *, may_drop: bool) -> None:
-        super().__init__()
-        self.opening = opening
-        self.may_drop = may_drop
-
-    def make(self, **keys: Any) -> msgstore.Store:
-        return self.opening(self.path, **keys)

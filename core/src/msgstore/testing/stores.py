@@ -1,4 +1,4 @@
-"""Whole stores with the subject in its place, and the kit's own backends in all others."""
+"""Whole stores with the subject in them; the kit's own backends take all other places."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from msgstore.testing.reference import HOLED, INDEX, with_reference
 from msgstore.testing.subjects import Subject
 
 _BYTE = 128
-"""Of a record type that its format's specification assigns none to."""
+"""Type byte of a record type that has no assigned one."""
 
 
 def open_with(
@@ -32,7 +32,7 @@ def open_with(
     refcounts: Iterable[tuple[bytes, int]] | None = None,
     **keys: Any,
 ) -> msgstore.Store:
-    """``open_store`` with a file layer of the test's own."""
+    """Open a store with the file layer of a test."""
     config = store_config({"path": path, **keys}, "test", Path())
     return open_configured(config, catalogue, mode=mode, refcounts=refcounts, files=files)
 
@@ -52,7 +52,7 @@ def keys_of(subject: Subject, format_name: str = HOLED) -> dict[str, Any]:
 
 @attrs.define
 class Stores:
-    """One directory, and stores that are opened in it."""
+    """Opens stores in one directory."""
 
     subject: Subject
     path: Path
@@ -73,6 +73,6 @@ class Stores:
         )
 
     def copied(self, target: Path) -> Stores:
-        """Stores of what a process leaves that is killed now."""
+        """Return the same for a copy of the directory: what a process would leave that is killed now."""
         shutil.rmtree(target, ignore_errors=True)
         return Stores(self.subject, copy_of(self.path, target), self.observed, self.format_name)

@@ -1,4 +1,4 @@
-"""What the kit tests: a descriptor, with options to try it with."""
+"""Subjects of the kit: a descriptor, and options to test it with."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import attrs
 import pytest
 
 from msgstore.config import structure
-from msgstore.contract import Capability, Descriptor, PluginError
+from msgstore.contract import Capability, Descriptor
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import HOOKS, Observer, Provider, Registration
 
 OBSERVER = "observer"
-"""The kind of what has no descriptor: the event hooks of a distribution, all together."""
+"""Kind of the event hooks of a distribution, which have no descriptor."""
 KINDS = (*HOOKS, OBSERVER)
 
-_NOBODY = Provider("unregistered", "0", "none", "none")
+_UNREGISTERED = Provider("unregistered", "0", "none", "none")
 
 
 @attrs.frozen(kw_only=True)
@@ -28,20 +28,22 @@ class Subject:
     kind: str
     name: str
     catalogue: Catalogue = attrs.field(repr=False)
-    """Of everything that is installed, the subject included."""
+    """All installed backends and the subject."""
     descriptor: Descriptor | None = None
-    """None of observers."""
+    """None for observers."""
     options: dict[str, object] = attrs.field(factory=dict)
     """One of the descriptor's ``examples``: keys as a configuration has them."""
     observers: tuple[Observer, ...] = ()
-    provider: Provider = _NOBODY
+    provider: Provider = _UNREGISTERED
 
     @classmethod
     def of(cls, descriptor: Descriptor, **options: object) -> Subject:
-        """A descriptor that no installed distribution registers, for a test class of its author's."""
-        kind = next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
+        """Make a subject of a descriptor that no installed distribution registers."""
+        kind = kind_of(descriptor)
         installed = load_catalogue()
-        catalogue = attrs.evolve(installed, registrations=(*installed.registrations, Registration(kind, descriptor, _NOBODY)))
+        catalogue = attrs.evolve(
+            installed, registrations=(*installed.registrations, Registration(kind, descriptor, _UNREGISTERED))
+        )
         return cls(kind=kind, name=descriptor.name, catalogue=catalogue, descriptor=descriptor, options=options)
 
     def __str__(self) -> str:
@@ -49,17 +51,17 @@ class Subject:
         return f"{self.kind}:{self.name}" + (f"[{given}]" if given else "")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """For hypothesis, which says with what a test fails: a catalogue has a hundred lines."""
+        """Keep the catalogue, a hundred lines, out of the failures that hypothesis prints."""
         printer.text(str(self))
 
     @property
     def made_options(self) -> Any:
-        """An instance of the descriptor's class of options."""
+        """Instance of the descriptor's class of options."""
         assert self.descriptor is not None
         return structure(self.descriptor.options, self.options, f"{self} options")
 
     def make(self, argument: object) -> Any:
-        """What the factory returns. Raises PluginError if it fails."""
+        """Call the factory. Raises PluginError if it fails."""
         assert self.descriptor is not None
         return self.catalogue.make(self.descriptor, argument)
 
@@ -67,18 +69,23 @@ class Subject:
         return self.descriptor is not None and capability in self.descriptor.capabilities
 
     def needs(self, capability: Capability) -> None:
-        """The rest of the test is for those who claim it."""
+        """Skip the rest of the test if the descriptor does not claim ``capability``."""
         if not self.has(capability):
             skip_without(capability.value)
 
 
 def skip_without(capability: str) -> None:
-    """The summary of the run lists skips by these words."""
+    """Skip the test; the summary of the run lists it under ``capability``."""
     pytest.skip(f"{SKIPPED_FOR}{capability}")
 
 
 SKIPPED_FOR = "does not claim "
-"""How the reason of a skip begins that the summary lists by capability."""
+"""Begin of the reason of a skip that the summary lists by capability."""
+
+
+def kind_of(descriptor: Descriptor) -> str:
+    """Return the kind of a backend, as a configuration's key."""
+    return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
 
 
 class NothingToTest(Exception):
@@ -124,22 +131,3 @@ def _subjects(catalogue: Catalogue, distribution: str) -> Iterator[Subject]:
         yield Subject(
             kind=OBSERVER, name=distribution, catalogue=catalogue, observers=observers, provider=observers[0].provider
         )
-
-
-def chosen(subject: Subject) -> Descriptor:
-    """The descriptor that a configuration gets by the subject's name. Raises PluginError if something else has it, too."""
-    descriptor = subject.descriptor
-    assert descriptor is not None
-    if subject.kind == "record":
-        return subject.catalogue.record(descriptor.format, subject.name)  # type: ignore[attr-defined]  # a record type's
-    look_up = {
-        "format": subject.catalogue.format,
-        "index": subject.catalogue.index,
-        "gc": subject.catalogue.gc_policy,
-        "body": subject.catalogue.body_codec,
-        "runner": subject.catalogue.job_runner,
-    }[subject.kind]
-    found: Descriptor = look_up(subject.name)
-    if found is not descriptor:
-        raise PluginError(f"{subject} is not what its name gives")
-    return found

@@ -1,44 +1,11 @@
-"""Every class of the kit. Each is run for the descriptors of its kind that the distribution registers."""
+"""Every class of the kit. Each is run for the descriptors of its kind that the distribution registers.
 
-from msgstore.testing import (
-    BodyCodecTests,
-    CombinationTests,
-    DescriptorTests,
-    GcPolicyTests,
-    IndexTests,
-    ObserverTests,
-    RecordTypeTests,
-    SegmentFormatTests,
-)
+Their names: ``TestDescriptor`` of ``DescriptorTests``, and so on.
+"""
 
+import msgstore.testing
 
-class TestDescriptor(DescriptorTests):
-    pass
-
-
-class TestSegmentFormat(SegmentFormatTests):
-    pass
-
-
-class TestRecordType(RecordTypeTests):
-    pass
-
-
-class TestIndex(IndexTests):
-    pass
-
-
-class TestGcPolicy(GcPolicyTests):
-    pass
-
-
-class TestBodyCodec(BodyCodecTests):
-    pass
-
-
-class TestObserver(ObserverTests):
-    pass
-
-
-class TestCombination(CombinationTests):
-    pass
+for _name in msgstore.testing.__all__:
+    if _name.endswith("Tests") and _name != "KitTests":
+        _class = f"Test{_name.removesuffix('Tests')}"
+        globals()[_class] = type(_class, (getattr(msgstore.testing, _name),), {"__module__": __name__})

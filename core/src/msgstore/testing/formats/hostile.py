@@ -1,4 +1,4 @@
-"""Segments that make a careless parser slow or greedy, each of any size; of the format's own records, and of bytes."""
+"""Hostile segments of any size, which make a careless parser slow or use too much memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 
 from msgstore.contract import SegmentFormat
 from msgstore.testing.data import numbered
-from msgstore.testing.segments import encoded
+from msgstore.testing.formats.segments import encoded
 
 
 def hostile(form: SegmentFormat, kind: str, size: int) -> bytes:
@@ -54,4 +54,4 @@ HOSTILE: dict[str, Callable[[SegmentFormat, int], bytes]] = {
     "chains that break": lambda form, size: _filled(_records(form, 9)[:-1], size),
     "records that are cut off": lambda form, size: _filled(_records(form, 1, b"x" * 60)[:40], size),
 }
-"""Kinds of segments that make a careless parser slow or greedy."""
+"""Name to a function that makes the segment, without its header."""

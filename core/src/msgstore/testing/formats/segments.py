@@ -9,8 +9,8 @@ import attrs
 
 from msgstore.contract import Buffer, Columns, FormatContext, SegmentFormat, SegmentScan
 from msgstore.contract.formats import EndState, HeaderState
-from msgstore.testing.concurrency import ROUNDS, at_once, long_body
-from msgstore.testing.data import Batch, numbered
+from msgstore.testing.data import Batch
+from msgstore.testing.golden import first_difference
 from msgstore.testing.subjects import Subject
 
 
@@ -69,9 +69,7 @@ def check_rows(columns: Columns, placed: Sequence[Placed]) -> None:
     """``columns`` has these records and no others."""
     found, wanted = rows(columns), expected(placed)
     if found != wanted:  # said here: of lists this long pytest would look for the nearest match
-        at = next(
-            (n for n, (one, other) in enumerate(zip(found, wanted, strict=False)) if one != other), min(len(found), len(wanted))
-        )
+        at = first_difference(found, wanted)
         got = "nothing" if at >= len(found) else _row(*found[at])
         expected_there = "nothing more" if at >= len(wanted) else _row(*wanted[at])
         raise AssertionError(f"of {len(wanted)} records number {at} should be {expected_there}, and is {got}")
@@ -104,13 +102,6 @@ def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: S
         check_body(form.decode(record.msg_id, data[record.offset : record.end]), record.body, "decode")
 
 
-def check_frames(form: SegmentFormat, data: Buffer, placed: Sequence[Placed]) -> None:
-    """As many bytes in front of each body, and as many behind it."""
-    found = ((record, form.body_span(data, record.offset, record.size)) for record in placed)
-    frames = {(begin - record.offset, record.end - end) for record, (begin, end) in found}
-    assert len(frames) == 1, f"bytes in front of a body and behind it: {', '.join(map(str, sorted(frames)))}"
-
-
 def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int = 0) -> None:
     """Whatever the bytes are: each byte from ``start`` to the end is told once, what is told can be read, ids are told once."""
     end, total = scan.end, len(data)
@@ -132,17 +123,6 @@ def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int 
             check_body(
                 form.decode(msg_id, data[offset : offset + size]), body_at(form, data, offset, size), "decode, not body_span,"
             )
-
-
-def check_threads(form: SegmentFormat) -> None:
-    """Several threads at once, each with messages of its own, are given what they wrote."""
-
-    def run(number: int) -> None:
-        messages = [(msg_id[::-1], b"%d" % number * at) for at, (msg_id, _) in enumerate(numbered(10 + number))]
-        data, placed = written(form, [*messages, (bytes([number]) * 16, long_body(number))])
-        check_records(form, data, form.scan(data).records, placed)
-
-    at_once(run, 3 * ROUNDS)  # a round of them is short
 
 
 def spans(scan: SegmentScan) -> list[tuple[int, int, str]]:

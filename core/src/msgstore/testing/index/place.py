@@ -1,33 +1,28 @@
-"""Where the kit opens indexes: a directory, what was saved in it, and what a killed process would leave there."""
+"""Directories in which the kit opens indexes: what is saved in them, and what a killed process would leave there."""
 
 from __future__ import annotations
 
+import reprlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
-from hypothesis import strategies as st
+import pytest
 
 from msgstore.contract import Index, IndexContext
-from msgstore.contract.locations import LIMIT, pack_location
+from msgstore.contract.locations import pack_location
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles, copy_of
+from msgstore.testing.guard import KitTests
 from msgstore.testing.subjects import Subject
 
 Entries = dict[bytes, tuple[int, int]]
 """Id to (location, references)."""
 
-IDS = [bytes([n]) * 15 + bytes([n % 3]) for n in range(1, 9)]
-"""Few, so that they meet."""
-LOCATIONS = st.builds(pack_location, st.integers(0, 2**64 - 1), st.integers(0, LIMIT - 1), st.integers(1, LIMIT - 1))
-some_ids = st.lists(st.sampled_from(IDS), max_size=8)
-"""Some of them twice."""
-batches = st.dictionaries(st.sampled_from(IDS), LOCATIONS, max_size=6)
-counted = st.dictionaries(st.sampled_from(IDS), st.tuples(LOCATIONS, st.integers(1, 4)), max_size=6)
-states = st.dictionaries(st.sampled_from([b"a", b"key", b"\0" * 511]), st.binary(max_size=5), max_size=3)
-changes = st.dictionaries(st.sampled_from([b"a", b"key", b"\0" * 511]), st.none() | st.binary(max_size=5), max_size=3)
+IDS = [*(bytes([n]) * 15 + bytes([n % 3]) for n in range(1, 9)), bytes(16), b"\xff" * 16]
+"""Few, so that operations often meet the same id."""
 
 
 def _or_none(state: dict[bytes, bytes] | None) -> dict[bytes, bytes]:
@@ -36,9 +31,9 @@ def _or_none(state: dict[bytes, bytes] | None) -> dict[bytes, bytes]:
 
 @attrs.frozen
 class Saved:
-    """What ``load`` gives back. No state is as good as an empty one."""
+    """What ``load`` restores. No state equals an empty state."""
 
-    state: dict[bytes, bytes] | None = attrs.field(eq=_or_none)
+    state: dict[bytes, bytes] | None = attrs.field(eq=_or_none, repr=reprlib.repr)
     entries: Entries
 
 
@@ -47,20 +42,20 @@ NOTHING = Saved(None, {})
 
 @attrs.define
 class Place:
-    """One store's directory."""
+    """The directory of one store."""
 
     subject: Subject
     directory: Path
     copies: int = 0
 
     def make(self, files: Files | None = None, **context: Any) -> Index:
-        """An index that was not loaded yet."""
+        """An index that is not loaded yet."""
         given = IndexContext(self.subject.made_options, self.directory, files or UnsyncedFiles(), **context)
         index: Index = self.subject.make(given)
         return index
 
     def open(self, files: Files | None = None, **context: Any) -> Index:
-        """An index that serves; whatever was there is loaded, and the first commit is done, as a store does."""
+        """A loaded index after its first commit, as in an open store."""
         index = self.make(files, **context)
         index.load()
         index.freeze({})
@@ -68,7 +63,7 @@ class Place:
         return index
 
     def copy(self) -> Place:
-        """What a process leaves that is killed now."""
+        """The state that a process would leave if it were killed now."""
         self.copies += 1
         target = self.directory.with_name(f"{self.directory.name}-{self.copies}")
         shutil.rmtree(target, ignore_errors=True)
@@ -83,7 +78,7 @@ class Place:
             index.close(None)
 
     def after_a_crash(self) -> Saved:
-        """What an index would find if this process were killed now."""
+        """Load a copy of the directory: what an index finds after a crash at this point."""
         copy = self.copy()
         try:
             return copy.saved()
@@ -91,12 +86,19 @@ class Place:
             copy.remove()
 
     def clear(self) -> None:
-        """Begin anew."""
         self.remove()
         self.directory.mkdir()
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class PlaceTests(KitTests):
+    @pytest.fixture
+    def place(self, subject: Subject, tmp_path: Path) -> Place:
+        directory = tmp_path / "store"
+        directory.mkdir()
+        return Place(subject, directory)
 
 
 def entries_of(index: Index) -> Entries:
@@ -107,12 +109,12 @@ def entries_of(index: Index) -> Entries:
 
 
 def agree(index: Index, entries: Entries, ids: Iterable[bytes] = ()) -> None:
-    """Every way to ask gives the same: of ``entries``, and of ``ids``, which may be absent."""
+    """Every read method gives ``entries``, and nothing for those of ``ids`` that are absent."""
     for msg_id in {*entries, *ids}:
         at, count = entries.get(msg_id, (None, 0))
-        assert index.get(msg_id) == at, f"get({msg_id.hex()})"
-        assert index.references(msg_id) == count, f"references({msg_id.hex()})"
-    assert entries_of(index) == entries, "items()"
+        assert index.get(msg_id) == at, f"get({msg_id.hex()}) must be {at}"
+        assert index.references(msg_id) == count, f"references({msg_id.hex()}) must be {count}"
+    assert entries_of(index) == entries, "items() differs from get() and references()"
 
 
 _A, _B, _C, _D = IDS[:4]
@@ -123,12 +125,12 @@ OWN_FILES = "files that it writes through the operations of its context"
 
 
 def enter_first(index: Index) -> None:
-    """An empty index has the entries ``FIRST`` then."""
+    """Enter ``FIRST``."""
     index.enter(list(FIRST), [at for at, _ in FIRST.values()], [count for _, count in FIRST.values()])
 
 
 def make_second(index: Index) -> None:
-    """GroupCommit ``FIRST`` into ``SECOND``: something of everything."""
+    """Change ``FIRST`` into ``SECOND``, with every kind of change."""
     index.release([_A, _C])
     index.relocate([_B], [FIRST[_B][0]], [SECOND[_B][0]])
     index.add_reference(_B)

@@ -1,11 +1,11 @@
-"""What every segment format keeps."""
+"""What every segment keeps, whether a format or a record type is under test."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,75 +13,51 @@ from hypothesis import strategies as st
 
 from msgstore.contract import Capability, RecordError, ScanEnd
 from msgstore.contract.locations import LIMIT
+from msgstore.testing.concurrency import ROUNDS, at_once, long_body
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
-from msgstore.testing.format_damage import DamageTests
-from msgstore.testing.format_gaps import GapTests
-from msgstore.testing.golden import GoldenTests
-from msgstore.testing.segments import (
-    check_frames,
-    check_records,
-    check_rows,
-    check_scan,
-    check_threads,
-    encoded,
-    expected,
-    made,
-    rows,
-    spans,
-    written,
-)
+from msgstore.testing.formats.segments import check_records, check_rows, check_scan, encoded, expected, rows, spans, written
+from msgstore.testing.guard import KitTests
 from msgstore.testing.subjects import Subject
 
 LARGE = 16 * 2**20
-"""Bytes of the largest body that is tried; a format whose ``max_body`` is smaller is tried with that."""
+"""Bytes of the largest body, or ``max_body`` of the format if that is smaller."""
 
 
-class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
-    kinds = ("format",)
+class RoundTripTests(KitTests):
+    def form(self, subject: Subject) -> Any:
+        """Return the SegmentFormat that writes what is tested."""
+        raise NotImplementedError
 
     @tried(80)
     @given(messages=batches())
     def test_what_is_written_is_read(self, subject: Subject, messages: Batch) -> None:
         """A failure means that messages are lost or changed: ``encode`` gives wrong sizes, ``scan`` loses records or finds
-        others, or ``decode`` or ``body_span`` gives something else than the body. An empty batch is a batch."""
-        form = made(subject)
+        others, or ``decode`` or ``body_span`` gives something else than the body. A segment may have no records."""
+        form = self.form(subject)
         data, placed = written(form, messages)
         scan = form.scan(data)
         check_scan(form, data, scan)
         check_records(form, data, scan.records, placed)
-        assert scan.end == ScanEnd("clean", len(data))
-        assert not spans(form.scan(data))[len(placed) :], "a scan tells of something else than the records"
-
-    def test_a_segment_of_nothing_is_clean(self, subject: Subject) -> None:
-        """A failure means that a segment which was just begun, the header and nothing else, is taken for a damaged one."""
-        form = made(subject)
-        scan = form.scan(form.header)
-        check_scan(form, form.header, scan)
-        assert (scan.end, spans(scan)) == (ScanEnd("clean", len(form.header)), [])
+        assert scan.end == ScanEnd("clean", len(data)), "a segment that was just written is not clean"
         assert scan.header == ("ok" if form.header else None)
-        assert form.encode([], []) == (b"", [])
+        assert len(spans(scan)) == len(placed), "a scan reports something else than the records"
 
     @pytest.mark.parametrize("byte", [0, 1, 255])
     def test_large_bodies(self, subject: Subject, byte: int) -> None:
-        """A failure means that ``max_body`` is higher than what a record can hold, or that a size field is too small."""
-        form = made(subject)
+        """A failure means that ``max_body`` is higher than what a record can hold, that a size field is too small, or that a
+        record would be too large for any index: sizes are below 2**40."""
+        form = self.form(subject)
         body = bytes([byte]) * min(form.max_body, LARGE)
         data, placed = written(form, numbered(1, body), numbered(2)[1:])
         check_records(form, data, form.scan(data).records, placed)
-
-    def test_max_body_leaves_records_that_an_index_can_hold(self, subject: Subject) -> None:
-        """A failure means that a store would accept a message whose record is too large for any index: sizes are below
-        2**40."""
-        form = made(subject)
-        _, (record,) = encoded(form, numbered(1), 0)
-        assert 0 < form.max_body < LIMIT - record.size
+        assert 0 < form.max_body < LIMIT - placed[1].size
 
     @tried(40)
     @given(messages=batches(least=1), data=st.data())
     def test_batches_one_after_the_other_are_one_batch(self, subject: Subject, messages: Batch, data: st.DataObject) -> None:
         """A failure means that a record depends on which flush has written it: on the records beside it, or on something
         that the format remembers from one call to the next. Records are moved and copied one by one."""
-        form = made(subject)
+        form = self.form(subject)
         cut = data.draw(st.integers(0, len(messages)))
         _, together = written(form, messages)
         for parts in ([messages[:cut], messages[cut:]], [[message] for message in messages]):
@@ -94,7 +70,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
     def test_a_scan_begins_at_any_record(self, subject: Subject, messages: Batch, more: Batch) -> None:
         """A failure means that ``scan`` ignores ``start``, or tells offsets from there and not from the file's beginning:
         recovery reads what was written after the last commit so."""
-        form = made(subject)
+        form = self.form(subject)
         data, placed = written(form, messages, [message for message in more if message[0] not in dict(messages)])
         for number, start in enumerate([record.offset for record in placed] + [len(data)]):
             scan = form.scan(data, start=start)
@@ -107,7 +83,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
     def test_of_copies_the_first_counts(self, subject: Subject, messages: Batch, copied: list[int], body: bytes) -> None:
         """A failure means that copies of an id in one segment are not told apart: the first belongs into ``records``, each
         later one into ``duplicates``. ``SegmentScan.separate_copies`` does it. A compaction that was killed leaves copies."""
-        form = made(subject)
+        form = self.form(subject)
         data, placed = written(form, messages)
         for number in copied:
             more, again = encoded(form, [(messages[number % len(messages)][0], body)], len(data))
@@ -120,7 +96,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
 
     def test_copies_far_behind_are_copies(self, subject: Subject) -> None:
         """A failure means that copies are told apart within some part of a segment only."""
-        form = made(subject)
+        form = self.form(subject)
         data, placed = written(form, numbered(3000, bytes(1000)), numbered(2, b"again"))
         scan = form.scan(data)
         check_scan(form, data, scan)
@@ -132,7 +108,7 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
     def test_a_codec_judges_each_body(self, subject: Subject, messages: Batch, number: int) -> None:
         """A failure means that ``check_body`` is not asked for each stored body, is asked for something else, or that a body
         that it refuses passes. It belongs into ``damage``, or ends the scan, as ``invalid_message_body``."""
-        form = made(subject)
+        form = self.form(subject)
         data, placed = written(form, messages)
         asked: list[tuple[bytes, bytes]] = []
 
@@ -158,26 +134,27 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
     def test_decode_refuses_what_is_not_the_record(self, subject: Subject, messages: Batch, body: bytes) -> None:
         """A failure means that a read gives the body of another message: ``decode`` has to look at the id in the record, and
         to raise RecordError if it is not the one that was asked for. Nothing else may be raised, whatever the bytes are."""
-        form = made(subject)
+        form = self.form(subject)
         data, placed = written(form, messages)
         asked, other = placed[:2]
         for wrong in (data[other.offset : other.end], b"", body):
             with pytest.raises(RecordError):
                 form.decode(asked.msg_id, wrong)
         whole = data[asked.offset : asked.end]
-        for size in range(len(whole)):
-            refuses(form.decode, asked.msg_id, whole[:size])
-        for bit in range(8 * min(len(whole), 64)):
-            flipped = bytearray(whole)
-            flipped[bit // 8] ^= 1 << bit % 8
-            refuses(form.decode, asked.msg_id, bytes(flipped))
+        spoilt = [whole[:size] for size in range(len(whole))]
+        bits = range(8 * min(len(whole), 64))
+        spoilt += (whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :] for bit in bits)
+        for record in spoilt:
+            with contextlib.suppress(RecordError):
+                assert type(form.decode(asked.msg_id, record)) is bytes
 
     @tried(60)
     @given(messages=batches())
     def test_nothing_is_kept_or_changed(self, subject: Subject, messages: Batch) -> None:
         """A failure means that a method is not a pure function of its arguments: it keeps something between calls, or
         changes what it was given."""
-        form, fresh = made(subject), made(subject)
+        form, fresh = self.form(subject), self.form(subject)
+        assert form.encode([], []) == (b"", [])
         ids, bodies = [msg_id for msg_id, _ in messages], [body for _, body in messages]
         given_ids, given_bodies = list(ids), list(bodies)
         data, placed = written(form, messages)
@@ -191,52 +168,39 @@ class SegmentFormatTests(DamageTests, GapTests, GoldenTests):
     def test_segments_that_are_mapped(self, subject: Subject) -> None:
         """A failure means that a method needs bytes, or keeps a view of the buffer: a segment is handed over as an ``mmap``,
         which cannot be closed, and its file cannot be cut, while somebody holds one."""
-        form = made(subject)
+        form = self.form(subject)
         data, placed = written(form, numbered(20, b"body"))
-        with mapped(data) as buffer:
+        with tempfile.TemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             scan = form.scan(buffer)
             assert scan == form.scan(data)
             assert form.scan(buffer, check_body=lambda msg_id, body: type(body) is type(msg_id) is bytes) == scan
             assert form.find_chain(buffer, len(form.header)) == form.find_chain(data, len(form.header))
             check_records(form, buffer, scan.records, placed)
+            buffer.close()
         assert rows(scan.records) == expected(placed)
 
     def test_any_thread_may_call(self, subject: Subject) -> None:
-        """A failure means that calls on several threads meet in something that the format keeps."""
-        check_threads(made(subject))
+        """A failure means that calls on several threads share state."""
+        form = self.form(subject)
 
-    def test_types_are_told_where_there_are_some(self, subject: Subject) -> None:
-        """A failure means that ``types`` says 0, which is no type, for a record of a format that claims TYPED_RECORDS, or
-        something else for one that does not."""
-        form = made(subject)
-        data, _ = written(form, numbered(5, b"body"))
-        kinds = set(form.scan(data).records.types)
-        assert len(kinds) == 1
-        assert (kinds != {0}) == subject.has(Capability.TYPED_RECORDS)
+        def run(number: int) -> None:
+            messages = [(msg_id[::-1], b"%d" % number * at) for at, (msg_id, _) in enumerate(numbered(10 + number))]
+            data, placed = written(form, [*messages, (bytes([number]) * 16, long_body(number))])
+            check_records(form, data, form.scan(data).records, placed)
+
+        at_once(run, 3 * ROUNDS)  # a round of them is short
 
     @tried(40)
     @given(messages=batches(least=2))
     def test_bodies_are_framed_alike(self, subject: Subject, messages: Batch) -> None:
-        """A failure means that tools show wrong bodies: the format claims FRAMED, and the bytes in front of a body, or behind
-        it, are not as many in every record."""
+        """A failure means that tools show wrong bodies: FRAMED is claimed, and the number of bytes in front of a body, or
+        behind it, differs between records."""
         subject.needs(Capability.FRAMED)
-        form = made(subject)
-        check_frames(form, *written(form, messages))
-
-
-def refuses(decode: Callable[[bytes, bytes], object], msg_id: bytes, record: bytes) -> bool:
-    """Whether RecordError is raised; anything else passes."""
-    try:
-        assert type(decode(msg_id, record)) is bytes
-    except RecordError:
-        return True
-    return False
-
-
-@contextmanager
-def mapped(data: bytes) -> Iterator[mmap.mmap]:
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-            yield buffer
+        form = self.form(subject)
+        data, placed = written(form, messages)
+        found = ((record, form.body_span(data, record.offset, record.size)) for record in placed)
+        frames = {(begin - record.offset, record.end - end) for record, (begin, end) in found}
+        assert len(frames) == 1, f"bytes in front of a body and behind it: {', '.join(map(str, sorted(frames)))}"

@@ -1,6 +1,6 @@
-"""A process that commits until it is killed: ``python -m msgstore.testing.crash_process``.
+"""Process that commits until it is killed: ``python -m msgstore.testing.index.child``.
 
-Its argument is a pickled descriptor, options and directory; what it writes is the number of each commit that has come back.
+Its argument is a pickled descriptor, options and directory. It prints the number of each commit that has returned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from msgstore.contract import Index, IndexContext
 from msgstore.contract.locations import pack_location
 from msgstore.files import Files
-from msgstore.testing.index_fixtures import Entries, Saved
+from msgstore.testing.index.place import Entries, Saved
 from msgstore.testing.subjects import Subject
 
 IDS = [random.Random(n).randbytes(16) for n in range(300)]
@@ -26,14 +26,14 @@ ROUND = b"round"
 
 
 def expected(round_: int) -> Saved:
-    """After a commit: every third id is gone in every other round; all others are at a place of the round's own."""
+    """After a commit: every third id is absent in every other round; the others have a location of this round."""
     there = [msg_id for n, msg_id in enumerate(IDS) if n % 3 or round_ % 2]
     entries: Entries = {msg_id: (pack_location(round_, n, 100), 1 + round_ % 3) for n, msg_id in enumerate(there)}
     return Saved({ROUND: b"%d" % round_}, entries)
 
 
 def work(index: Index, *, step_by_step: bool) -> None:
-    """For ever, or a round for each line of the input."""
+    """Commit for ever, or one round for each line of the input."""
     index.load()
     round_ = 0
     while not step_by_step or sys.stdin.buffer.readline():
@@ -47,40 +47,38 @@ def work(index: Index, *, step_by_step: bool) -> None:
 
 
 class Committing:
-    """The process, and what it has said."""
+    """The parent's side of the process."""
 
     def __init__(self, process: subprocess.Popen[bytes], *, step_by_step: bool) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._in, self._out = process, process.stdin, process.stdout
         self._step_by_step = step_by_step
-        self._said = 0
+        self._round = 0
 
-    def wait_for(self, round_: int) -> int:
-        """Until it has committed so often; the number of its last commit that it has told of."""
-        while self._said < round_:
+    def wait_for(self, round_: int) -> None:
+        """Wait until it has committed so often."""
+        while self._round < round_:
             if self._step_by_step:
                 self._in.write(b"\n")
                 self._in.flush()
             line = self._out.readline()
             assert line, "the process that commits has ended; its error is above"
-            self._said = int(line)
-        return self._said
+            self._round = int(line)
 
     def kill(self) -> int:
-        """The number of the last commit that it has told of."""
+        """Kill it; return the number of its last commit that has returned."""
         self._process.kill()
-        whole_lines = self._out.read().rpartition(b"\n")[0].split()
-        self._said = int(whole_lines[-1]) if whole_lines else self._said
-        return self._said
+        lines = self._out.read().rpartition(b"\n")[0].split()
+        return int(lines[-1]) if lines else self._round
 
 
 @contextmanager
 def committing(subject: Subject, directory: Path, *, step_by_step: bool = False) -> Iterator[Committing]:
-    """A process that commits in ``directory``; it is killed at the end. ``step_by_step``: only when it is waited for."""
+    """A process that commits in ``directory``, killed at the end. ``step_by_step``: only in :meth:`Committing.wait_for`."""
     path = os.pathsep.join(filter(None, sys.path))
     given = (subject.descriptor, subject.made_options, directory, step_by_step)
-    command = [sys.executable, "-m", "msgstore.testing.crash_process", pickle.dumps(given).hex()]
+    command = [sys.executable, "-m", "msgstore.testing.index.child", pickle.dumps(given).hex()]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
     ) as process:
