@@ -181,7 +181,7 @@ def test_the_collector_of_a_worker_leaves_alone_what_was_imported(spark: SparkSe
     def look(_: int, __: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"worker": [os.getpid()], "frozen": [gc.get_freeze_count()]})
 
-    rows = map_tasks(spark, look, range(20), "worker long, frozen long").collect()
+    rows = map_tasks(spark, look, range(20), pa.schema({"worker": pa.int64(), "frozen": pa.int64()})).collect()
     assert 20 - len({row.worker for row in rows}) <= sum(row.frozen > 10_000 for row in rows)
 
 

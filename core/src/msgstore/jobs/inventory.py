@@ -23,33 +23,24 @@ from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
+from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
 from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, StoreStock
 from msgstore.jobs.policy_forecast import Picture, Plan, as_segment, picture_of, plans_of
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import UNREADABLE, UnreadableSegmentError, reading
-from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
 
 @attrs.frozen
-class InventoryJob:
+class InventoryJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_inventory`."""
 
-    sources: tuple[str, ...]
-    """As they were given."""
-    found: Found
     now: float
     """What the policies take for the time, in seconds since the epoch: the same for every engine."""
     counts: str | None = None
     """A file of counts (:mod:`msgstore.jobs.counts`), of all stores together."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the segments."""
-        return sum(item.size for item in self.found.inputs)
 
 
 def plan_inventory(
@@ -139,16 +130,15 @@ def report_of(
     job: InventoryJob, rows: Iterable[tuple[SegmentInput, ScannedSegment | None, tuple[int, int] | None]]
 ) -> InventoryReport:
     """``rows`` by rank, with what :func:`live_of` says of each segment if counts were given. Asks stores and policies."""
-    report = InventoryReport(
-        job.sources, damage=list(job.found.damage), ignored=list(job.found.ignored), not_read=list(job.found.not_read)
-    )
+    report = InventoryReport(job.sources)
+    job.found.add_to(report)
     for directory, group in groupby(rows, key=lambda row: row[0].store):
         stocks = []
         for item, stock, live in group:
             if stock is None:
                 report.gone += 1
                 continue
-            report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in stock.damage]
+            report.add_damage(item.path, stock.damage)
             stock.report.path, stock.report.quarantined = item.path, stock.quarantined  # a worker may know it by another name
             if live is not None:
                 stock.report.live, stock.report.live_bytes = live

@@ -8,8 +8,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.reports import Findings
 
 
 @attrs.define
@@ -98,14 +97,9 @@ class StoreStock:
 
 
 @attrs.define
-class InventoryReport:
+class InventoryReport(Findings):
     sources: tuple[str, ...]
     stores: list[StoreStock] = attrs.field(factory=list)
-    damage: list[SpanReport] = attrs.field(factory=list)
-    ignored: list[str] = attrs.field(factory=list)
-    """Files beside the segments that are none of an installed format, and were left out."""
-    not_read: list[NotRead] = attrs.field(factory=list)
-    """What was recognised in broker's directories, and not read."""
     gone: int = 0
     """Segments that a collector deleted between being listed and being read."""
 

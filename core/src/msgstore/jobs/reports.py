@@ -1,19 +1,23 @@
-"""What a salvage or a migration found and did, byte by byte. The same from every engine."""
+"""What every report of a job has: damage and files that were not read; and the report of a salvage, byte by byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
 
-from msgstore.contract import Columns
+from msgstore.contract import Columns, Damage
 from msgstore.jobs.not_read import NotRead
 
 SETTINGS_DAMAGED = "settings_damaged"
 """The reason of a ``msgstore.json`` that cannot be read; record types of assigned bytes are then tried as well."""
 TOO_LARGE = "message_too_large"
 """The reason of a record whose body does not fit into one of the new store's format."""
+
+
+_BYTES = ("size", "header", "good", "duplicates", "dead", "holes", "damaged")
+"""Attributes of an :class:`InputReport` that are numbers of bytes."""
 
 
 @attrs.frozen
@@ -26,7 +30,22 @@ class SpanReport:
     reason: str
 
     def as_json(self) -> dict[str, Any]:
-        return {"kind": "damage", "path": self.path, "offset": self.offset, "size": self.size, "reason": self.reason}
+        return {"kind": "damage", **attrs.asdict(self)}
+
+
+@attrs.define(kw_only=True)
+class Findings:
+    """What a job noticed in its inputs: the base of reports."""
+
+    damage: list[SpanReport] = attrs.field(factory=list)
+    ignored: list[str] = attrs.field(factory=list)
+    """Files beside the segments that are none of an installed format, and were left out."""
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """Files in directories of a broker that were recognised and not read."""
+
+    def add_damage(self, path: str, spans: Iterable[Damage]) -> None:
+        """Add the damaged spans of one segment."""
+        self.damage += [SpanReport(path, span.offset, span.size, span.reason) for span in spans]
 
 
 @attrs.define
@@ -51,20 +70,7 @@ class InputReport:
     """Those of them that were found again behind a damaged spot."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": "input",
-            "path": self.path,
-            "format": self.format,
-            "size": self.size,
-            "header": self.header,
-            "good": self.good,
-            "duplicates": self.duplicates,
-            "dead": self.dead,
-            "holes": self.holes,
-            "damaged": self.damaged,
-            "records": self.records,
-            "recovered": len(self.recovered),
-        }
+        return {"kind": "input", **attrs.asdict(self, recurse=False), "recovered": len(self.recovered)}
 
     def recovered_as_json(self) -> Iterator[dict[str, Any]]:
         for msg_id, offset, size, _ in self.recovered.rows():
@@ -72,20 +78,15 @@ class InputReport:
 
 
 @attrs.define
-class SalvageReport:
+class SalvageReport(Findings):
     """The whole of it. Whether a record was dead cannot be told without counts: then every good one is copied, once."""
 
     sources: tuple[str, ...]
     destination: str
     inputs: list[InputReport] = attrs.field(factory=list)
     """In the order in which copies were preferred: the highest number of a store first."""
-    damage: list[SpanReport] = attrs.field(factory=list)
     missing: int = 0
     """Messages that the counts name and of which there is no good record."""
-    ignored: list[str] = attrs.field(factory=list)
-    """Files beside the segments that are none of an installed format, and were left out."""
-    not_read: list[NotRead] = attrs.field(factory=list)
-    """What was recognised in broker's directories, and not read."""
 
     @property
     def messages(self) -> int:
@@ -105,12 +106,6 @@ class SalvageReport:
             "recovered": self.recovered,
             "missing": self.missing,
             "damaged_spans": len(self.damage),
-            "size": sum(found.size for found in self.inputs),
-            "header": sum(found.header for found in self.inputs),
-            "good": sum(found.good for found in self.inputs),
-            "duplicates": sum(found.duplicates for found in self.inputs),
-            "dead": sum(found.dead for found in self.inputs),
-            "holes": sum(found.holes for found in self.inputs),
-            "damaged": sum(found.damaged for found in self.inputs),
+            **{name: sum(getattr(found, name) for found in self.inputs) for name in _BYTES},
             "ignored": self.ignored,
         }

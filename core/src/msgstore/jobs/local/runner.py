@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
-from itertools import compress
+from itertools import compress, groupby
 
 import attrs
 
@@ -13,14 +13,14 @@ from msgstore.builtin.options import LocalOptions
 from msgstore.contract import Columns, Damage
 from msgstore.jobs.counts import sums_of
 from msgstore.jobs.diff import DiffJob, DiffReport
-from msgstore.jobs.export import ExportJob, ExportReport, export, export_task
+from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, ScannedSegment, live_of, scan_for_inventory
 from msgstore.jobs.inventory import report_of as inventory_of
 from msgstore.jobs.inventory_report import InventoryReport
 from msgstore.jobs.local.diff import diff
-from msgstore.jobs.local.processes import processors, task_runner
+from msgstore.jobs.local.processes import map_segments, processors, task_runner
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
@@ -28,6 +28,7 @@ from msgstore.jobs.reports import InputReport, SalvageReport
 from msgstore.jobs.salvage import (
     COPY,
     DEAD,
+    NAMED,
     TAKEN,
     ExaminedSegment,
     SalvageJob,
@@ -40,8 +41,6 @@ from msgstore.jobs.salvage import (
 from msgstore.jobs.tasks import pack
 
 Progress = Callable[[int, int], object]
-_NAMED = 5
-"""Missing ids that an error names."""
 
 
 class LocalRunner:
@@ -58,23 +57,15 @@ class LocalRunner:
         meter = _Meter(progress, 2 * job.size)
         with task_runner(self._processes, len(tasks)) as run:
             choice = _Choice(None if counts is None else counts.keys())
-            results = run(partial(_examine_all, job=job.for_workers()), tasks)
-            for task, examined in zip(tasks, results, strict=True):
-                for item, found in zip(task, examined, strict=True):
-                    choice.add(item, found)
-                    meter.add(item.size)
+            for item, found in map_segments(run, partial(examine, job=job.for_workers()), tasks, meter.add):
+                choice.add(item, found)
             missing = sorted(counts.keys() - choice.taken) if counts else []
             report = report_of(job, choice.rows, len(missing))
-            check_complete(job, report, missing[:_NAMED])
-            staging = Staging.begin(job.target, sources=job.sources)
-            try:
-                parts = run(
-                    partial(_copy_all, job=job.for_workers(), staging=staging.path), enumerate(_by_task(tasks, choice.picks))
-                )
+            check_complete(job, report, missing[:NAMED])
+            with Staging.begin(job.target, sources=job.sources) as staging:
+                write = partial(_copy_all, job=job.for_workers(), staging=staging.path)
+                parts = run(write, enumerate(_by_task(tasks, choice.picks)))
                 staging.commit(_metered(parts, tasks, meter), _of_taken(counts, choice.taken))
-            except BaseException:
-                staging.abandon()
-                raise
         return report
 
     def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
@@ -87,8 +78,8 @@ class LocalRunner:
         counts = None if job.counts is None else sums_of(job.counts)
         tasks, meter = pack(job.found.inputs), _Meter(progress, job.size)
         with task_runner(self._processes, len(tasks)) as run:
-            results = run(partial(_stock_all, with_ids=counts is not None), tasks)
-            return inventory_of(job, _with_live(zip(tasks, results, strict=True), counts, meter))
+            scanned = map_segments(run, partial(scan_for_inventory, with_ids=counts is not None), tasks, meter.add)
+            return inventory_of(job, _with_live(scanned, counts))
 
     def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
         return diff(job, self._processes, _Meter(progress, job.size).add)
@@ -99,34 +90,16 @@ class LocalRunner:
 
     def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
         with task_runner(self._processes, len(job.tasks())) as run:
-            return export(
-                job,
-                lambda staging, tasks: run(partial(export_task, job=job, staging=staging), tasks),
-                _Meter(progress, job.size).add,
-            )
-
-
-def _stock_all(task: Iterable[SegmentInput], *, with_ids: bool) -> list[ScannedSegment | None]:
-    return [scan_for_inventory(item, with_ids=with_ids) for item in task]
+            return export(job, run, _Meter(progress, job.size).add)
 
 
 def _with_live(
-    tasks: Iterable[tuple[Sequence[SegmentInput], Sequence[ScannedSegment | None]]],
-    counts: Mapping[bytes, int] | None,
-    meter: _Meter,
+    scanned: Iterable[tuple[SegmentInput, ScannedSegment | None]], counts: Mapping[bytes, int] | None
 ) -> Iterator[tuple[SegmentInput, ScannedSegment | None, tuple[int, int] | None]]:
-    seen: set[bytes] = set()
-    store = None
-    for task, stocks in tasks:
-        for item, stock in zip(task, stocks, strict=True):
-            if item.store != store:
-                store, seen = item.store, set()
-            meter.add(item.size)
+    for _, group in groupby(scanned, key=lambda row: row[0].store):
+        seen: set[bytes] = set()
+        for item, stock in group:
             yield item, stock, None if stock is None or counts is None else live_of(stock, counts, seen)
-
-
-def _examine_all(task: Iterable[SegmentInput], job: SalvageJob) -> list[ExaminedSegment]:
-    return [examine(item, job) for item in task]
 
 
 def _copy_all(numbered: tuple[int, list[Selection]], job: SalvageJob, staging: str) -> Part:
