@@ -38,7 +38,8 @@ def map_tasks(
 
     pickled = [(number, pickle.dumps(absolute(task))) for number, task in enumerate(tasks)]
     by_number = sf.broadcast(spark.createDataFrame(pickled, "id long, task binary"))
-    return spark.range(0, len(tasks), 1, max(1, len(tasks))).join(by_number, "id").mapInArrow(run, ", ".join(f"{field.name} {_SQL[field.type]}" for field in schema))
+    columns = ", ".join(f"{field.name} {_SQL[field.type]}" for field in schema)
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).join(by_number, "id").mapInArrow(run, columns)
 
 
 def run_tasks(spark: SparkSession, function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:

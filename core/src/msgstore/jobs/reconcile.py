@@ -1,7 +1,7 @@
-"""Reconciling records with changes of reference counts: which messages are alive, garbage, or referred to and not there.
+"""Job ``reconcile``: compare records with changes of reference counts, and find live, unreferenced and missing messages.
 
-What an id passes: ``read_intact`` finds the records of its segment, ``read_share`` the changes of its count; the engine adds both
-up by id, and each id is of one class (:data:`CLASSES`). Bodies are never looked at.
+``read_intact`` returns the records of a segment, ``read_share`` the changes in a part of a file. The runner adds both up by id,
+and each id belongs to one class (:data:`CLASSES`). Bodies are not read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every report of a job has: damage and files that were not read; and the report of a salvage, byte by byte."""
+"""What reports of several jobs have: damage, files that were not read, one segment in numbers; and the report of a salvage."""
 
 from __future__ import annotations
 
@@ -46,6 +46,53 @@ class Findings:
     def add_damage(self, path: str, spans: Iterable[Damage]) -> None:
         """Add the damaged spans of one segment."""
         self.damage += [SpanReport(path, span.offset, span.size, span.reason) for span in spans]
+
+
+@attrs.define
+class SegmentStock:
+    """One segment in numbers: ``header + record_bytes + hole_bytes + duplicate_bytes + damaged + other == size``."""
+
+    path: str
+    format: str
+    size: int
+    state: str
+    """How reading ended: ``clean``, ``torn``, ``corrupt``, or ``unreadable``."""
+    header: int = 0
+    records: int = 0
+    """Whole, undamaged ones, as a scan reports them: of copies of an id in a segment the first."""
+    record_bytes: int = 0
+    types: dict[str, int] = attrs.field(factory=dict)
+    """How many records there are of each type, if the format has types."""
+    live: int | None = None
+    """Of the records, those that have references and are the ones that a store would read; None if nobody knows."""
+    live_bytes: int | None = None
+    holes: int = 0
+    hole_bytes: int = 0
+    duplicates: int = 0
+    """Later copies of an id."""
+    duplicate_bytes: int = 0
+    damaged: int = 0
+    quarantined: bool = False
+    """Whether a store would never collect it, for its damage."""
+
+    @property
+    def other(self) -> int:
+        """Bytes that the format keeps for itself."""
+        return self.size - self.header - self.record_bytes - self.hole_bytes - self.duplicate_bytes - self.damaged
+
+    @property
+    def used(self) -> int:
+        """All that stands behind the header."""
+        return self.size - self.header
+
+    @property
+    def garbage(self) -> int:
+        """What a collection could give back: holes, later copies, and dead records, as far as they are known."""
+        dead = 0 if self.live_bytes is None else self.record_bytes - self.live_bytes
+        return dead + self.hole_bytes + self.duplicate_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "segment", **attrs.asdict(self), "garbage": self.garbage}
 
 
 @attrs.define

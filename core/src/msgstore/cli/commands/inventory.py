@@ -13,7 +13,8 @@ from msgstore.cli import not_read, options, output, runners
 from msgstore.cli.commands.scan import show_damage, show_types
 from msgstore.contract import Damage
 from msgstore.jobs.inventory import plan_inventory
-from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, totals
+from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, totals
+from msgstore.jobs.reports import SegmentStock
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 

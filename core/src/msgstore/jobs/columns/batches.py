@@ -24,7 +24,6 @@ from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import (
     UNREADABLE,
     SegmentRange,
-    SegmentSummary,
     UnreadableSegmentError,
     judge,
     opening,
@@ -74,7 +73,7 @@ def record_batches(
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
-        if _is_changed(found, stretch) or (not begun and judge(found).summary.state == UNREADABLE):
+        if _is_changed(found, stretch) or (not begun and judge(found).stock.state == UNREADABLE):
             return
         raise StoreError(f"{found.path}: {error}") from error
 
@@ -102,8 +101,15 @@ def spans_batch(spots: Iterable[SpanReport]) -> pa.RecordBatch:
     return _by_columns(rows, DAMAGE)
 
 
-def segments_batch(summaries: Iterable[SegmentSummary]) -> pa.RecordBatch:
-    return _by_columns([attrs.astuple(summary) for summary in summaries], SEGMENTS)
+def segments_batch(inputs: Iterable[SegmentInput]) -> pa.RecordBatch:
+    """Return a row for each segment. Nothing is known of references: all records are taken to be live."""
+    rows = []
+    for found in inputs:
+        its = judge(found).stock
+        live, dead, where = its.record_bytes, 0, (found.store, Path(found.path).name, its.format)
+        sizes = (its.size, its.header, its.records, live, dead, its.hole_bytes, its.duplicate_bytes, its.damaged, its.other)
+        rows.append((*where, *sizes, its.state))
+    return _by_columns(rows, SEGMENTS)
 
 
 def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:

@@ -58,7 +58,7 @@ def map_segments(
     tasks: Sequence[tuple[SegmentInput, ...]],
     add: Callable[[int], object],
 ) -> Iterator[tuple[SegmentInput, R]]:
-    """Yield each segment of the tasks with the result of ``function``, in order. ``add`` is called with the bytes that were read."""
+    """Yield each segment of the tasks with the result of ``function``, in order. ``add`` is called with the bytes read."""
     for task, results in zip(tasks, run(partial(_call_each, function), tasks), strict=True):
         for item, result in zip(task, results, strict=True):
             add(item.size)

@@ -1,8 +1,7 @@
-"""A directory of Parquet files that any number of tasks write and that appears in one rename: as whole as a store does.
+"""Directory of Parquet files that any number of tasks write, and that is published by one rename.
 
-Each attempt of a task writes into a directory of its own, in the one that :mod:`msgstore.jobs.output.staging_directory` makes; the driver
-moves the files of those attempts that count, and deletes the rest. Folders are named ``column=value``, as Spark and Hive name
-them.
+Each attempt of a task writes into its own directory below the staging directory. The driver moves the files of one attempt per
+task, and deletes all others. Folders are named ``column=value``, as Spark and Hive name them.
 """
 
 from __future__ import annotations
