@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -66,24 +65,14 @@ def segment_rows(schema: pa.Schema, rank: int, columns: Mapping[str, pa.Array], 
     count = len(columns["id"])
     shared = {"rank": pa.repeat(pa.scalar(rank, pa.int64()), count), "result": pa.nulls(count, pa.binary())}
     if count:
-        yield pa.record_batch([{**shared, **columns}[name] for name in schema.names], schema=schema)
+        values = {**shared, **columns}
+        yield pa.record_batch([values[field.name].cast(field.type) for field in schema], schema=schema)
     yield pa.RecordBatch.from_pylist([{"rank": rank, "result": pickle.dumps(result)}], schema=schema)
 
 
 def segment_results(rows: DataFrame) -> dict[int, Any]:
     """Return the results of all segments by rank."""
     return {row.rank: pickle.loads(row.result) for row in rows.where("result is not null").collect()}
-
-
-def fixed_binary(values: bytes | bytearray, width: int) -> pa.Array:
-    """Return a column of values of ``width`` bytes each."""
-    count = len(values) // width
-    return pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(values)]).cast(pa.binary())
-
-
-def int64(values: array[int]) -> pa.Array:
-    """Return a column that shares the memory of an array of 64-bit numbers."""
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 def absolute(task: Any) -> Any:

@@ -17,7 +17,7 @@ import attrs
 from msgstore.contract import Buffer, Columns, Damage
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.reading.intact_records import good_of
+from msgstore.jobs.reading.intact_records import intact_records
 from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
 from msgstore.jobs.reports import Findings
 from msgstore.jobs.sources import find_offline
@@ -70,7 +70,7 @@ def digest(item: SegmentInput) -> Digests:
     """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
     try:
         with opening(item) as (form, data):
-            good = good_of(form, data)
+            good = intact_records(form, data)
             return Digests(bytes(good.records.ids), b"".join(_hashes(form, data, good.records)), good.damage)
     except UnreadableSegmentError as error:
         return Digests(damage=(Damage(0, item.size, str(error)),))

@@ -68,7 +68,7 @@ def plan_export(
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError (no pyarrow, no such column), PluginError.
     """
-    check_pyarrow("export")
+    check_pyarrow("export is done")
     from msgstore.jobs.columns.schemas import project, records_schema
 
     found = find_offline(catalogue, sources, records, destination=destination)

@@ -64,7 +64,7 @@ def plan_reconcile(
 
     Raises StoreError (no segments, ``to`` in use), StoreLocked, ConfigError (no pyarrow; no file of changes), PluginError.
     """
-    check_pyarrow("reconcile")
+    check_pyarrow("reconcile is done")
     from msgstore.jobs.deltas import find_shares
 
     found = find_offline(catalogue, sources, records, destination=to, also_read=deltas)

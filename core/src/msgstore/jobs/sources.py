@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgstore.jobs.inputs import Found, find_inputs
 from msgstore.jobs.output.commit import check_destination
-from msgstore.jobs.reading.globs import is_glob, matches
+from msgstore.jobs.paths import matched_by
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.writer_lock import check_no_writer
 
@@ -31,11 +31,6 @@ def find_offline(
     if destination is not None:
         check_destination(destination, [*_directories_of(sources, found), *also_read])
     return found
-
-
-def matched_by(paths: Iterable[str | Path]) -> list[Path]:
-    """What globs among the paths match."""
-    return [match for path in map(str, paths) if is_glob(path) and not Path(path).exists() for match in matches(path)]
 
 
 def _directories_of(paths: Iterable[str | Path], found: Found) -> list[Path]:

@@ -9,10 +9,11 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from msgstore.jobs.columns.ids import fixed_width
 from msgstore.jobs.diff import DIGEST, KINDS, DiffJob, DiffReport, Side, digest, side_of
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.tasks import pack
-from msgstore_spark.tasks import fixed_binary, map_tasks, segment_results, segment_rows, segment_schema
+from msgstore_spark.tasks import map_tasks, segment_results, segment_rows, segment_schema
 
 _SCHEMA = segment_schema(place=pa.int64(), id=pa.binary(), digest=pa.binary())
 
@@ -41,8 +42,8 @@ def _read(spark: SparkSession, found: Found) -> DataFrame:
 def _digests(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
     for item in task:
         found = digest(item)
-        ids = fixed_binary(found.ids, 16)
-        columns = {"place": pa.array(range(len(ids)), pa.int64()), "id": ids, "digest": fixed_binary(found.digests, DIGEST)}
+        ids = fixed_width(found.ids)
+        columns = {"place": pa.array(range(len(ids)), pa.int64()), "id": ids, "digest": fixed_width(found.digests, DIGEST)}
         yield from segment_rows(_SCHEMA, item.rank, columns, found.damage)
 
 

@@ -12,12 +12,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from msgstore.jobs.columns.ids import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, report_of, scan_for_inventory
 from msgstore.jobs.inventory_report import InventoryReport
 from msgstore.jobs.tasks import pack
 from msgstore_spark.counts import read_counts
-from msgstore_spark.tasks import fixed_binary, int64, map_tasks, segment_results, segment_rows, segment_schema
+from msgstore_spark.tasks import map_tasks, segment_results, segment_rows, segment_schema
 
 _SCHEMA = segment_schema(place=pa.int64(), size=pa.int64(), id=pa.binary())
 
@@ -44,7 +45,7 @@ def _read(_: int, task: Iterable[SegmentInput], with_ids: bool) -> Iterator[pa.R
     for item in task:
         scanned = scan_for_inventory(item, with_ids=with_ids)
         ids, sizes = (b"", array("Q")) if scanned is None else (scanned.ids, scanned.sizes)
-        columns = {"place": pa.array(range(len(sizes)), pa.int64()), "size": int64(sizes), "id": fixed_binary(ids, 16)}
+        columns = {"place": pa.array(range(len(sizes)), pa.int64()), "size": int64(sizes), "id": fixed_width(ids)}
         result = None if scanned is None else attrs.evolve(scanned, ids=b"", sizes=array("Q"))
         yield from segment_rows(_SCHEMA, item.rank, columns, result)
 

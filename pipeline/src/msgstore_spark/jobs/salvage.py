@@ -19,13 +19,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from msgstore.contract import Columns, Damage
+from msgstore.jobs.columns.ids import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part
 from msgstore.jobs.reports import InputReport, SalvageReport
 from msgstore.jobs.salvage import NAMED, ExaminedSegment, SalvageJob, Selection, check_complete, copy, examine, report_of
 from msgstore_spark.counts import read_counts
-from msgstore_spark.tasks import absolute, fixed_binary, int64, map_tasks, segment_results, segment_rows, segment_schema
+from msgstore_spark.tasks import absolute, map_tasks, segment_results, segment_rows, segment_schema
 
 Results = Mapping[int, tuple[int, ExaminedSegment]]
 """Rank to (bytes of intact records, findings without the records) of a segment."""
@@ -63,7 +64,7 @@ def _examine_all(_: int, task: Iterable[SegmentInput], job: SalvageJob) -> Itera
         columns = {
             "offset": int64(records.offsets),
             "size": int64(records.sizes),
-            "id": fixed_binary(records.ids, 16),
+            "id": fixed_width(records.ids),
             "recovered": pc.equal(pa.Array.from_buffers(pa.int8(), len(records), [None, pa.py_buffer(found.recovered)]), 1),
         }
         result = (sum(records.sizes), attrs.evolve(found, records=Columns(), recovered=b""))

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
 from msgstore.jobs.columns.bodies import MAX_VALUE, spans, take_bodies
 from msgstore.jobs.columns.codecs import OpenCodec
+from msgstore.jobs.columns.ids import fixed_width, int64
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import (
@@ -120,16 +121,9 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
 
 def _rows(records: Columns, form: OpenFormat, wanted: Wanted) -> pa.RecordBatch:
     """Ids, offsets, sizes and types of the wanted records; the buffers are those of the scan."""
-    count = len(records)
-    rows = pa.RecordBatch.from_arrays(
-        [
-            pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(records.ids)]),
-            pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(records.offsets)]),
-            pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(records.sizes)]),
-            pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(records.types)]),
-        ],
-        names=["id", "offset", "size", "type"],
-    )
+    types = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
+    columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), types]
+    rows = pa.RecordBatch.from_arrays(columns, names=["id", "offset", "size", "type"])
     # Who asks knows other columns, binary and smallint: what no id and no type byte can be is no value of these.
     if wanted.ids is not None:
         rows = _only(rows, "id", [msg_id for msg_id in wanted.ids if len(msg_id) == 16])

@@ -171,7 +171,7 @@ class Staging:
             for name in self._files.list(store):
                 if name.startswith("msgstore-") and name.endswith(".hint"):
                     self._files.unlink(store / name)
-        self._sync_all(store)
+        staging_directory.sync_tree(self._files, store)
         self._publish(store)
         return messages
 
@@ -240,16 +240,6 @@ class Staging:
     def _missing(self, count: int, msg_id: bytes) -> StoreError:
         more = f", and {count - 1} more" if count > 1 else ""
         return StoreError(f"{self.target.path}: no message was written of id {msg_id.hex()}{more}, which has references")
-
-    def _sync_all(self, store: Path) -> None:
-        for directory, _, names in os.walk(store):
-            for name in names:
-                fd = self._files.open_write(Path(directory, name))
-                try:
-                    self._files.sync(fd)
-                finally:
-                    self._files.close(fd)
-            self._files.sync_directory(Path(directory))
 
     def _publish(self, store: Path) -> None:
         destination = self.target.destination

@@ -153,10 +153,7 @@ class Staging:
             for attempt in written:
                 for name, size in attempt.files:
                     _move(Path(attempt.directory, name), data / name, size)
-            for directory, _, names in os.walk(data, topdown=False):
-                for name in names:
-                    _sync(files, Path(directory, name))
-                files.sync_directory(Path(directory))
+            staging_directory.sync_tree(files, data)
             take_place(files, data, self.destination)
         staging_directory.sync_name(files, self.destination)
 
@@ -169,14 +166,6 @@ def _move(source: Path, target: Path, size: int) -> None:
         )
     Files().make_directory(target.parent)
     Files().replace(source, target)
-
-
-def _sync(files: Files, path: Path) -> None:
-    fd = files.open_write(path)
-    try:
-        files.sync(fd)
-    finally:
-        files.close(fd)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ one with 32 digits, and then deleted: they find no directory for their next file
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -48,6 +49,18 @@ def sync_name(files: Files, destination: Path) -> None:
             f"{destination.parent}: {error.strerror or error}. Everything is at {destination}, and whole; whether its name "
             "outlasts a power loss is not known."
         ) from error
+
+
+def sync_tree(files: Files, top: Path) -> None:
+    """Sync every file below ``top``, and the directories. Raises OSError."""
+    for directory, _, names in os.walk(top, topdown=False):
+        for name in names:
+            fd = files.open_write(Path(directory, name))
+            try:
+                files.sync(fd)
+            finally:
+                files.close(fd)
+        files.sync_directory(Path(directory))
 
 
 def claim(files: Files, destination: Path) -> tuple[Path, WriterLock]:
