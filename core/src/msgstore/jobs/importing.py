@@ -19,7 +19,7 @@ from msgstore.files import is_gone, stat_regular_file
 from msgstore.jobs.columns.arrow import check_pyarrow
 from msgstore.jobs.output.commit import Staging, check_destination
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, check_bodies
-from msgstore.jobs.paths import closed_ways, is_glob, matched_by, matches, visible_files
+from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories, visible_files
 from msgstore.jobs.reading import json_lines
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.bindings import OWN_RECORD
@@ -149,7 +149,7 @@ def _files_beneath(top: Path) -> list[Path]:
 
 
 def _files_matching(pattern: str) -> list[Path]:
-    for directory, error in closed_ways(pattern):
+    for directory, error in unreadable_directories(pattern):
         if not is_gone(directory, error) and not _is_left_out(directory, pattern):
             raise _cannot_list(directory, error) from error
     found: list[Path] = []

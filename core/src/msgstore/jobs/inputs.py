@@ -17,7 +17,7 @@ from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_setting
 from msgstore.engine.open.clean_marker import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.not_read import NotRead, NotReadFinder, find_not_read
-from msgstore.jobs.paths import closed_ways, is_glob, matches
+from msgstore.jobs.paths import is_glob, matches, unreadable_directories
 from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, SpanReport
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
@@ -255,7 +255,7 @@ class _Search:
 
     def _add_matches(self, pattern: str) -> None:
         known = len(self._damage)
-        for directory, error in closed_ways(pattern):
+        for directory, error in unreadable_directories(pattern):
             if not _is_unfinished(directory):
                 self._refuse(directory, error)
         found = False

@@ -18,7 +18,7 @@ def matches(pattern: str) -> list[Path]:
     return [Path(name) for name in sorted(glob.glob(pattern, recursive=True, include_hidden=True))]  # noqa: PTH207 - a Path takes relative patterns only
 
 
-def closed_ways(pattern: str) -> Iterator[tuple[Path, OSError]]:
+def unreadable_directories(pattern: str) -> Iterator[tuple[Path, OSError]]:
     """The directories on the way to what matches that this process may not look into: whatever is in there does not match."""
     way = Path(pattern)
     while glob.has_magic(str(way)):

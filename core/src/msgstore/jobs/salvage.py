@@ -308,10 +308,18 @@ def _changed(pick: Selection, what: str) -> StoreError:
 # -- the report ---------------------------------------------------------------------------------------------------------------
 
 
+def report_input(
+    item: SegmentInput, found: ExaminedSegment, *, good: int, records: int, duplicates: int = 0, dead: int = 0
+) -> InputReport:
+    """Return the report of one segment, of which ``records`` with ``good`` bytes are copied. No record is recovered yet."""
+    damaged = sum(span.size for span in found.damage)
+    return InputReport(item.path, item.format, found.size, found.header, good, duplicates, dead, found.holes, damaged, records)
+
+
 def report_of(
     job: SalvageJob, rows: Iterable[tuple[SegmentInput, InputReport, Sequence[Damage]]], missing: int
 ) -> SalvageReport:
-    """``rows`` by rank."""
+    """Return the report of the job. ``rows`` are by rank."""
     report = SalvageReport(job.sources, job.target.path, missing=missing)
     job.found.add_to(report)
     for item, found, damage in rows:

@@ -24,7 +24,17 @@ from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part
 from msgstore.jobs.reports import InputReport, SalvageReport
-from msgstore.jobs.salvage import NAMED, ExaminedSegment, SalvageJob, Selection, check_complete, copy, examine, report_of
+from msgstore.jobs.salvage import (
+    NAMED,
+    ExaminedSegment,
+    SalvageJob,
+    Selection,
+    check_complete,
+    copy,
+    examine,
+    report_input,
+    report_of,
+)
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import absolute, map_tasks, segment_results, segment_rows, segment_schema
 
@@ -124,11 +134,9 @@ def _rows(
     rows: list[tuple[SegmentInput, InputReport, Sequence[Damage]]] = []
     for item in job.found.inputs:
         total, found = results[item.rank]
-        report = InputReport(item.path, item.format, found.size, found.header, holes=found.holes)
-        report.good, report.records = good.get(item.rank, (0, 0))
-        report.dead = 0 if counts is None else total - referenced.get(item.rank, (0, 0))[0]
-        report.duplicates = total - report.good - report.dead
-        report.damaged = sum(damage.size for damage in found.damage)
+        size, records = good.get(item.rank, (0, 0))
+        dead = total - referenced.get(item.rank, (0, 0))[0] if counts is not None else 0
+        report = report_input(item, found, good=size, records=records, duplicates=total - size - dead, dead=dead)
         for record in recovered.get(item.rank, ()):
             report.recovered.add(*record)
         rows.append((item, report, found.damage))

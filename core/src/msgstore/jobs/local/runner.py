@@ -10,7 +10,7 @@ from itertools import compress, groupby
 import attrs
 
 from msgstore.builtin.options import LocalOptions
-from msgstore.contract import Columns, Damage
+from msgstore.contract import Damage
 from msgstore.jobs.counts import sums_of
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.export import ExportJob, ExportReport, export
@@ -36,6 +36,7 @@ from msgstore.jobs.salvage import (
     check_complete,
     copy,
     examine,
+    report_input,
     report_of,
 )
 from msgstore.jobs.tasks import pack
@@ -56,16 +57,16 @@ class LocalRunner:
             counts = {msg_id: count for msg_id, count in sums_of(job.counts).items() if count > 0}
         meter = _Meter(progress, 2 * job.size)
         with task_runner(self._processes, len(tasks)) as run:
-            choice = _Choice(None if counts is None else counts.keys())
+            selector = _CopySelector(None if counts is None else counts.keys())
             for item, found in map_segments(run, partial(examine, job=job.for_workers()), tasks, meter.add):
-                choice.add(item, found)
-            missing = sorted(counts.keys() - choice.taken) if counts else []
-            report = report_of(job, choice.rows, len(missing))
+                selector.add(item, found)
+            missing = sorted(counts.keys() - selector.taken) if counts else []
+            report = report_of(job, selector.rows, len(missing))
             check_complete(job, report, missing[:NAMED])
             with Staging.begin(job.target, sources=job.sources) as staging:
                 write = partial(_copy_all, job=job.for_workers(), staging=staging.path)
-                parts = run(write, enumerate(_by_task(tasks, choice.picks)))
-                staging.commit(_metered(parts, tasks, meter), _of_taken(counts, choice.taken))
+                parts = run(write, enumerate(_by_task(tasks, selector.picks)))
+                staging.commit(_metered(parts, tasks, meter), _of_taken(counts, selector.taken))
         return report
 
     def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
@@ -106,7 +107,7 @@ def _copy_all(numbered: tuple[int, list[Selection]], job: SalvageJob, staging: s
     return copy(*numbered, job, staging)
 
 
-class _Choice:
+class _CopySelector:
     """Of every id the first good copy, in the order in which segments are added: that of their ranks."""
 
     def __init__(self, alive: Set[bytes] | None) -> None:
@@ -120,8 +121,7 @@ class _Choice:
         columns = found.records
         ids = columns.id_list()
         if self._all_first(ids):
-            report = self._report(item, found, good=sum(columns.sizes), records=len(columns))
-            report.recovered = _recovered(columns, [True] * len(columns), found.recovered)
+            self._add_report(item, found, [True] * len(columns), good=sum(columns.sizes), records=len(columns))
             self.picks.append(Selection(item, found.crc32, bytes(columns.ids), columns.offsets, columns.sizes))
             return
         verdicts = self._verdicts(ids)
@@ -129,19 +129,20 @@ class _Choice:
         sums = dict.fromkeys((TAKEN, COPY, DEAD), 0)
         for verdict, size in zip(verdicts, columns.sizes, strict=True):
             sums[verdict] += size
-        report = self._report(item, found, good=sums[TAKEN], records=sum(picked))
-        report.duplicates, report.dead = sums[COPY], sums[DEAD]
-        report.recovered = _recovered(columns, picked, found.recovered)
+        counted = {"good": sums[TAKEN], "records": sum(picked), "duplicates": sums[COPY], "dead": sums[DEAD]}
+        self._add_report(item, found, picked, **counted)
         sizes = array("Q", compress(columns.sizes, picked))
         self.picks.append(
             Selection(item, found.crc32, b"".join(compress(ids, picked)), array("Q", compress(columns.offsets, picked)), sizes)
         )
 
-    def _report(self, item: SegmentInput, found: ExaminedSegment, *, good: int, records: int) -> InputReport:
-        report = InputReport(item.path, item.format, found.size, found.header, good, holes=found.holes, records=records)
-        report.damaged = sum(spot.size for spot in found.damage)
+    def _add_report(self, item: SegmentInput, found: ExaminedSegment, picked: list[bool], **counted: int) -> None:
+        report = report_input(item, found, **counted)
+        if any(found.recovered):
+            for row, is_picked, is_recovered in zip(found.records.rows(), picked, found.recovered, strict=True):
+                if is_picked and is_recovered:
+                    report.recovered.add(*row)
         self.rows.append((item, report, found.damage))
-        return report
 
     def _all_first(self, ids: list[bytes]) -> bool:
         """True, and they are taken, if none was seen before and each has a reference: so it mostly is, and sets are fast."""
@@ -163,15 +164,6 @@ class _Choice:
                 taken.add(msg_id)
                 verdicts.append(TAKEN)
         return verdicts
-
-
-def _recovered(columns: Columns, picked: list[bool], again: bytes) -> Columns:
-    found = Columns()
-    if any(again):
-        for row, is_picked, is_recovered in zip(columns.rows(), picked, again, strict=True):
-            if is_picked and is_recovered:
-                found.add(*row)
-    return found
 
 
 def _by_task(tasks: Iterable[tuple[SegmentInput, ...]], picks: Iterable[Selection]) -> Iterator[list[Selection]]:

@@ -71,9 +71,9 @@ class Staging:
         destination = target.destination
         with errors(target):
             _check_place(destination, sources)
-            staging_directory.sweep(files, destination)
+            staging_directory.remove_stale(files, destination)
             _check_free(destination)
-            path, lock = staging_directory.claim(files, destination)
+            path, lock = staging_directory.create_locked(files, destination)
             staging = cls(target, str(path), lock, catalogue, files)
             try:
                 files.create_directory(path / PARTS)
@@ -244,13 +244,13 @@ class Staging:
     def _publish(self, store: Path) -> None:
         destination = self.target.destination
         try:
-            take_place(self._files, store, destination)
+            publish_directory(self._files, store, destination)
         except OSError as error:
             _check_free(destination)
             raise error from None
 
 
-def take_place(files: Files, directory: Path, destination: Path) -> None:
+def publish_directory(files: Files, directory: Path, destination: Path) -> None:
     """The very rename. An empty directory that stands at the destination hands its permissions on: perhaps it was made so that
     nobody else reads what comes there. Raises OSError."""
     if destination.is_dir():
