@@ -229,7 +229,7 @@ def test_a_new_query_lists_anew(spark: SparkSession, tmp_path: Path) -> None:
         ({"path": "missing"}, "missing: there is no such file or directory"),
         ({"path": "empty"}, "empty: there are no segments in this directory"),
         ({}, "there is no path: write .load"),
-        ({"path": "s3a://bucket/store"}, "mount the bucket"),
+        ({"path": "s3a://bucket/store"}, "Mount the bucket"),
         ({"path": "store", "relations": "damage"}, "unknown option 'relations'; did you mean 'relation'"),
         ({"path": "store", "relation": "holes"}, "option 'relation': 'holes' is none of records, damage, segments"),
         ({"path": "store", "records": "audit"}, "option 'records': 'audit' is not NAME=BYTE"),
