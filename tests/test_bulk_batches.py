@@ -19,6 +19,7 @@ from msgstore.files import Files
 from msgstore.jobs.columns import batches as module
 from msgstore.jobs.inputs import SegmentInput, find_inputs, open_input
 from msgstore.jobs.reading.segment_check import SegmentRange, checksum, judge
+from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from support import DATA, catalogue, needs_foreign
 
@@ -67,12 +68,10 @@ def test_real_segments_record_by_record(found: SegmentInput) -> None:
 
 
 def check_sum(found: SegmentInput, *, damaged: bool) -> None:
-    summary = judge(found).summary
+    [row] = segments_batch([found]).to_pylist()
     parts = ("header", "live", "dead", "holes", "duplicates", "damaged", "other")
-    assert sum(getattr(summary, part) for part in parts) == summary.size == Path(found.path).stat().st_size
-    assert bool(summary.damaged) == damaged
-    [row] = segments_batch([summary]).to_pylist()
-    assert row == attrs.asdict(summary)
+    assert sum(row[part] for part in parts) == row["size"] == Path(found.path).stat().st_size
+    assert bool(row["damaged"]) == damaged
 
 
 def some_bodies(count: int, seed: int = 1) -> list[bytes]:
@@ -272,7 +271,7 @@ def test_a_segment_that_was_begun_is_not_dropped(tmp_path: Path, monkeypatch: py
 
     with pytest.raises(StoreError, match="No such file"):
         read(found, codec=decoding(delete))
-    assert judge(found).summary.state == "unreadable"
+    assert judge(found).stock.state == "unreadable"
     assert read(found, codec=decoding(delete)) == []
 
 
@@ -388,13 +387,13 @@ def test_damage_and_segments(tmp_path: Path) -> None:
         ("0.sqs", 0, 64, "bad_magic"),
     ]
     assert {row["store"] for row in rows} == {str(tmp_path)}
-    states = {row["file"]: row["state"] for row in segments_batch(judge(found).summary for found in inputs).to_pylist()}
+    states = {row["file"]: row["state"] for row in segments_batch(inputs).to_pylist()}
     assert states == dict(
         zip((f"{n}.sqs" for n in range(6)), ["clean", "corrupt", "torn", "torn", "unreadable", "clean"], strict=True)
     )
     assert [len(read(found)) for found in inputs] == [10, 0, 0, 8, 0, 9]
     gone = next(found for found in inputs if found.path.endswith("4.sqs"))
-    assert judge(gone).summary == module.SegmentSummary(str(tmp_path), "4.sqs", "v2", size, damaged=size)
+    assert judge(gone).stock == SegmentStock(gone.path, "v2", size, "unreadable", damaged=size, quarantined=True)
 
 
 def test_no_rows_are_a_batch_too() -> None:
@@ -402,22 +401,11 @@ def test_no_rows_are_a_batch_too() -> None:
     assert segments_batch([]).schema == SEGMENTS
 
 
-def test_dead_records_by_counts(tmp_path: Path) -> None:
-    found = mixed(tmp_path / "0.sqs")
-    sizes = {row["id"]: row["size"] for row in read(found, "id", "size")}
-    alive = {n.to_bytes(16): n % 3 for n in range(30)}
-    summary = judge(found, alive).summary
-    assert (summary.live, summary.dead) == (
-        sum(size for msg_id, size in sizes.items() if alive[msg_id]),
-        sum(size for msg_id, size in sizes.items() if not alive[msg_id]),
-    )
-
-
 def test_a_plugin_that_raises_is_damage_and_not_a_failed_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = mixed(tmp_path / "0.sqs")
     audit = open_input(found).with_fields[200].record
     monkeypatch.setattr(type(audit), "fields", lambda self, record: ("tomorrow", "ü"))
-    assert judge(found).summary.state == "unreadable"
+    assert judge(found).stock.state == "unreadable"
     assert [spot.reason for spot in judge(found).damage] == [
         "unreadable: BrokenPlugin: at offset 116: the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'"
     ]

@@ -493,7 +493,7 @@ def test_one_job_a_destination(tmp_path: Path) -> None:
 def test_two_jobs_that_did_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to be done wins; the other one gets an error, and nothing of it is mixed in or left."""
     target = target_of(tmp_path / "store", V2)
-    monkeypatch.setattr(claims, "sweep", lambda files, destination: None)
+    monkeypatch.setattr(claims, "remove_stale", lambda files, destination: None)
     with Staging.begin(target) as first, Staging.begin(target) as second:
         parts = [write(first, 0, A), write(second, 0, B)]
         second.commit(parts[1:])
@@ -512,7 +512,7 @@ def test_a_directory_that_is_swept_before_it_is_locked(tmp_path: Path, monkeypat
     def late(path: Path) -> Any:
         monkeypatch.setattr(claims, "WriterLock", lock)
         seen.append(path)
-        claims.sweep(Files(), target.destination)
+        claims.remove_stale(Files(), target.destination)
         return lock(path)
 
     monkeypatch.setattr(claims, "WriterLock", late)

@@ -181,7 +181,7 @@ def test_the_collector_of_a_worker_leaves_alone_what_was_imported(spark: SparkSe
     def look(_: int, __: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"worker": [os.getpid()], "frozen": [gc.get_freeze_count()]})
 
-    rows = map_tasks(spark, look, range(20), "worker long, frozen long").collect()
+    rows = map_tasks(spark, look, range(20), pa.schema({"worker": pa.int64(), "frozen": pa.int64()})).collect()
     assert 20 - len({row.worker for row in rows}) <= sum(row.frozen > 10_000 for row in rows)
 
 
@@ -229,7 +229,7 @@ def test_a_new_query_lists_anew(spark: SparkSession, tmp_path: Path) -> None:
         ({"path": "missing"}, "missing: there is no such file or directory"),
         ({"path": "empty"}, "empty: there are no segments in this directory"),
         ({}, "there is no path: write .load"),
-        ({"path": "s3a://bucket/store"}, "mount the bucket"),
+        ({"path": "s3a://bucket/store"}, "Mount the bucket"),
         ({"path": "store", "relations": "damage"}, "unknown option 'relations'; did you mean 'relation'"),
         ({"path": "store", "relation": "holes"}, "option 'relation': 'holes' is none of records, damage, segments"),
         ({"path": "store", "records": "audit"}, "option 'records': 'audit' is not NAME=BYTE"),

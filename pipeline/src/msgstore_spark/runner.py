@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from pyspark.sql import SparkSession
 
 from msgstore.jobs.diff import DiffJob, DiffReport
-from msgstore.jobs.export import ExportJob, ExportReport
-from msgstore.jobs.importing import ImportJob, ImportReport
+from msgstore.jobs.export import ExportJob, ExportReport, export
+from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inventory import InventoryJob
 from msgstore.jobs.inventory_report import InventoryReport
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
@@ -21,14 +22,13 @@ from msgstore.jobs.salvage import SalvageJob
 from msgstore_spark.failures import task_errors
 from msgstore_spark.fingerprint import check_executors
 from msgstore_spark.jobs.diff import diff
-from msgstore_spark.jobs.export import export
-from msgstore_spark.jobs.importing import import_messages
 from msgstore_spark.jobs.inventory import inventory
 from msgstore_spark.jobs.reconcile import reconcile
 from msgstore_spark.jobs.salvage import salvage
 from msgstore_spark.progress import report_progress
 from msgstore_spark.runner_options import SparkOptions
 from msgstore_spark.session import session
+from msgstore_spark.tasks import run_tasks
 
 MAX_CHECKED_DIRECTORIES = 100
 """Directories per group of inputs for which executors are asked if they can read them."""
@@ -63,11 +63,11 @@ class SparkRunner:
 
     def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
         with self._checked_session(progress, job.found.inputs) as spark:
-            return export(spark, job)
+            return export(job, partial(run_tasks, spark), lambda _: None)
 
     def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
         with self._checked_session(progress, job.shares) as spark:
-            return import_messages(spark, job)
+            return import_messages(job, partial(run_tasks, spark))
 
     @contextmanager
     def _checked_session(self, progress: Progress | None, *inputs: Iterable[_Input]) -> Iterator[SparkSession]:

@@ -25,7 +25,6 @@ from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, 
 from msgstore.jobs.columns.codecs import OpenCodec, open_codec
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import Found, SegmentInput
-from msgstore.jobs.reading.segment_check import judge
 from msgstore_spark.filters import push
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.stream import SegmentStreamReader
@@ -145,7 +144,7 @@ class SegmentReader(DataSourceReader):
         elif self._options.relation == "damage":
             yield damage_batch(partition.inputs).select(self._schema.names)
         else:
-            yield segments_batch(judge(found).summary for found in partition.inputs).select(self._schema.names)
+            yield segments_batch(partition.inputs).select(self._schema.names)
         freeze_imports()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,17 +1,17 @@
-"""Jobs over any number of segments, on one machine or on many.
+"""Jobs: bulk work on any number of segments, on one machine or on many.
 
-What a message passes, room by room::
+A module per job (``salvage``, ``reconcile``, ``inventory``, ``diff``, ``export``, ``importing``) has its options as a frozen
+value, a function that plans it, functions for one segment or one task, and its report. A job runner (``local``, or one of a
+plugin such as Spark) only calls these functions for all tasks, and groups their rows by id.
 
-    inputs, tasks   paths -> segments, ranked, with the record types of their directories -> shares
-    reading         one segment -> what stands in it, byte by byte, whatever is wrong with it
-    columns         one segment -> Arrow record batches: its records, its damage, a summary; and back: rows -> messages
-    jobs            a job: a frozen value that says everything, functions for one segment or one task, a report
-    engine          who carries jobs out: ``local`` (processes of this machine), others by plugins
-    fresh           messages -> parts of a fresh store, by workers -> the store, by the driver; the same for Parquet
+    inputs, tasks   paths -> segments in order of preference, with their record types -> tasks
+    reading         one segment -> its records and its damage
+    columns         one segment -> Arrow record batches, and rows -> messages
+    output          messages -> parts of a new store, written by workers -> the store, published by the driver; also Parquet
 
-Everything that crosses a process is a small frozen value: paths, names and numbers. A worker makes formats and record types of
-its own installed plugins (``workers``); no plugin and no body travels with a task.
+Everything that crosses a process is a small frozen value: paths, names and numbers. A worker loads formats and record types
+from its own installed plugins (``workers``).
 
-Imported late, because they need pyarrow, the extra ``msgstore[parquet]``: what makes columns, and what of the jobs works in
-them (``export``, ``reconcile``, ``import`` of Parquet). Salvage, migration, inventory and diff do without.
+``columns``, ``export``, ``reconcile`` and the import of Parquet need pyarrow, the extra ``msgstore[parquet]``, and are imported
+late. Salvage, migration, inventory and diff do without.
 """

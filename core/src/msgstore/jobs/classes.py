@@ -7,21 +7,20 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from msgstore.jobs.columns.ids import of_any_length
+from msgstore.jobs.columns.ids import fixed_width, int64, of_any_length
 from msgstore.jobs.output.datasets import Staging, Writer, Written, folder
-from msgstore.jobs.reading.intact_records import Good
-from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ReconcileReport
+from msgstore.jobs.reading.intact_records import IntactRecords
+from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ClassReport, ReconcileReport
 
 ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])
 """A record or a change, and the sums of both: one grouping is the full outer join of the two, and costs half of it."""
 WRITTEN_ROWS = pa.schema([("id", pa.binary()), ("count", pa.int64()), ("records", pa.int64())])
 
 
-def rows_of_records(good: Good) -> pa.RecordBatch:
+def rows_of_records(good: IntactRecords) -> pa.RecordBatch:
     count = len(good.records)
-    ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(good.records.ids)])
-    sizes = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(good.records.sizes)])
-    return pa.record_batch([ids, _all(0, count), _all(1, count), pc.cast(sizes, pa.int64())], schema=ROWS)
+    columns = [fixed_width(good.records.ids), _all(0, count), _all(1, count), int64(good.records.sizes)]
+    return pa.record_batch(columns, schema=ROWS)
 
 
 def rows_of_changes(changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -49,13 +48,10 @@ def classify(rows: pa.Table) -> dict[str, pa.Table]:
 
 
 def add_to(report: ReconcileReport, classes: Mapping[str, pa.Table]) -> None:
-    """Count them."""
+    """Add the rows of each class to the totals of the report."""
     for name, rows in classes.items():
-        found = report.classes[name]
-        found.ids += rows.num_rows
-        found.references += pc.sum(rows["count"]).as_py() or 0
-        found.records += pc.sum(rows["records"]).as_py() or 0
-        found.size += pc.sum(rows["size"]).as_py() or 0
+        references, records, size = (pc.sum(rows[column]).as_py() or 0 for column in ("count", "records", "size"))
+        report.classes[name].add(ClassReport(name, rows.num_rows, references, records, size))
     for name in report.named:
         report.name(name, _first(classes[name]))
 

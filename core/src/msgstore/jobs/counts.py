@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgstore.contract import ConfigError
 from msgstore.engine.open.recovery import sum_counts
+from msgstore.jobs.columns.arrow import check_pyarrow
 from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
 
 
@@ -35,12 +36,9 @@ def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, int]]:
-    try:
-        from msgstore.jobs.deltas import find_shares, read_share
-    except ImportError as error:
-        raise ConfigError(
-            f"{path}: Parquet is read with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'"
-        ) from error
+    check_pyarrow(f"{path}: Parquet is read")
+    from msgstore.jobs.deltas import find_shares, read_share
+
     for share in find_shares([path]):
         for batch in read_share(share):
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)

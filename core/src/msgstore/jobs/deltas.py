@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 import codecs
 import io
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from msgstore.contract import ConfigError
+from msgstore.jobs.columns.ids import fixed_width
+from msgstore.jobs.paths import visible_files
 from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
 from msgstore.jobs.reading.parquet_files import open_parquet
 
@@ -64,23 +65,10 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ConfigError(f"{path}: {'is no plain file' if path.exists() else 'there is no such file'}; counts are in lines "
                           "'id,count', or in Parquet with the columns id and count")  # fmt: skip
-    found = sorted(file for file in _visible(path) if _is_data(file))
+    found = sorted(file for file in visible_files(path, ConfigError) if _is_data(file))
     if not found:
         raise ConfigError(f"{path}: there are no Parquet files in this directory")
     return found
-
-
-def _visible(top: Path) -> Iterator[Path]:
-    for directory, inner, names in os.walk(top, onerror=_raise):
-        inner[:] = [name for name in inner if not name.startswith(("_", "."))]
-        links = [path for path in (Path(directory, name) for name in inner) if path.is_symlink()]
-        if links:
-            raise ConfigError(f"{links[0]}: is a link to a directory, in a directory of counts; give that one by itself")
-        yield from (Path(directory, name) for name in names if not name.startswith(("_", ".")))
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _is_data(file: Path) -> bool:
@@ -122,7 +110,7 @@ def _shares(path: Path, size: int) -> Iterator[Share]:
 
 
 def read_share(share: Share) -> Iterator[pa.RecordBatch]:
-    """BatchWriter of SCHEMA. Raises ConfigError for a line or a row that is none, with the file and the place; StoreIOError."""
+    """Yield batches of SCHEMA. Raises ConfigError for an invalid line or row, with file and place; StoreIOError."""
     with io_errors(share.path):
         yield from _rows(share) if share.is_parquet else _lines(share)
 
@@ -192,7 +180,7 @@ def _parse_fast(block: bytes, *, is_first: bool) -> pa.RecordBatch | None:
         ids = binascii.unhexlify(digits[: _HEX_DIGITS * batch.num_rows])
     except binascii.Error:
         return None
-    return pa.record_batch([_ids(ids), batch.column(1)], schema=SCHEMA)
+    return pa.record_batch([fixed_width(ids), batch.column(1)], schema=SCHEMA)
 
 
 def _all_as_long(column: pa.Array) -> bool:
@@ -200,16 +188,12 @@ def _all_as_long(column: pa.Array) -> bool:
     return bool(column.offset == 0 and bounds["min"] == bounds["max"] == _HEX_DIGITS)
 
 
-def _ids(data: bytes) -> pa.Array:
-    return pa.Array.from_buffers(pa.binary(16), len(data) // 16, [None, pa.py_buffer(data)])
-
-
 def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
     """Line by line: as many kinds of lines as :func:`read_counts` takes, and the place of one that is none."""
     lines = io.TextIOWrapper(io.BytesIO(block), encoding="utf-8", errors="replace")
     rows = list(read_lines(lines, path, 1 if not offset else _newlines(path, offset) + 1))
     counts = pa.array([count for _, count in rows], pa.int64())
-    return pa.record_batch([_ids(b"".join(msg_id for msg_id, _ in rows)), counts], schema=SCHEMA)
+    return pa.record_batch([fixed_width(b"".join(msg_id for msg_id, _ in rows)), counts], schema=SCHEMA)
 
 
 def _newlines(path: str, end: int) -> int:

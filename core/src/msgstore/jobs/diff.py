@@ -15,14 +15,14 @@ from typing import Any
 import attrs
 
 from msgstore.contract import Buffer, Columns, Damage
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
+from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.reading.intact_records import good_of
+from msgstore.jobs.reading.intact_records import intact_records
 from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
-from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.reports import Findings
+from msgstore.jobs.sources import find_offline
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
-from msgstore.writer_lock import check_no_writer
 
 DIGEST = 16
 """Bytes of a BLAKE2b hash: two bodies that are not the same have the same one by chance once in 2 to the power 128."""
@@ -42,7 +42,7 @@ class DiffJob:
     @property
     def size(self) -> int:
         """Bytes of the segments."""
-        return sum(item.size for found in (self.found_a, self.found_b) for item in found.inputs)
+        return self.found_a.size + self.found_b.size
 
 
 def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, int] | None = None) -> DiffJob:
@@ -50,9 +50,7 @@ def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, i
 
     Raises StoreError (no segments), StoreLocked, ConfigError, PluginError.
     """
-    found_a, found_b = (find_inputs(catalogue, [path], records=records) for path in (a, b))
-    for store in sorted({item.store for found in (found_a, found_b) for item in found.inputs}):
-        check_no_writer(Path(store))
+    found_a, found_b = (find_offline(catalogue, [path], records) for path in (a, b))
     return DiffJob(str(a), str(b), found_a, found_b)
 
 
@@ -72,7 +70,7 @@ def digest(item: SegmentInput) -> Digests:
     """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
     try:
         with opening(item) as (form, data):
-            good = good_of(form, data)
+            good = intact_records(form, data)
             return Digests(bytes(good.records.ids), b"".join(_hashes(form, data, good.records)), good.damage)
     except UnreadableSegmentError as error:
         return Digests(damage=(Damage(0, item.size, str(error)),))
@@ -88,15 +86,12 @@ def _hashes(form: OpenFormat, data: Buffer, records: Columns) -> Iterator[bytes]
 
 
 @attrs.define
-class Side:
+class Side(Findings):
     path: str
     segments: int
     size: int
     """Bytes of the segments."""
     messages: int = 0
-    damage: list[SpanReport] = attrs.field(factory=list)
-    not_read: list[NotRead] = attrs.field(factory=list)
-    """What was recognised in broker's directories, and not read."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -141,8 +136,8 @@ class DiffReport:
 
 def side_of(path: str, found: Found, damage: Iterable[tuple[SegmentInput, Sequence[Damage]]]) -> Side:
     """One in which no message is counted yet. ``damage`` by rank."""
-    side = Side(path, len(found.inputs), sum(item.size for item in found.inputs), damage=list(found.damage))
-    side.not_read += found.not_read
-    for item, spots in damage:
-        side.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in spots]
+    side = Side(path, len(found.inputs), found.size)
+    found.add_to(side)
+    for item, spans in damage:
+        side.add_damage(item.path, spans)
     return side

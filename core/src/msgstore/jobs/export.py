@@ -8,6 +8,7 @@ of an id in a segment the first. Copies in other segments are rows too, and so a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +18,12 @@ import attrs
 from msgstore.contract import ConfigError, Damage
 from msgstore.jobs.columns.arrow import check_pyarrow
 from msgstore.jobs.columns.codecs import OpenCodec, open_codec
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
-from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.output.commit import check_destination
+from msgstore.jobs.inputs import SegmentInput, SegmentJob
 from msgstore.jobs.reading.segment_check import judge
-from msgstore.jobs.reports import SpanReport
-from msgstore.jobs.sources import directories_of
+from msgstore.jobs.reports import Findings
+from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import pack
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.writer_lock import check_no_writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,23 +34,15 @@ Task = tuple[int, tuple[SegmentInput, ...]]
 
 
 @attrs.frozen
-class ExportJob:
+class ExportJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_export`."""
 
-    sources: tuple[str, ...]
-    """As they were given."""
-    found: Found
     to: str
     schema: pa.Schema
     """Of all columns that are read: those that are asked for, and those that rows are parted by."""
     partition_by: tuple[str, ...] = ()
     codec: str | None = None
     """The codec that bodies are decoded with into columns of their own."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the segments."""
-        return sum(item.size for item in self.found.inputs)
 
     @property
     def columns(self) -> list[str]:
@@ -78,13 +68,10 @@ def plan_export(
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError (no pyarrow, no such column), PluginError.
     """
-    check_pyarrow("export")
+    check_pyarrow("export is done")
     from msgstore.jobs.columns.schemas import project, records_schema
 
-    found = find_inputs(catalogue, sources, records=records)
-    for store in sorted({item.store for item in found.inputs}):
-        check_no_writer(Path(store))
-    check_destination(destination, directories_of(sources, found))
+    found = find_offline(catalogue, sources, records, destination=destination)
     partition_by = list(dict.fromkeys(partition_by))
     everything = records_schema(found.inputs, None if body is None else open_codec(body))
     read = list(dict.fromkeys([*(columns or everything.names), *partition_by]))
@@ -185,7 +172,7 @@ class ExportedInput:
 
 
 @attrs.define
-class ExportReport:
+class ExportReport(Findings):
     """The same from every engine."""
 
     sources: tuple[str, ...]
@@ -196,11 +183,6 @@ class ExportReport:
     files: int = 0
     written: int = 0
     """Bytes of these files."""
-    damage: list[SpanReport] = attrs.field(factory=list)
-    ignored: list[str] = attrs.field(factory=list)
-    """Files beside the segments that are none of an installed format, and were left out."""
-    not_read: list[NotRead] = attrs.field(factory=list)
-    """What was recognised in broker's directories, and not read."""
 
     @property
     def rows(self) -> int:
@@ -224,25 +206,27 @@ class ExportReport:
         }
 
 
-Run = Callable[[str, Sequence[Task]], Iterable[Exported]]
+Run = Callable[[Callable[[Task], Exported], Sequence[Task]], Iterable[Exported]]
+"""As ``map``: the results in the order of the tasks."""
 
 
 def export(job: ExportJob, run: Run, add: Callable[[int], object]) -> ExportReport:
-    """``run(staging, tasks)`` does :func:`export_task` for each task, in their order; ``add`` is told of bytes that were read.
+    """Carry a job out. ``run`` says where tasks are done; ``add`` is called with the bytes that were read.
 
     Raises StoreError, StoreIOError, PluginError; then nothing is left.
     """
     from msgstore.jobs.output.datasets import Writer, dataset
 
-    report = ExportReport(job.sources, job.to, job.columns, damage=list(job.found.damage), ignored=list(job.found.ignored))
-    report.not_read += job.found.not_read
+    report = ExportReport(job.sources, job.to, job.columns)
+    job.found.add_to(report)
     with dataset(job.to, job.sources) as staging:
         tasks, attempts = job.tasks(), []
-        for (_, items), done in zip(tasks, run(staging.path, tasks), strict=True):
+        exported = run(partial(export_task, job=job, staging=staging.path), tasks)
+        for (_, items), done in zip(tasks, exported, strict=True):
             attempts.append(done.written)
             for item, (rows, size, damage) in zip(items, done.inputs, strict=True):
                 report.inputs.append(ExportedInput(item.path, item.format, item.size, rows, size))
-                report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in damage]
+                report.add_damage(item.path, damage)
                 add(item.size)
         files = list(chain.from_iterable(attempt.files for attempt in attempts))
         if not files:  # a reader finds the columns in a file

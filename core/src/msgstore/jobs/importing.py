@@ -7,7 +7,6 @@ store's index needs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,11 @@ import attrs
 
 from msgstore.contract import ConfigError, StoreError
 from msgstore.files import is_gone, stat_regular_file
+from msgstore.jobs.columns.arrow import check_pyarrow
 from msgstore.jobs.output.commit import Staging, check_destination
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, check_bodies
+from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories, visible_files
 from msgstore.jobs.reading import json_lines
-from msgstore.jobs.reading.globs import closed_ways, is_glob, matches
-from msgstore.jobs.sources import matched_by
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.bindings import OWN_RECORD
 
@@ -143,21 +142,16 @@ def find_files(sources: Iterable[str | Path]) -> list[Path]:
 
 
 def _files_beneath(top: Path) -> list[Path]:
-    found: list[Path] = []
-    for directory, inner, names in os.walk(top, onerror=_closed):
-        inner[:] = [name for name in inner if name[0] not in "._"]
-        links = [path for path in (Path(directory, name) for name in inner) if path.is_symlink()]
-        if links:
-            raise StoreError(f"{links[0]}: is a link to a directory, in a directory that is imported; give that one by itself")
-        files = [Path(directory, name) for name in names if name[0] not in "._"]
-        found += [_plain(file) for file in files if file.suffix in PARQUET + LINES]
-    return sorted(found)
+    try:
+        return sorted(_plain(file) for file in visible_files(top, StoreError) if file.suffix in PARQUET + LINES)
+    except OSError as error:
+        raise _cannot_list(error.filename, error) from error
 
 
 def _files_matching(pattern: str) -> list[Path]:
-    for directory, error in closed_ways(pattern):
+    for directory, error in unreadable_directories(pattern):
         if not is_gone(directory, error) and not _is_left_out(directory, pattern):
-            _closed(error, directory)
+            raise _cannot_list(directory, error) from error
     found: list[Path] = []
     for path in matches(pattern):
         if _is_left_out(path, pattern):
@@ -175,8 +169,8 @@ def _is_left_out(match: Path, pattern: str) -> bool:
     return any(name[0] in "._" and name != ".." and name not in spelt for name in match.parts)
 
 
-def _closed(error: OSError, directory: Path | None = None) -> None:
-    raise StoreError(f"{directory or error.filename}: cannot be listed: {error.strerror}") from error
+def _cannot_list(directory: Path | str, error: OSError) -> StoreError:
+    return StoreError(f"{directory}: cannot be listed: {error.strerror}")
 
 
 def _plain(file: Path) -> Path:
@@ -232,7 +226,9 @@ def _messages(share: Share, job: ImportJob) -> Iterator[Batch]:
 
 def _plan_parquet(path: Path, ignore_others: bool, shares: list[Share]) -> bool | None:
     """Add the shares of a file. Whether it has references; None if it has no rows."""
-    parquet = _module(path)
+    check_pyarrow(f"{path}: Parquet is read")
+    from msgstore.jobs.columns import parquet
+
     groups = parquet.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
     chosen: list[int] = []
     size = rows = first = 0
@@ -246,17 +242,7 @@ def _plan_parquet(path: Path, ignore_others: bool, shares: list[Share]) -> bool 
 
 
 def _parquet(share: Share) -> Iterator[Batch]:
-    path = Path(share.path)
-    for batch in _module(path).read(path, share.groups, share.first):
+    from msgstore.jobs.columns import parquet
+
+    for batch in parquet.read(Path(share.path), share.groups, share.first):
         yield share.path, *batch
-
-
-def _module(path: Path) -> Any:
-    """The reader of Parquet: pyarrow is imported only where there is any."""
-    try:
-        from msgstore.jobs.columns import parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"{path}: Parquet is read with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'"
-        ) from error
-    return parquet

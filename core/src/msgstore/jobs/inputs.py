@@ -17,8 +17,8 @@ from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_setting
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.not_read import NotRead, NotReadFinder, find_not_read
-from msgstore.jobs.reading.globs import closed_ways, is_glob, matches
-from msgstore.jobs.reports import SETTINGS_DAMAGED, SpanReport
+from msgstore.jobs.paths import is_glob, matches, unreadable_directories
+from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, SpanReport
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
@@ -71,6 +71,31 @@ class Found:
     """Directories that remember nothing, such as RabbitMQ's."""
     not_read: tuple[NotRead, ...] = ()
     """In trees, what a broker has beside its message stores and no job reads. A directory of segments is not searched."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the segments."""
+        return sum(item.size for item in self.inputs)
+
+    def add_to(self, report: Findings) -> None:
+        """Add what was noticed to the report of a job."""
+        report.damage += self.damage
+        report.ignored += self.ignored
+        report.not_read += self.not_read
+
+
+@attrs.frozen
+class SegmentJob:
+    """Base of the jobs that read one group of segments."""
+
+    sources: tuple[str, ...]
+    """Paths as they were given."""
+    found: Found
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return self.found.size
 
 
 def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: Mapping[str, int] | None = None) -> Found:
@@ -230,7 +255,7 @@ class _Search:
 
     def _add_matches(self, pattern: str) -> None:
         known = len(self._damage)
-        for directory, error in closed_ways(pattern):
+        for directory, error in unreadable_directories(pattern):
             if not _is_unfinished(directory):
                 self._refuse(directory, error)
         found = False

@@ -1,8 +1,8 @@
-"""An inventory: what stands in any number of segments, how much of it is garbage, and what each GC policy would give back.
+"""Job ``inventory``: measure any number of segments, and forecast what each GC policy would reclaim.
 
-``scan_for_inventory`` reads one segment, wherever the engine wants. Which records are alive the engine says, if counts were given:
-``live_of`` for one segment after the other, or a join by id. Else each store is asked that knows it itself; that, and the
-policies, is done where the job was begun, from numbers.
+``scan_for_inventory`` reads one segment, in any process. If counts are given, the runner finds the live records: with
+``live_of``, one segment after the other, or with a join by id. Otherwise the index of each store is asked. The driver does that
+and runs the policies; both need numbers only.
 """
 
 from __future__ import annotations
@@ -23,33 +23,24 @@ from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
-from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, SegmentStock, StoreStock
+from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
+from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, StoreStock
 from msgstore.jobs.policy_forecast import Picture, Plan, as_segment, picture_of, plans_of
 from msgstore.jobs.reading.count_files import named_counts
-from msgstore.jobs.reading.segment_check import UNREADABLE, UnreadableSegmentError, reading
-from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.reading.segment_check import SegmentFindings, UnreadableSegmentError, measure, reading, unreadable
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan import FormatSet, SegmentReport, damaged_spans
+from msgstore.scan import FormatSet
 
 
 @attrs.frozen
-class InventoryJob:
+class InventoryJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_inventory`."""
 
-    sources: tuple[str, ...]
-    """As they were given."""
-    found: Found
     now: float
     """What the policies take for the time, in seconds since the epoch: the same for every engine."""
     counts: str | None = None
     """A file of counts (:mod:`msgstore.jobs.counts`), of all stores together."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the segments."""
-        return sum(item.size for item in self.found.inputs)
 
 
 def plan_inventory(
@@ -72,13 +63,10 @@ def plan_inventory(
 
 
 @attrs.frozen
-class ScannedSegment:
-    """One segment, read. Picklable; with ids 24 bytes a record."""
+class ScannedSegment(SegmentFindings):
+    """Scan result of one segment. Picklable; with ids 24 bytes a record."""
 
-    report: SegmentStock
-    damage: tuple[Damage, ...]
     appendable: bool = False
-    quarantined: bool = True
     torn: bool = False
     ids: bytes = b""
     """Of the records, by offset."""
@@ -90,34 +78,15 @@ def scan_for_inventory(item: SegmentInput, *, with_ids: bool) -> ScannedSegment 
     whole. Raises PluginError if a plugin is missing in this process."""
     try:
         with reading(item) as (_, _, report):
-            return _stock(item, report, with_ids=with_ids)
+            found, segment, records = measure(item, report), as_segment(report, quarantined=False), report.scan.records
+            ids, sizes = (bytes(records.ids), records.sizes) if with_ids else (b"", array("Q"))
+            found.stock.quarantined = segment.quarantined
+            return ScannedSegment(found.stock, found.damage, segment.appendable, segment.torn, ids, sizes)
     except UnreadableSegmentError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
-        bad = SegmentStock(item.path, item.format, item.size, state=UNREADABLE, damaged=item.size)
-        return ScannedSegment(bad, (Damage(0, item.size, str(error)),))
-
-
-def _stock(item: SegmentInput, report: SegmentReport, *, with_ids: bool) -> ScannedSegment:
-    scan, segment, damage = report.scan, as_segment(report, quarantined=False), tuple(damaged_spans(report))
-    header = segment.header_bytes
-    found = SegmentStock(
-        item.path,
-        item.format,
-        report.size,
-        state=scan.end.state,
-        header=header if scan.header in (None, "ok") and scan.end.offset >= header else 0,
-        records=len(scan.records),
-        record_bytes=sum(scan.records.sizes),
-        types=report.count_types(),
-        holes=len(scan.hole_offsets),
-        hole_bytes=sum(scan.hole_sizes),
-        duplicates=len(scan.duplicates),
-        duplicate_bytes=sum(scan.duplicates.sizes),
-        damaged=sum(spot.size for spot in damage),
-    )
-    ids, sizes = (bytes(scan.records.ids), scan.records.sizes) if with_ids else (b"", array("Q"))
-    return ScannedSegment(found, damage, segment.appendable, segment.quarantined, segment.torn, ids, sizes)
+        found = unreadable(item, error)
+        return ScannedSegment(found.stock, found.damage)
 
 
 def live_of(stock: ScannedSegment, counts: Mapping[bytes, int], seen: set[bytes]) -> tuple[int, int]:
@@ -139,26 +108,25 @@ def report_of(
     job: InventoryJob, rows: Iterable[tuple[SegmentInput, ScannedSegment | None, tuple[int, int] | None]]
 ) -> InventoryReport:
     """``rows`` by rank, with what :func:`live_of` says of each segment if counts were given. Asks stores and policies."""
-    report = InventoryReport(
-        job.sources, damage=list(job.found.damage), ignored=list(job.found.ignored), not_read=list(job.found.not_read)
-    )
+    report = InventoryReport(job.sources)
+    job.found.add_to(report)
     for directory, group in groupby(rows, key=lambda row: row[0].store):
         stocks = []
-        for item, stock, live in group:
-            if stock is None:
+        for item, scanned, live in group:
+            if scanned is None:
                 report.gone += 1
                 continue
-            report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in stock.damage]
-            stock.report.path, stock.report.quarantined = item.path, stock.quarantined  # a worker may know it by another name
+            report.add_damage(item.path, scanned.damage)
+            scanned.stock.path = item.path  # workers have absolute paths
             if live is not None:
-                stock.report.live, stock.report.live_bytes = live
-            stocks.append((item, stock))
+                scanned.stock.live, scanned.stock.live_bytes = live
+            stocks.append((item, scanned))
         report.stores.append(_store(job, directory, stocks))
     return report
 
 
 def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> StoreStock:
-    found = StoreStock(directory, [stock.report for _, stock in stocks], "given" if job.counts is not None else "")
+    found = StoreStock(directory, [scanned.stock for _, scanned in stocks], "given" if job.counts is not None else "")
     catalogue = installed()
     if job.counts is None:
         own = _own_counts(Path(directory), catalogue, {Path(item.path).name: stock.damage for item, stock in stocks})
@@ -238,11 +206,11 @@ def is_touched(edges: Sequence[int], offset: int, size: int) -> bool:
 def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> Picture:
     """What a policy would see. Where it is not known what is alive, all is. Raises MsgStoreError, as for an empty store."""
     segments = []
-    for item, stock in stocks:
-        found, form = stock.report, open_input(item)
+    for item, scanned in stocks:
+        found, form = scanned.stock, open_input(item)
         live, size = (found.records, found.record_bytes) if found.live is None else (found.live, found.live_bytes or 0)
         segment = Segment(-1, Path(item.path), form, found.size, live, size)
-        segment.appendable, segment.quarantined, segment.torn = stock.appendable, found.quarantined, stock.torn
+        segment.appendable, segment.quarantined, segment.torn = scanned.appendable, found.quarantined, scanned.torn
         segments.append(segment)
     return picture_of(directory, catalogue, FormatSet(catalogue), segments)
 

@@ -8,50 +8,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.reports import SpanReport
-
-
-@attrs.define
-class SegmentStock:
-    """One segment. ``header + record_bytes + hole_bytes + duplicate_bytes + damaged <= size``; the rest is the format's own."""
-
-    path: str
-    format: str
-    size: int
-    state: str
-    """How reading ended: ``clean``, ``torn``, ``corrupt``, or ``unreadable``."""
-    header: int = 0
-    records: int = 0
-    """Whole, undamaged ones, as a scan reports them: of copies of an id in a segment the first."""
-    record_bytes: int = 0
-    types: dict[str, int] = attrs.field(factory=dict)
-    """How many records there are of each type, if the format has types."""
-    live: int | None = None
-    """Of the records, those that have references and are the ones that a store would read; None if nobody knows."""
-    live_bytes: int | None = None
-    holes: int = 0
-    hole_bytes: int = 0
-    duplicates: int = 0
-    """Later copies of an id."""
-    duplicate_bytes: int = 0
-    damaged: int = 0
-    quarantined: bool = False
-    """Whether a store would never collect it, for its damage."""
-
-    @property
-    def used(self) -> int:
-        """All that stands behind the header."""
-        return self.size - self.header
-
-    @property
-    def garbage(self) -> int:
-        """What a collection could give back: holes, later copies, and dead records, as far as they are known."""
-        dead = 0 if self.live_bytes is None else self.record_bytes - self.live_bytes
-        return dead + self.hole_bytes + self.duplicate_bytes
-
-    def as_json(self) -> dict[str, Any]:
-        return {"kind": "segment", **attrs.asdict(self), "garbage": self.garbage}
+from msgstore.jobs.reports import Findings, SegmentStock
 
 
 @attrs.define
@@ -98,14 +55,9 @@ class StoreStock:
 
 
 @attrs.define
-class InventoryReport:
+class InventoryReport(Findings):
     sources: tuple[str, ...]
     stores: list[StoreStock] = attrs.field(factory=list)
-    damage: list[SpanReport] = attrs.field(factory=list)
-    ignored: list[str] = attrs.field(factory=list)
-    """Files beside the segments that are none of an installed format, and were left out."""
-    not_read: list[NotRead] = attrs.field(factory=list)
-    """What was recognised in broker's directories, and not read."""
     gone: int = 0
     """Segments that a collector deleted between being listed and being read."""
 

@@ -34,7 +34,7 @@ class NotRead:
     """Bytes."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"kind": "not_read", "path": self.path, "what": self.what, "files": self.files, "size": self.size}
+        return {"kind": "not_read", **attrs.asdict(self)}
 
 
 class NotReadFinder:

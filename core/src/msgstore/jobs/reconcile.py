@@ -1,7 +1,7 @@
-"""Reconciling records with changes of reference counts: which messages are alive, garbage, or referred to and not there.
+"""Job ``reconcile``: compare records with changes of reference counts, and find live, unreferenced and missing messages.
 
-What an id passes: ``read_intact`` finds the records of its segment, ``read_share`` the changes of its count; the engine adds both
-up by id, and each id is of one class (:data:`CLASSES`). Bodies are never looked at.
+``read_intact`` returns the records of a segment, ``read_share`` the changes in a part of a file. The runner adds both up by id,
+and each id belongs to one class (:data:`CLASSES`). Bodies are not read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ import attrs
 
 from msgstore.contract import Damage
 from msgstore.jobs.columns.arrow import check_pyarrow
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
-from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.output.commit import check_destination
-from msgstore.jobs.reports import SpanReport
-from msgstore.jobs.sources import directories_of
+from msgstore.jobs.inputs import SegmentInput, SegmentJob
+from msgstore.jobs.reports import Findings
+from msgstore.jobs.sources import find_offline
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.writer_lock import check_no_writer
 
 if TYPE_CHECKING:
     from msgstore.jobs.deltas import Share
@@ -39,14 +36,11 @@ NAMED = 100
 
 
 @attrs.frozen
-class ReconcileJob:
+class ReconcileJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_reconcile`."""
 
-    sources: tuple[str, ...]
-    """As they were given."""
     deltas: tuple[str, ...]
     """Files of changes, as they were given."""
-    found: Found
     shares: tuple[Share, ...]
     """What the files of changes are read in."""
     to: str | None = None
@@ -55,7 +49,7 @@ class ReconcileJob:
     @property
     def size(self) -> int:
         """Bytes of the segments, and of the changes."""
-        return sum(item.size for item in self.found.inputs) + sum(share.size for share in self.shares)
+        return self.found.size + sum(share.size for share in self.shares)
 
 
 def plan_reconcile(
@@ -70,21 +64,15 @@ def plan_reconcile(
 
     Raises StoreError (no segments, ``to`` in use), StoreLocked, ConfigError (no pyarrow; no file of changes), PluginError.
     """
-    check_pyarrow("reconcile")
+    check_pyarrow("reconcile is done")
     from msgstore.jobs.deltas import find_shares
 
-    found = find_inputs(catalogue, sources, records=records)
-    for store in sorted({item.store for item in found.inputs}):
-        check_no_writer(Path(store))
-    if to is not None:
-        check_destination(to, [*directories_of(sources, found), *deltas])
-    return ReconcileJob(
-        tuple(map(str, sources)),
-        tuple(map(str, deltas)),
-        found,
-        tuple(find_shares(deltas)),
-        None if to is None else str(to),
-    )
+    found = find_offline(catalogue, sources, records, destination=to, also_read=deltas)
+    shares = tuple(find_shares(deltas))
+    return ReconcileJob(tuple(map(str, sources)), found, tuple(map(str, deltas)), shares, None if to is None else str(to))
+
+
+_SUMS = ("ids", "references", "records", "size")
 
 
 @attrs.define
@@ -99,11 +87,16 @@ class ClassReport:
     """Bytes of these records."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"ids": self.ids, "references": self.references, "records": self.records, "size": self.size}
+        return {name: getattr(self, name) for name in _SUMS}
+
+    def add(self, part: ClassReport) -> None:
+        """Add other ids of the class."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(part, name))
 
 
 @attrs.define
-class ReconcileReport:
+class ReconcileReport(Findings):
     """The same from every engine."""
 
     sources: tuple[str, ...]
@@ -116,11 +109,6 @@ class ReconcileReport:
     classes: dict[str, ClassReport] = attrs.field(factory=lambda: {name: ClassReport(name) for name in CLASSES})
     named: dict[str, list[tuple[bytes, int]]] = attrs.field(factory=lambda: {"dangling": [], "negative": []})
     """(id, count) of the first few of a class, by id."""
-    damage: list[SpanReport] = attrs.field(factory=list)
-    ignored: list[str] = attrs.field(factory=list)
-    """Files beside the segments that are none of an installed format, and were left out."""
-    not_read: list[NotRead] = attrs.field(factory=list)
-    """What was recognised in broker's directories, and not read."""
 
     def name(self, which: str, ids: Iterable[tuple[bytes, int]]) -> None:
         """Of those of a class that were named so far, and these, the first."""
@@ -129,11 +117,7 @@ class ReconcileReport:
     def add(self, part: ReconcileReport) -> None:
         """The classes of other ids."""
         for name, found in part.classes.items():
-            mine = self.classes[name]
-            mine.ids += found.ids
-            mine.references += found.references
-            mine.records += found.records
-            mine.size += found.size
+            self.classes[name].add(found)
         for name, ids in part.named.items():
             self.name(name, ids)
 
@@ -165,9 +149,7 @@ class ReconcileReport:
 def report_of(job: ReconcileJob, damage: Iterable[tuple[SegmentInput, Sequence[Damage]]], changes: int) -> ReconcileReport:
     """One in which no class is counted yet. ``damage`` by rank."""
     report = ReconcileReport(job.sources, job.deltas, len(job.found.inputs), job.size, changes)
-    report.ignored += job.found.ignored
-    report.damage += job.found.damage
-    report.not_read += job.found.not_read
-    for item, spots in damage:
-        report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in spots]
+    job.found.add_to(report)
+    for item, spans in damage:
+        report.add_damage(item.path, spans)
     return report

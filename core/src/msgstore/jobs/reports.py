@@ -1,19 +1,23 @@
-"""What a salvage or a migration found and did, byte by byte. The same from every engine."""
+"""What reports of several jobs have: damage, files that were not read, one segment in numbers; and the report of a salvage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
 
-from msgstore.contract import Columns
+from msgstore.contract import Columns, Damage
 from msgstore.jobs.not_read import NotRead
 
 SETTINGS_DAMAGED = "settings_damaged"
 """The reason of a ``msgstore.json`` that cannot be read; record types of assigned bytes are then tried as well."""
 TOO_LARGE = "message_too_large"
 """The reason of a record whose body does not fit into one of the new store's format."""
+
+
+_BYTES = ("size", "header", "good", "duplicates", "dead", "holes", "damaged")
+"""Attributes of an :class:`InputReport` that are numbers of bytes."""
 
 
 @attrs.frozen
@@ -26,7 +30,69 @@ class SpanReport:
     reason: str
 
     def as_json(self) -> dict[str, Any]:
-        return {"kind": "damage", "path": self.path, "offset": self.offset, "size": self.size, "reason": self.reason}
+        return {"kind": "damage", **attrs.asdict(self)}
+
+
+@attrs.define(kw_only=True)
+class Findings:
+    """What a job noticed in its inputs: the base of reports."""
+
+    damage: list[SpanReport] = attrs.field(factory=list)
+    ignored: list[str] = attrs.field(factory=list)
+    """Files beside the segments that are none of an installed format, and were left out."""
+    not_read: list[NotRead] = attrs.field(factory=list)
+    """Files in directories of a broker that were recognised and not read."""
+
+    def add_damage(self, path: str, spans: Iterable[Damage]) -> None:
+        """Add the damaged spans of one segment."""
+        self.damage += [SpanReport(path, span.offset, span.size, span.reason) for span in spans]
+
+
+@attrs.define
+class SegmentStock:
+    """One segment in numbers: ``header + record_bytes + hole_bytes + duplicate_bytes + damaged + other == size``."""
+
+    path: str
+    format: str
+    size: int
+    state: str
+    """How reading ended: ``clean``, ``torn``, ``corrupt``, or ``unreadable``."""
+    header: int = 0
+    records: int = 0
+    """Whole, undamaged ones, as a scan reports them: of copies of an id in a segment the first."""
+    record_bytes: int = 0
+    types: dict[str, int] = attrs.field(factory=dict)
+    """How many records there are of each type, if the format has types."""
+    live: int | None = None
+    """Of the records, those that have references and are the ones that a store would read; None if nobody knows."""
+    live_bytes: int | None = None
+    holes: int = 0
+    hole_bytes: int = 0
+    duplicates: int = 0
+    """Later copies of an id."""
+    duplicate_bytes: int = 0
+    damaged: int = 0
+    quarantined: bool = False
+    """Whether a store would never collect it, for its damage."""
+
+    @property
+    def other(self) -> int:
+        """Bytes that the format keeps for itself."""
+        return self.size - self.header - self.record_bytes - self.hole_bytes - self.duplicate_bytes - self.damaged
+
+    @property
+    def used(self) -> int:
+        """All that stands behind the header."""
+        return self.size - self.header
+
+    @property
+    def garbage(self) -> int:
+        """What a collection could give back: holes, later copies, and dead records, as far as they are known."""
+        dead = 0 if self.live_bytes is None else self.record_bytes - self.live_bytes
+        return dead + self.hole_bytes + self.duplicate_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "segment", **attrs.asdict(self), "garbage": self.garbage}
 
 
 @attrs.define
@@ -51,20 +117,7 @@ class InputReport:
     """Those of them that were found again behind a damaged spot."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": "input",
-            "path": self.path,
-            "format": self.format,
-            "size": self.size,
-            "header": self.header,
-            "good": self.good,
-            "duplicates": self.duplicates,
-            "dead": self.dead,
-            "holes": self.holes,
-            "damaged": self.damaged,
-            "records": self.records,
-            "recovered": len(self.recovered),
-        }
+        return {"kind": "input", **attrs.asdict(self, recurse=False), "recovered": len(self.recovered)}
 
     def recovered_as_json(self) -> Iterator[dict[str, Any]]:
         for msg_id, offset, size, _ in self.recovered.rows():
@@ -72,20 +125,15 @@ class InputReport:
 
 
 @attrs.define
-class SalvageReport:
+class SalvageReport(Findings):
     """The whole of it. Whether a record was dead cannot be told without counts: then every good one is copied, once."""
 
     sources: tuple[str, ...]
     destination: str
     inputs: list[InputReport] = attrs.field(factory=list)
     """In the order in which copies were preferred: the highest number of a store first."""
-    damage: list[SpanReport] = attrs.field(factory=list)
     missing: int = 0
     """Messages that the counts name and of which there is no good record."""
-    ignored: list[str] = attrs.field(factory=list)
-    """Files beside the segments that are none of an installed format, and were left out."""
-    not_read: list[NotRead] = attrs.field(factory=list)
-    """What was recognised in broker's directories, and not read."""
 
     @property
     def messages(self) -> int:
@@ -105,12 +153,6 @@ class SalvageReport:
             "recovered": self.recovered,
             "missing": self.missing,
             "damaged_spans": len(self.damage),
-            "size": sum(found.size for found in self.inputs),
-            "header": sum(found.header for found in self.inputs),
-            "good": sum(found.good for found in self.inputs),
-            "duplicates": sum(found.duplicates for found in self.inputs),
-            "dead": sum(found.dead for found in self.inputs),
-            "holes": sum(found.holes for found in self.inputs),
-            "damaged": sum(found.damaged for found in self.inputs),
+            **{name: sum(getattr(found, name) for found in self.inputs) for name in _BYTES},
             "ignored": self.ignored,
         }

@@ -20,35 +20,32 @@ import attrs
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.contract.formats import split_ids
 from msgstore.files import Files
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
-from msgstore.jobs.output.commit import check_destination
+from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
 from msgstore.jobs.reading.chains import read_chains, read_inside
 from msgstore.jobs.reading.count_files import named_counts
-from msgstore.jobs.reading.segment_check import checksum
-from msgstore.jobs.reports import TOO_LARGE, InputReport, SalvageReport, SpanReport
-from msgstore.jobs.sources import directories_of
+from msgstore.jobs.reading.segment_check import UnreadableSegmentError, checksum, opening
+from msgstore.jobs.reports import TOO_LARGE, InputReport, SalvageReport
+from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import TASK_SIZE, pack
 from msgstore.jobs.workers import body_check
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 from msgstore.scan.bindings import OWN_RECORD, assigned_byte
-from msgstore.writer_lock import check_no_writer
 
 BATCH = 2**20
 """Bytes of records that are decoded and encoded together."""
 INVALID_BODY = "invalid_message_body"
 TAKEN, COPY, DEAD = 0, 1, 2
 """What becomes of a good record: it is copied; a better copy was taken; it has no reference."""
+NAMED = 5
+"""Missing ids that an error names."""
 
 
 @attrs.frozen
-class SalvageJob:
+class SalvageJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_salvage`."""
 
-    sources: tuple[str, ...]
-    """As they were given."""
-    found: Found
     target: Target
     max_body: int
     """Bytes; a larger one does not fit into a record of the target's format."""
@@ -66,11 +63,6 @@ class SalvageJob:
     def tasks(self) -> list[tuple[SegmentInput, ...]]:
         """The same from every engine, so that the store is the same, too."""
         return pack(self.found.inputs, self.task_size)
-
-    @property
-    def size(self) -> int:
-        """Bytes to be read."""
-        return sum(item.size for item in self.found.inputs)
 
     def for_workers(self) -> SalvageJob:
         """What each task is told beside its own segments: nothing of the others."""
@@ -99,10 +91,7 @@ def plan_salvage(
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError.
     """
-    found = find_inputs(catalogue, sources, records=records)
-    for store in sorted({item.store for item in found.inputs}):
-        check_no_writer(Path(store))
-    check_destination(destination, directories_of(sources, found))
+    found = find_offline(catalogue, sources, records, destination=destination)
     bound = _bindings(found, format) if record is None else {}
     if record is not None and record != OWN_RECORD:
         theirs = dict(pair for item in found.inputs for pair in item.records)
@@ -189,19 +178,13 @@ class ExaminedSegment:
 
 
 def examine(item: SegmentInput, job: SalvageJob) -> ExaminedSegment:
-    """Read one segment. A file that cannot be read, or that makes its format raise, is damage as a whole; no job fails of it.
-
-    Raises PluginError if a plugin that the job needs is not installed here.
-    """
-    form, is_valid = open_input(item), body_check(job.check_body)
+    """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
+    is_valid = body_check(job.check_body)
     try:
-        with Files().view(Path(item.path)) as data:
+        with opening(item) as (form, data):
             return _examine(form, data, job.max_body, is_valid)
-    except OSError as error:
-        reason = f"unreadable: {error.strerror or error}"
-    except Exception as error:  # of a format that does not keep its word
-        reason = f"unreadable: {type(error).__name__}: {error}"
-    return ExaminedSegment(item.size, damage=(Damage(0, item.size, reason),))
+    except UnreadableSegmentError as error:
+        return ExaminedSegment(item.size, damage=(Damage(0, item.size, str(error)),))
 
 
 def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: CheckBody | None) -> ExaminedSegment:
@@ -325,16 +308,23 @@ def _changed(pick: Selection, what: str) -> StoreError:
 # -- the report ---------------------------------------------------------------------------------------------------------------
 
 
+def report_input(
+    item: SegmentInput, found: ExaminedSegment, *, good: int, records: int, duplicates: int = 0, dead: int = 0
+) -> InputReport:
+    """Return the report of one segment, of which ``records`` with ``good`` bytes are copied. No record is recovered yet."""
+    damaged = sum(span.size for span in found.damage)
+    return InputReport(item.path, item.format, found.size, found.header, good, duplicates, dead, found.holes, damaged, records)
+
+
 def report_of(
     job: SalvageJob, rows: Iterable[tuple[SegmentInput, InputReport, Sequence[Damage]]], missing: int
 ) -> SalvageReport:
-    """``rows`` by rank."""
-    report = SalvageReport(job.sources, job.target.path, ignored=list(job.found.ignored), missing=missing)
-    report.damage += job.found.damage
-    report.not_read += job.found.not_read
+    """Return the report of the job. ``rows`` are by rank."""
+    report = SalvageReport(job.sources, job.target.path, missing=missing)
+    job.found.add_to(report)
     for item, found, damage in rows:
         report.inputs.append(found)
-        report.damage += [SpanReport(item.path, spot.offset, spot.size, spot.reason) for spot in damage]
+        report.add_damage(item.path, damage)
     return report
 
 

@@ -1,20 +1,39 @@
-"""Where a job reads, and therefore writes nothing."""
+"""Directories that a job reads: no store may be open for writing in them, and no job writes into them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgstore.jobs.inputs import Found
-from msgstore.jobs.reading.globs import is_glob, matches
+from msgstore.jobs.inputs import Found, find_inputs
+from msgstore.jobs.output.commit import check_destination
+from msgstore.jobs.paths import matched_by
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.writer_lock import check_no_writer
 
 
-def matched_by(paths: Iterable[str | Path]) -> list[Path]:
-    """What globs among the paths match."""
-    return [match for path in map(str, paths) if is_glob(path) and not Path(path).exists() for match in matches(path)]
+def find_offline(
+    catalogue: Catalogue,
+    sources: Sequence[Path],
+    records: Mapping[str, int] | None,
+    *,
+    destination: Path | None = None,
+    also_read: Iterable[Path] = (),
+) -> Found:
+    """Return the segments of ``sources``, after a check that no writer is at work there and that ``destination`` can be made.
+
+    ``also_read`` are further paths that the destination must not lie in. Raises StoreError (no segments, destination in use),
+    StoreLocked, PluginError.
+    """
+    found = find_inputs(catalogue, sources, records=records)
+    for store in sorted({item.store for item in found.inputs}):
+        check_no_writer(Path(store))
+    if destination is not None:
+        check_destination(destination, [*_directories_of(sources, found), *also_read])
+    return found
 
 
-def directories_of(paths: Iterable[str | Path], found: Found) -> list[Path]:
+def _directories_of(paths: Iterable[str | Path], found: Found) -> list[Path]:
     """What was given, what of it a glob matches, and the directories of all segments, but for one whose segment was named
     itself: beside that there is room."""
     given = [Path(path) for path in paths]

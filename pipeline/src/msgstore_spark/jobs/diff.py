@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
@@ -10,15 +9,13 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.jobs.diff import DIGEST, KINDS, DiffJob, DiffReport, Digests, Side, digest, side_of
+from msgstore.jobs.columns.ids import fixed_width
+from msgstore.jobs.diff import DIGEST, KINDS, DiffJob, DiffReport, Side, digest, side_of
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.tasks import pack
-from msgstore_spark.tasks import map_tasks
+from msgstore_spark.tasks import map_tasks, segment_results, segment_rows, segment_schema
 
-_READ = "rank long, place long, id binary, digest binary, damage binary"
-_ARROW = pa.schema(
-    [("rank", pa.int64()), ("place", pa.int64()), ("id", pa.binary()), ("digest", pa.binary()), ("damage", pa.binary())]
-)
+_SCHEMA = segment_schema(place=pa.int64(), id=pa.binary(), digest=pa.binary())
 
 
 def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
@@ -39,30 +36,21 @@ def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
 
 
 def _read(spark: SparkSession, found: Found) -> DataFrame:
-    return map_tasks(spark, _digests, pack(found.inputs), _READ).persist(StorageLevel.DISK_ONLY)
+    return map_tasks(spark, _digests, pack(found.inputs), _SCHEMA).persist(StorageLevel.DISK_ONLY)
 
 
 def _digests(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
-    """Yield a row for each intact record of a segment, then one for the segment."""
     for item in task:
         found = digest(item)
-        yield _record_batch(item.rank, found)
-        values = [[item.rank], [None], [None], [None], [pickle.dumps(found.damage)]]
-        yield pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, _ARROW, strict=True)], schema=_ARROW)
-
-
-def _record_batch(rank: int, found: Digests) -> pa.RecordBatch:
-    count = len(found.ids) // 16
-    ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(found.ids)]).cast(pa.binary())
-    digests = pa.Array.from_buffers(pa.binary(DIGEST), count, [None, pa.py_buffer(found.digests)]).cast(pa.binary())
-    ranks, places = pa.repeat(pa.scalar(rank, pa.int64()), count), pa.array(range(count), pa.int64())
-    return pa.RecordBatch.from_arrays([ranks, places, ids, digests, pa.nulls(count, pa.binary())], schema=_ARROW)
+        ids = fixed_width(found.ids)
+        columns = {"place": pa.array(range(len(ids)), pa.int64()), "id": ids, "digest": fixed_width(found.digests, DIGEST)}
+        yield from segment_rows(_SCHEMA, item.rank, columns, found.damage)
 
 
 def _first(read: DataFrame, name: str) -> DataFrame:
     """Return (id, hash of its first copy) for each id; the hash is in the column ``name``."""
     first = sf.min(sf.struct("rank", "place", "digest")).alias("first")
-    return read.where("damage is null").groupBy("id").agg(first).select("id", sf.col("first.digest").alias(name))
+    return read.where("result is null").groupBy("id").agg(first).select("id", sf.col("first.digest").alias(name))
 
 
 def _kind() -> Column:
@@ -71,5 +59,5 @@ def _kind() -> Column:
 
 
 def _side(path: str, found: Found, read: DataFrame) -> Side:
-    damage = {row.rank: pickle.loads(row.damage) for row in read.where("damage is not null").collect()}
+    damage = segment_results(read)
     return side_of(path, found, ((item, damage[item.rank]) for item in found.inputs))

@@ -30,8 +30,7 @@ from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
 from msgstore_spark.tasks import map_tasks
 
-_ROWS = "id binary, number long, record boolean"
-_SCHEMA = pa.schema([("id", pa.binary()), ("number", pa.int64()), ("record", pa.bool_())])
+_SCHEMA = pa.schema({"id": pa.binary(), "number": pa.int64(), "record": pa.bool_()})
 """Shuffled rows. ``number`` is the size of a record, or the sum of the changes of an id."""
 _RESULT_PREFIX = bytes(17)
 """Prefix of a value in the column ``id`` that is a pickled result."""
@@ -41,8 +40,8 @@ _MAX_ROWS_IN_MEMORY = 2**20
 
 def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
     """Run the job and return its report."""
-    records = map_tasks(spark, _records, pack(job.found.inputs), _ROWS)
-    changes = map_tasks(spark, partial(_changes, in_memory=_MAX_ROWS_IN_MEMORY), job.shares, _ROWS)
+    records = map_tasks(spark, _records, pack(job.found.inputs), _SCHEMA)
+    changes = map_tasks(spark, partial(_changes, in_memory=_MAX_ROWS_IN_MEMORY), job.shares, _SCHEMA)
     by_id = records.union(changes).repartition("id")
     with ExitStack() as stack:
         staging = stack.enter_context(dataset(job.to, [*job.sources, *job.deltas])) if job.to else None

@@ -19,50 +19,44 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from msgstore.contract import Columns, Damage
+from msgstore.jobs.columns.ids import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part
 from msgstore.jobs.reports import InputReport, SalvageReport
-from msgstore.jobs.salvage import ExaminedSegment, SalvageJob, Selection, check_complete, copy, examine, report_of
+from msgstore.jobs.salvage import (
+    NAMED,
+    ExaminedSegment,
+    SalvageJob,
+    Selection,
+    check_complete,
+    copy,
+    examine,
+    report_input,
+    report_of,
+)
 from msgstore_spark.counts import read_counts
-from msgstore_spark.tasks import absolute, map_tasks
+from msgstore_spark.tasks import absolute, map_tasks, segment_results, segment_rows, segment_schema
 
-_MAX_NAMED_IDS = 5
-"""Missing ids that an error lists."""
-RECORD, INPUT = 0, 1
 Results = Mapping[int, tuple[int, ExaminedSegment]]
 """Rank to (bytes of intact records, findings without the records) of a segment."""
-_EXAMINED = "kind tinyint, rank long, offset long, size long, id binary, recovered boolean, input binary"
-_ARROW = pa.schema(
-    [
-        ("kind", pa.int8()),
-        ("rank", pa.int64()),
-        ("offset", pa.int64()),
-        ("size", pa.int64()),
-        ("id", pa.binary()),
-        ("recovered", pa.bool_()),
-        ("input", pa.binary()),
-    ]
-)
+_SCHEMA = segment_schema(offset=pa.int64(), size=pa.int64(), id=pa.binary(), recovered=pa.bool_())
+_IS_RECORD = "result is null"
 
 
 def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
     """Run the job and return its report. Spark may repeat every step except the last, which publishes the store."""
     tasks = job.tasks()
-    examined = map_tasks(spark, partial(_examine_all, job=job.for_workers()), tasks, _EXAMINED).persist(StorageLevel.DISK_ONLY)
+    examined = map_tasks(spark, partial(_examine_all, job=job.for_workers()), tasks, _SCHEMA).persist(StorageLevel.DISK_ONLY)
     counts = None if job.counts is None else read_counts(spark, job.counts).persist(StorageLevel.DISK_ONLY)
-    first = _first_copies(examined.where(sf.col("kind") == RECORD), counts).persist(StorageLevel.DISK_ONLY)
+    first = _first_copies(examined.where(_IS_RECORD), counts).persist(StorageLevel.DISK_ONLY)
     try:
         missing, names = _missing(counts, first)
-        results = _read_results(examined)
+        results: Results = segment_results(examined)
         report = report_of(job, _rows(job, results, examined, first, counts), missing)
         check_complete(job, report, names)
-        staging = Staging.begin(job.target, sources=job.sources)
-        try:
+        with Staging.begin(job.target, sources=job.sources) as staging:
             staging.commit(_copy(spark, first, tasks, results, job, staging.path), _counts_of(counts, first))
-        except BaseException:
-            staging.abandon()
-            raise
     finally:
         for frame in (examined, first, counts):
             if frame is not None:
@@ -76,33 +70,15 @@ def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
 def _examine_all(_: int, task: Iterable[SegmentInput], job: SalvageJob) -> Iterator[pa.RecordBatch]:
     for item in task:
         found = examine(item, job)
-        yield _record_batch(item.rank, found)
-        result = pickle.dumps((sum(found.records.sizes), attrs.evolve(found, records=Columns(), recovered=b"")))
-        values = [[INPUT], [item.rank], [None], [None], [None], [None], [result]]
-        yield pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, _ARROW, strict=True)], schema=_ARROW)
-
-
-def _record_batch(rank: int, found: ExaminedSegment) -> pa.RecordBatch:
-    """Return a row for each record. Offsets and sizes are not copied."""
-    columns, count = found.records, len(found.records)
-    ids = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(columns.ids)]).cast(pa.binary())
-    recovered = pc.equal(pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(found.recovered)]), 1)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(RECORD, pa.int8()), count),
-            pa.repeat(pa.scalar(rank, pa.int64()), count),
-            _int64(columns.offsets),
-            _int64(columns.sizes),
-            ids,
-            recovered,
-            pa.nulls(count, pa.binary()),
-        ],
-        schema=_ARROW,
-    )
-
-
-def _int64(values: array[int]) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+        records = found.records
+        columns = {
+            "offset": int64(records.offsets),
+            "size": int64(records.sizes),
+            "id": fixed_width(records.ids),
+            "recovered": pc.equal(pa.Array.from_buffers(pa.int8(), len(records), [None, pa.py_buffer(found.recovered)]), 1),
+        }
+        result = (sum(records.sizes), attrs.evolve(found, records=Columns(), recovered=b""))
+        yield from segment_rows(_SCHEMA, item.rank, columns, result)
 
 
 Checked = tuple[SegmentInput, int]
@@ -140,11 +116,7 @@ def _missing(counts: DataFrame | None, first: DataFrame) -> tuple[int, list[byte
     if counts is None:
         return 0, []
     absent = counts.join(first, "id", "left_anti")
-    return absent.count(), [bytes(row.id) for row in absent.orderBy("id").limit(_MAX_NAMED_IDS).collect()]
-
-
-def _read_results(examined: DataFrame) -> Results:
-    return {row.rank: pickle.loads(row.input) for row in examined.where(sf.col("kind") == INPUT).collect()}
+    return absent.count(), [bytes(row.id) for row in absent.orderBy("id").limit(NAMED).collect()]
 
 
 def _rows(
@@ -162,11 +134,9 @@ def _rows(
     rows: list[tuple[SegmentInput, InputReport, Sequence[Damage]]] = []
     for item in job.found.inputs:
         total, found = results[item.rank]
-        report = InputReport(item.path, item.format, found.size, found.header, holes=found.holes)
-        report.good, report.records = good.get(item.rank, (0, 0))
-        report.dead = 0 if counts is None else total - referenced.get(item.rank, (0, 0))[0]
-        report.duplicates = total - report.good - report.dead
-        report.damaged = sum(damage.size for damage in found.damage)
+        size, records = good.get(item.rank, (0, 0))
+        dead = total - referenced.get(item.rank, (0, 0))[0] if counts is not None else 0
+        report = report_input(item, found, good=size, records=records, duplicates=total - size - dead, dead=dead)
         for record in recovered.get(item.rank, ()):
             report.recovered.add(*record)
         rows.append((item, report, found.damage))
@@ -174,7 +144,7 @@ def _rows(
 
 
 def _referenced(examined: DataFrame, counts: DataFrame) -> DataFrame:
-    return examined.where(sf.col("kind") == RECORD).join(counts.select("id"), "id", "left_semi")
+    return examined.where(_IS_RECORD).join(counts.select("id"), "id", "left_semi")
 
 
 def _sums(records: DataFrame) -> dict[int, tuple[int, int]]:

@@ -12,7 +12,8 @@ import click
 from msgstore.cli import options, output, runners
 from msgstore.cli.commands.scan import show_types
 from msgstore.jobs.inventory import plan_inventory
-from msgstore.jobs.inventory_report import InventoryReport, SegmentStock, totals
+from msgstore.jobs.inventory_report import InventoryReport, totals
+from msgstore.jobs.reports import SegmentStock
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
 

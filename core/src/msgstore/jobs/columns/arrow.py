@@ -1,4 +1,4 @@
-"""What the jobs that work in columns share; whether pyarrow is there is asked before a job begins."""
+"""Check that pyarrow, an optional dependency, is installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from msgstore.contract import ConfigError
 
 
 def check_pyarrow(what: str) -> None:
-    """Raises ConfigError with the line that helps."""
+    """Raise ConfigError if pyarrow is missing. ``what`` is the beginning of its message, such as "export is done"."""
     if find_spec("pyarrow") is None:
-        raise ConfigError(f"{what} is done with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'")
+        raise ConfigError(f"{what} with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'")

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
 from msgstore.jobs.columns.bodies import MAX_VALUE, spans, take_bodies
 from msgstore.jobs.columns.codecs import OpenCodec
+from msgstore.jobs.columns.ids import fixed_width, int64
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import (
     UNREADABLE,
     SegmentRange,
-    SegmentSummary,
     UnreadableSegmentError,
     judge,
     opening,
@@ -74,7 +74,7 @@ def record_batches(
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
-        if _is_changed(found, stretch) or (not begun and judge(found).summary.state == UNREADABLE):
+        if _is_changed(found, stretch) or (not begun and judge(found).stock.state == UNREADABLE):
             return
         raise StoreError(f"{found.path}: {error}") from error
 
@@ -102,8 +102,15 @@ def spans_batch(spots: Iterable[SpanReport]) -> pa.RecordBatch:
     return _by_columns(rows, DAMAGE)
 
 
-def segments_batch(summaries: Iterable[SegmentSummary]) -> pa.RecordBatch:
-    return _by_columns([attrs.astuple(summary) for summary in summaries], SEGMENTS)
+def segments_batch(inputs: Iterable[SegmentInput]) -> pa.RecordBatch:
+    """Return a row for each segment. Nothing is known of references: all records are taken to be live."""
+    rows = []
+    for found in inputs:
+        its = judge(found).stock
+        live, dead, where = its.record_bytes, 0, (found.store, Path(found.path).name, its.format)
+        sizes = (its.size, its.header, its.records, live, dead, its.hole_bytes, its.duplicate_bytes, its.damaged, its.other)
+        rows.append((*where, *sizes, its.state))
+    return _by_columns(rows, SEGMENTS)
 
 
 def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
@@ -114,16 +121,9 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
 
 def _rows(records: Columns, form: OpenFormat, wanted: Wanted) -> pa.RecordBatch:
     """Ids, offsets, sizes and types of the wanted records; the buffers are those of the scan."""
-    count = len(records)
-    rows = pa.RecordBatch.from_arrays(
-        [
-            pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(records.ids)]),
-            pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(records.offsets)]),
-            pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(records.sizes)]),
-            pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(records.types)]),
-        ],
-        names=["id", "offset", "size", "type"],
-    )
+    types = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
+    columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), types]
+    rows = pa.RecordBatch.from_arrays(columns, names=["id", "offset", "size", "type"])
     # Who asks knows other columns, binary and smallint: what no id and no type byte can be is no value of these.
     if wanted.ids is not None:
         rows = _only(rows, "id", [msg_id for msg_id in wanted.ids if len(msg_id) == 16])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.contract import Buffer
+from msgstore.jobs.columns.ids import int64
 from msgstore.scan import OpenFormat
 
 MAX_VALUE = 2**31 - 1
@@ -44,7 +45,7 @@ def _spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int
             begin, end = form.format.body_span(data, offset, size)
             before[kind], behind[kind] = begin - offset, offset + size - end
         ends = pc.add(offsets, sizes)
-        return pc.add(offsets, _int64(before).take(types)), pc.subtract(ends, _int64(behind).take(types))
+        return pc.add(offsets, int64(before).take(types)), pc.subtract(ends, int64(behind).take(types))
     begins, ends = zip(*map(form.format.body_span, repeat(data), offsets.to_pylist(), sizes.to_pylist()), strict=True)
     return pa.array(begins, pa.int64()), pa.array(ends, pa.int64())
 
@@ -68,10 +69,6 @@ def take_bodies(data: Buffer, begins: pa.Int64Array, ends: pa.Int64Array) -> pa.
 @cache
 def _even_numbers(count: int) -> pa.Int32Array:
     return pa.array(range(0, 2 * count, 2), pa.int32())
-
-
-def _int64(values: array[int]) -> pa.Int64Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 def _int32(column: pa.Int64Array) -> array[int]:

@@ -1,4 +1,4 @@
-"""Ids as Arrow columns: of 16 bytes each, as sums go by them, or of any length, as Spark and Parquet have them."""
+"""Arrow columns of ids and numbers: ids of 16 bytes each for sums, or of any length for Spark and Parquet."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ _ID = 16
 _ROWS = 2**16
 _OFFSETS = pa.py_buffer(array("i", range(0, _ID * (_ROWS + 1), _ID)))
 """Of so many ids, and of fewer."""
+
+
+def fixed_width(data: bytes | bytearray, width: int = _ID) -> pa.Array:
+    """Return a column of values of ``width`` bytes each, which shares the memory of ``data``."""
+    return pa.Array.from_buffers(pa.binary(width), len(data) // width, [None, pa.py_buffer(data)])
+
+
+def int64(values: array[int]) -> pa.Int64Array:
+    """Return a column that shares the memory of an array of 64-bit numbers, signed or not."""
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 def of_any_length(ids: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:

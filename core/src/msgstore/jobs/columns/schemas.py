@@ -62,7 +62,7 @@ SEGMENTS = pa.schema(
         ("state", pa.string()),
     ]
 )
-"""The attributes of :class:`msgstore.jobs.reading.segment_check.SegmentSummary`."""
+"""Bytes, except ``records``: ``header + live + dead + holes + duplicates + damaged + other == size``."""
 
 
 def records_schema(inputs: Iterable[SegmentInput], codec: OpenCodec | None = None) -> pa.Schema:

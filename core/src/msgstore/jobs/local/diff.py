@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from msgstore.contract import Damage
 from msgstore.contract.formats import split_ids
 from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Digests, digest, side_of
 from msgstore.jobs.inputs import Found, SegmentInput
-from msgstore.jobs.local.processes import Run, task_runner
+from msgstore.jobs.local.processes import Run, map_segments, task_runner
 from msgstore.jobs.tasks import pack
 
 Task = tuple[SegmentInput, ...]
@@ -39,16 +39,9 @@ def diff(job: DiffJob, processes: int, add: Callable[[int], object]) -> DiffRepo
 def _each(
     found: Found, run: Run[Task, list[Digests]], add: Callable[[int], object], use: Callable[[Digests], None]
 ) -> Iterator[tuple[SegmentInput, tuple[Damage, ...]]]:
-    tasks = pack(found.inputs)
-    for task, results in zip(tasks, run(_digest_all, tasks), strict=True):
-        for item, result in zip(task, results, strict=True):
-            use(result)
-            add(item.size)
-            yield item, result.damage
-
-
-def _digest_all(task: Iterable[SegmentInput]) -> list[Digests]:
-    return [digest(item) for item in task]
+    for item, result in map_segments(run, digest, pack(found.inputs), add):
+        use(result)
+        yield item, result.damage
 
 
 def _take(first: dict[bytes, bytes], found: Digests) -> None:

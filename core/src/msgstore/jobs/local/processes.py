@@ -8,14 +8,16 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import islice
 from multiprocessing import connection
 from typing import TypeVar
 
 from msgstore.contract import StoreError
+from msgstore.jobs.inputs import SegmentInput
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,6 +50,23 @@ def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], 
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def map_segments(
+    run: Run[tuple[SegmentInput, ...], list[R]],
+    function: Callable[[SegmentInput], R],
+    tasks: Sequence[tuple[SegmentInput, ...]],
+    add: Callable[[int], object],
+) -> Iterator[tuple[SegmentInput, R]]:
+    """Yield each segment of the tasks with the result of ``function``, in order. ``add`` is called with the bytes read."""
+    for task, results in zip(tasks, run(partial(_call_each, function), tasks), strict=True):
+        for item, result in zip(task, results, strict=True):
+            add(item.size)
+            yield item, result
+
+
+def _call_each(function: Callable[[SegmentInput], R], task: Iterable[SegmentInput]) -> list[R]:
+    return [function(item) for item in task]
 
 
 def _ordered(pool: ProcessPoolExecutor, ahead: int, function: Callable[[T], R], todo: Iterable[T]) -> Iterator[R]:

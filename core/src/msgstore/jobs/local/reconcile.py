@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from msgstore.contract import Damage
@@ -10,9 +10,9 @@ from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, 
 from msgstore.jobs.columns.sums import Sums
 from msgstore.jobs.deltas import Share, count_changes, read_share, weight
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.local.processes import task_runner
+from msgstore.jobs.local.processes import map_segments, task_runner
 from msgstore.jobs.output.datasets import Writer, dataset
-from msgstore.jobs.reading.intact_records import Good, read_intact
+from msgstore.jobs.reading.intact_records import read_intact
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
 
@@ -53,12 +53,6 @@ def _add_records(
 ) -> Iterator[tuple[SegmentInput, tuple[Damage, ...]]]:
     tasks = pack(job.found.inputs)
     with task_runner(processes, len(tasks)) as run:
-        for task, results in zip(tasks, run(_read_all, tasks), strict=True):
-            for item, good in zip(task, results, strict=True):
-                sums.add(rows_of_records(good))
-                add(item.size)
-                yield item, good.damage
-
-
-def _read_all(task: Iterable[SegmentInput]) -> list[Good]:
-    return [read_intact(item) for item in task]
+        for item, good in map_segments(run, read_intact, tasks, add):
+            sums.add(rows_of_records(good))
+            yield item, good.damage

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
-from itertools import compress
+from itertools import compress, groupby
 
 import attrs
 
 from msgstore.builtin.options import LocalOptions
-from msgstore.contract import Columns, Damage
+from msgstore.contract import Damage
 from msgstore.jobs.counts import sums_of
 from msgstore.jobs.diff import DiffJob, DiffReport
-from msgstore.jobs.export import ExportJob, ExportReport, export, export_task
+from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, ScannedSegment, live_of, scan_for_inventory
 from msgstore.jobs.inventory import report_of as inventory_of
 from msgstore.jobs.inventory_report import InventoryReport
 from msgstore.jobs.local.diff import diff
-from msgstore.jobs.local.processes import processors, task_runner
+from msgstore.jobs.local.processes import map_segments, processors, task_runner
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
@@ -28,6 +28,7 @@ from msgstore.jobs.reports import InputReport, SalvageReport
 from msgstore.jobs.salvage import (
     COPY,
     DEAD,
+    NAMED,
     TAKEN,
     ExaminedSegment,
     SalvageJob,
@@ -35,13 +36,12 @@ from msgstore.jobs.salvage import (
     check_complete,
     copy,
     examine,
+    report_input,
     report_of,
 )
 from msgstore.jobs.tasks import pack
 
 Progress = Callable[[int, int], object]
-_NAMED = 5
-"""Missing ids that an error names."""
 
 
 class LocalRunner:
@@ -57,24 +57,16 @@ class LocalRunner:
             counts = {msg_id: count for msg_id, count in sums_of(job.counts).items() if count > 0}
         meter = _Meter(progress, 2 * job.size)
         with task_runner(self._processes, len(tasks)) as run:
-            choice = _Choice(None if counts is None else counts.keys())
-            results = run(partial(_examine_all, job=job.for_workers()), tasks)
-            for task, examined in zip(tasks, results, strict=True):
-                for item, found in zip(task, examined, strict=True):
-                    choice.add(item, found)
-                    meter.add(item.size)
-            missing = sorted(counts.keys() - choice.taken) if counts else []
-            report = report_of(job, choice.rows, len(missing))
-            check_complete(job, report, missing[:_NAMED])
-            staging = Staging.begin(job.target, sources=job.sources)
-            try:
-                parts = run(
-                    partial(_copy_all, job=job.for_workers(), staging=staging.path), enumerate(_by_task(tasks, choice.picks))
-                )
-                staging.commit(_metered(parts, tasks, meter), _of_taken(counts, choice.taken))
-            except BaseException:
-                staging.abandon()
-                raise
+            selector = _CopySelector(None if counts is None else counts.keys())
+            for item, found in map_segments(run, partial(examine, job=job.for_workers()), tasks, meter.add):
+                selector.add(item, found)
+            missing = sorted(counts.keys() - selector.taken) if counts else []
+            report = report_of(job, selector.rows, len(missing))
+            check_complete(job, report, missing[:NAMED])
+            with Staging.begin(job.target, sources=job.sources) as staging:
+                write = partial(_copy_all, job=job.for_workers(), staging=staging.path)
+                parts = run(write, enumerate(_by_task(tasks, selector.picks)))
+                staging.commit(_metered(parts, tasks, meter), _of_taken(counts, selector.taken))
         return report
 
     def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
@@ -87,8 +79,8 @@ class LocalRunner:
         counts = None if job.counts is None else sums_of(job.counts)
         tasks, meter = pack(job.found.inputs), _Meter(progress, job.size)
         with task_runner(self._processes, len(tasks)) as run:
-            results = run(partial(_stock_all, with_ids=counts is not None), tasks)
-            return inventory_of(job, _with_live(zip(tasks, results, strict=True), counts, meter))
+            scanned = map_segments(run, partial(scan_for_inventory, with_ids=counts is not None), tasks, meter.add)
+            return inventory_of(job, _with_live(scanned, counts))
 
     def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
         return diff(job, self._processes, _Meter(progress, job.size).add)
@@ -99,41 +91,23 @@ class LocalRunner:
 
     def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
         with task_runner(self._processes, len(job.tasks())) as run:
-            return export(
-                job,
-                lambda staging, tasks: run(partial(export_task, job=job, staging=staging), tasks),
-                _Meter(progress, job.size).add,
-            )
-
-
-def _stock_all(task: Iterable[SegmentInput], *, with_ids: bool) -> list[ScannedSegment | None]:
-    return [scan_for_inventory(item, with_ids=with_ids) for item in task]
+            return export(job, run, _Meter(progress, job.size).add)
 
 
 def _with_live(
-    tasks: Iterable[tuple[Sequence[SegmentInput], Sequence[ScannedSegment | None]]],
-    counts: Mapping[bytes, int] | None,
-    meter: _Meter,
+    scanned: Iterable[tuple[SegmentInput, ScannedSegment | None]], counts: Mapping[bytes, int] | None
 ) -> Iterator[tuple[SegmentInput, ScannedSegment | None, tuple[int, int] | None]]:
-    seen: set[bytes] = set()
-    store = None
-    for task, stocks in tasks:
-        for item, stock in zip(task, stocks, strict=True):
-            if item.store != store:
-                store, seen = item.store, set()
-            meter.add(item.size)
+    for _, group in groupby(scanned, key=lambda row: row[0].store):
+        seen: set[bytes] = set()
+        for item, stock in group:
             yield item, stock, None if stock is None or counts is None else live_of(stock, counts, seen)
-
-
-def _examine_all(task: Iterable[SegmentInput], job: SalvageJob) -> list[ExaminedSegment]:
-    return [examine(item, job) for item in task]
 
 
 def _copy_all(numbered: tuple[int, list[Selection]], job: SalvageJob, staging: str) -> Part:
     return copy(*numbered, job, staging)
 
 
-class _Choice:
+class _CopySelector:
     """Of every id the first good copy, in the order in which segments are added: that of their ranks."""
 
     def __init__(self, alive: Set[bytes] | None) -> None:
@@ -147,8 +121,7 @@ class _Choice:
         columns = found.records
         ids = columns.id_list()
         if self._all_first(ids):
-            report = self._report(item, found, good=sum(columns.sizes), records=len(columns))
-            report.recovered = _recovered(columns, [True] * len(columns), found.recovered)
+            self._add_report(item, found, [True] * len(columns), good=sum(columns.sizes), records=len(columns))
             self.picks.append(Selection(item, found.crc32, bytes(columns.ids), columns.offsets, columns.sizes))
             return
         verdicts = self._verdicts(ids)
@@ -156,19 +129,20 @@ class _Choice:
         sums = dict.fromkeys((TAKEN, COPY, DEAD), 0)
         for verdict, size in zip(verdicts, columns.sizes, strict=True):
             sums[verdict] += size
-        report = self._report(item, found, good=sums[TAKEN], records=sum(picked))
-        report.duplicates, report.dead = sums[COPY], sums[DEAD]
-        report.recovered = _recovered(columns, picked, found.recovered)
+        counted = {"good": sums[TAKEN], "records": sum(picked), "duplicates": sums[COPY], "dead": sums[DEAD]}
+        self._add_report(item, found, picked, **counted)
         sizes = array("Q", compress(columns.sizes, picked))
         self.picks.append(
             Selection(item, found.crc32, b"".join(compress(ids, picked)), array("Q", compress(columns.offsets, picked)), sizes)
         )
 
-    def _report(self, item: SegmentInput, found: ExaminedSegment, *, good: int, records: int) -> InputReport:
-        report = InputReport(item.path, item.format, found.size, found.header, good, holes=found.holes, records=records)
-        report.damaged = sum(spot.size for spot in found.damage)
+    def _add_report(self, item: SegmentInput, found: ExaminedSegment, picked: list[bool], **counted: int) -> None:
+        report = report_input(item, found, **counted)
+        if any(found.recovered):
+            for row, is_picked, is_recovered in zip(found.records.rows(), picked, found.recovered, strict=True):
+                if is_picked and is_recovered:
+                    report.recovered.add(*row)
         self.rows.append((item, report, found.damage))
-        return report
 
     def _all_first(self, ids: list[bytes]) -> bool:
         """True, and they are taken, if none was seen before and each has a reference: so it mostly is, and sets are fast."""
@@ -190,15 +164,6 @@ class _Choice:
                 taken.add(msg_id)
                 verdicts.append(TAKEN)
         return verdicts
-
-
-def _recovered(columns: Columns, picked: list[bool], again: bytes) -> Columns:
-    found = Columns()
-    if any(again):
-        for row, is_picked, is_recovered in zip(columns.rows(), picked, again, strict=True):
-            if is_picked and is_recovered:
-                found.add(*row)
-    return found
 
 
 def _by_task(tasks: Iterable[tuple[SegmentInput, ...]], picks: Iterable[Selection]) -> Iterator[list[Selection]]:

@@ -72,9 +72,9 @@ class Staging:
         destination = target.destination
         with errors(target):
             _check_place(destination, sources)
-            staging_directory.sweep(files, destination)
+            staging_directory.remove_stale(files, destination)
             _check_free(destination)
-            path, lock = staging_directory.claim(files, destination)
+            path, lock = staging_directory.create_locked(files, destination)
             staging = cls(target, str(path), lock, catalogue, files)
             try:
                 files.create_directory(path / PARTS)
@@ -172,7 +172,7 @@ class Staging:
             for name in self._files.list(store):
                 if name.startswith("msgstore-") and name.endswith(".hint"):
                     self._files.unlink(store / name)
-        self._sync_all(store)
+        staging_directory.sync_tree(self._files, store)
         self._publish(store)
         return messages
 
@@ -242,26 +242,16 @@ class Staging:
         more = f", and {count - 1} more" if count > 1 else ""
         return StoreError(f"{self.target.path}: no message was written of id {msg_id.hex()}{more}, which has references")
 
-    def _sync_all(self, store: Path) -> None:
-        for directory, _, names in os.walk(store):
-            for name in names:
-                fd = self._files.open_write(Path(directory, name))
-                try:
-                    self._files.sync(fd)
-                finally:
-                    self._files.close(fd)
-            self._files.sync_directory(Path(directory))
-
     def _publish(self, store: Path) -> None:
         destination = self.target.destination
         try:
-            take_place(self._files, store, destination)
+            publish_directory(self._files, store, destination)
         except OSError as error:
             _check_free(destination)
             raise error from None
 
 
-def take_place(files: Files, directory: Path, destination: Path) -> None:
+def publish_directory(files: Files, directory: Path, destination: Path) -> None:
     """The very rename. An empty directory that stands at the destination hands its permissions on: perhaps it was made so that
     nobody else reads what comes there. Raises OSError."""
     if destination.is_dir():

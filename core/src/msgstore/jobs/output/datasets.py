@@ -1,8 +1,7 @@
-"""A directory of Parquet files that any number of tasks write and that appears in one rename: as whole as a store does.
+"""Directory of Parquet files that any number of tasks write, and that is published by one rename.
 
-Each attempt of a task writes into a directory of its own, in the one that :mod:`msgstore.jobs.output.staging_directory` makes; the driver
-moves the files of those attempts that count, and deletes the rest. Folders are named ``column=value``, as Spark and Hive name
-them.
+Each attempt of a task writes into its own directory below the staging directory. The driver moves the files of one attempt per
+task, and deletes all others. Folders are named ``column=value``, as Spark and Hive name them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 from msgstore.contract import StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore.jobs.output import staging_directory
-from msgstore.jobs.output.commit import check_destination, take_place
+from msgstore.jobs.output.commit import check_destination, publish_directory
 from msgstore.jobs.reading.parquet_files import ParquetWriter
 
 _ATTEMPTS, _DATA = "attempts", "data"
@@ -154,11 +153,8 @@ class Staging:
             for attempt in written:
                 for name, size in attempt.files:
                     _move(Path(attempt.directory, name), data / name, size)
-            for directory, _, names in os.walk(data, topdown=False):
-                for name in names:
-                    _sync(files, Path(directory, name))
-                files.sync_directory(Path(directory))
-            take_place(files, data, self.destination)
+            staging_directory.sync_tree(files, data)
+            publish_directory(files, data, self.destination)
         staging_directory.sync_name(files, self.destination)
 
 
@@ -170,14 +166,6 @@ def _move(source: Path, target: Path, size: int) -> None:
         )
     Files().make_directory(target.parent)
     Files().replace(source, target)
-
-
-def _sync(files: Files, path: Path) -> None:
-    fd = files.open_write(path)
-    try:
-        files.sync(fd)
-    finally:
-        files.close(fd)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ one with 32 digits, and then deleted: they find no directory for their next file
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -30,8 +31,8 @@ def working_directory(files: Files, destination: Path) -> Iterator[Path]:
 
     Raises OSError, StoreLocked.
     """
-    sweep(files, destination)
-    path, lock = claim(files, destination)
+    remove_stale(files, destination)
+    path, lock = create_locked(files, destination)
     try:
         yield path
     finally:
@@ -50,7 +51,19 @@ def sync_name(files: Files, destination: Path) -> None:
         ) from error
 
 
-def claim(files: Files, destination: Path) -> tuple[Path, WriterLock]:
+def sync_tree(files: Files, top: Path) -> None:
+    """Sync every file below ``top``, and the directories. Raises OSError."""
+    for directory, _, names in os.walk(top, topdown=False):
+        for name in names:
+            fd = files.open_write(Path(directory, name))
+            try:
+                files.sync(fd)
+            finally:
+                files.close(fd)
+        files.sync_directory(Path(directory))
+
+
+def create_locked(files: Files, destination: Path) -> tuple[Path, WriterLock]:
     """A new directory beside ``destination``, and its lock. Raises OSError, StoreLocked."""
     for _ in range(_ATTEMPTS):
         path = destination.with_name(f".{destination.name}.msgstore-{secrets.token_hex(8)}")
@@ -79,7 +92,7 @@ def clear(files: Files, path: Path) -> None:
         files.remove_tree(pending_erase)
 
 
-def sweep(files: Files, destination: Path) -> None:
+def remove_stale(files: Files, destination: Path) -> None:
     """Clear away what killed jobs for ``destination`` left. Raises StoreLocked if one is alive, OSError."""
     ours = re.compile(rf"\.{re.escape(destination.name)}\.msgstore-([0-9a-f]{{16}}|[0-9a-f]{{32}})")
     for path in destination.parent.iterdir():

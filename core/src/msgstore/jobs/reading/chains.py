@@ -55,8 +55,8 @@ class Chains:
 
     def columns(self) -> Columns:
         """Every record and every copy, by offset. The types say nothing."""
-        if len(self.found) == 1 and not self.found[0].shift and not len(self.found[0].scan.duplicates):
-            return self.found[0].scan.records
+        if self.only is not None:
+            return self.only
         columns = Columns()
         for offset, size, msg_id, _ in self.rows():
             columns.add(msg_id, offset, size)

@@ -1,4 +1,4 @@
-"""The good records of one segment, found as a salvage finds them: behind and inside damage too, every copy of an id."""
+"""Intact records of one segment, as a salvage finds them: also after and inside damage, and every copy of an id."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from msgstore.scan import OpenFormat
 
 
 @attrs.frozen
-class Good:
-    """Picklable: 33 bytes a record."""
+class IntactRecords:
+    """Records of a segment that pass the checks of its format. Picklable: 33 bytes a record."""
 
-    size: int
-    """Bytes of the segment."""
     records: Columns = attrs.field(factory=Columns)
     """By offset. The types say nothing."""
     damage: tuple[Damage, ...] = ()
 
 
-def read_intact(item: SegmentInput) -> Good:
+def read_intact(item: SegmentInput) -> IntactRecords:
     """Read a segment to its end. One that cannot be read is damage as a whole. Raises PluginError."""
     try:
         with opening(item) as (form, data):
-            return good_of(form, data)
+            return intact_records(form, data)
     except UnreadableSegmentError as error:
-        return Good(item.size, damage=(Damage(0, item.size, str(error)),))
+        return IntactRecords(damage=(Damage(0, item.size, str(error)),))
 
 
-def good_of(form: OpenFormat, data: Buffer) -> Good:
+def intact_records(form: OpenFormat, data: Buffer) -> IntactRecords:
     chains = read_chains(form.format, data)
-    return Good(len(data), chains.columns(), tuple(chains.damage))
+    return IntactRecords(chains.columns(), tuple(chains.damage))

@@ -1,9 +1,9 @@
-"""What stands in one segment, byte by byte, and what is wrong with it: the relations ``segments`` and ``damage``, as values."""
+"""Check of one segment: its bytes by kind, and its damaged spans. The relations ``segments`` and ``damage`` are made of it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import attrs
 from msgstore.contract import Buffer, Columns, Damage
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
+from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.fields import values_at
 
@@ -24,32 +25,10 @@ class UnreadableSegmentError(Exception):
 
 
 @attrs.frozen
-class SegmentSummary:
-    """Bytes, but for ``records``: ``header + live + dead + holes + duplicates + damaged + other == size``."""
-
-    store: str
-    file: str
-    format: str
-    size: int
-    header: int = 0
-    records: int = 0
-    """Whole, undamaged records, later copies of an id not counted."""
-    live: int = 0
-    """Of such records. Which are dead only reference counts tell: without any, all are taken to be alive."""
-    dead: int = 0
-    holes: int = 0
-    duplicates: int = 0
-    """Of later copies of an id in the same segment."""
-    damaged: int = 0
-    other: int = 0
-    """Of what the format keeps for itself."""
-    state: str = UNREADABLE
-    """How reading ended: ``clean``, ``torn``, ``corrupt``, or ``unreadable``."""
-
-
-@attrs.frozen
 class SegmentFindings:
-    summary: SegmentSummary
+    """Scan result of one segment. Picklable."""
+
+    stock: SegmentStock
     damage: tuple[Damage, ...]
 
 
@@ -116,46 +95,44 @@ def _try_plugins(form: OpenFormat, data: Buffer, records: Columns) -> None:
             raise ValueError(f"at offset {offset}: the body is said to be outside of its record")
 
 
-def judge(found: SegmentInput, counts: Mapping[bytes, int] | None = None) -> SegmentFindings:
-    """Read a segment. With ``counts``, references by id, records of an id that has none are dead."""
-    store, file = found.store, Path(found.path).name
+def judge(found: SegmentInput) -> SegmentFindings:
+    """Read a segment, and all that plugins say of its records. One that cannot be read is damage as a whole.
+
+    Raises PluginError if a plugin is missing in this process.
+    """
     try:
         with reading(found) as (form, data, report):
             _try_plugins(form, data, report.scan.records)
-            damage = damaged_spans(report)
-            return SegmentFindings(_summary(store, file, form, report, damage, counts), tuple(damage))
+            findings = measure(found, report)
+            if findings.stock.other < 0:
+                raise ValueError(f"the scan finds {report.size - findings.stock.other} bytes in {report.size}")
+            return findings
     except UnreadableSegmentError as error:
-        summary = SegmentSummary(store, file, found.format, found.size, damaged=found.size)
-        return SegmentFindings(summary, (Damage(0, found.size, str(error)),))
+        return unreadable(found, error)
 
 
-def _summary(
-    store: str, file: str, form: OpenFormat, report: SegmentReport, damage: list[Damage], counts: Mapping[bytes, int] | None
-) -> SegmentSummary:
-    scan = report.scan
-    header = len(form.format.header)
-    whole_header = scan.header in (None, "ok") and scan.end.offset >= header
-    everything = sum(scan.records.sizes)
-    dead = 0 if counts is None else _unreferenced(scan.records, counts)
-    summary = SegmentSummary(
-        store,
-        file,
-        form.name,
+def measure(found: SegmentInput, report: SegmentReport) -> SegmentFindings:
+    """Count what a scan found."""
+    scan, header, damage = report.scan, len(report.format.format.header), tuple(damaged_spans(report))
+    stock = SegmentStock(
+        found.path,
+        report.format.name,
         report.size,
-        header=header if whole_header else 0,
-        records=len(scan.records),
-        live=everything - dead,
-        dead=dead,
-        holes=sum(scan.hole_sizes),
-        duplicates=sum(scan.duplicates.sizes),
-        damaged=sum(spot.size for spot in damage),
         state=scan.end.state,
+        header=header if scan.header in (None, "ok") and scan.end.offset >= header else 0,
+        records=len(scan.records),
+        record_bytes=sum(scan.records.sizes),
+        types=report.count_types(),
+        holes=len(scan.hole_offsets),
+        hole_bytes=sum(scan.hole_sizes),
+        duplicates=len(scan.duplicates),
+        duplicate_bytes=sum(scan.duplicates.sizes),
+        damaged=sum(span.size for span in damage),
     )
-    known = summary.header + everything + summary.holes + summary.duplicates + summary.damaged
-    if known > report.size:
-        raise ValueError(f"the scan finds {known} bytes in {report.size}")
-    return attrs.evolve(summary, other=report.size - known)
+    return SegmentFindings(stock, damage)
 
 
-def _unreferenced(records: Columns, counts: Mapping[bytes, int]) -> int:
-    return sum(size for msg_id, size in zip(records.id_list(), records.sizes, strict=True) if counts.get(msg_id, 0) <= 0)
+def unreadable(found: SegmentInput, error: UnreadableSegmentError) -> SegmentFindings:
+    """Return the findings for a segment that cannot be read: it is damage as a whole."""
+    stock = SegmentStock(found.path, found.format, found.size, state=UNREADABLE, damaged=found.size, quarantined=True)
+    return SegmentFindings(stock, (Damage(0, found.size, str(error)),))
