@@ -17,13 +17,7 @@ from msgstore.files import Files
 from support import opening
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
-HOUR = {"sync_interval": "1h"}
-
-
-@pytest.fixture
-def opened(cell, tmp_path):
-    with opening(tmp_path / "store", cell, **HOUR) as open_it:
-        yield open_it
+KEYS = {"sync_interval": "1h"}
 
 
 @pytest.fixture

@@ -20,13 +20,7 @@ from msgstore.testing.faults import Crash, RecordingFiles
 from support import open_with, opening
 
 LIMIT = 20_000
-HOUR = {"sync_interval": "1h", "gc_interval": 0, "file_size_limit": LIMIT}
-
-
-@pytest.fixture
-def opened(cell, tmp_path):
-    with opening(tmp_path / "store", cell, **HOUR) as open_it:
-        yield open_it
+KEYS = {"sync_interval": "1h", "gc_interval": 0, "file_size_limit": LIMIT}
 
 
 class Says:
@@ -221,7 +215,7 @@ def test_compaction_leaves_a_segment_as_old_as_it_was(opened):
 def test_compaction_in_place_syncs_every_step(tmp_path, monkeypatch):
     """Each step is on disk before the next one begins, and so is the index: before the first write and before the cut."""
     files = RecordingFiles()
-    with open_with(tmp_path, files, index="lmdb", **HOUR) as store:
+    with open_with(tmp_path, files, index="lmdb", **KEYS) as store:
         _, (number, _) = halves(store)
         index = store._accounting.index
         commit = index.commit

@@ -22,14 +22,8 @@ from msgstore.testing.faults import Crash, RecordingFiles
 from support import open_with, opening
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
-HOUR = {"sync_interval": "1h", "gc_interval": 0}
+KEYS = {"sync_interval": "1h", "gc_interval": 0}
 SECONDS = 20
-
-
-@pytest.fixture
-def opened(cell, tmp_path):
-    with opening(tmp_path / "store", cell, **HOUR) as open_it:
-        yield open_it
 
 
 def on_disk(store):
