@@ -15,7 +15,7 @@ from support import DATA, RealDirectory, hashes, open_with
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_there_and_back(clean, tmp_path):
+def test_index_switched_repeatedly_keeps_counts(clean, tmp_path):
     real = RealDirectory.load("mixed_upgrade")
     path = real.copy(tmp_path)
     counts = real.refcounts
@@ -29,7 +29,7 @@ def test_there_and_back(clean, tmp_path):
             assert {e.msg_id: e.references for e in store.entries()} == counts
 
 
-def test_a_stale_index_is_never_trusted(tmp_path):
+def test_stale_index_is_never_trusted(tmp_path):
     """Messages removed under ets stay removed when lmdb, which still knows them, comes back."""
     ids = [bytes([n]) * 16 for n in range(10)]
     with open_with(tmp_path, index="lmdb") as store, store.client() as client:
@@ -40,7 +40,7 @@ def test_a_stale_index_is_never_trusted(tmp_path):
         assert {entry.msg_id for entry in store.entries()} == set(ids[5:])
 
 
-def test_without_the_old_indexs_plugin_the_counts_are_not_dropped_in_silence(tmp_path, monkeypatch):
+def test_switch_without_old_plugin_is_refused(tmp_path, monkeypatch):
     with open_with(tmp_path, index="lmdb") as store, store.client() as client:
         client.write(bytes(16), b"1")
     without = load_catalogue(["lmdb-index"])

@@ -350,18 +350,18 @@ ROWS: dict[str, Callable[[Machine], None]] = {
 }
 
 
-def test_the_page_has_exactly_these_rows():
+def test_page_has_exactly_these_rows():
     assert list(SECTIONS) == list(ROWS)
 
 
 @pytest.mark.parametrize("title", ROWS)
-def test_the_program_prints_what_the_page_shows(title, machine):
+def test_program_prints_the_message_of_page(title, machine):
     ROWS[title](machine)
     assert machine.run(SECTIONS[title]) == SECTIONS[title].message
 
 
 @pytest.mark.parametrize("other", [{}, {"extension": ".blk", "leftover_extensions": (".sqs",)}])
-def test_no_store_is_read_by_a_format_that_claims_the_files_of_another(machine, other):
+def test_formats_claiming_same_files_are_refused(machine, other):
     """Whichever comes last; and 'msgstore plugins' says it of itself."""
     machine.write_store()
     claiming(machine, **other)
@@ -401,7 +401,7 @@ def test_plugins_check_reserved_extension_exits_with_2(machine):
     assert "the extension '.erase' is used by other files of a store" in checked.output
 
 
-def test_a_record_type_that_lacks_something_is_blamed_itself(machine):
+def test_incomplete_record_type_is_named(machine):
     """Not the format, which asks for it."""
     stamped(machine)
     module = machine.site / "acme_stamped_plugin.py"
@@ -416,7 +416,7 @@ def test_a_record_type_that_lacks_something_is_blamed_itself(machine):
     assert "acme_stamped_plugin.Stamped has no overhead, check, which" in str(caught.value)
 
 
-def test_a_format_without_holes_need_not_fill_any(machine):
+def test_format_without_compactable_needs_no_gap_methods(machine):
     """Only a format with the capability COMPACTABLE needs its methods."""
     claiming(machine, extension=".blk")
     module = machine.site / "acme_blocks_plugin.py"
@@ -431,7 +431,7 @@ def test_a_format_without_holes_need_not_fill_any(machine):
         FormatSet(msgstore.load_catalogue()).by_name("blocks")
 
 
-def test_a_record_type_of_another_format_is_said_to_be(machine):
+def test_record_type_of_other_format_is_named(machine):
     """Not asked whether it was meant, by its very name."""
     descriptor = "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='a:b', format='v3')"
     machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor)
@@ -454,7 +454,7 @@ def test_a_record_type_of_another_format_is_said_to_be(machine):
         ("acme_rocks_plugin:hookimpl", None),
     ],
 )
-def test_a_factory_that_cannot_be_imported_is_a_problem(machine, factory, said):
+def test_factory_not_importable_is_a_problem(machine, factory, said):
     rocks(machine, factory=factory)
     assert list(msgstore.load_catalogue().problems()) == []  # what is not selected is not imported
     problems = list(msgstore.load_catalogue().unloadable())
@@ -465,7 +465,7 @@ def test_a_factory_that_cannot_be_imported_is_a_problem(machine, factory, said):
     assert said is None or "cannot be imported" in checked.stdout
 
 
-def test_a_misspelt_record_type_is_not_blamed_on_the_directory(tmp_path):
+def test_misspelt_record_type_gets_a_suggestion(tmp_path):
     with msgstore.open_store(tmp_path, record="checksum"):
         pass
     with pytest.raises(msgstore.PluginError, match="Did you mean 'checksum'") as caught:
@@ -476,7 +476,7 @@ def test_a_misspelt_record_type_is_not_blamed_on_the_directory(tmp_path):
 
 
 @pytest.mark.parametrize("selected", ["rocks", "ets"])
-def test_an_index_that_ends_the_program_is_an_error_of_its_plugin(machine, selected):
+def test_index_raising_systemexit_is_plugin_error(machine, selected):
     """Opened with it, and with another one that takes its entries over."""
     machine.write_store(index="ets")
     failing_rocks(machine, load="raise SystemExit('no licence')")
@@ -496,7 +496,7 @@ def test_an_index_that_ends_the_program_is_an_error_of_its_plugin(machine, selec
         ("KeyboardInterrupt('hm')", KeyboardInterrupt),
     ],
 )
-def test_what_an_index_says_of_the_store_is_not_blamed_on_its_plugin(machine, raised, expected):
+def test_store_error_of_index_passes_unchanged(machine, raised, expected):
     failing_rocks(machine, load=f"raise {raised}")
     with pytest.raises(expected, match="hm") as caught:
         msgstore.open_store(machine.store, index="rocks")
@@ -504,6 +504,6 @@ def test_what_an_index_says_of_the_store_is_not_blamed_on_its_plugin(machine, ra
 
 
 @pytest.mark.parametrize("mistake", ["recods", "record"])
-def test_the_key_that_binds_record_types_is_a_known_one(tmp_path, mistake):
+def test_misspelt_records_key_gets_a_suggestion(tmp_path, mistake):
     with pytest.raises(msgstore.ConfigError, match=rf"unknown key '{mistake}'\. Did you mean 'records'"):
         msgstore.open_store(tmp_path, format={"use": "v2", mistake: {"checksum": 4}})

@@ -14,7 +14,7 @@ FAULTS = [
             "self.tell([(client, len(client.unconfirmed or ())) for client in self.clients])\n            self.write_out()"
         ),
         symptom="A client is told that a message is safe, and the write then fails.",
-        caught_by="tests/test_store.py::test_an_idle_writer_is_confirmed_within_the_interval",
+        caught_by="tests/test_store.py::test_idle_writer_is_confirmed_within_interval",
     ),
     Fault(
         name="flush-confirms-one-too-many",
@@ -23,7 +23,7 @@ FAULTS = [
         fragment="client.take_unconfirmed(n)",
         replacement="client.take_unconfirmed(n + 1)",
         symptom="A message that was written while a flush ran is confirmed by that flush, and lost by a crash.",
-        caught_by="tests/test_clients.py::test_message_written_during_a_flush_is_confirmed_later",
+        caught_by="tests/test_clients.py::test_write_during_flush_is_confirmed_later",
     ),
     Fault(
         name="flush-skips-behind-the-first-portion",
@@ -32,7 +32,7 @@ FAULTS = [
         fragment="at += written.looked_at",
         replacement="at += MOST",
         symptom="Messages behind the first portion of a large flush are confirmed and not written.",
-        caught_by="tests/test_clients.py::test_flush_of_several_portions_writes_them_all",
+        caught_by="tests/test_clients.py::test_flush_of_several_chunks_writes_all",
     ),
     Fault(
         name="flush-forgets-late-messages",
@@ -41,7 +41,7 @@ FAULTS = [
         fragment="again += written.late",
         replacement="written.late",
         symptom="A message that dies on disk while its second reference waits is confirmed and not written.",
-        caught_by="tests/test_clients.py::test_what_dies_on_disk_while_a_second_reference_waits_is_written_again",
+        caught_by="tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten",
     ),
     Fault(
         name="bound-of-unconfirmed-is-ignored",
@@ -59,7 +59,7 @@ FAULTS = [
         fragment="released.missing + more.missing",
         replacement="released.missing",
         symptom="Removing an id more often than it has references raises nothing.",
-        caught_by="tests/test_clients.py::test_id_removed_too_often_at_once_is_named",
+        caught_by="tests/test_clients.py::test_removal_of_too_many_references_names_id",
     ),
     Fault(
         name="second-removal-leaves-live-bytes",
@@ -68,7 +68,7 @@ FAULTS = [
         fragment="self.ledger.bury(more.freed)",
         replacement="pass",
         symptom="A segment whose last message was removed twice in one call is never deleted.",
-        caught_by="tests/test_clients.py::test_removal_of_all_references_at_once_frees_the_segment",
+        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
     ),
     Fault(
         name="failing-writes-pile-up-in-memory",
@@ -77,7 +77,7 @@ FAULTS = [
         fragment="self._is_stuck = stuck",
         replacement="self._is_stuck = False",
         symptom="On a full disk each write is taken, and memory grows until the process is killed.",
-        caught_by="tests/test_faults.py::test_a_full_disk_fills_no_memory",
+        caught_by="tests/test_faults.py::test_writes_on_full_disk_are_bounded",
     ),
     Fault(
         name="error-denies-a-taken-write",
@@ -104,7 +104,7 @@ FAULTS = [
         fragment=("            self.ledger.commit()\n            self._uncommitted -= uncommitted"),
         replacement=("            self._uncommitted -= uncommitted\n            self.ledger.commit()"),
         symptom="While commits fail, removals are taken without limit.",
-        caught_by="tests/test_meetings.py::test_commits_that_fail_hold_writers_up_until_they_succeed",
+        caught_by="tests/test_meetings.py::test_removals_with_failing_commits_are_refused",
     ),
     Fault(
         name="index-is-committed-ahead-of-syncs",
@@ -113,7 +113,7 @@ FAULTS = [
         fragment=("            if segments.sync_later:\n                segments.sync_written()\n"),
         replacement="",
         symptom="With fsync_every a power loss leaves index entries without records.",
-        caught_by="tests/test_clients.py::test_with_fsync_every_the_flusher_syncs",
+        caught_by="tests/test_clients.py::test_flusher_with_fsync_every_syncs",
     ),
     Fault(
         name="interrupted-store-goes-on",
@@ -122,7 +122,7 @@ FAULTS = [
         fragment="self.broken = self._refusal = StoreClosed(",
         replacement="self.broken = StoreClosed(",
         symptom="After Ctrl-C in the middle of a change the store goes on with half of it in memory.",
-        caught_by="tests/test_meetings.py::test_an_interrupt_behind_a_write_ends_the_store",
+        caught_by="tests/test_meetings.py::test_interrupt_after_append_closes_the_store",
     ),
     Fault(
         name="large-messages-share-segments",
@@ -131,7 +131,7 @@ FAULTS = [
         fragment="self.appender.seen_large |= len(body) >= self.config.large_message",
         replacement="pass",
         symptom="A large body shares its segment, and its removal frees no space.",
-        caught_by="tests/test_store.py::test_segments_roll_at_the_limit_and_large_messages_stand_alone",
+        caught_by="tests/test_store.py::test_segments_roll_at_limit_and_isolate_large",
     ),
     Fault(
         name="second-reference-is-never-confirmed",
@@ -140,7 +140,7 @@ FAULTS = [
         fragment="client.unconfirmed.append(msg_id)",
         replacement="pass",
         symptom="The second write of an id is never confirmed.",
-        caught_by="tests/test_store.py::test_confirms_come_once_a_flush_in_the_order_of_writing",
+        caught_by="tests/test_store.py::test_confirms_come_once_per_flush_in_order",
     ),
     Fault(
         name="flush-joins-one-under-way",
@@ -153,7 +153,7 @@ FAULTS = [
         ),
         replacement=("            work()\n            with self._mutex:\n                self._next = None\n"),
         symptom="A flush returns when one that began before the last writes has ended: they are not confirmed.",
-        caught_by="tests/test_clients.py::test_each_write_is_confirmed_once_and_in_order",
+        caught_by="tests/test_clients.py::test_each_write_is_confirmed_once_in_order",
     ),
     Fault(
         name="flush-hides-another-threads-failure",
@@ -171,7 +171,7 @@ FAULTS = [
         fragment="del unconfirmed[: len(taken)]",
         replacement="del unconfirmed[: len(taken) - 1]",
         symptom="The last message of each flush is confirmed once more by the next one.",
-        caught_by="tests/test_store.py::test_confirms_come_once_a_flush_in_the_order_of_writing",
+        caught_by="tests/test_store.py::test_confirms_come_once_per_flush_in_order",
     ),
     Fault(
         name="write-many-counts-the-failed-pair",
