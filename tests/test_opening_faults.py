@@ -12,7 +12,7 @@ import pytest
 import msgstore
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, copy_of, listing
-from support import open_with
+from support import counts, open_with
 
 IDS = [bytes([n]) * 16 for n in range(1, 9)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS[:6], 1)}
@@ -71,10 +71,6 @@ def stores(tmp_path_factory):
                 store.flush()
             client.remove(IDS[6:])
     return made
-
-
-def counts(store: msgstore.Store) -> dict[bytes, int]:
-    return {entry.msg_id: entry.references for entry in store.entries()}
 
 
 def attempt(path, files, **keys):

@@ -18,6 +18,7 @@ import msgstore
 from msgstore.cli.main import main
 from msgstore.testing.faults import Crash, StoppingFiles
 from support import RealDirectory, hashes, open_with
+from support import counts as references_of
 
 
 class Combining:
@@ -91,7 +92,7 @@ def test_leftover_adopted_becomes_a_segment(killed, index, form, caplog):
     counts = killed.real.refcounts
     with msgstore.open_store(killed.path, adopt=True, index=index, format=form, refcounts=counts.items()) as store:
         assert hashes(store) == killed.real.live
-        assert {entry.msg_id: entry.references for entry in store.entries()} == counts
+        assert references_of(store) == counts
         assert not list(killed.path.glob("*.rdt"))
         highest = max(int(segment["name"].split(".")[0]) for segment in killed.real.manifest["segments"])
         assert (killed.path / f"{highest + 1}.rdq").exists()

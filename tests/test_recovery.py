@@ -13,7 +13,7 @@ import pytest
 import msgstore
 from msgstore.engine.open import recovery as recovery_module
 from msgstore.testing.faults import Crash, RecordingFiles
-from support import open_with
+from support import counts, open_with
 
 ONE, THREE, GONE, LAST = (bytes([n]) * 16 for n in (1, 3, 7, 9))
 
@@ -36,10 +36,6 @@ def fan_out(path, keys):
     client.write(LAST, body(LAST))
     store.flush()
     store.abandon()
-
-
-def counts(store):
-    return {entry.msg_id: entry.references for entry in store.entries()}
 
 
 def test_counts_after_dirty_stop_are_exact(cell, tmp_path):
@@ -385,7 +381,7 @@ def test_records_behind_the_last_commit_keep_older_counts(tmp_path):
     store.abandon()
     with open_with(tmp_path, index="lmdb", gc_interval=0) as again:
         assert again.stats().recovery.how == "tail"
-        assert {entry.msg_id: entry.references for entry in again.entries()} == {a: 2, b: 1}
+        assert counts(again) == {a: 2, b: 1}
         assert sum(segment.live_count for segment in again.segments()) == 2, "what was found is not counted as live"
 
 

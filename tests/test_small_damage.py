@@ -20,6 +20,7 @@ from msgstore.engine.open.recovery import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
 from support import DATA, catalogue, needs_erlang, open_with
+from support import counts as references_of
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS, 1) if n % 4}
@@ -61,7 +62,7 @@ def path(made, kind, tmp_path):
 
 def reopened(path: Path, kind: str, **keys: object) -> tuple[dict[bytes, int], Recovery]:
     with open_with(path, index=kind, file_size_limit=350, **keys) as store:
-        return {entry.msg_id: entry.references for entry in store.entries()}, store.stats().recovery
+        return references_of(store), store.stats().recovery
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> str:
@@ -157,7 +158,7 @@ def test_changed_byte_of_a_snapshot_keeps_the_other_counts(made, tmp_path, caplo
     (path / "msgstore-ets.snapshot").write_bytes(data)
     result, summary = verified(path)
     with open_with(path, file_size_limit=350) as store:
-        counts = {entry.msg_id: entry.references for entry in store.entries()}
+        counts = references_of(store)
     assert sum(counts.get(msg_id) != count for msg_id, count in COUNTS.items()) <= 1
     assert len(counts.keys() - COUNTS.keys()) <= 1, "the dead of other segments are back"
     assert (path / "msgstore-ets.snapshot.damaged").read_bytes() == data
@@ -262,7 +263,7 @@ def test_damaged_settings_are_rebuilt(path, kind, how, caplog):
     was = (path / "msgstore.json").read_bytes()
     damaged = tear(path, how)
     with msgstore.open_store(path) as store:  # with the default index
-        assert {entry.msg_id: entry.references for entry in store.entries()} == COUNTS
+        assert references_of(store) == COUNTS
     assert (path / "msgstore.json.damaged-1").read_bytes() == damaged
     assert "msgstore.json: is damaged" in warnings(caplog)
     settings = json.loads((path / "msgstore.json").read_bytes())
@@ -275,7 +276,7 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
     was = (path / "msgstore.json").read_bytes()
     damaged = tear(path, how, copy=True)
     with msgstore.open_store(path, index=kind, mode=mode) as store:
-        assert {entry.msg_id: entry.references for entry in store.entries()} == COUNTS
+        assert references_of(store) == COUNTS
     assert "msgstore.json: is damaged" in warnings(caplog)
     assert "Its copy is used" in warnings(caplog)
     if mode == "rw":
@@ -296,7 +297,7 @@ def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
     os.utime(tmp_path / "msgstore-lmdb" / "data.mdb")
     tear(tmp_path, "empty", copy=True)
     with open_with(tmp_path, index="ets") as store:
-        counts = {entry.msg_id: entry.references for entry in store.entries()}
+        counts = references_of(store)
     assert counts == {msg_id: 1 + (msg_id == IDS[2]) for msg_id in IDS[2:]}
 
 
