@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -15,9 +16,22 @@ import msgstore
 from msgstore.contract import StoredBody
 from msgstore.files import Files
 from msgstore.testing.faults import FailingFiles, UnsyncedFiles
-from support import FullDisk, RealDirectory, open_with
+from msgstore.writer_lock import check_no_writer
+from support import FullDisk, RealDirectory, failing, in_threads, open_with
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
+
+
+class TornAppend(UnsyncedFiles):
+    """While ``fail``, a write stops after ten bytes."""
+
+    fail = False
+
+    def pwrite(self, fd, data, offset):
+        if self.fail:
+            super().pwrite(fd, memoryview(data)[:10], offset)
+            failing(errno.ENOSPC)()
+        super().pwrite(fd, data, offset)
 
 
 def small_store(path: Path, keys: dict, files: Files | None = None) -> None:
@@ -84,28 +98,16 @@ def test_descriptor_after_failed_close_is_not_reused(cell, tmp_path):
         assert client.read_many([KEPT, LATER]) == {KEPT: b"1", LATER: b"2" * 1000}
 
 
-def test_append_neither_finished_nor_undone_loses_nothing(cell, tmp_path):
-    class TornAppend(UnsyncedFiles):
-        fail = False
-
-        def pwrite(self, fd, data, offset):
-            if self.fail:
-                super().pwrite(fd, memoryview(data)[:10], offset)
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            super().pwrite(fd, data, offset)
-
-        def truncate(self, fd, size):
-            if self.fail:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            super().truncate(fd, size)
-
+def test_append_neither_finished_nor_undone_loses_nothing(cell, tmp_path, monkeypatch):
     small_store(tmp_path, cell.keys)
     files = TornAppend()
     store = open_with(tmp_path, files, **cell.keys, sync_interval="1h")
     store.client().write(LATER, b"x" * 100)
     files.fail = True
-    with pytest.raises(msgstore.StoreIOError):
-        store.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "truncate", failing())
+        with pytest.raises(msgstore.StoreIOError):
+            store.flush()
     files.fail = False
     store.close()
     with open_with(tmp_path, **cell.keys) as store, store.client() as client:
@@ -114,15 +116,6 @@ def test_append_neither_finished_nor_undone_loses_nothing(cell, tmp_path):
 
 
 def test_append_failed_halfway_leaves_no_bytes(cell, tmp_path):
-    class TornAppend(UnsyncedFiles):
-        fail = False
-
-        def pwrite(self, fd, data, offset):
-            if self.fail:
-                super().pwrite(fd, memoryview(data)[:10], offset)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            super().pwrite(fd, data, offset)
-
     files = TornAppend()
     with open_with(tmp_path, files, **cell.keys, sync_interval="1h") as store:
         client = store.client()
@@ -355,29 +348,21 @@ def test_stored_body_before_flush_is_decoded(tmp_path, index):
 @pytest.mark.slow
 def test_check_for_writer_locks_nobody_out(tmp_path, index):
     small_store(tmp_path, {"index": index, "format": "v2"})
-    stop, errors = threading.Event(), []
+    stop = threading.Event()
 
     def look():
-        from msgstore.writer_lock import check_no_writer
-
         while not stop.is_set():
-            try:
+            with contextlib.suppress(msgstore.StoreLocked):  # rightly, while the writer is there
                 check_no_writer(tmp_path)
-            except msgstore.StoreLocked:
-                pass  # rightly, while the writer is there
-            except BaseException as error:  # handed to the test's own thread
-                errors.append(error)
-                return
 
-    threads = [threading.Thread(target=look) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(40):
-        open_with(tmp_path, UnsyncedFiles(), index=index, format="v2").close()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    def write():
+        try:
+            for _ in range(40):
+                open_with(tmp_path, UnsyncedFiles(), index=index, format="v2").close()
+        finally:
+            stop.set()
+
+    in_threads(look, look, write)
 
 
 @pytest.mark.parametrize("wrong", [5, b"".join, object()])

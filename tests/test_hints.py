@@ -21,7 +21,7 @@ from msgstore.engine.segment import hint_file, hints
 from msgstore.engine.segment.hint_file import Hint, InvalidHint
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles, UnsyncedFiles
-from support import CELLS, open_with
+from support import CELLS, failing, open_with
 
 ETS = [cell for cell in CELLS.values() if cell.index == "ets"]
 
@@ -303,26 +303,23 @@ def test_hint_without_segment_is_deleted(tmp_path, ets):
 # -- while the store is open ----------------------------------------------------------------------------------------------
 
 
-class NoRoomForHints(UnsyncedFiles):
-    def create(self, path):
-        if ".hint" in path.name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().create(path)
+def no_room_for_hints(files):
+    create = files.create
+    return "create", lambda path: (failing(errno.ENOSPC) if ".hint" in path.name else create)(path)
 
 
-class NoTimes(UnsyncedFiles):
-    def set_mtime(self, path, mtime_ns):
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+FAULTS = {
+    "no room": no_room_for_hints,
+    "no times": lambda files: ("set_mtime", failing(errno.EPERM)),
+    "times forgotten": lambda files: ("set_mtime", lambda path, _: Files.set_mtime(files, path, path.stat().st_mtime_ns)),
+}
 
 
-class ForgetfulTimes(UnsyncedFiles):
-    def set_mtime(self, path, mtime_ns):
-        return Files.set_mtime(self, path, path.stat().st_mtime_ns)
-
-
-@pytest.mark.parametrize("files", [NoRoomForHints, NoTimes, ForgetfulTimes])
-def test_unwritable_hint_fails_nothing(tmp_path, ets, files):
-    two_segments(tmp_path, ets, files())
+@pytest.mark.parametrize("fault", FAULTS)
+def test_unwritable_hint_fails_nothing(tmp_path, ets, fault, monkeypatch):
+    files = UnsyncedFiles()
+    monkeypatch.setattr(files, *FAULTS[fault](files))
+    two_segments(tmp_path, ets, files)
     assert not list(tmp_path.glob("*.hint*"))
     assert check(tmp_path, ets, ids(150)).recovery.hinted == []
 

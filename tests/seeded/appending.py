@@ -111,7 +111,7 @@ FAULTS = [
         fragment="self._segments.check_current()",
         replacement="pass",
         symptom="Messages in a current segment that was deleted are confirmed when it is full.",
-        caught_by="tests/test_two_writers.py::test_segment_deleted_within_a_flush_confirms_nothing",
+        caught_by="tests/test_two_writers.py::test_segment_deleted_within_flush_confirms_nothing",
     ),
     Fault(
         name="failed-append-leaves-its-bytes",
