@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -65,6 +66,17 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         store.flush()
     store.abandon() if request.param == "killed" else store.close()
     return tmp_path / "s"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Path]:
+    """A store that another process has open for writing."""
+    command = [sys.executable, "-c", WRITER, tmp_path / "s"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        yield tmp_path / "s"
+        writer.communicate(b"\n")
 
 
 @pytest.mark.parametrize("keys", [{}, {"format": "v1", "index": "lmdb"}, {"format": "ledger"}], ids=str)
@@ -133,16 +145,10 @@ def test_files_of_no_format_are_ignored(path: Path) -> None:
     assert [item.path.name for item in Inputs(catalogue()).find([path])][:1] == ["0.ledger"]
 
 
-def test_reader_beside_writer_without_format_is_refused(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline()
-        config = store_config({"path": tmp_path / "s", "index": "lmdb"}, "a test", Path())
-        with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
-            open_configured(config, without("ledger"), mode="r")
-        writer.communicate(b"\n")
+def test_reader_beside_writer_without_format_is_refused(written: Path) -> None:
+    config = store_config({"path": written, "index": "lmdb"}, "a test", Path())
+    with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
+        open_configured(config, without("ledger"), mode="r")
 
 
 def test_job_without_format_reports_damage(path: Path) -> None:
@@ -170,16 +176,11 @@ def test_reading_with_another_codec_is_logged(path: Path, caplog: pytest.LogCapt
         msgstore.open_store(path, format="ledger", body="zstd")
     msgstore.open_store(path, format="ledger", body="zstd", mode="r").close()
     (told,) = caplog.records
-    assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies")
+    text = f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies"
+    assert told.getMessage().startswith(text)
 
 
-def test_reader_beside_writer_logs_another_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reader_beside_writer_logs_another_codec(written: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline()
-        msgstore.open_store(tmp_path / "s", mode="r", index="lmdb", body="zstd").close()
-        writer.communicate(b"\n")
+    msgstore.open_store(written, mode="r", index="lmdb", body="zstd").close()
     assert ["with the body codec 'raw', and now with 'zstd'" in record.getMessage() for record in caplog.records] == [True]

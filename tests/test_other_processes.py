@@ -222,8 +222,8 @@ def test_readers_beside_fast_writer_find_confirmed_messages(kind, tmp_path, othe
     load.wait(lambda: load.open)
     path, stop = str(tmp_path / "store"), str(tmp_path / "stop")
     readers = {tmp_path / "reading-1": others(), tmp_path / "reading-2": others()}
-    for reading, reader in readers.items():
-        reader.tell(READ_ALL.format(path=path, keys=kind.keys, stop=stop, reading=str(reading)))
+    for reading, other in readers.items():
+        other.tell(READ_ALL.format(path=path, keys=kind.keys, stop=stop, reading=str(reading)))
     # The writer does not get far before they are there: nobody hears what it has to tell, and the pipe is full.
     load.hold_until(lambda: all(reading.exists() for reading in readers))
     chance, checks = random.Random(str(kind)), 0
@@ -236,7 +236,7 @@ def test_readers_beside_fast_writer_find_confirmed_messages(kind, tmp_path, othe
         assert store.stats().messages == len(load.alive) <= KEPT
         assert len(files_of(store)._open) <= found_files.MAX_OPEN
     (tmp_path / "stop").touch()
-    assert all(reader.answer() > 0 for reader in readers.values())
+    assert all(other.answer() > 0 for other in readers.values())
     assert load.confirmed >= CONFIRMS
     assert checks > 20
 

@@ -19,7 +19,7 @@ from msgstore.cli.main import main
 from msgstore.engine.open.recovery import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
-from support import DATA, catalogue, needs_erlang, open_with
+from support import DATA, catalogue, failing, flip, needs_erlang, open_with
 from support import counts as references_of
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
@@ -80,9 +80,7 @@ def append_a_byte(path: Path) -> None:
 
 
 def flip_a_bit(path: Path) -> None:
-    text = bytearray((path / "clean.dot").read_bytes())
-    text[5] ^= 1
-    (path / "clean.dot").write_bytes(text)
+    flip(path / "clean.dot", 5, 1)
 
 
 def add_an_empty_segment(path: Path) -> None:
@@ -153,9 +151,7 @@ def test_copy_of_a_segment_tells_the_dead_that_are_back(path, kind, caplog):
 def test_changed_byte_of_a_snapshot_keeps_the_other_counts(made, tmp_path, caplog):
     shutil.copytree(made["ets"], tmp_path / "store")
     path = tmp_path / "store"
-    data = bytearray((path / "msgstore-ets.snapshot").read_bytes())
-    data[41] ^= 1  # in the first id
-    (path / "msgstore-ets.snapshot").write_bytes(data)
+    data = flip(path / "msgstore-ets.snapshot", 41, 1)  # in the first id
     result, summary = verified(path)
     with open_with(path, file_size_limit=350) as store:
         counts = references_of(store)
@@ -235,7 +231,7 @@ def test_failed_reconciliation_can_be_repeated(path, kind):
     class Full(Files):
         def replace(self, source, target):
             if target.name in ("msgstore-clean.dot", "msgstore.json"):
-                raise OSError(28, os.strerror(28))
+                failing(errno.ENOSPC)()
             super().replace(source, target)
 
     with pytest.raises(msgstore.MsgStoreError):
@@ -441,12 +437,12 @@ def test_settings_rebuilt_outlive_a_failed_index_change(made, tmp_path):
     class Failing(Files):
         def list(self, directory):
             if (directory / "msgstore-lmdb").exists():
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                failing()()
             return super().list(directory)
 
         def read_file(self, path):
             if path.name == "msgstore-ets.snapshot":
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                failing()()
             return super().read_file(path)
 
     path = copy_of(made["ets"], tmp_path / "store")

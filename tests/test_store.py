@@ -13,7 +13,7 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, hashes, open_with
+from support import DATA, failing, hashes, in_threads, open_with
 
 KEYS = {"sync_interval": "1h"}
 ID, OTHER, THIRD = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -359,30 +359,25 @@ def test_reads_beside_writers_and_compaction_find_bodies(opened):
     client = store.client()
     keep = [n.to_bytes(2, "big") * 8 for n in range(300)]
     client.write_many((i, i * 9) for i in keep)
-    errors: list[BaseException] = []
     stop = threading.Event()
 
     def read():
-        try:
-            while not stop.is_set():
-                for msg_id in keep:
-                    assert client.read(msg_id) == msg_id * 9
-        except BaseException as error:
-            errors.append(error)
+        while not stop.is_set():
+            for msg_id in keep:
+                assert client.read(msg_id) == msg_id * 9
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for turn in range(30):
-        extra = [(1000 + turn).to_bytes(2, "big") * 7 + bytes([n, 0]) for n in range(100)]
-        client.write_many((i, i * 5) for i in extra)
-        store.flush()
-        client.remove(extra)
-        store.compact(everything=True)
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert not errors
+    def change():
+        try:
+            for turn in range(30):
+                extra = [(1000 + turn).to_bytes(2, "big") * 7 + bytes([n, 0]) for n in range(100)]
+                client.write_many((i, i * 5) for i in extra)
+                store.flush()
+                client.remove(extra)
+                store.compact(everything=True)
+        finally:
+            stop.set()
+
+    in_threads(read, read, read, change)
 
 
 def test_mapped_reads_follow_writes_and_compaction(cell, opened):
@@ -498,9 +493,6 @@ def test_lookup_of_wrong_id_raises_valueerror(opened, cell, tmp_path, mode, wron
 def test_unreadable_index_error_names_the_store(opened, monkeypatch):
     store = opened()
 
-    def fail(index, msg_id):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(type(store._index), "references", fail)
+    monkeypatch.setattr(type(store._index), "references", failing())
     with pytest.raises(msgstore.StoreIOError, match=str(store.path)):
         store.references(ID)

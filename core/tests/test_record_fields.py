@@ -268,7 +268,7 @@ def test_fields_without_a_method_break_the_record_type(ranked: None, tmp_path: P
     import acme_ranked  # type: ignore[import-not-found]
 
     del acme_ranked.Ranked.fields
-    with pytest.raises(BrokenPlugin, match="acme_ranked.Ranked has no fields, which the contract requires"):
+    with pytest.raises(BrokenPlugin, match=r"acme_ranked\.Ranked has no fields, which the contract requires"):
         FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
 
 
