@@ -1,4 +1,4 @@
-"""Fresh stores written in parallel: the bytes are the store's own, whole or not there, and nothing is left beside them."""
+"""New stores that jobs write in parallel: equal to those of ``open_store``, complete or absent, and nothing is left."""
 
 from __future__ import annotations
 
@@ -70,6 +70,12 @@ def expected(*parts: Messages) -> dict[bytes, tuple[bytes, int]]:
     return {msg_id: (body, 1) for messages in parts for msg_id, body in messages}
 
 
+def check(path: Path, *parts: Messages, index: str = "ets") -> None:
+    """The store has these messages, and no staging directory is left."""
+    assert content(path, index) == expected(*parts)
+    assert not beside(path)
+
+
 def segments(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir() if file.stem.isdigit()}
 
@@ -104,8 +110,7 @@ def test_written_bytes_equal_those_of_store(name: str, end: str, tmp_path: Path,
     assert ours == theirs
     others = [{f.name for f in (tmp_path / d).iterdir() if not f.stem.isdigit()} for d in ("own", "bulk")]
     assert {n for n in others[1] if "hint" not in n} == {n for n in others[0] if "hint" not in n}
-    assert content(tmp_path / "bulk", cell.index) == expected(messages)
-    assert not beside(tmp_path / "bulk")
+    check(tmp_path / "bulk", messages, index=cell.index)
 
 
 @pytest.mark.parametrize("name", [n if n not in FOREIGN_CELLS else pytest.param(n, marks=needs_foreign) for n in ALL])
@@ -264,8 +269,7 @@ def test_commit_takes_only_the_given_attempts(tmp_path: Path) -> None:
     with Staging.begin(target) as staging:
         write(staging, 0, B)
         staging.commit([write(staging, 0, A)])
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
 def test_wrong_messages_are_refused(tmp_path: Path) -> None:
@@ -437,8 +441,7 @@ def test_job_killed_at_any_change_is_repeatable(tmp_path: Path) -> None:
                 Staging.begin(target)
         else:
             make(target, *parts, files=UnsyncedFiles())
-        assert content(path / "store") == expected(*parts)
-        assert not beside(path / "store")
+        check(path / "store", *parts)
     assert ends[False] > 50
     assert ends[True] > 1
 
@@ -486,8 +489,7 @@ def test_second_job_of_destination_is_refused(tmp_path: Path) -> None:
         other.commit([write(other, 0, B)])
     with pytest.raises(StoreError, match="is there already"):
         Staging.begin(target)
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
 def test_first_of_two_racing_jobs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,8 +501,7 @@ def test_first_of_two_racing_jobs_wins(tmp_path: Path, monkeypatch: pytest.Monke
         second.commit(parts[1:])
         with pytest.raises(StoreError, match="is there already"):
             first.commit(parts[:1])
-    assert content(tmp_path / "store") == expected(B)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", B)
 
 
 def test_swept_staging_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,8 +521,7 @@ def test_swept_staging_directory_is_made_again(tmp_path: Path, monkeypatch: pyte
         assert seen
         assert staging.path != str(seen[0])
         staging.commit([write(staging, 0, A)])
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
 def test_workers_of_ended_job_fail_clearly(tmp_path: Path) -> None:
@@ -624,8 +624,7 @@ def test_job_of_other_process_locks_destination(tmp_path: Path) -> None:
         for pid in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
 def test_job_handed_over_lives_with_owner(tmp_path: Path) -> None:
@@ -648,5 +647,4 @@ def test_job_handed_over_lives_with_owner(tmp_path: Path) -> None:
             elif end == "abandoned":
                 joined.abandon()
             owner.kill()
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)

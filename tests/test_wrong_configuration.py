@@ -1,7 +1,7 @@
-"""The wrong-configuration table: every row of it is provoked with the very text that the page shows, and compared.
+"""Messages of docs/reference/wrong-configuration.md, compared with what the program prints.
 
-A section of docs/reference/wrong-configuration.md is a row: what is written (``toml``, ``python`` or ``console``), then what
-the program prints (``text``). Before it, a row's function here puts the machine into the state that the section describes.
+A section of the page has a cause (``toml``, ``python`` or ``console``) and the message (``text``). The function of a row
+prepares the machine that the section describes.
 """
 
 from __future__ import annotations
@@ -169,10 +169,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made.close()
 
 
-def nothing(machine: Machine) -> None:
-    """A machine with everything of this repository installed, and no store."""
-
-
 def rocks(machine: Machine, contract: str = "(1, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
     descriptor = f"IndexDescriptor(name='rocks', contract={contract}, factory={factory!r})"
     machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indexes", descriptor, head=head)
@@ -208,35 +204,14 @@ def two_ets(machine: Machine) -> None:
     machine.install("acme-ets", "2.0.1", "fast-ets", "msgstore_indexes", descriptor)
 
 
-def without_lmdb(machine: Machine) -> None:
-    machine.uninstall("msgstore-lmdb-index")
-
-
-def wrong_hook(machine: Machine) -> None:
-    machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indices", "")
-
-
-def written_with_checksum_then_uninstalled(machine: Machine) -> None:
-    machine.write_store(record="checksum")
-    machine.uninstall("msgstore-checksum-record")
-
-
 def written_with_lmdb_then_uninstalled(machine: Machine) -> None:
     machine.write_store(index="lmdb")
-    without_lmdb(machine)
-
-
-def bound_to_four(machine: Machine) -> None:
-    machine.write_store(format={"use": "v2", "records": {"checksum": 4}})
+    machine.uninstall("msgstore-lmdb-index")
 
 
 def bound_to_128(machine: Machine) -> None:
     stamped(machine)
     machine.write_store(format={"use": "v2", "records": {"checksum": 128}})
-
-
-def configured(machine: Machine) -> None:
-    machine.file.write_text('[stores.orders]\npath = "orders"\n')
 
 
 def kept_open_with_ets(machine: Machine) -> None:
@@ -288,15 +263,19 @@ def misspelt(machine: Machine) -> None:
     machine.file.write_text('[stores.orders]\npath = "orders"\nindx = "lmdb"\nfile_size_limit = "16 megs"\n')
 
 
-ROWS: dict[str, Callable[[Machine], None]] = {
-    "Missing plugin": without_lmdb,
+def nothing(machine: Machine) -> None:
+    """Leave everything of this repository installed, and no store."""
+
+
+ROWS: dict[str, Callable[[Machine], object]] = {
+    "Missing plugin": lambda m: m.uninstall("msgstore-lmdb-index"),
     "Misspelt name": nothing,
     "Unknown name": nothing,
     "Two plugins of one name": two_ets,
     "Wrong contract version": lambda m: rocks(m, contract="(2, 0)"),
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
     "Plugin that ends the program": lambda m: rocks(m, head="raise SystemExit('acme: no licence found')"),
-    "Misspelt hook": wrong_hook,
+    "Misspelt hook": lambda m: m.install("acme-rocks", "1.4.0", "rocks", "msgstore_indices", ""),
     "Forgotten hookimpl": without_a_mark,
     "Plugin whose own code is missing": rocks,
     "Plugin that lacks a method": incomplete,
@@ -323,7 +302,7 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Retention without a limit": nothing,
     "Invalid share": nothing,
     "Several mistakes at once": misspelt,
-    "Unknown store": configured,
+    "Unknown store": lambda m: m.file.write_text('[stores.orders]\npath = "orders"\n'),
     "Record-type byte bound twice": stamped,
     "Record-type byte out of range": nothing,
     "Record type with an option that it does not have": stamped,
@@ -335,9 +314,12 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Other byte for the format's own record type": nothing,
     "Unbound record type": stamped,
     "Record type in a format without types": nothing,
-    "Other binding than the directory remembers": bound_to_four,
+    "Other binding than the directory remembers": lambda m: m.write_store(format={"use": "v2", "records": {"checksum": 4}}),
     "Byte of another record type": bound_to_128,
-    "Store opened without its record type": written_with_checksum_then_uninstalled,
+    "Store opened without its record type": lambda m: (
+        m.write_store(record="checksum"),
+        m.uninstall("msgstore-checksum-record"),
+    ),
     "Store opened without a third-party record type": written_with_stamped_then_uninstalled,
     "Store opened without its last index": written_with_lmdb_then_uninstalled,
     "Older format over newer segments": lambda m: m.copy_store("mixed_upgrade"),
