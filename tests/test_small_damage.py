@@ -136,7 +136,7 @@ def test_replaced_counts_are_kept_as_a_file(path, kind, tmp_path):
     assert set(counts) == COUNTS.keys() - {IDS[0]}
 
 
-def test_copy_of_a_segment_tells_the_dead_that_are_back(path, kind, caplog):
+def test_copied_segment_reports_revived_messages(path, kind, caplog):
     """As an operator's backup in the same directory."""
     shutil.copy2(path / "1.sqs", path / "99.sqs")
     result, summary = verified(path)
@@ -148,7 +148,7 @@ def test_copy_of_a_segment_tells_the_dead_that_are_back(path, kind, caplog):
     assert f"{len(back)} may have been removed and are live again" in warnings(caplog)
 
 
-def test_changed_byte_of_a_snapshot_keeps_the_other_counts(made, tmp_path, caplog):
+def test_damaged_snapshot_keeps_other_counts(made, tmp_path, caplog):
     shutil.copytree(made["ets"], tmp_path / "store")
     path = tmp_path / "store"
     data = flip(path / "msgstore-ets.snapshot", 41, 1)  # in the first id
@@ -280,7 +280,7 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
     assert (path / "msgstore.json").read_bytes() == (was if mode == "rw" else damaged)
 
 
-def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
+def test_copy_of_settings_names_the_index(tmp_path):
     """Files of two indexes have the same age, as after copying a directory: only the copy names the one that was used."""
     with open_with(tmp_path, index="lmdb") as store:
         for msg_id in IDS:
@@ -299,7 +299,7 @@ def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
 
 @needs_erlang
 @pytest.mark.parametrize("body", ["raw", "erlang"])
-def test_copy_of_settings_says_which_codec_has_stored_the_bodies(body, tmp_path):
+def test_copy_of_settings_names_the_codec(body, tmp_path):
     term = b"\x83m\0\0\0\5hello"
     with open_with(tmp_path, body=body) as store:
         store.client().write(IDS[0], term)
@@ -311,7 +311,7 @@ def test_copy_of_settings_says_which_codec_has_stored_the_bodies(body, tmp_path)
 
 
 @needs_erlang
-def test_reader_beside_a_writer_uses_the_copy_of_settings(tmp_path):
+def test_reader_beside_writer_uses_copy_of_settings(tmp_path):
     with open_with(tmp_path, index="lmdb", body="erlang") as store:
         store.client().write(IDS[0], b"body")
         store.flush()
@@ -327,7 +327,7 @@ def test_settings_without_a_copy_get_one(path, kind):
     assert (path / "msgstore.json.copy").read_bytes() == (path / "msgstore.json").read_bytes()
 
 
-def test_unusable_settings_beside_a_brokers_counts_are_not_ours(tmp_path):
+def test_damaged_settings_beside_broker_counts_need_adoption(tmp_path):
     shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "store")
     (tmp_path / "store" / "msgstore.json").touch()
     with pytest.raises(msgstore.NotAdopted, match=r"msg_store_index\.ets"):
@@ -403,7 +403,7 @@ def test_settings_unknown_body_codec_is_refused(tmp_path):
 
 
 @needs_erlang
-def test_settings_codec_of_a_broker_is_found_for_reading(tmp_path):
+def test_settings_codec_of_broker_is_found(tmp_path):
     with open_with(tmp_path, body="erlang") as store:
         store.client().write(IDS[0], b"body")
     tear(tmp_path, "empty")

@@ -226,7 +226,7 @@ def test_flush_of_removal_in_moved_directory_fails(writing, how, tmp_path):
     refused(store.path, store.flush, store.flush)
 
 
-def test_copy_by_hard_links_has_a_writer_of_its_own(index, tmp_path):
+def test_copy_by_hard_links_has_own_writer(index, tmp_path):
     """Both directories have the same segments; the second writer does not write into them, the first one notices the move."""
     path, copy = tmp_path / "store", tmp_path / "copy"
     first = open_with(path, index=index, **KEYS)
