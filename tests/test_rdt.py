@@ -96,7 +96,7 @@ def test_leftover_adopted_becomes_a_segment(killed, index, form, caplog):
         assert not list(killed.path.glob("*.rdt"))
         highest = max(int(segment["name"].split(".")[0]) for segment in killed.real.manifest["segments"])
         assert (killed.path / f"{highest + 1}.rdq").exists()
-        assert f"becomes {highest + 1}.rdq" in caplog.text
+        assert f"Renamed to {highest + 1}.rdq" in caplog.text
         store.compact(everything=True)
         assert hashes(store) == killed.real.live
         if form == "v2":
