@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, Sample, catalogue
+from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, Sample, catalogue, opening
 
 EVERY_CELL = CELLS | ACME_CELLS | FOREIGN_CELLS
 SPREAD = ["ets-v1", "lmdb-v2", "ets-v2-checksum"]
@@ -100,6 +102,13 @@ def need_cell(request: pytest.FixtureRequest) -> Callable[[Cell], None]:
             pytest.skip(f"{cell} is not installed here")
 
     return check
+
+
+@pytest.fixture
+def opened(request: pytest.FixtureRequest, cell: Cell, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """``opened(files=None, **keys)`` opens the store of the test with ``KEYS`` of its module; at the end all are abandoned."""
+    with opening(tmp_path / "store", cell, **getattr(request.module, "KEYS", {})) as open_it:
+        yield open_it
 
 
 @pytest.fixture

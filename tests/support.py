@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,6 +148,71 @@ class RealDirectory:
             for m in self.manifest["messages"]
             if m["refcount"] and m["confirmed"] and bytes.fromhex(m["id"]) != self.torn_id
         }
+
+
+def id_of(number: int) -> bytes:
+    """Return a message id; the numbers of ``A`` to ``D`` are none of a test that uses both."""
+    return number.to_bytes(2, "big") * 8
+
+
+A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
+
+
+def counts(store: msgstore.Store) -> dict[bytes, int]:
+    """Id to reference count, of every message on disk."""
+    return {entry.msg_id: entry.references for entry in store.entries()}
+
+
+def contents(store: msgstore.Store) -> dict[bytes, bytes]:
+    """Id to body, of every message on disk."""
+    with store.client() as client:
+        return client.read_many([entry.msg_id for entry in store.entries()])
+
+
+def collect(store: msgstore.Store, *actions: Any) -> list[Any]:
+    """Collect by a policy that plans these actions."""
+    policy: Any = type("Scripted", (), {"plan": lambda self, segments, now: list(actions)})()
+    store._collector._policy, store._collector._may_drop = policy, True
+    return store.compact()
+
+
+def failing(error: int = errno.EIO) -> Callable[..., Any]:
+    """Return a replacement for an operation that raises OSError."""
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise OSError(error, os.strerror(error))
+
+    return fail
+
+
+def flip(path: Path, offset: int, bits: int = 0xFF) -> bytes:
+    """Change bits of one byte. Return the new content."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= bits
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def in_threads(*calls: Callable[[], object], seconds: float = 60) -> None:
+    """Run all calls at once. Raise what the first failed one raises."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            barrier.wait(seconds)
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[call], daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
 
 
 def hashes(store: msgstore.Store) -> dict[bytes, str]:

@@ -20,7 +20,7 @@ from msgstore.cli.main import main
 from msgstore.engine.open import ets_file
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
-from support import DATA, RealDirectory, hashes, open_with
+from support import DATA, RealDirectory, counts, hashes, open_with
 
 CLEAN_STOPS = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted"]
 SHARED_STORES = [
@@ -38,7 +38,7 @@ Row = tuple[bytes, int, int, int, int]
 def counts_of(path: Path, **keys: object) -> tuple[dict[bytes, int], str]:
     """The reference counts that a store on the directory has, without writing into it, and where they come from."""
     with open_with(path, **{"mode": "r", "index": "ets", "format": "v2", **keys}) as store:
-        return {entry.msg_id: entry.references for entry in store.entries()}, store.stats().recovery.counts
+        return counts(store), store.stats().recovery.counts
 
 
 def integer(number: int) -> bytes:
@@ -494,4 +494,4 @@ def test_unreadable_counts_stop_an_adoption(name, tmp_path):
     with open_with(path, Failing(), mode="r") as store:
         assert len(list(store.entries())) >= len(real.live)
     with open_with(path, adopt=True) as store:
-        assert {e.msg_id: e.references for e in store.entries()} == real.refcounts, "counts that can be read again are lost"
+        assert counts(store) == real.refcounts, "counts that can be read again are lost"

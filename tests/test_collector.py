@@ -7,29 +7,17 @@ import errno
 import random
 import threading
 import time
+from functools import partial
 
 import pytest
 
 import msgstore
 from msgstore.files import Files
-from support import open_with
+from support import in_threads
 
 LIMIT = 64 * 2**10
 BODY = b"b" * 500
-
-
-@pytest.fixture
-def opened(cell, tmp_path):
-    stores = []
-
-    def open_it(files=None, **keys):
-        keys = {"file_size_limit": LIMIT, "sync_interval": "10ms", "gc_interval": "10ms"} | keys
-        stores.append(open_with(tmp_path / "store", files, **cell.keys, **keys))
-        return stores[-1]
-
-    yield open_it
-    for store in stores:
-        store.abandon()
+KEYS = {"file_size_limit": LIMIT, "sync_interval": "10ms", "gc_interval": "10ms"}
 
 
 def fill(client, count, start=0):
@@ -55,7 +43,7 @@ def sizes(directory):
 
 
 @pytest.mark.parametrize("policy", ["half-empty", "combine"])
-def test_space_comes_back_without_being_asked_for(opened, policy):
+def test_collector_reclaims_space_of_removed_messages(opened, policy):
     store = opened(gc=policy)
     client = store.client()
     ids = fill(client, 2000)
@@ -72,7 +60,7 @@ def test_space_comes_back_without_being_asked_for(opened, policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["first in, first out", "random"])
-def test_at_full_speed_the_directory_stays_small(opened, order, tmp_path):
+def test_directory_at_full_speed_stays_small(opened, order, tmp_path):
     """Twice what is alive and four segments, at every moment, whatever the load; the files themselves are counted."""
     limit = 2**20
     store = opened(file_size_limit=limit, gc_interval="900ms", sync_interval="50ms")
@@ -121,7 +109,7 @@ class Full(Files):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_could_not_be_collected_is_collected_later(opened):
+def test_collector_after_full_disk_tries_again(opened):
     files = Full()
     store = opened(files)
     client = store.client()
@@ -136,7 +124,7 @@ def test_what_could_not_be_collected_is_collected_later(opened):
     assert client.read(ids[0]) == BODY
 
 
-def test_the_collector_waits_for_no_further_removal(opened):
+def test_collector_finishes_without_further_removals(opened):
     """Everything is removed at once, while the collector is busy, and then nothing happens any more."""
     store = opened(gc_interval="20ms")
     client = store.client()
@@ -147,7 +135,7 @@ def test_the_collector_waits_for_no_further_removal(opened):
     until(lambda: store.stats().bytes_on_disk < 4 * LIMIT)
 
 
-def test_without_an_interval_nobody_collects(opened):
+def test_store_without_gc_interval_collects_nothing(opened):
     store = opened(gc_interval=0)
     client = store.client()
     ids = fill(client, 1000)
@@ -159,7 +147,7 @@ def test_without_an_interval_nobody_collects(opened):
     assert store.stats().bytes_on_disk == before
 
 
-def test_a_client_that_is_told_may_write_while_writers_wait_for_the_collector(opened):
+def test_confirm_callback_writes_while_collector_is_behind(opened):
     """It has what the collector needs: it must not wait for it."""
     store = opened()
     done = threading.Event()
@@ -177,7 +165,7 @@ def test_a_client_that_is_told_may_write_while_writers_wait_for_the_collector(op
     assert done.wait(60)
 
 
-def test_closing_does_not_wait_for_a_collection_to_end(opened):
+def test_close_during_collection_preempts_it(opened):
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(Files):
@@ -209,7 +197,7 @@ def test_closing_does_not_wait_for_a_collection_to_end(opened):
     assert sorted(entry.msg_id for entry in store.entries()) == ids[::4]
 
 
-def test_whatever_happens_to_a_look_the_collector_goes_on(opened, monkeypatch):
+def test_collector_after_failed_check_goes_on(opened, monkeypatch):
     """Writers would wait for ever for one that has ended."""
     store = opened()
     total_bytes, failures = store._accounting.total_bytes, []
@@ -229,14 +217,14 @@ def test_whatever_happens_to_a_look_the_collector_goes_on(opened, monkeypatch):
     assert store._background_collector._thread.is_alive()
 
 
-def test_nobody_waits_for_a_collector_that_has_ended(opened):
+def test_writers_do_not_wait_for_stopped_collector(opened):
     store = opened()
     store._background_collector.stop(wait=True)
     store._background_collector.is_behind = True
     store._background_collector.wait_for_backlog()
 
 
-def test_segments_are_added_up_while_others_begin_new_ones(opened):
+def test_total_bytes_beside_new_segments_is_computed(opened):
     """A segment is added without the lock, by whoever has ``flushing``."""
     store = opened(gc_interval=0)
     by_number, segment = store._segments.by_number, object()
@@ -256,40 +244,29 @@ def test_segments_are_added_up_while_others_begin_new_ones(opened):
 
 
 @pytest.mark.slow
-def test_many_threads_and_the_collector_agree(opened):
+def test_threads_beside_collector_lose_nothing(opened):
     store = opened(gc="combine")
-    errors = []
 
     def work(number):
         rng = random.Random(number)
         client = store.client()
         alive = []
-        try:
-            for count in range(2000):
-                msg_id = bytes([number]) * 8 + count.to_bytes(8)
-                client.write(msg_id, msg_id * rng.randrange(1, 60))
-                alive.append(msg_id)
-                if len(alive) > 100:
-                    at = rng.randrange(len(alive))
-                    gone = alive.pop(at)
-                    client.remove([gone])
-                    assert not client.contains(gone)
-                    with pytest.raises(msgstore.MessageNotFound):
-                        client.read(gone)
-                kept = rng.choice(alive)
-                assert client.read(kept).startswith(kept)
-                if count % 100 == 0:
-                    store.flush()
-            assert client.read_many(alive).keys() == set(alive)
-        except BaseException as error:
-            errors.append(error)
+        for count in range(2000):
+            msg_id = bytes([number]) * 8 + count.to_bytes(8)
+            client.write(msg_id, msg_id * rng.randrange(1, 60))
+            alive.append(msg_id)
+            if len(alive) > 100:
+                gone = alive.pop(rng.randrange(len(alive)))
+                client.remove([gone])
+                assert not client.contains(gone)
+                with pytest.raises(msgstore.MessageNotFound):
+                    client.read(gone)
+            kept = rng.choice(alive)
+            assert client.read(kept).startswith(kept)
+            if count % 100 == 0:
+                store.flush()
+        assert client.read_many(alive).keys() == set(alive)
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    assert not errors, errors[0]
+    in_threads(*(partial(work, number) for number in range(4)), seconds=120)
     assert store.stats().messages == 400
     assert store.stats().quarantined == 0

@@ -33,7 +33,7 @@ def real(path: Path, cell: Cell) -> dict[bytes, int]:
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("source", [ours, real])
-def test_stopped_anywhere_nothing_live_is_lost(source, durability, cell, tmp_path, sample):
+def test_compaction_killed_anywhere_loses_nothing(source, durability, cell, tmp_path, sample):
     counts = source(tmp_path / "start", cell)
     assert stop_everywhere(tmp_path, cell, counts, durability, sample) > 20
 

@@ -8,32 +8,15 @@ import pytest
 
 from msgstore.contract import Combine, Compact, Drop
 from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles
-from support import open_with
+from support import collect, contents, id_of, open_with
 
 LIMIT = 20_000
 KEYS = {"sync_interval": "1h", "file_size_limit": LIMIT, "erase": True}
 
 
-class Says:
-    def __init__(self, *actions):
-        self.actions = actions
-
-    def plan(self, segments, now):
-        return self.actions
-
-
-def told(store, *actions):
-    store._collector._policy, store._collector._may_drop = Says(*actions), True
-    return store.compact()
-
-
 def body_of(number: int) -> bytes:
     """No byte of it is zero."""
     return b"%08d" % number * (5 + number % 20)
-
-
-def id_of(number: int) -> bytes:
-    return number.to_bytes(2, "big") * 8
 
 
 def keys_of(cell):
@@ -62,10 +45,6 @@ def traces(path, numbers) -> list[int]:
     return [number for number in numbers if body_of(number)[:16] in data]
 
 
-def contents(store) -> dict[bytes, bytes]:
-    return store.client().read_many([entry.msg_id for entry in store.entries()])
-
-
 ACTIONS = {
     "compact": lambda one, two: [Compact(one), Compact(two)],
     "combine": lambda one, two: [Combine((one, two))],
@@ -73,12 +52,12 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_of_what_was_removed_nothing_is_left(kind, cell, tmp_path):
+def test_collection_erases_removed_bodies(kind, cell, tmp_path):
     store, left, gone = filled(tmp_path, cell)
     store.client().remove(map(id_of, gone))
     store.flush()
     assert traces(tmp_path, gone) == gone
-    done = told(store, *ACTIONS[kind](*(s.number for s in store.segments())))
+    done = collect(store, *ACTIONS[kind](*(s.number for s in store.segments())))
     assert [one.skipped for one in done] == [None, None]
     assert traces(tmp_path, gone) == []
     assert contents(store) == {id_of(number): body_of(number) for number in left}
@@ -86,10 +65,10 @@ def test_of_what_was_removed_nothing_is_left(kind, cell, tmp_path):
     store.close()
 
 
-def test_a_deleted_segment_is_overwritten(cell, tmp_path):
+def test_deleted_segment_is_overwritten(cell, tmp_path):
     store, _, _ = filled(tmp_path, cell)
     first, second = (s.number for s in store.segments())
-    done = told(store, Drop(first, "old"))
+    done = collect(store, Drop(first, "old"))
     assert done[0].dropped == 60
     assert traces(tmp_path, range(100, 160)) == []
     store.client().remove(map(id_of, range(200, 260)))
@@ -99,7 +78,7 @@ def test_a_deleted_segment_is_overwritten(cell, tmp_path):
     assert traces(tmp_path, range(200, 260)) == []
 
 
-def test_the_collector_overwrites_in_the_background(cell, tmp_path):
+def test_collector_erases_in_the_background(cell, tmp_path):
     store, left, gone = filled(tmp_path, cell, gc_interval="10ms")
     store.client().remove(map(id_of, gone + left))
     store.flush()
@@ -111,7 +90,7 @@ def test_the_collector_overwrites_in_the_background(cell, tmp_path):
     store.close()
 
 
-def test_zeros_are_synced_before_the_file_goes(cell, tmp_path):
+def test_zeros_are_synced_before_unlink(cell, tmp_path):
     """Else the system would drop them with it."""
     files = RecordingFiles()
     store, left, gone = filled(tmp_path, cell, files)
@@ -126,7 +105,7 @@ def test_zeros_are_synced_before_the_file_goes(cell, tmp_path):
     store.close()
 
 
-def test_without_the_key_nothing_is_overwritten(cell, tmp_path):
+def test_deletion_without_erase_overwrites_nothing(cell, tmp_path):
     files = RecordingFiles()
     store, left, gone = filled(tmp_path, cell, files, erase=False)
     store.client().remove(map(id_of, gone + left))
@@ -138,7 +117,7 @@ def test_without_the_key_nothing_is_overwritten(cell, tmp_path):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_killed_anywhere_nothing_is_lost_and_the_next_collection_erases(kind, cell, tmp_path):
+def test_erasing_killed_anywhere_is_completed_later(kind, cell, tmp_path):
     store, left, gone = filled(tmp_path / "start", cell)
     store.client().remove(map(id_of, gone))
     store.close()
@@ -150,7 +129,7 @@ def test_killed_anywhere_nothing_is_lost_and_the_next_collection_erases(kind, ce
         store = open_with(tmp_path / "run", files, **keys_of(cell))
         try:
             store.roll()
-            told(store, *ACTIONS[kind](*(s.number for s in store.segments() if s.live_count)))
+            collect(store, *ACTIONS[kind](*(s.number for s in store.segments() if s.live_count)))
         finally:
             store.abandon()
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections import Counter
 
 import pytest
 
 import msgstore
 from msgstore.testing.faults import FailingFiles
-from support import FullDisk, open_with
+from support import FullDisk, failing, open_with
 
 IDS = [bytes([n]) * 16 for n in range(40)]
 FAULTS = [(last, sync) for last in (1, 6) for sync in ("1h", 0)]
@@ -27,7 +25,7 @@ class Faults(FailingFiles):
         super()._note(name, path, size)
         if self.failed and self.last > 1:
             self.last -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            failing()()
 
     def commit_first(self, commit):
         def committing():
@@ -179,17 +177,12 @@ def test_remove_of_unreadable_entries_removes_none(tmp_path, index, monkeypatch)
     store.flush()
     client.write(IDS[4], b"memory")
     other.write(IDS[4], b"memory")
-    release = store._accounting.index.release
-
-    def failing(ids):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(store._accounting.index, "release", failing)
+    monkeypatch.setattr(store._accounting.index, "release", failing())
     with pytest.raises(msgstore.StoreIOError) as caught:
         client.remove([IDS[0], IDS[4], IDS[1]])
     assert not getattr(caught.value, "applied", False)
     assert [store.references(msg_id) for msg_id in (IDS[0], IDS[1], IDS[4])] == [1, 1, 2], "a failed removal took references"
-    monkeypatch.setattr(store._accounting.index, "release", release)
+    monkeypatch.undo()
     client.remove([IDS[0], IDS[4], IDS[1]])
     assert [store.references(msg_id) for msg_id in (IDS[0], IDS[1], IDS[4])] == [0, 0, 1]
     store.close()
@@ -203,14 +196,10 @@ def test_repeated_removal_takes_no_second_reference(tmp_path, index, monkeypatch
     store.flush()
     client.write(IDS[0], b"disk")
 
-    def failing(ids):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    release = store._accounting.index.release
-    monkeypatch.setattr(store._accounting.index, "release", failing)
+    monkeypatch.setattr(store._accounting.index, "release", failing())
     with pytest.raises(msgstore.StoreIOError) as caught:
         client.remove(IDS[:2])
-    monkeypatch.setattr(store._accounting.index, "release", release)
+    monkeypatch.undo()
     client.remove(getattr(caught.value, "ids", IDS[:2]))
     assert (store.references(IDS[0]), store.references(IDS[1])) == (1, 0), "a message lost more references than were removed"
     store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -15,9 +16,22 @@ import msgstore
 from msgstore.contract import StoredBody
 from msgstore.files import Files
 from msgstore.testing.faults import FailingFiles, UnsyncedFiles
-from support import FullDisk, RealDirectory, open_with
+from msgstore.writer_lock import check_no_writer
+from support import FullDisk, RealDirectory, failing, in_threads, open_with
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
+
+
+class TornAppend(UnsyncedFiles):
+    """While ``fail``, a write stops after ten bytes."""
+
+    fail = False
+
+    def pwrite(self, fd, data, offset):
+        if self.fail:
+            super().pwrite(fd, memoryview(data)[:10], offset)
+            failing(errno.ENOSPC)()
+        super().pwrite(fd, data, offset)
 
 
 def small_store(path: Path, keys: dict, files: Files | None = None) -> None:
@@ -33,7 +47,7 @@ def references(store: msgstore.Store) -> tuple[int, ...]:
     return tuple(store.references(msg_id) for msg_id in (KEPT, SHARED, REMOVED))
 
 
-def test_any_operation_of_opening_and_closing_may_fail_once(cell, tmp_path):
+def test_opening_failed_at_any_operation_keeps_counts(cell, tmp_path):
     """The error is ours, the next try succeeds, and every count is as it was."""
     for fail in range(100):
         path = tmp_path / str(fail)
@@ -55,7 +69,7 @@ def test_any_operation_of_opening_and_closing_may_fail_once(cell, tmp_path):
     pytest.fail("there is always one more operation")
 
 
-def test_a_descriptor_whose_close_failed_is_never_written_to_again(cell, tmp_path):
+def test_descriptor_after_failed_close_is_not_reused(cell, tmp_path):
     """The next file that is opened may have its number: somebody else's."""
 
     class FailingClose(UnsyncedFiles):
@@ -84,28 +98,16 @@ def test_a_descriptor_whose_close_failed_is_never_written_to_again(cell, tmp_pat
         assert client.read_many([KEPT, LATER]) == {KEPT: b"1", LATER: b"2" * 1000}
 
 
-def test_an_append_that_can_be_neither_finished_nor_undone(cell, tmp_path):
-    class TornAppend(UnsyncedFiles):
-        fail = False
-
-        def pwrite(self, fd, data, offset):
-            if self.fail:
-                super().pwrite(fd, memoryview(data)[:10], offset)
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            super().pwrite(fd, data, offset)
-
-        def truncate(self, fd, size):
-            if self.fail:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            super().truncate(fd, size)
-
+def test_append_neither_finished_nor_undone_loses_nothing(cell, tmp_path, monkeypatch):
     small_store(tmp_path, cell.keys)
     files = TornAppend()
     store = open_with(tmp_path, files, **cell.keys, sync_interval="1h")
     store.client().write(LATER, b"x" * 100)
     files.fail = True
-    with pytest.raises(msgstore.StoreIOError):
-        store.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "truncate", failing())
+        with pytest.raises(msgstore.StoreIOError):
+            store.flush()
     files.fail = False
     store.close()
     with open_with(tmp_path, **cell.keys) as store, store.client() as client:
@@ -114,15 +116,6 @@ def test_an_append_that_can_be_neither_finished_nor_undone(cell, tmp_path):
 
 
 def test_append_failed_halfway_leaves_no_bytes(cell, tmp_path):
-    class TornAppend(UnsyncedFiles):
-        fail = False
-
-        def pwrite(self, fd, data, offset):
-            if self.fail:
-                super().pwrite(fd, memoryview(data)[:10], offset)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            super().pwrite(fd, data, offset)
-
     files = TornAppend()
     with open_with(tmp_path, files, **cell.keys, sync_interval="1h") as store:
         client = store.client()
@@ -138,7 +131,7 @@ def test_append_failed_halfway_leaves_no_bytes(cell, tmp_path):
         assert size == segment.size, f"the segment ends in {size - segment.size} bytes of a message that was not written"
 
 
-def test_a_number_is_never_used_twice(tmp_path, cell):
+def test_segment_number_after_kill_is_not_reused(tmp_path, cell):
     """Killed between an append and the index's commit, after the newest segment had been deleted."""
     counts = [(KEPT, 1), (SHARED, 2), (LATER, 1)] if cell.index == "ets" else []
     code = f"""if True:
@@ -168,7 +161,7 @@ def test_a_number_is_never_used_twice(tmp_path, cell):
         assert client.read(LATER) == b"LAST"
 
 
-def test_damage_in_one_segment_does_not_cost_the_counts_of_the_others(tmp_path, index):
+def test_damaged_segment_of_copy_keeps_other_counts(tmp_path, index):
     """A copy of a store (new times) in which one checksum fails is still trusted; the bad segment is quarantined."""
     keys = {"index": index, "format": "v2", "record": "checksum"}
     small_store(tmp_path, keys)
@@ -190,7 +183,7 @@ def test_damage_in_one_segment_does_not_cost_the_counts_of_the_others(tmp_path, 
 
 
 @pytest.mark.parametrize("counts", ["given", "saved", "none"])
-def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_path, index, counts):
+def test_compaction_keeps_records_behind_flipped_size(tmp_path, index, counts):
     """Counts tell of missing records, which keeps a segment from being changed too; without any, its bytes must be enough."""
     real = RealDirectory.load("v2_clean")
     path = real.copy(tmp_path)
@@ -209,7 +202,7 @@ def test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction(tmp_pa
     assert segment.read_bytes() == data + b"\x03\0\0\1"
 
 
-def test_migration_that_finds_no_room_keeps_every_count(tmp_path, index):
+def test_migration_on_full_disk_keeps_counts(tmp_path, index):
     class NoRoom(UnsyncedFiles):
         def create(self, path):
             if ".sqs" in path.name:
@@ -224,7 +217,7 @@ def test_migration_that_finds_no_room_keeps_every_count(tmp_path, index):
         assert not list(tmp_path.glob("*.rdq"))
 
 
-def test_a_full_disk_fills_no_memory(cell, tmp_path):
+def test_writes_on_full_disk_are_bounded(cell, tmp_path):
     """From the bound on a write that raises has taken nothing; with room again all goes on, and what was taken is there."""
     files = FullDisk()
     with open_with(tmp_path, files, index=cell.index, max_unconfirmed="1MiB", sync_interval="1h") as store:
@@ -252,7 +245,7 @@ def test_a_full_disk_fills_no_memory(cell, tmp_path):
         assert store.stats().messages == 1201
 
 
-def test_flush_waits_for_confirms_that_another_thread_is_giving(cell, tmp_path):
+def test_flush_waits_for_running_confirm_callbacks(cell, tmp_path):
     telling, go_on, confirmed = threading.Event(), threading.Event(), []
 
     def slow(ids):
@@ -274,7 +267,7 @@ def test_flush_waits_for_confirms_that_another_thread_is_giving(cell, tmp_path):
     store.close()
 
 
-def test_what_is_written_while_the_store_closes_is_kept_and_confirmed(cell, tmp_path):
+def test_write_in_callback_of_close_is_kept(cell, tmp_path):
     """By a client that answers each confirm with a write: the last one is refused, none is lost."""
     confirmed: list[bytes] = []
 
@@ -293,7 +286,7 @@ def test_what_is_written_while_the_store_closes_is_kept_and_confirmed(cell, tmp_
 
 
 @pytest.mark.parametrize("call", ["flush", "roll", "compact", "migrate", "close", "abandon"])
-def test_on_confirm_may_not_call_what_would_wait_for_it(cell, tmp_path, call):
+def test_confirm_callback_calling_change_raises_runtimeerror(cell, tmp_path, call):
     raised = []
 
     def on_confirm(ids):
@@ -308,7 +301,7 @@ def test_on_confirm_may_not_call_what_would_wait_for_it(cell, tmp_path, call):
     assert f"{call}() was called in a callback" in raised[0]
 
 
-def test_a_body_that_no_record_can_hold_is_refused_when_it_is_written(cell, tmp_path, monkeypatch):
+def test_write_of_too_large_body_is_refused(cell, tmp_path, monkeypatch):
     store = open_with(tmp_path, **cell.keys, sync_interval="1h", large_message="8GiB")
     monkeypatch.setattr(store._opened.backends.write_format.format, "max_body", 1000)
     monkeypatch.setattr(store._writer, "_max_body", 1000)
@@ -322,7 +315,7 @@ def test_a_body_that_no_record_can_hold_is_refused_when_it_is_written(cell, tmp_
     store.abandon()
 
 
-def test_counts_that_no_index_can_hold_are_refused(tmp_path, index):
+def test_refcounts_too_large_are_refused(tmp_path, index):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
     before = sorted(entry.name for entry in path.iterdir())
     with pytest.raises(ValueError, match="at most 281474976710655"):
@@ -334,7 +327,7 @@ def test_counts_that_no_index_can_hold_are_refused(tmp_path, index):
     "keys",
     [{"format": "v1"}, {"on_legacy": "refuse"}, {"body": "nope"}, {"index": "nope"}, {"record": "nope"}, {"gc": "nope"}],
 )
-def test_a_refused_opening_leaves_nothing_behind(tmp_path, keys):
+def test_refused_opening_changes_nothing(tmp_path, keys):
     path = RealDirectory.load("mixed_upgrade").copy(tmp_path)
     before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()}
     with pytest.raises(msgstore.MsgStoreError):
@@ -342,7 +335,7 @@ def test_a_refused_opening_leaves_nothing_behind(tmp_path, keys):
     assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()} == before
 
 
-def test_a_stored_body_reads_the_same_before_and_after_the_flush(tmp_path, index):
+def test_stored_body_before_flush_is_decoded(tmp_path, index):
     term = StoredBody(b"\x83m\0\0\0\5hello")
     with open_with(tmp_path, index=index, format="v2", body="erlang", sync_interval="1h") as store, store.client() as client:
         client.write(KEPT, term)
@@ -353,35 +346,27 @@ def test_a_stored_body_reads_the_same_before_and_after_the_flush(tmp_path, index
 
 
 @pytest.mark.slow
-def test_who_looks_does_not_lock_out_who_writes(tmp_path, index):
+def test_check_for_writer_locks_nobody_out(tmp_path, index):
     small_store(tmp_path, {"index": index, "format": "v2"})
-    stop, errors = threading.Event(), []
+    stop = threading.Event()
 
     def look():
-        from msgstore.writer_lock import check_no_writer
-
         while not stop.is_set():
-            try:
+            with contextlib.suppress(msgstore.StoreLocked):  # rightly, while the writer is there
                 check_no_writer(tmp_path)
-            except msgstore.StoreLocked:
-                pass  # rightly, while the writer is there
-            except BaseException as error:  # handed to the test's own thread
-                errors.append(error)
-                return
 
-    threads = [threading.Thread(target=look) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(40):
-        open_with(tmp_path, UnsyncedFiles(), index=index, format="v2").close()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    def write():
+        try:
+            for _ in range(40):
+                open_with(tmp_path, UnsyncedFiles(), index=index, format="v2").close()
+        finally:
+            stop.set()
+
+    in_threads(look, look, write)
 
 
 @pytest.mark.parametrize("wrong", [5, b"".join, object()])
-def test_a_clients_name_is_text_or_bytes(tmp_path, wrong, index):
+def test_client_with_wrong_name_raises_typeerror(tmp_path, wrong, index):
     with open_with(tmp_path, index=index, format="v2") as store:
         with pytest.raises(TypeError, match="text or bytes"):
             store.client(wrong)

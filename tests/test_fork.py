@@ -49,7 +49,7 @@ def refusals(*calls):
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_the_child_is_refused_and_the_parent_goes_on(tmp_path, cell, held):
+def test_forked_child_is_refused_parent_goes_on(tmp_path, cell, held):
     with msgstore.open_store(tmp_path / "store", **cell.keys) as store, store.client() as client:
         client.write(ID, b"parent")
         calls = [
@@ -92,7 +92,7 @@ def test_the_child_is_refused_and_the_parent_goes_on(tmp_path, cell, held):
         assert client.read_many([ID, bytes([1]) * 16, bytes([2]) * 16]) == {ID: b"parent", bytes([2]) * 16: b"parent"}
 
 
-def test_the_child_may_open_a_store_of_its_own(tmp_path, cell):
+def test_forked_child_opens_another_store(tmp_path, cell):
     with msgstore.open_store(tmp_path / "parents", **cell.keys) as store:
 
         def check():
@@ -107,7 +107,7 @@ def test_the_child_may_open_a_store_of_its_own(tmp_path, cell):
 
 
 @pytest.mark.parametrize("mode", ["r", "rw"])
-def test_the_child_is_told_why_it_cannot_read_with_lmdb(tmp_path, mode):
+def test_forked_child_opening_lmdb_is_refused(tmp_path, mode):
     """LMDB opens its files once a process, and takes a forked one for the same. They are whole, and the disk is, too."""
     pytest.importorskip("msgstore_lmdb_index")
     msgstore.open_store(tmp_path, index="lmdb").close()
@@ -127,7 +127,7 @@ def test_the_child_is_told_why_it_cannot_read_with_lmdb(tmp_path, mode):
                 msgstore.open_store(tmp_path, index="lmdb", mode="r")
 
 
-def test_a_child_that_lives_on_does_not_keep_the_directory_locked(tmp_path, cell):
+def test_living_child_does_not_keep_lock(tmp_path, cell):
     """It inherits the file that the lock is on, and the system keeps the lock for whoever has that open last."""
     store = msgstore.open_store(tmp_path / "store", **cell.keys)
     done, tell = os.pipe()

@@ -17,7 +17,7 @@ from msgstore.scan import FormatSet
 from msgstore.testing import stores
 from msgstore_ets_index.index import EtsIndex
 from msgstore_format_v2.format import SegmentFormatV2
-from support import catalogue
+from support import catalogue, counts
 
 ACME = Provider("acme-odd", "1.2", "odd", "acme_odd.plugin")
 HOLES = frozenset({Capability.SELF_DESCRIBING, Capability.COMPACTABLE})
@@ -105,10 +105,6 @@ def fill(store):
 def contents(store):
     with store.client() as client:
         return client.read_many([entry.msg_id for entry in store.entries()])
-
-
-def counts(store):
-    return {entry.msg_id: entry.references for entry in store.entries()}
 
 
 def files_of(path):

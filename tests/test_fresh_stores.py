@@ -1,4 +1,4 @@
-"""Fresh stores written in parallel: the bytes are the store's own, whole or not there, and nothing is left beside them."""
+"""New stores that jobs write in parallel: equal to those of ``open_store``, complete or absent, and nothing is left."""
 
 from __future__ import annotations
 
@@ -70,6 +70,12 @@ def expected(*parts: Messages) -> dict[bytes, tuple[bytes, int]]:
     return {msg_id: (body, 1) for messages in parts for msg_id, body in messages}
 
 
+def check(path: Path, *parts: Messages, index: str = "ets") -> None:
+    """The store has these messages, and no staging directory is left."""
+    assert content(path, index) == expected(*parts)
+    assert not beside(path)
+
+
 def segments(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir() if file.stem.isdigit()}
 
@@ -84,7 +90,7 @@ ALL = {**CELLS, **ACME_CELLS, **FOREIGN_CELLS}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n not in FOREIGN_CELLS else pytest.param(n, marks=needs_foreign) for n in ALL])
 @pytest.mark.parametrize("end", ["open", "full", "large"])
-def test_bytes_are_those_of_the_store(name: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_bytes_equal_those_of_store(name: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segment for segment, whatever the last one ends in, and in whatever steps the messages come."""
     cell = ALL[name]
     monkeypatch.setattr(time, "time_ns", lambda: 1_800_000_000_000_000_000)  # audit records keep the time
@@ -104,12 +110,11 @@ def test_bytes_are_those_of_the_store(name: str, end: str, tmp_path: Path, monke
     assert ours == theirs
     others = [{f.name for f in (tmp_path / d).iterdir() if not f.stem.isdigit()} for d in ("own", "bulk")]
     assert {n for n in others[1] if "hint" not in n} == {n for n in others[0] if "hint" not in n}
-    assert content(tmp_path / "bulk", cell.index) == expected(messages)
-    assert not beside(tmp_path / "bulk")
+    check(tmp_path / "bulk", messages, index=cell.index)
 
 
 @pytest.mark.parametrize("name", [n if n not in FOREIGN_CELLS else pytest.param(n, marks=needs_foreign) for n in ALL])
-def test_parts_in_the_order_of_tasks(name: str, tmp_path: Path) -> None:
+def test_parts_are_numbered_by_task(name: str, tmp_path: Path) -> None:
     """Each part begins a segment; numbers have no gaps."""
     cell = ALL[name]
     parts = [some(900, first=n * 1000) for n in range(3)]
@@ -135,7 +140,7 @@ V2 = CELLS["ets-v2"]
 A, B = some(400), some(300, first=1000)
 
 
-def test_counts(tmp_path: Path) -> None:
+def test_counts_of_commit_are_summed(tmp_path: Path) -> None:
     """They are added up; what they do not name is garbage, as at every opening."""
     counts = [(A[0][0], 2), (A[1][0], 1), (A[0][0], 1), (B[5][0], 7), (B[6][0], 1), (B[6][0], -1)]
     make(target_of(tmp_path / "store", V2), A, B, counts=iter(counts))
@@ -147,7 +152,7 @@ def test_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [[A, B], [[]], []])
-def test_counts_of_what_is_not_there(parts: list[Messages], tmp_path: Path) -> None:
+def test_counts_of_absent_id_are_refused(parts: list[Messages], tmp_path: Path) -> None:
     counts = [(A[0][0], 1), (b"nobody wrote me!", 1), (b"nor me          ", 2)] if A in parts else [(b"nobody wrote me!", 1)]
     more = ", and 1 more" if A in parts else ""
     with pytest.raises(StoreError, match=f"no message was written of id {b'nobody wrote me!'.hex()}{more}, which has ref"):
@@ -155,12 +160,12 @@ def test_counts_of_what_is_not_there(parts: list[Messages], tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_counts_that_are_none(tmp_path: Path) -> None:
+def test_counts_below_one_make_no_message(tmp_path: Path) -> None:
     make(target_of(tmp_path / "store", V2), [], counts=[(b"i" * 16, 0), (b"j" * 16, -1)])
     assert content(tmp_path / "store") == {}
 
 
-def test_references_of_workers(tmp_path: Path) -> None:
+def test_references_of_parts_are_summed(tmp_path: Path) -> None:
     """Every part brings its own; they are added up, as if each row were so many writes."""
     target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as staging:
@@ -180,7 +185,7 @@ def test_references_of_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, None, 2.0, True, 2**80])
-def test_references_that_are_none(count: Any, tmp_path: Path) -> None:
+def test_wrong_reference_count_is_refused(count: Any, tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", V2)
     message = f"{b'k'.hex() * 16} has {count} references; a message has from 1 to"
     with (
@@ -191,7 +196,7 @@ def test_references_that_are_none(count: Any, tmp_path: Path) -> None:
         writer.add([b"i" * 16, b"k" * 16], [b"", b""], [1, count])
 
 
-def test_references_of_some(tmp_path: Path) -> None:
+def test_references_of_some_messages_are_refused(tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as staging:
         for first, second in [(None, [1]), ([1], None)]:
@@ -209,7 +214,7 @@ def test_references_of_some(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ets-v2", "ets-v2-checksum", pytest.param("ets-ledger", marks=needs_foreign)])
-def test_whole_records(name: str, tmp_path: Path) -> None:
+def test_whole_records_are_copied_unchanged(name: str, tmp_path: Path) -> None:
     """Copied as they are, beside bodies, and rolled as these."""
     messages = some(900, large=[500])
     target = target_of(tmp_path / "store", ALL[name])
@@ -230,7 +235,7 @@ def test_whole_records(name: str, tmp_path: Path) -> None:
     assert content(tmp_path / "again") == expected(messages)
 
 
-def test_nothing_to_write(tmp_path: Path) -> None:
+def test_job_without_messages_makes_empty_store(tmp_path: Path) -> None:
     make(target_of(tmp_path / "store", V2))
     assert content(tmp_path / "store") == {}
     assert not beside(tmp_path / "store")
@@ -238,7 +243,7 @@ def test_nothing_to_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ets-v2", "lmdb-v2-checksum", "lmdb-v2-audit"])
 @pytest.mark.parametrize("where", ["one part", "two parts"])
-def test_copies(name: str, where: str, tmp_path: Path) -> None:
+def test_copies_of_an_id_are_merged(name: str, where: str, tmp_path: Path) -> None:
     """With the same body one is kept; an id with two bodies is an error that names it."""
     cell = ALL[name]
     parts = [A + A[:3]] if where == "one part" else [A, B + A[:3]]
@@ -252,7 +257,7 @@ def test_copies(name: str, where: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counted", "store"]
 
 
-def test_of_several_attempts_the_given_one_counts(tmp_path: Path) -> None:
+def test_commit_takes_only_the_given_attempts(tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as staging:
         lost = write(staging, 0, B)
@@ -264,11 +269,10 @@ def test_of_several_attempts_the_given_one_counts(tmp_path: Path) -> None:
     with Staging.begin(target) as staging:
         write(staging, 0, B)
         staging.commit([write(staging, 0, A)])
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
-def test_what_cannot_be_written(tmp_path: Path) -> None:
+def test_wrong_messages_are_refused(tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as staging:
         parts = Path(staging.path, "parts")
@@ -295,7 +299,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "short", "flipped", "no hint"])
-def test_a_part_that_is_not_as_it_was_written(how: str, tmp_path: Path) -> None:
+def test_changed_part_is_refused_at_commit(how: str, tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", CELLS["ets-v2-checksum"])
     with Staging.begin(target) as staging:
         part = write(staging, 0, some(1200))
@@ -325,7 +329,7 @@ def test_a_part_that_is_not_as_it_was_written(how: str, tmp_path: Path) -> None:
 # -- where it goes ------------------------------------------------------------------------------------------------------------
 
 
-def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_destination_is_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_bytes(b"")
@@ -354,7 +358,7 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_a_destination_that_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mounted_destination_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty directory, which no rename can replace: to be said before the work, not behind it."""
     (tmp_path / "mounted").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == tmp_path / "mounted")
@@ -363,7 +367,7 @@ def test_a_destination_that_is_mounted(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in tmp_path.iterdir()] == ["mounted"]
 
 
-def test_an_empty_directory_hands_its_permissions_on(tmp_path: Path) -> None:
+def test_empty_destination_passes_on_its_permissions(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "private").chmod(0o2700)
     make(target_of(tmp_path / "private", V2), A)
@@ -371,14 +375,14 @@ def test_an_empty_directory_hands_its_permissions_on(tmp_path: Path) -> None:
     assert content(tmp_path / "private") == expected(A)
 
 
-def test_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_directory_is_refused_as_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in (".", str(tmp_path)):
         with pytest.raises(StoreError, match="is the working directory"):
             Staging.begin(Target(name))
 
 
-def test_names_are_checked_before_anything_is_made(tmp_path: Path) -> None:
+def test_wrong_backend_names_make_no_directory(tmp_path: Path) -> None:
     for keys, kind in [
         ({"format": "v7"}, UnknownPlugin),
         ({"index": "lmbd"}, UnknownPlugin),
@@ -391,7 +395,7 @@ def test_names_are_checked_before_anything_is_made(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_destination_that_is_taken_meanwhile(tmp_path: Path) -> None:
+def test_destination_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as staging:
         part = write(staging, 0, A)
@@ -417,7 +421,7 @@ def test_every_file_is_synced_before_store_appears(tmp_path: Path) -> None:
 
 
 @pytest.mark.crash
-def test_a_crash_at_every_change(tmp_path: Path) -> None:
+def test_job_killed_at_any_change_is_repeatable(tmp_path: Path) -> None:
     """Before and inside each change on disk: nothing under the final name, or all of it; and the next job clears up."""
     parts = [some(700), some(700, first=1000), []]
     whole = RecordingFiles()
@@ -437,15 +441,14 @@ def test_a_crash_at_every_change(tmp_path: Path) -> None:
                 Staging.begin(target)
         else:
             make(target, *parts, files=UnsyncedFiles())
-        assert content(path / "store") == expected(*parts)
-        assert not beside(path / "store")
+        check(path / "store", *parts)
     assert ends[False] > 50
     assert ends[True] > 1
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["ets-v2", "lmdb-v2"])
-def test_an_error_at_every_operation(name: str, tmp_path: Path) -> None:
+def test_job_failed_at_any_operation_leaves_nothing(name: str, tmp_path: Path) -> None:
     """Also a full disk: a clear error and nothing left, or, where it was only worth time or tidiness, a whole store."""
     parts = [some(700), some(700, first=1000)]
     outcomes = set()
@@ -475,7 +478,7 @@ def test_an_error_at_every_operation(name: str, tmp_path: Path) -> None:
     assert outcomes == {"made", "failed"}
 
 
-def test_one_job_a_destination(tmp_path: Path) -> None:
+def test_second_job_of_destination_is_refused(tmp_path: Path) -> None:
     """Jobs for other destinations are none of its business, whatever their names."""
     target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as first, Staging.begin(target_of(tmp_path / "store.msgstore-0123456789abcdef", V2)) as other:
@@ -486,11 +489,10 @@ def test_one_job_a_destination(tmp_path: Path) -> None:
         other.commit([write(other, 0, B)])
     with pytest.raises(StoreError, match="is there already"):
         Staging.begin(target)
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
-def test_two_jobs_that_did_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_of_two_racing_jobs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to be done wins; the other one gets an error, and nothing of it is mixed in or left."""
     target = target_of(tmp_path / "store", V2)
     monkeypatch.setattr(claims, "remove_stale", lambda files, destination: None)
@@ -499,11 +501,10 @@ def test_two_jobs_that_did_not_see_each_other(tmp_path: Path, monkeypatch: pytes
         second.commit(parts[1:])
         with pytest.raises(StoreError, match="is there already"):
             first.commit(parts[:1])
-    assert content(tmp_path / "store") == expected(B)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", B)
 
 
-def test_a_directory_that_is_swept_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swept_staging_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job comes between its making and its locking, and takes it for left over: then there is another."""
     target = target_of(tmp_path / "store", V2)
     lock = claims.WriterLock
@@ -520,11 +521,10 @@ def test_a_directory_that_is_swept_before_it_is_locked(tmp_path: Path, monkeypat
         assert seen
         assert staging.path != str(seen[0])
         staging.commit([write(staging, 0, A)])
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
-def test_workers_of_a_job_that_is_gone(tmp_path: Path) -> None:
+def test_workers_of_ended_job_fail_clearly(tmp_path: Path) -> None:
     """They fail at their next file, with an error that says so, and bring nothing back."""
     target = target_of(tmp_path / "store", V2)
     staging = Staging.begin(target)
@@ -568,7 +568,7 @@ with Staging.begin(target) as staging:
 
 
 @pytest.mark.crash
-def test_a_driver_that_is_killed(tmp_path: Path) -> None:
+def test_killed_driver_leaves_destination_free(tmp_path: Path) -> None:
     """At any time; its workers live on, and have the lock's file open. Whoever comes next takes over at once."""
     whole = {n.to_bytes(16, "big"): (bytes([n % 251]) * 3000, 1) for n in range(4000)}
     command = [sys.executable, "-c", DRIVER, str(tmp_path / "store")]
@@ -608,7 +608,7 @@ def test_a_driver_that_is_killed(tmp_path: Path) -> None:
     assert left > 2
 
 
-def test_a_job_in_another_process(tmp_path: Path) -> None:
+def test_job_of_other_process_locks_destination(tmp_path: Path) -> None:
     target = Target(str(tmp_path / "store"))
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, target.path, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -624,11 +624,10 @@ def test_a_job_in_another_process(tmp_path: Path) -> None:
         for pid in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)
 
 
-def test_a_job_that_is_handed_over(tmp_path: Path) -> None:
+def test_job_handed_over_lives_with_owner(tmp_path: Path) -> None:
     """As Spark has it: planned by one process, committed by another, and alive as long as a third one is."""
     target = Target(str(tmp_path / "store"))
     plan = (
@@ -648,5 +647,4 @@ def test_a_job_that_is_handed_over(tmp_path: Path) -> None:
             elif end == "abandoned":
                 joined.abandon()
             owner.kill()
-    assert content(tmp_path / "store") == expected(A)
-    assert not beside(tmp_path / "store")
+    check(tmp_path / "store", A)

@@ -21,7 +21,7 @@ from msgstore.engine.segment import hint_file, hints
 from msgstore.engine.segment.hint_file import Hint, InvalidHint
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles, UnsyncedFiles
-from support import CELLS, open_with
+from support import CELLS, failing, open_with
 
 ETS = [cell for cell in CELLS.values() if cell.index == "ets"]
 
@@ -89,7 +89,7 @@ def segment_of(path: Path, number: int = 0) -> Path:
 # -- written and read -----------------------------------------------------------------------------------------------------
 
 
-def test_a_sealed_segment_is_not_read_again(tmp_path, ets):
+def test_sealed_segment_with_hint_is_not_scanned(tmp_path, ets):
     two_segments(tmp_path, ets)
     recovery = check(tmp_path, ets, ids(150)).recovery
     assert recovery.how == "rebuild"
@@ -100,7 +100,7 @@ def test_a_sealed_segment_is_not_read_again(tmp_path, ets):
     assert (recovery.entered, recovery.garbage) == (150, 0)
 
 
-def test_a_hint_says_what_a_scan_says(tmp_path, ets):
+def test_hint_equals_the_scan(tmp_path, ets):
     two_segments(tmp_path, ets)
     store = open_with(tmp_path, mode="r", **ets)
     segment = store._segments.by_number[0]
@@ -113,7 +113,7 @@ def test_a_hint_says_what_a_scan_says(tmp_path, ets):
     store.close()
 
 
-def test_a_segment_that_is_written_on_after_a_stop_gets_a_whole_hint(tmp_path, ets):
+def test_segment_continued_after_stop_gets_whole_hint(tmp_path, ets):
     """Clean stops leave a hint to go on from; after a dirty one the scan is gone on from."""
     with open_with(tmp_path, **ets) as store:
         write(store, 50)
@@ -129,7 +129,7 @@ def test_a_segment_that_is_written_on_after_a_stop_gets_a_whole_hint(tmp_path, e
     assert len(check(tmp_path, ets, ids(200)).recovery.hinted) == 1
 
 
-def test_hints_of_another_programs_segments_are_written_after_the_scan(tmp_path, ets):
+def test_hints_of_foreign_segments_follow_the_scan(tmp_path, ets):
     two_segments(tmp_path / "a", ets)
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)  # times are lost
     for file in (tmp_path / "b").iterdir():
@@ -139,13 +139,13 @@ def test_hints_of_another_programs_segments_are_written_after_the_scan(tmp_path,
     assert len(check(tmp_path / "b", ets, ids(150)).recovery.hinted) == 1
 
 
-def test_small_segments_have_none(tmp_path, ets, monkeypatch):
+def test_small_segments_get_no_hint(tmp_path, ets, monkeypatch):
     monkeypatch.setattr(hints, "SMALLEST", 2**20)
     two_segments(tmp_path, ets)
     assert not list(tmp_path.glob("*.hint"))
 
 
-def test_a_persistent_index_writes_none_and_takes_old_ones_away(tmp_path):
+def test_persistent_index_removes_old_hints(tmp_path):
     keys = {"format": "v2", "sync_interval": "1h"}
     two_segments(tmp_path, keys | {"index": "ets"})
     open_with(tmp_path, index="ets", **keys).close()
@@ -161,7 +161,7 @@ def test_a_persistent_index_writes_none_and_takes_old_ones_away(tmp_path):
         assert {entry.msg_id for entry in store.entries()} >= set(ids(1, 100, 2) + ids(100, 150))
 
 
-def test_reading_uses_hints_and_writes_none(tmp_path, ets):
+def test_read_only_store_uses_and_keeps_hints(tmp_path, ets):
     two_segments(tmp_path, ets)
     hint_of(tmp_path).rename(tmp_path / "kept")
     before = sorted(tmp_path.iterdir())
@@ -178,7 +178,7 @@ def test_reading_uses_hints_and_writes_none(tmp_path, ets):
 # -- stale and damaged ----------------------------------------------------------------------------------------------------
 
 
-def test_a_change_in_the_same_instant_to_the_same_size_is_noticed(tmp_path, ets):
+def test_hint_after_same_time_change_is_refused(tmp_path, ets):
     """The clock of a file system may stand still for milliseconds."""
 
     class CoarseClock(UnsyncedFiles):
@@ -203,7 +203,7 @@ def test_a_change_in_the_same_instant_to_the_same_size_is_noticed(tmp_path, ets)
     store.abandon()
 
 
-def test_no_flipped_bit_is_believed():
+def test_hint_with_flipped_bit_is_invalid():
     columns = Columns()
     for number, msg_id in enumerate(ids(5)):
         columns.add(msg_id, 64 + 50 * number, 40 + number)
@@ -228,7 +228,7 @@ def test_no_flipped_bit_is_believed():
     rest=st.binary(max_size=200),
     fits=st.booleans(),
 )
-def test_whatever_a_hostile_hint_says_it_does_not_lead_out_of_its_segment(widths, count, numbers, rest, fits):
+def test_hostile_hint_stays_within_its_segment(widths, count, numbers, rest, fits):
     """With a checksum that is right."""
     if fits and count <= 5:
         rest = rest.ljust(count * (16 + sum(widths)), b"\0")[: count * (16 + sum(widths))]
@@ -248,7 +248,7 @@ def test_whatever_a_hostile_hint_says_it_does_not_lead_out_of_its_segment(widths
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "empty", "huge", "other", "directory"])
-def test_a_damaged_hint_costs_time(tmp_path, ets, damage):
+def test_damaged_hint_causes_a_scan(tmp_path, ets, damage):
     two_segments(tmp_path, ets)
     hint = hint_of(tmp_path)
     data = hint.read_bytes()
@@ -274,7 +274,7 @@ def test_a_damaged_hint_costs_time(tmp_path, ets, damage):
         assert len(check(tmp_path, ets, ids(150)).recovery.hinted) == 1
 
 
-def test_a_hint_of_a_segment_whose_end_was_lost_is_not_believed(tmp_path, ets):
+def test_hint_of_segment_with_lost_end_is_refused(tmp_path, ets):
     """Name, size and time survived a power loss, the content did not."""
     two_segments(tmp_path, ets)
     segment = segment_of(tmp_path)
@@ -288,7 +288,7 @@ def test_a_hint_of_a_segment_whose_end_was_lost_is_not_believed(tmp_path, ets):
     store.abandon()
 
 
-def test_a_hint_without_its_segment_goes(tmp_path, ets):
+def test_hint_without_segment_is_deleted(tmp_path, ets):
     """Its number may be given to another segment."""
     two_segments(tmp_path, ets)
     segment_of(tmp_path).unlink()
@@ -303,31 +303,28 @@ def test_a_hint_without_its_segment_goes(tmp_path, ets):
 # -- while the store is open ----------------------------------------------------------------------------------------------
 
 
-class NoRoomForHints(UnsyncedFiles):
-    def create(self, path):
-        if ".hint" in path.name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().create(path)
+def no_room_for_hints(files):
+    create = files.create
+    return "create", lambda path: (failing(errno.ENOSPC) if ".hint" in path.name else create)(path)
 
 
-class NoTimes(UnsyncedFiles):
-    def set_mtime(self, path, mtime_ns):
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+FAULTS = {
+    "no room": no_room_for_hints,
+    "no times": lambda files: ("set_mtime", failing(errno.EPERM)),
+    "times forgotten": lambda files: ("set_mtime", lambda path, _: Files.set_mtime(files, path, path.stat().st_mtime_ns)),
+}
 
 
-class ForgetfulTimes(UnsyncedFiles):
-    def set_mtime(self, path, mtime_ns):
-        return Files.set_mtime(self, path, path.stat().st_mtime_ns)
-
-
-@pytest.mark.parametrize("files", [NoRoomForHints, NoTimes, ForgetfulTimes])
-def test_a_hint_that_cannot_be_written_fails_nothing(tmp_path, ets, files):
-    two_segments(tmp_path, ets, files())
+@pytest.mark.parametrize("fault", FAULTS)
+def test_unwritable_hint_fails_nothing(tmp_path, ets, fault, monkeypatch):
+    files = UnsyncedFiles()
+    monkeypatch.setattr(files, *FAULTS[fault](files))
+    two_segments(tmp_path, ets, files)
     assert not list(tmp_path.glob("*.hint*"))
     assert check(tmp_path, ets, ids(150)).recovery.hinted == []
 
 
-def test_a_failed_append_leaves_a_hint_that_is_right(tmp_path, ets):
+def test_hint_after_failed_append_is_right(tmp_path, ets):
     """What was appended before the failure is written once more: the segments have copies."""
 
     class FailingInTheSecond(UnsyncedFiles):
@@ -359,7 +356,7 @@ def test_a_failed_append_leaves_a_hint_that_is_right(tmp_path, ets):
     assert recovery.hinted
 
 
-def test_deleting_a_segment_deletes_its_hint(tmp_path, ets):
+def test_deleted_segment_loses_its_hint(tmp_path, ets):
     store = open_with(tmp_path, **ets)
     write(store, 100)
     store.roll()
@@ -370,7 +367,7 @@ def test_deleting_a_segment_deletes_its_hint(tmp_path, ets):
     store.close()
 
 
-def test_migrating_takes_the_hints_of_old_segments_away(tmp_path):
+def test_migration_deletes_hints_of_old_segments(tmp_path):
     two_segments(tmp_path, {"index": "ets", "format": "v1", "sync_interval": "1h"})
     keys = {"index": "ets", "format": "v2", "sync_interval": "1h"}
     store = open_with(tmp_path, **keys)
@@ -380,7 +377,7 @@ def test_migrating_takes_the_hints_of_old_segments_away(tmp_path):
     check(tmp_path, keys, ids(150))
 
 
-def test_compaction_writes_the_hint_anew(tmp_path, ets):
+def test_compaction_rewrites_the_hint(tmp_path, ets):
     two_segments(tmp_path, ets)
     store = open_with(tmp_path, **ets)
     store.client().remove(ids(0, 100, 2))
@@ -391,7 +388,7 @@ def test_compaction_writes_the_hint_anew(tmp_path, ets):
     assert len(check(tmp_path, ets, sorted(ids(1, 100, 2) + ids(100, 150))).recovery.hinted) == 1
 
 
-def test_no_instant_of_a_compaction_leaves_a_hint_that_is_wrong(tmp_path, ets):
+def test_compaction_killed_anywhere_leaves_no_wrong_hint(tmp_path, ets):
     two_segments(tmp_path / "before", ets)
     live = ids(1, 100, 2) + ids(100, 150)
     for stop in range(200):
@@ -415,7 +412,7 @@ def test_no_instant_of_a_compaction_leaves_a_hint_that_is_wrong(tmp_path, ets):
     pytest.fail("there is always one more operation")
 
 
-def test_a_quarantined_segment_loses_its_hint(tmp_path, ets):
+def test_quarantined_segment_loses_its_hint(tmp_path, ets):
     """Or the next start would find no damage in it."""
     two_segments(tmp_path, ets)
     store = open_with(tmp_path, **ets)
@@ -432,14 +429,14 @@ def test_a_quarantined_segment_loses_its_hint(tmp_path, ets):
     assert not list(tmp_path.glob("msgstore-0*.hint"))
 
 
-def test_sizes_of_eight_bytes():
+def test_hint_with_huge_sizes_is_read():
     huge = array("Q", [2**33, 2**34])
     hint = Hint.of_run(bytes(32), 64, huge)
     data = b"".join(hint_file.write(hint, "0.sqs", 2**36, 1))
     assert hint_file.read(data, "0.sqs", 2**36, 1).locations(1) == hint.locations(1)
 
 
-def test_what_another_program_appended_is_not_hidden_by_a_hint(tmp_path, ets):
+def test_foreign_append_is_not_hidden_by_hint(tmp_path, ets):
     store = open_with(tmp_path, **ets)
     write(store, 100)
     with segment_of(tmp_path).open("ab") as file:
@@ -450,7 +447,7 @@ def test_what_another_program_appended_is_not_hidden_by_a_hint(tmp_path, ets):
     assert check(tmp_path, ets, ids(100)).recovery.damaged
 
 
-def test_of_copies_in_one_segment_the_first_one_counts(tmp_path, ets):
+def test_first_copy_in_segment_wins(tmp_path, ets):
     """A message that was removed, and written again after a clean stop."""
     with open_with(tmp_path, **ets) as store:
         write(store, 2)
@@ -467,7 +464,7 @@ def test_of_copies_in_one_segment_the_first_one_counts(tmp_path, ets):
     assert (recovery.entered, recovery.garbage) == (2, 1)
 
 
-def test_a_segment_that_is_emptied_soon_costs_no_hint(tmp_path, ets, monkeypatch):
+def test_segment_emptied_soon_gets_no_hint(tmp_path, ets, monkeypatch):
     """Hints wait until their segments have shown that they stay; those that stay are written without being asked for."""
     monkeypatch.setattr(hints, "RIPE", 0.2)
     store = open_with(tmp_path, **ets | {"file_size_limit": 2**21, "sync_interval": "5ms"})

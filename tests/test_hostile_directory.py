@@ -63,14 +63,14 @@ def contents(path):
     return path.read_bytes() if path.is_file() else {inner.name: inner.read_bytes() for inner in path.iterdir()}
 
 
-def test_taking_the_lock_follows_no_link(made, tmp_path):
+def test_lock_file_link_is_refused(made, tmp_path):
     (made["path"] / "msgstore.lock").unlink()
     (tmp_path / "outside").write_bytes(PRECIOUS)
     refuses_the_link(made, made["path"] / "msgstore.lock", tmp_path / "outside")
     assert use(made) == 5
 
 
-def test_no_segment_is_written_through_a_link(made, cell, tmp_path):
+def test_segment_link_is_refused(made, cell, tmp_path):
     """Though what it leads to is a segment, and the very one."""
     segment = made["path"] / SEGMENT[cell.format]
     refuses_the_link(made, segment, segment.rename(tmp_path / "outside"))
@@ -79,7 +79,7 @@ def test_no_segment_is_written_through_a_link(made, cell, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["msgstore-lmdb/lock.mdb", "msgstore-lmdb/data.mdb", "msgstore-lmdb"])
-def test_lmdb_writes_through_no_link(name, tmp_path):
+def test_lmdb_link_is_refused(name, tmp_path):
     keys = {"index": "lmdb", "format": "v2", "path": tmp_path / "store"}
     use(keys)
     path, outside = keys["path"] / name, tmp_path / "outside"
@@ -91,7 +91,7 @@ def test_lmdb_writes_through_no_link(name, tmp_path):
 @pytest.mark.parametrize(
     "name", ["msgstore.json", "clean.dot", "msgstore-clean.dot", "msgstore-ets.snapshot", "msg_store_index.ets"]
 )
-def test_other_links_are_replaced_or_removed_and_what_they_lead_to_stays(made, cell, name, tmp_path):
+def test_other_links_are_replaced_without_following(made, cell, name, tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(PRECIOUS)
     path = made["path"] / name
@@ -104,7 +104,7 @@ def test_other_links_are_replaced_or_removed_and_what_they_lead_to_stays(made, c
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 @pytest.mark.parametrize("name", ["msgstore.lock", "msgstore.json", "segment", "clean.dot", "msgstore-ets.snapshot"])
-def test_pipes_and_directories_are_not_waited_for(made, cell, name, kind):
+def test_pipe_or_directory_in_place_never_blocks(made, cell, name, kind):
     path = made["path"] / ("7" + SEGMENT[cell.format][1:] if name == "segment" else name)
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.mkdir()
@@ -116,7 +116,7 @@ def test_pipes_and_directories_are_not_waited_for(made, cell, name, kind):
     assert run("scan", made["path"]).returncode in (0, 1, 2)
 
 
-def test_a_number_that_leaves_no_room_is_refused(made, cell):
+def test_highest_segment_number_is_refused(made, cell):
     extension = SEGMENT[cell.format][1:]
     segment = made["path"] / SEGMENT[cell.format]
     segment.rename(made["path"] / f"9999999999{extension}")
@@ -132,7 +132,7 @@ def test_a_number_that_leaves_no_room_is_refused(made, cell):
 
 
 @pytest.mark.parametrize(("name", "size"), [("msgstore.json", 100 * 2**20), ("clean.dot", 2**30), ("msgstore.lock", 2**30)])
-def test_large_files_of_ours_are_not_read(made, cell, name, size):
+def test_huge_own_files_are_not_read(made, cell, name, size):
     with (made["path"] / name).open("ab") as file:
         file.truncate(size)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -140,7 +140,7 @@ def test_large_files_of_ours_are_not_read(made, cell, name, size):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 250 * 1024  # KiB; of a GiB
 
 
-def test_a_segment_of_a_tebibyte_is_refused_unread(made, cell):
+def test_segment_of_one_tebibyte_is_refused(made, cell):
     with (made["path"] / SEGMENT[cell.format]).open("ab") as file:
         file.truncate(2**40)
     for mode in ("r", "rw"):
@@ -164,7 +164,7 @@ def test_scan_and_salvage_never_touch_lmdb(tmp_path, monkeypatch):
         assert store.stats().messages == 1
 
 
-def test_damaged_rows_are_noticed(tmp_path):
+def test_checkpoint_row_with_flipped_bit_is_refused(tmp_path):
     """A wrong count of live records would make a segment look empty."""
     with msgstore.open_store(tmp_path, index="ets") as store, store.client() as client:
         client.write(b"i" * 16, b"body")
@@ -188,7 +188,7 @@ def test_damaged_rows_are_noticed(tmp_path):
         segment.sealed_mtime_ns = None
 
 
-def test_names_in_settings_select_what_is_installed_and_nothing_else(made, cell):
+def test_settings_with_hostile_name_suggest_no_install(made, cell):
     members = '{"layout": 1, "index": "../../evil", "format": "v2", "record": "message", "body": "raw", "records": {}}'
     text = json.dumps({**(parsed := json.loads(members)), "crc32": zlib.crc32(json.dumps(parsed, sort_keys=True).encode())})
     (made["path"] / "msgstore.json").write_text(text)
@@ -198,7 +198,7 @@ def test_names_in_settings_select_what_is_installed_and_nothing_else(made, cell)
 
 
 @pytest.mark.slow
-def test_ten_thousand_names(tmp_path, caplog):
+def test_directory_of_ten_thousand_segments_opens(tmp_path, caplog):
     caplog.set_level(logging.CRITICAL, "msgstore")
     for n in range(10_000):
         (tmp_path / f"{n}.sqs").touch()

@@ -12,10 +12,13 @@ import msgstore
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore_lmdb_index import rescue
 from support import DATA, RealDirectory, hashes, open_with
+from support import counts as references_of
+
+IDS = [bytes([n]) * 16 for n in range(10)]
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_there_and_back(clean, tmp_path):
+def test_index_switched_repeatedly_keeps_counts(clean, tmp_path):
     real = RealDirectory.load("mixed_upgrade")
     path = real.copy(tmp_path)
     counts = real.refcounts
@@ -26,21 +29,20 @@ def test_there_and_back(clean, tmp_path):
         with open_with(path, index=index) as store:
             assert store.stats().recovery.how == "taken over"
             assert hashes(store) == real.live
-            assert {e.msg_id: e.references for e in store.entries()} == counts
+            assert references_of(store) == counts
 
 
-def test_a_stale_index_is_never_trusted(tmp_path):
+def test_stale_index_is_never_trusted(tmp_path):
     """Messages removed under ets stay removed when lmdb, which still knows them, comes back."""
-    ids = [bytes([n]) * 16 for n in range(10)]
     with open_with(tmp_path, index="lmdb") as store, store.client() as client:
-        client.write_many((i, i) for i in ids)
+        client.write_many((i, i) for i in IDS)
     with open_with(tmp_path, index="ets") as store, store.client() as client:
-        client.remove(ids[:5])
+        client.remove(IDS[:5])
     with open_with(tmp_path, index="lmdb") as store:
-        assert {entry.msg_id for entry in store.entries()} == set(ids[5:])
+        assert {entry.msg_id for entry in store.entries()} == set(IDS[5:])
 
 
-def test_without_the_old_indexs_plugin_the_counts_are_not_dropped_in_silence(tmp_path, monkeypatch):
+def test_switch_without_old_plugin_is_refused(tmp_path, monkeypatch):
     with open_with(tmp_path, index="lmdb") as store, store.client() as client:
         client.write(bytes(16), b"1")
     without = load_catalogue(["lmdb-index"])
@@ -49,6 +51,13 @@ def test_without_the_old_indexs_plugin_the_counts_are_not_dropped_in_silence(tmp
         open_with(tmp_path, index="ets")
     with open_with(tmp_path, index="ets", refcounts=[(bytes(16), 2)]) as store:
         assert store.references(bytes(16)) == 2
+
+
+def write_three_times(path, ids) -> None:
+    with open_with(path, index="lmdb") as store, store.client() as client:
+        for _ in range(3):
+            client.write_many((i, i) for i in ids)
+            store.flush()
 
 
 def damage_lmdb(path: Path) -> None:
@@ -65,14 +74,10 @@ def damage_lmdb(path: Path) -> None:
 
 def test_leaving_a_damaged_index_keeps_counts(tmp_path):
     """What can be read of its counts goes along, as when it is opened as itself."""
-    ids = [bytes([n]) * 16 for n in range(10)]
-    with open_with(tmp_path, index="lmdb") as store, store.client() as client:
-        for _ in range(3):
-            client.write_many((i, i) for i in ids)
-            store.flush()
+    write_three_times(tmp_path, IDS)
     damage_lmdb(tmp_path)
     with open_with(tmp_path, index="ets") as store:
-        assert {e.msg_id: e.references for e in store.entries()} == dict.fromkeys(ids, 3), "counts that can be read are lost"
+        assert references_of(store) == dict.fromkeys(IDS, 3), "counts that can be read are lost"
 
 
 def test_damaged_index_yields_to_brokers_counts(tmp_path):
@@ -80,33 +85,26 @@ def test_damaged_index_yields_to_brokers_counts(tmp_path):
     real = RealDirectory.load("v1_clean")
     path = real.copy(tmp_path)
     with open_with(path, index="lmdb", adopt=True) as store:
-        counts = {e.msg_id: e.references for e in store.entries()}
-    with open_with(path, index="lmdb") as store, store.client() as client:
-        for _ in range(3):
-            client.write_many((i, b"") for i in counts)
-            store.flush()
+        counts = references_of(store)
+    write_three_times(path, counts)
     damage_lmdb(path)
     for name in ("msg_store_index.ets", "file_summary.ets", "clean.dot"):
         shutil.copy(DATA / "msg-store" / real.name / "store" / name, path)
     with open_with(path, index="lmdb") as store:
         assert store.stats().recovery.counts == "msg_store_index.ets"
-        assert {e.msg_id: e.references for e in store.entries()} == counts, "old counts took the place of the broker's"
+        assert references_of(store) == counts, "old counts took the place of the broker's"
 
 
 def test_damaged_index_of_before_gives_no_counts(tmp_path):
     """The counts of an index that the directory has left are older than one reference for each."""
-    ids = [bytes([n]) * 16 for n in range(10)]
-    with open_with(tmp_path, index="lmdb") as store, store.client() as client:
-        for _ in range(3):
-            client.write_many((i, i) for i in ids)
-            store.flush()
+    write_three_times(tmp_path, IDS)
     with open_with(tmp_path, index="ets") as store, store.client() as client:
-        client.remove(ids)
-        client.remove(ids)
+        client.remove(IDS)
+        client.remove(IDS)
     damage_lmdb(tmp_path)
     store = open_with(tmp_path, index="ets")
     store.client().write(bytes(16), b"")
     store.flush()
     store.abandon()
     with open_with(tmp_path, index="lmdb") as store:
-        assert {store.references(i) for i in ids} == {1}, "an index that was left years ago has given its counts"
+        assert {store.references(i) for i in IDS} == {1}, "an index that was left years ago has given its counts"

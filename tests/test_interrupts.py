@@ -26,7 +26,7 @@ import msgstore
 from msgstore.contract import StoreClosed
 
 traces_as_signals_come = pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="line events come where a with statement begins, too; test_a_signal runs on each Python"
+    sys.version_info >= (3, 12), reason="line events come where a with statement begins, too; signals are tried on each Python"
 )
 ENGINE = str(Path(msgstore.__file__).parent / "engine")
 EVERY = 15
@@ -145,7 +145,7 @@ CHANGES: dict[str, Callable[[Scene], object]] = {
 @traces_as_signals_come
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["ets", "lmdb"])
-def test_nothing_confirmed_is_lost(name: str, change: str, tmp_path: Path) -> None:
+def test_change_interrupted_at_any_line_keeps_confirmed(name: str, change: str, tmp_path: Path) -> None:
     # The shortest of three: a change that had to wait for a thread of the store's passes lines that it passes only then.
     points = min((lines(tmp_path / f"count{n}", name, change) for n in range(3)), key=max)
     assert len(points) > 20
@@ -208,7 +208,7 @@ class Alarm:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["ets", "lmdb"])
-def test_a_signal(name: str, change: str, tmp_path: Path) -> None:
+def test_change_interrupted_by_signal_keeps_confirmed(name: str, change: str, tmp_path: Path) -> None:
     """At moments of the change that no list of lines knows. In a process of its own: what such a signal leaves of the standard
     library's locks is not for other tests."""
     command = [sys.executable, "-X", "faulthandler", __file__, name, change, str(tmp_path)]
@@ -250,7 +250,7 @@ def interrupted_in_a_with_block(path: Path, confirmed: set[bytes]) -> None:
 
 
 @traces_as_signals_come
-def test_a_with_block_lets_the_interrupt_pass(tmp_path: Path) -> None:
+def test_interrupt_in_with_block_passes_through(tmp_path: Path) -> None:
     """And leaves the directory to the next one."""
     confirmed: set[bytes] = set()
     with pytest.raises(KeyboardInterrupt):
@@ -261,29 +261,28 @@ def test_a_with_block_lets_the_interrupt_pass(tmp_path: Path) -> None:
 
 
 @traces_as_signals_come
-def test_who_closes_an_interrupted_store_is_told(tmp_path: Path) -> None:
+def test_close_after_interrupt_always_raises(tmp_path: Path) -> None:
     store = msgstore.open_store(tmp_path, sync_interval="1h")
     store.client().write(id_of(1), b"body")
     with pytest.raises(KeyboardInterrupt), Interrupter(60):
         store.flush()
-    with pytest.raises(StoreClosed, match="KeyboardInterrupt came in the middle of a change"):
-        store.close()
-    store.close()
+    for _ in range(2):
+        with pytest.raises(StoreClosed, match="KeyboardInterrupt came in the middle of a change"):
+            store.close()
     msgstore.open_store(tmp_path).close()
 
 
-def test_a_client_that_exits_when_it_is_told_breaks_nothing(tmp_path: Path) -> None:
-    def leave(ids: list[bytes]) -> None:
-        raise SystemExit
-
-    with msgstore.open_store(tmp_path, sync_interval="1h") as store:
-        client = store.client(on_confirm=leave)
-        client.write(id_of(1), b"body")
-        with pytest.raises(SystemExit):
-            store.flush()
+def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:
+    """The exit passes through the flush, as that of a signal handler does."""
+    store = msgstore.open_store(tmp_path, sync_interval="1h")
+    client = store.client(on_confirm=lambda ids: sys.exit())
+    client.write(id_of(1), b"body")
+    with pytest.raises(SystemExit):
+        store.flush()
+    with pytest.raises(StoreClosed, match="SystemExit came in the middle of a change"):
         client.write(id_of(2), b"body")
-        assert client.read(id_of(2)) == b"body"
-        client.delete_and_close()
+    with msgstore.open_store(tmp_path) as again:
+        assert again.client().read(id_of(1)) == b"body"
 
 
 if __name__ == "__main__":

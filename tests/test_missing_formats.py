@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -67,8 +68,19 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Path]:
+    """A store that another process has open for writing."""
+    command = [sys.executable, "-c", WRITER, tmp_path / "s"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        yield tmp_path / "s"
+        writer.communicate(b"\n")
+
+
 @pytest.mark.parametrize("keys", [{}, {"format": "v1", "index": "lmdb"}, {"format": "ledger"}], ids=str)
-def test_opening_refuses_and_says_what_to_install(path: Path, keys: dict[str, str]) -> None:
+def test_opening_without_format_names_pip_line(path: Path, keys: dict[str, str]) -> None:
     before = state_of(path)
     with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
         open_without("ledger", path, **keys)
@@ -77,7 +89,7 @@ def test_opening_refuses_and_says_what_to_install(path: Path, keys: dict[str, st
         assert client.read(A) == b"kept"
 
 
-def test_older_segments_too(tmp_path: Path) -> None:
+def test_older_segments_without_format_are_refused(tmp_path: Path) -> None:
     """Those of the format before the one that the store was last opened with."""
     shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "s")
     msgstore.open_store(tmp_path / "s", adopt=True).close()
@@ -88,7 +100,7 @@ def test_older_segments_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_older_segments_of_a_stranger_too(times: int, path: Path) -> None:
+def test_third_party_segments_are_remembered_until_gone(times: int, path: Path) -> None:
     """What a directory says of formats is said for as long as there are segments of them."""
     for _ in range(times):
         msgstore.open_store(path).close()
@@ -112,12 +124,12 @@ def test_older_segments_of_a_stranger_too(times: int, path: Path) -> None:
     assert '"format ledger"' not in (path / "msgstore.json").read_text()
 
 
-def test_a_scan_refuses_too(path: Path) -> None:
+def test_scan_without_format_is_refused(path: Path) -> None:
     with pytest.raises(UnknownPlugin, match=r"0\.ledger: no installed format reads .* pip install foreign-backends"):
         list(Inputs(without("ledger")).find([path]))
 
 
-def test_a_brokers_directory_too(tmp_path: Path) -> None:
+def test_broker_directory_without_format_is_refused(tmp_path: Path) -> None:
     shutil.copytree(DATA / "msg-store" / "v1_clean" / "store", tmp_path / "s")
     with pytest.raises(UnknownPlugin, match="pip install msgstore-format-v1"):
         list(Inputs(without("v1")).find([tmp_path / "s"]))
@@ -125,7 +137,7 @@ def test_a_brokers_directory_too(tmp_path: Path) -> None:
         list(Inputs(msgstore.load_catalogue(["format-v1"])).find([tmp_path / "s"]))
 
 
-def test_a_file_of_something_else_is_nothing_to_do_with_it(path: Path) -> None:
+def test_files_of_no_format_are_ignored(path: Path) -> None:
     for name in ("0.bak", "7.csv", "1.idx"):
         (path / name).write_text("")
     with msgstore.open_store(path, format="ledger") as store:
@@ -133,19 +145,13 @@ def test_a_file_of_something_else_is_nothing_to_do_with_it(path: Path) -> None:
     assert [item.path.name for item in Inputs(catalogue()).find([path])][:1] == ["0.ledger"]
 
 
-def test_a_reader_beside_a_writer_refuses_too(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline()
-        config = store_config({"path": tmp_path / "s", "index": "lmdb"}, "a test", Path())
-        with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
-            open_configured(config, without("ledger"), mode="r")
-        writer.communicate(b"\n")
+def test_reader_beside_writer_without_format_is_refused(written: Path) -> None:
+    config = store_config({"path": written, "index": "lmdb"}, "a test", Path())
+    with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
+        open_configured(config, without("ledger"), mode="r")
 
 
-def test_a_job_says_that_it_is_damage(path: Path) -> None:
+def test_job_without_format_reports_damage(path: Path) -> None:
     job = plan_salvage(without("ledger"), [path], path.parent / "to")
     report = LocalRunner(LocalOptions(processes=1)).salvage(job)
     assert [(spot.path, spot.reason) for spot in report.damage] == [
@@ -154,7 +160,7 @@ def test_a_job_says_that_it_is_damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ls", "verify", "scan", "map", "scrub"])
-def test_on_the_command_line(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verb_without_format_exits_2(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed()  # which is kept
     there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
     monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
@@ -162,7 +168,7 @@ def test_on_the_command_line(verb: str, path: Path, monkeypatch: pytest.MonkeyPa
     assert (result.exit_code, "pip install foreign-backends" in result.stderr) == (2, True), result.output
 
 
-def test_reading_with_another_codec_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_with_another_codec_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")
     msgstore.open_store(path, format="ledger").close()
     assert not caplog.records
@@ -170,16 +176,11 @@ def test_reading_with_another_codec_is_told(path: Path, caplog: pytest.LogCaptur
         msgstore.open_store(path, format="ledger", body="zstd")
     msgstore.open_store(path, format="ledger", body="zstd", mode="r").close()
     (told,) = caplog.records
-    assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies")
+    text = f"{path}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies"
+    assert told.getMessage().startswith(text)
 
 
-def test_a_reader_beside_a_writer_is_told_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reader_beside_writer_logs_another_codec(written: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline()
-        msgstore.open_store(tmp_path / "s", mode="r", index="lmdb", body="zstd").close()
-        writer.communicate(b"\n")
+    msgstore.open_store(written, mode="r", index="lmdb", body="zstd").close()
     assert ["with the body codec 'raw', and now with 'zstd'" in record.getMessage() for record in caplog.records] == [True]

@@ -67,7 +67,7 @@ class StoreBesideOtherPrograms(StoreAgainstDictionary):
         assert self.store.stats().recovery.how in ("trust", "new")
 
 
-def test_a_store_is_a_dictionary_that_survives(cell, examples):
+def test_store_after_random_history_equals_dictionary(cell, examples):
     machine = type("Machine", (StoreBesideOtherPrograms,), {"cell": cell})
     run_state_machine_as_test(
         machine,

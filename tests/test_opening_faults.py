@@ -12,15 +12,15 @@ import pytest
 import msgstore
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, copy_of, listing
-from support import open_with
+from support import counts, open_with
 
 IDS = [bytes([n]) * 16 for n in range(1, 9)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS[:6], 1)}
 """The last two ids are removed."""
 OPERATIONS = (
     "open_read", "open_write", "create", "close", "pread", "pwrite", "overwrite", "sync", "sync_directory", "truncate",
-    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory", "non_regular_files",
-    "view",
+    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory",
+    "non_regular_files", "view",
 )  # fmt: skip
 FAULTS = {
     "EIO": OSError(errno.EIO, os.strerror(errno.EIO)),
@@ -73,8 +73,14 @@ def stores(tmp_path_factory):
     return made
 
 
-def counts(store: msgstore.Store) -> dict[bytes, int]:
-    return {entry.msg_id: entry.references for entry in store.entries()}
+@pytest.fixture(params=["ets", "lmdb"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def path(stores, kind, tmp_path):
+    return copy_of(stores[kind], tmp_path / "store")
 
 
 def attempt(path, files, **keys):
@@ -90,10 +96,8 @@ def attempt(path, files, **keys):
 
 
 @pytest.mark.parametrize(("fault", "behind"), [*((name, False) for name in FAULTS), ("interrupt", True)])
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
-def test_opening_fault_at_any_operation_keeps_counts(stores, tmp_path, kind, fault, behind):
+def test_opening_fault_at_any_operation_keeps_counts(path, kind, fault, behind):
     keys = {"index": kind, "sync_interval": "1h", "file_size_limit": 100, "durability": "fsync"}
-    path = copy_of(stores[kind], tmp_path / "store")
     for fail in range(1000):
         files = FaultyFiles(fail, FAULTS[fault], behind=behind)
         attempt(path, files, **keys)
@@ -106,9 +110,7 @@ def test_opening_fault_at_any_operation_keeps_counts(stores, tmp_path, kind, fau
     pytest.fail("there is always one more operation")
 
 
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
-def test_unchanged_store_opened_and_closed_is_untouched(stores, tmp_path, kind):
-    path = copy_of(stores[kind], tmp_path / "store")
+def test_unchanged_store_opened_and_closed_is_untouched(path, kind):
     keys = {"index": kind, "sync_interval": "1h"}
     with open_with(path, **keys):
         pass
@@ -120,22 +122,18 @@ def test_unchanged_store_opened_and_closed_is_untouched(stores, tmp_path, kind):
     assert changed <= {"msgstore.lock", "msgstore-lmdb/lock.mdb"}
 
 
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
-def test_killed_before_first_change_keeps_counts(stores, tmp_path, kind):
-    path = copy_of(stores[kind], tmp_path / "store")
+def test_killed_before_first_change_keeps_counts(path, kind):
     open_with(path, index=kind, sync_interval="1h").abandon()
     with open_with(path, index=kind) as store:
         assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS)
 
 
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
-def test_killed_before_first_commit_scans_the_tail(stores, tmp_path, monkeypatch, kind):
+def test_killed_before_first_commit_scans_the_tail(path, kind, monkeypatch):
     """The marker is hidden, the record is on disk, and the index still says that the store is closed."""
 
     def stop():
         raise Crash
 
-    path = copy_of(stores[kind], tmp_path / "store")
     new = bytes([77]) * 16
     store = open_with(path, index=kind, sync_interval="1h")
     store.client().write(new, b"new")
@@ -148,9 +146,7 @@ def test_killed_before_first_commit_scans_the_tail(stores, tmp_path, monkeypatch
         assert (store.stats().recovery.how, counts(store)) == ("tail", COUNTS | {new: 1})
 
 
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
-def test_removal_of_absent_messages_changes_nothing(stores, tmp_path, kind):
-    path = copy_of(stores[kind], tmp_path / "store")
+def test_removal_of_absent_messages_changes_nothing(path, kind):
     before = listing(path)
     with open_with(path, index=kind, sync_interval="1h") as store:
         with pytest.raises(msgstore.MessageNotFound):
@@ -181,11 +177,9 @@ def test_index_change_fault_keeps_counts(stores, tmp_path, fault, new):
     pytest.fail("there is always one more operation")
 
 
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
 @pytest.mark.parametrize("fail", range(12))
-def test_new_client_close_fault_keeps_counts(stores, tmp_path, kind, fail):
+def test_new_client_close_fault_keeps_counts(path, kind, fail):
     """A close that only has another client to remember."""
-    path = copy_of(stores[kind], tmp_path / "store")
     keys = {"index": kind, "sync_interval": "1h"}
     files = FaultyFiles(10**9, FAULTS["EIO"])
     store = open_with(path, files, **keys)
@@ -198,10 +192,8 @@ def test_new_client_close_fault_keeps_counts(stores, tmp_path, kind, fail):
         assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS), files.failed
 
 
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
-def test_first_change_retires_the_marker(stores, tmp_path, kind):
+def test_first_change_retires_the_marker(path, kind):
     """Only the references of one message change: also that is a change."""
-    path = copy_of(stores[kind], tmp_path / "store")
     store = open_with(path, index=kind, sync_interval="1h")
     assert (path / "clean.dot").exists()
     store.client().remove([IDS[5]])

@@ -217,13 +217,13 @@ read_all()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LIVE, ids=str)
-def test_readers_beside_a_writer_at_full_speed(kind, tmp_path, others, loads):
+def test_readers_beside_fast_writer_find_confirmed_messages(kind, tmp_path, others, loads):
     load = loads(tmp_path / "store", kind)
     load.wait(lambda: load.open)
     path, stop = str(tmp_path / "store"), str(tmp_path / "stop")
     readers = {tmp_path / "reading-1": others(), tmp_path / "reading-2": others()}
-    for reading, reader in readers.items():
-        reader.tell(READ_ALL.format(path=path, keys=kind.keys, stop=stop, reading=str(reading)))
+    for reading, other in readers.items():
+        other.tell(READ_ALL.format(path=path, keys=kind.keys, stop=stop, reading=str(reading)))
     # The writer does not get far before they are there: nobody hears what it has to tell, and the pipe is full.
     load.hold_until(lambda: all(reading.exists() for reading in readers))
     chance, checks = random.Random(str(kind)), 0
@@ -236,14 +236,14 @@ def test_readers_beside_a_writer_at_full_speed(kind, tmp_path, others, loads):
         assert store.stats().messages == len(load.alive) <= KEPT
         assert len(files_of(store)._open) <= found_files.MAX_OPEN
     (tmp_path / "stop").touch()
-    assert all(reader.answer() > 0 for reader in readers.values())
+    assert all(other.answer() > 0 for other in readers.values())
     assert load.confirmed >= CONFIRMS
     assert checks > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LIVE[1:], ids=str)
-def test_writers_are_killed_and_others_come(kind, tmp_path, loads, monkeypatch):
+def test_reader_survives_killed_writers(kind, tmp_path, loads, monkeypatch):
     """One reader, open all the time."""
     monkeypatch.setattr(following, "PATIENCE", 60)  # with one that is opening, on a machine that does much else
     chance = random.Random(str(kind))
@@ -268,7 +268,7 @@ def test_writers_are_killed_and_others_come(kind, tmp_path, loads, monkeypatch):
             dead -= alive
 
 
-def test_a_reader_that_was_opened_before_anything_was_there(tmp_path, others):
+def test_reader_of_empty_directory_sees_first_writer(tmp_path, others):
     (tmp_path / "store").mkdir()
     with msgstore.open_store(tmp_path / "store", mode="r", index="lmdb") as store, store.client() as client:
         assert store.stats().messages == 0
@@ -287,7 +287,7 @@ def test_a_reader_that_was_opened_before_anything_was_there(tmp_path, others):
         store.stats()
 
 
-def test_a_reader_beside_a_writer_that_closes_compacts_migrates_and_comes_back(tmp_path, others):
+def test_reader_follows_compaction_migration_and_reopening(tmp_path, others):
     path = tmp_path / "store"
     writer = others()
     writer.open(path, index="lmdb", format="v1", **SMALL)
@@ -365,7 +365,7 @@ LAST = bytes([19, 3]) * 8
 
 
 @pytest.mark.parametrize("way", ["read", "read_many"])
-def test_what_happens_between_look_up_and_read(beside, way):
+def test_change_between_lookup_and_read_is_followed(beside, way):
     writer, store, client = beside
 
     def read() -> bytes | None:
@@ -394,7 +394,7 @@ def test_what_happens_between_look_up_and_read(beside, way):
     assert list(store.path.glob("0.*")) == []  # the whole segment went
 
 
-def test_a_message_that_moves_all_the_time_is_given_up(beside, monkeypatch):
+def test_read_of_moving_message_raises_at_last(beside, monkeypatch):
     _, store, client = beside
     monkeypatch.setattr(reader, "_MAX_MOVES", 5)
     places = iter(range(10**6))
@@ -403,7 +403,7 @@ def test_a_message_that_moves_all_the_time_is_given_up(beside, monkeypatch):
         client.read(LAST)
 
 
-def test_a_segment_that_is_not_there(beside, monkeypatch):
+def test_read_of_missing_segment_names_it(beside, monkeypatch):
     _, store, client = beside
     monkeypatch.setattr(reader, "_MAX_RETRIES", 2)
     (store.path / "0.sqs").unlink()
@@ -411,7 +411,7 @@ def test_a_segment_that_is_not_there(beside, monkeypatch):
         client.read(LAST)
 
 
-def test_a_damaged_record_beside_a_writer(beside):
+def test_damaged_record_beside_writer_names_place(beside):
     _, store, client = beside
     (entry,) = (entry for entry in store.entries() if entry.msg_id == LAST)
     with (store.path / "0.sqs").open("r+b") as file:
@@ -424,7 +424,7 @@ def test_a_damaged_record_beside_a_writer(beside):
 
 
 @pytest.mark.slow
-def test_threads_of_one_reader(tmp_path, loads):
+def test_threads_of_one_reader_find_bodies(tmp_path, loads):
     cell = LIVE[1]
     load = loads(tmp_path / "store", cell, confirms=CONFIRMS // 2)
     load.wait(lambda: load.open)
@@ -451,7 +451,7 @@ def test_threads_of_one_reader(tmp_path, loads):
     assert wrong == []
 
 
-def test_the_map_grows_beside_a_reader(tmp_path, others):
+def test_growing_lmdb_map_is_followed(tmp_path, others):
     keys = {"index": {"use": "lmdb", "map_size": "1MiB"}}
     writer = others()
     writer.open(tmp_path, **keys)
@@ -471,7 +471,7 @@ def last_page(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_killed_reader_costs_the_writer_nothing(tmp_path, others):
+def test_killed_reader_holds_no_lmdb_pages(tmp_path, others):
     """A reader that stands inside a look-up holds pages, as it must; killed there, it holds none after the next commit."""
     writer, reader = others(), others()
     writer.open(tmp_path, index="lmdb")
@@ -507,7 +507,7 @@ def test_a_killed_reader_costs_the_writer_nothing(tmp_path, others):
 
 
 @pytest.mark.slow
-def test_one_writer_at_a_time_and_the_lock_of_a_killed_one_is_free(tmp_path, others):
+def test_writer_lock_excludes_and_outlives_no_process(tmp_path, others):
     first, second, prober = others(), others(), others()
     first.open(tmp_path, index="lmdb")
     with pytest.raises(msgstore.StoreLocked, match=f"process {first.pid} has the store open for writing") as caught:
@@ -524,7 +524,7 @@ def test_one_writer_at_a_time_and_the_lock_of_a_killed_one_is_free(tmp_path, oth
         first, second = second, others()
 
 
-def test_a_store_that_cannot_be_read_beside_its_writer_says_so(tmp_path, others):
+def test_reader_with_ets_index_is_refused(tmp_path, others):
     writer = others()
     writer.open(tmp_path, index="ets")
     with pytest.raises(
@@ -539,7 +539,7 @@ def test_a_store_that_cannot_be_read_beside_its_writer_says_so(tmp_path, others)
         assert store.stats().messages == 0
 
 
-def test_a_writer_with_another_index_ends_the_reading(tmp_path, others):
+def test_writer_with_another_index_stops_reader(tmp_path, others):
     writer = others()
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
@@ -556,7 +556,7 @@ def test_a_writer_with_another_index_ends_the_reading(tmp_path, others):
         assert client.read_many(ids(range(10))) == bodies(range(1, 10))
 
 
-def test_an_index_that_was_set_aside_is_not_read_any_more(tmp_path, others):
+def test_reader_follows_a_replaced_index(tmp_path, others):
     writer = others()
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
@@ -574,7 +574,7 @@ def test_an_index_that_was_set_aside_is_not_read_any_more(tmp_path, others):
         assert client.read_many(ids(range(20))) == bodies(range(20))
 
 
-def test_a_writer_that_is_opening_is_waited_for(tmp_path, others, monkeypatch):
+def test_reader_waits_for_an_opening_writer(tmp_path, others, monkeypatch):
     writer = others()
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
@@ -611,7 +611,7 @@ LmdbIndex.commit = stop
 """
 
 
-def test_a_rebuild_that_was_killed_is_not_taken_for_an_index(tmp_path, others):
+def test_reader_refuses_a_half_rebuilt_index(tmp_path, others):
     writer = others()
     writer.open(tmp_path, index="lmdb", **SMALL)
     writer.write(range(200))
@@ -629,7 +629,7 @@ def test_a_rebuild_that_was_killed_is_not_taken_for_an_index(tmp_path, others):
         assert len(client.read_many(ids(range(200)))) == 200
 
 
-def test_a_reader_that_may_not_be_noted(tmp_path, others, monkeypatch):
+def test_reader_without_lock_permission_is_refused(tmp_path, others, monkeypatch):
     writer = others()
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
@@ -644,7 +644,7 @@ def test_a_reader_that_may_not_be_noted(tmp_path, others, monkeypatch):
             client.read(bytes(16))
 
 
-def test_verbs_beside_a_writer(tmp_path, others):
+def test_reading_verbs_beside_writer_work(tmp_path, others):
     writer, tool = others(), others()
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
@@ -661,7 +661,7 @@ def test_verbs_beside_a_writer(tmp_path, others):
     assert (code, f"process {writer.pid} has the store open for writing" in said) == (2, True)
 
 
-def test_two_stores_in_one_process(tmp_path):
+def test_second_store_in_process_is_refused(tmp_path):
     """LMDB cannot be opened twice in one process; and a writer in this process is no other process."""
     with msgstore.open_store(tmp_path, index="lmdb"), pytest.raises(msgstore.StoreLocked, match="this process"):
         msgstore.open_store(tmp_path, mode="r", index="lmdb")

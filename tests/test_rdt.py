@@ -18,6 +18,7 @@ import msgstore
 from msgstore.cli.main import main
 from msgstore.testing.faults import Crash, StoppingFiles
 from support import RealDirectory, hashes, open_with
+from support import counts as references_of
 
 
 class Combining:
@@ -87,15 +88,15 @@ def killed(request, tmp_path) -> Combining:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["v1", "v2"])
-def test_every_message_is_there_and_the_leftover_is_a_segment(killed, index, form, caplog):
+def test_leftover_adopted_becomes_a_segment(killed, index, form, caplog):
     counts = killed.real.refcounts
     with msgstore.open_store(killed.path, adopt=True, index=index, format=form, refcounts=counts.items()) as store:
         assert hashes(store) == killed.real.live
-        assert {entry.msg_id: entry.references for entry in store.entries()} == counts
+        assert references_of(store) == counts
         assert not list(killed.path.glob("*.rdt"))
         highest = max(int(segment["name"].split(".")[0]) for segment in killed.real.manifest["segments"])
         assert (killed.path / f"{highest + 1}.rdq").exists()
-        assert f"becomes {highest + 1}.rdq" in caplog.text
+        assert f"Renamed to {highest + 1}.rdq" in caplog.text
         store.compact(everything=True)
         assert hashes(store) == killed.real.live
         if form == "v2":
@@ -107,7 +108,7 @@ def test_every_message_is_there_and_the_leftover_is_a_segment(killed, index, for
         assert hashes(store) == killed.real.live
 
 
-def test_it_is_read_without_a_change(killed, index, tmp_path):
+def test_leftover_read_only_changes_nothing(killed, index, tmp_path):
     before = {path.name: path.read_bytes() for path in killed.path.iterdir()}
     with msgstore.open_store(killed.path, index=index, mode="r", refcounts=killed.real.refcounts.items()) as store:
         assert hashes(store) == killed.real.live
@@ -122,7 +123,7 @@ def msgstore_json(*arguments: object) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_tools_read_it_as_a_segment(tmp_path):
+def test_tools_read_leftover_as_segment(tmp_path):
     combining = Combining(tmp_path)
     combining.killed("when the left one is cut")
     live = {msg_id.hex() for msg_id in combining.real.live}
@@ -144,7 +145,7 @@ def test_the_tools_read_it_as_a_segment(tmp_path):
     assert combining.leftover.exists()
 
 
-def test_killed_while_it_is_adopted(index, tmp_path):
+def test_adoption_of_leftovers_killed_is_repeatable(index, tmp_path):
     """Two leftovers: some are segments already, the others still are what they were."""
     combining = Combining(tmp_path)
     combining.killed("when the left one is cut")
@@ -164,14 +165,14 @@ def test_killed_while_it_is_adopted(index, tmp_path):
     assert seen == {0, 1, 2}
 
 
-def test_a_store_that_refuses_older_formats_refuses_it(tmp_path):
+def test_leftover_with_on_legacy_refuse_is_refused(tmp_path):
     (tmp_path / "0.rdt").write_bytes(b"")
     with pytest.raises(msgstore.StoreMismatch, match=r"0\.rdt is of the older format 'v1'"):
         msgstore.open_store(tmp_path, format="v2", on_legacy="refuse")
     assert (tmp_path / "0.rdt").exists()
 
 
-def test_copies_that_never_got_a_name_are_removed(index, tmp_path):
+def test_unfinished_copies_are_deleted(index, tmp_path):
     with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
         client.write(bytes(16), b"body")
     (tmp_path / "7.sqs.tmp").write_bytes(b"half a copy")

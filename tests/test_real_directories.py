@@ -11,10 +11,11 @@ import pytest
 import msgstore
 from msgstore.testing.faults import RecordingFiles
 from support import DATA, DIRECTORIES, RealDirectory, hashes, open_with
+from support import counts as references_of
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_with_counts_exactly_the_live_messages_survive_everything(name, index, tmp_path):
+def test_live_messages_with_counts_survive_everything(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
     live, counts = real.live, real.refcounts
@@ -23,7 +24,7 @@ def test_with_counts_exactly_the_live_messages_survive_everything(name, index, t
 
     with msgstore.open_store(path, adopt=True, index=index, format="v2", refcounts=real.refcounts.items()) as store:
         assert hashes(store) == live
-        assert {entry.msg_id: entry.references for entry in store.entries()} == {i: counts[i] for i in live}
+        assert references_of(store) == {i: counts[i] for i in live}
         store.compact()
         assert hashes(store) == live
         store.compact(everything=True)
@@ -37,11 +38,11 @@ def test_with_counts_exactly_the_live_messages_survive_everything(name, index, t
     with msgstore.open_store(path, index=index, format="v2") as store:
         assert store.stats().recovery.how == "trust"
         assert hashes(store) == live
-        assert {entry.msg_id: entry.references for entry in store.entries()} == {i: counts[i] for i in live}
+        assert references_of(store) == {i: counts[i] for i in live}
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_without_counts_all_of_them_and_possibly_more(name, index, tmp_path):
+def test_live_messages_without_counts_all_survive(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
     (path / "msg_store_index.ets").unlink(missing_ok=True)
@@ -52,7 +53,7 @@ def test_without_counts_all_of_them_and_possibly_more(name, index, tmp_path):
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_a_dirty_stop_after_the_first_opening_loses_nothing(name, index, tmp_path):
+def test_dirty_stop_after_adoption_loses_nothing(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
     store = msgstore.open_store(path, adopt=True, index=index, format="v2", refcounts=real.refcounts.items())
@@ -63,7 +64,7 @@ def test_a_dirty_stop_after_the_first_opening_loses_nothing(name, index, tmp_pat
         assert hashes(store) == real.live
 
 
-def test_opening_never_shortens_and_the_torn_segment_is_sealed(index, tmp_path):
+def test_torn_segment_is_sealed_never_shortened(index, tmp_path):
     real = RealDirectory.load("v2_dirty_torn")
     path = real.copy(tmp_path)
     size = (path / "1.sqs").stat().st_size
@@ -77,7 +78,7 @@ def test_opening_never_shortens_and_the_torn_segment_is_sealed(index, tmp_path):
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_rabbitmq_never_trusts_its_saved_index_beside_what_we_write(name, index, tmp_path):
+def test_saved_index_of_broker_is_put_away(name, index, tmp_path):
     path = RealDirectory.load(name).copy(tmp_path)
     store = msgstore.open_store(path, adopt=True, index=index, format="v2")
     assert not {"clean.dot", "msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
@@ -85,7 +86,7 @@ def test_rabbitmq_never_trusts_its_saved_index_beside_what_we_write(name, index,
     assert not {"msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
 
 
-def test_emptied_segments_of_a_real_store_go_without_a_read(index, tmp_path):
+def test_emptied_segments_are_deleted_unread(index, tmp_path):
     real = RealDirectory.load("v2_clean")
     files = RecordingFiles()
     path = real.copy(tmp_path)
@@ -108,7 +109,7 @@ SHARED_STORES = [
 
 
 @pytest.mark.parametrize(("fixture", "vhost", "kind"), SHARED_STORES)
-def test_the_shared_stores_of_a_whole_broker(fixture, vhost, kind, index, tmp_path):
+def test_shared_stores_match_broker_index(fixture, vhost, kind, index, tmp_path):
     """Every id with a count reads, from the file, offset and size that the broker's own index names."""
     dump = json.loads((DATA / "rabbitmq-3.10" / fixture / "erlang_dump.json").read_text())[vhost]
     source = DATA / "rabbitmq-3.10" / fixture / "msg_stores" / "vhosts" / vhost / f"msg_store_{kind}"
@@ -121,6 +122,6 @@ def test_the_shared_stores_of_a_whole_broker(fixture, vhost, kind, index, tmp_pa
         assert set(client.read_many(msg_id for msg_id, _ in counts)) == {msg_id for msg_id, _ in counts}
 
 
-def test_the_corpus_is_there():
+def test_corpus_is_complete():
     assert sorted(entry.name for entry in (DATA / "msg-store").iterdir()) == sorted([*DIRECTORIES, "v2_corrupt"])
     assert len(SHARED_STORES) == 6

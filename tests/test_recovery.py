@@ -13,7 +13,7 @@ import pytest
 import msgstore
 from msgstore.engine.open import recovery as recovery_module
 from msgstore.testing.faults import Crash, RecordingFiles
-from support import open_with
+from support import counts, open_with
 
 ONE, THREE, GONE, LAST = (bytes([n]) * 16 for n in (1, 3, 7, 9))
 
@@ -38,11 +38,7 @@ def fan_out(path, keys):
     store.abandon()
 
 
-def counts(store):
-    return {entry.msg_id: entry.references for entry in store.entries()}
-
-
-def test_counts_after_a_dirty_stop_are_exact(cell, tmp_path):
+def test_counts_after_dirty_stop_are_exact(cell, tmp_path):
     fan_out(tmp_path, cell.keys)
     exact = {ONE: 1, THREE: 3, LAST: 1}
     with open_with(tmp_path, **cell.keys, refcounts=None if cell.index == "lmdb" else exact.items()) as store:
@@ -56,7 +52,7 @@ def test_counts_after_a_dirty_stop_are_exact(cell, tmp_path):
             client.read(THREE)
 
 
-def test_without_counts_each_message_is_kept_once(cell, tmp_path):
+def test_rebuild_without_counts_keeps_messages_once(cell, tmp_path):
     """An index that is not persistent keeps messages, not how often."""
     fan_out(tmp_path, cell.keys)
     if cell.index == "lmdb":  # its counts survive; unless it is lost
@@ -65,7 +61,7 @@ def test_without_counts_each_message_is_kept_once(cell, tmp_path):
         assert counts(store) == {ONE: 1, THREE: 1, GONE: 1, LAST: 1}
 
 
-def test_counts_that_are_passed_decide_a_rebuild(cell, tmp_path):
+def test_given_counts_decide_a_rebuild(cell, tmp_path):
     """Sums of deltas; what they do not name, or name without references, is garbage; what no segment holds is missing."""
     fan_out(tmp_path, cell.keys)
     if cell.index == "lmdb":
@@ -94,7 +90,7 @@ def many_segments(path, keys):
     return {bytes([number, n]) * 8 for number in (0, 1, 3) for n in range(10)}
 
 
-def test_of_copies_the_highest_numbered_files_wins(cell, tmp_path):
+def test_copy_in_highest_segment_wins(cell, tmp_path):
     live = many_segments(tmp_path, cell.keys)
     with open_with(tmp_path, **cell.keys, refcounts=dict.fromkeys(live, 1).items()) as store:
         assert store.stats().recovery.how == "rebuild"
@@ -105,7 +101,7 @@ def test_of_copies_the_highest_numbered_files_wins(cell, tmp_path):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_rebuild_that_is_killed_begins_again(cell, tmp_path, monkeypatch, after):
+def test_killed_rebuild_begins_again(cell, tmp_path, monkeypatch, after):
     """Before and behind each commit of it: what such a commit left is not taken for an index."""
     live = many_segments(tmp_path, cell.keys)
     exact = dict.fromkeys(live, 3)
@@ -147,7 +143,7 @@ def test_a_rebuild_that_is_killed_begins_again(cell, tmp_path, monkeypatch, afte
         assert counts(store) == exact
 
 
-def test_progress_is_in_bytes_and_ends_at_the_end(cell, tmp_path):
+def test_progress_of_rebuild_ends_at_total_bytes(cell, tmp_path):
     many_segments(tmp_path, cell.keys)
     total = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name[0].isdigit())
     seen = []
@@ -163,7 +159,7 @@ def test_progress_is_in_bytes_and_ends_at_the_end(cell, tmp_path):
     assert seen == []  # nothing was read
 
 
-def test_a_progress_that_raises_stops_the_opening_and_costs_nothing(cell, tmp_path):
+def test_progress_callback_raising_stops_opening_unharmed(cell, tmp_path):
     live = many_segments(tmp_path, cell.keys)
 
     def cancel(done, total):
@@ -177,7 +173,7 @@ def test_a_progress_that_raises_stops_the_opening_and_costs_nothing(cell, tmp_pa
 
 
 @pytest.mark.slow
-def test_one_segment_is_in_memory_at_a_time(cell, tmp_path, monkeypatch):
+def test_rebuild_holds_one_scan_in_memory(cell, tmp_path, monkeypatch):
     """What a scan returned is gone before the next but one begins."""
     live = many_segments(tmp_path, cell.keys)
     scans, most = weakref.WeakSet(), 0
@@ -204,7 +200,7 @@ def test_one_segment_is_in_memory_at_a_time(cell, tmp_path, monkeypatch):
     assert most == 1
 
 
-def test_a_persistent_index_that_knows_everything_reads_no_segment(cell, tmp_path):
+def test_complete_persistent_index_reads_no_segment(cell, tmp_path):
     if cell.index != "lmdb":
         return  # it has nothing that could know
     fan_out(tmp_path, cell.keys)
@@ -252,7 +248,7 @@ def lost_of(number, how):
 
 @pytest.mark.parametrize("how", ["missing", "shortened", "torn"])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_lost_segment_is_told_and_the_other_counts_stay(cell, tmp_path, caplog, how, number):
+def test_lost_segment_is_reported_other_counts_stay(cell, tmp_path, caplog, how, number):
     """What is left is as it was; nothing that was removed comes back, and what is gone is named."""
     caplog.set_level(logging.WARNING)
     expected = three_segments(tmp_path, cell.keys, killed=cell.index == "lmdb" and number == 1)
@@ -294,7 +290,7 @@ def snapshot(path):
     return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in path.rglob("*") if file.is_file()}
 
 
-def test_a_copy_of_what_is_lost_will_do(cell, tmp_path):
+def test_recovery_after_lost_segment_uses_dead_copy(cell, tmp_path):
     """In a segment that the index knows, where it was dead."""
     store = open_with(tmp_path, **cell.keys, sync_interval="1h", gc="never")
     store.client().write_many([(ONE, body(ONE)), (LAST, body(LAST))])
@@ -318,7 +314,7 @@ def test_a_copy_of_what_is_lost_will_do(cell, tmp_path):
         assert [segment.live_count for segment in store.segments()] == [2]
 
 
-def test_counts_that_are_passed_are_better_than_those_of_an_index_that_lost_segments(cell, tmp_path):
+def test_given_counts_beat_index_with_lost_segments(cell, tmp_path):
     expected = three_segments(tmp_path, cell.keys, killed=False)
     name = lose(tmp_path, 1, "missing")
     given = dict.fromkeys(expected, 5)
@@ -328,7 +324,7 @@ def test_counts_that_are_passed_are_better_than_those_of_an_index_that_lost_segm
         assert store.stats().recovery.damaged[0].startswith(f"{name}: is missing")
 
 
-def test_an_opening_that_stops_costs_no_count(cell, tmp_path, monkeypatch):
+def test_opening_stopped_late_keeps_counts(cell, tmp_path, monkeypatch):
     """The index on disk knows what it knew until the store is open."""
     expected = three_segments(tmp_path, cell.keys, killed=False)
     lose(tmp_path, 1, "missing")
@@ -340,7 +336,7 @@ def test_an_opening_that_stops_costs_no_count(cell, tmp_path, monkeypatch):
         assert counts(store) == {i: n for i, n in expected.items() if i not in lost_of(1, "missing")}
 
 
-def test_every_segment_is_lost(cell, tmp_path, caplog):
+def test_loss_of_every_segment_is_reported(cell, tmp_path, caplog):
     three_segments(tmp_path, cell.keys, killed=False)
     names = sorted(file.name for file in tmp_path.glob("[0-9].*"))
     for name in names:
@@ -352,7 +348,7 @@ def test_every_segment_is_lost(cell, tmp_path, caplog):
     assert "the index has 27 messages, and no segment is there: they are lost" in caplog.text
 
 
-def test_a_segment_that_another_program_deleted_is_not_lost(cell, tmp_path):
+def test_segment_deleted_by_broker_is_not_lost(cell, tmp_path):
     """It took ``clean.dot`` away, as RabbitMQ does when it starts."""
     three_segments(tmp_path, cell.keys, killed=False)
     lose(tmp_path, 1, "missing")
@@ -361,7 +357,7 @@ def test_a_segment_that_another_program_deleted_is_not_lost(cell, tmp_path):
         assert (store.stats().recovery.how, store.stats().recovery.damaged) == ("reconciled", [])
 
 
-def test_distrusted_counts_say_why(cell, tmp_path, caplog):
+def test_distrusted_counts_log_the_reason(cell, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     three_segments(tmp_path, cell.keys, killed=False)
     (file,) = tmp_path.glob("1.*")
@@ -385,7 +381,7 @@ def test_records_behind_the_last_commit_keep_older_counts(tmp_path):
     store.abandon()
     with open_with(tmp_path, index="lmdb", gc_interval=0) as again:
         assert again.stats().recovery.how == "tail"
-        assert {entry.msg_id: entry.references for entry in again.entries()} == {a: 2, b: 1}
+        assert counts(again) == {a: 2, b: 1}
         assert sum(segment.live_count for segment in again.segments()) == 2, "what was found is not counted as live"
 
 

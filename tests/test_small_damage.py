@@ -19,7 +19,8 @@ from msgstore.cli.main import main
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
-from support import DATA, catalogue, needs_erlang, open_with
+from support import DATA, catalogue, failing, flip, needs_erlang, open_with
+from support import counts as references_of
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS, 1) if n % 4}
@@ -61,7 +62,7 @@ def path(made, kind, tmp_path):
 
 def reopened(path: Path, kind: str, **keys: object) -> tuple[dict[bytes, int], Recovery]:
     with open_with(path, index=kind, file_size_limit=350, **keys) as store:
-        return {entry.msg_id: entry.references for entry in store.entries()}, store.stats().recovery
+        return references_of(store), store.stats().recovery
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> str:
@@ -79,9 +80,7 @@ def append_a_byte(path: Path) -> None:
 
 
 def flip_a_bit(path: Path) -> None:
-    text = bytearray((path / "clean.dot").read_bytes())
-    text[5] ^= 1
-    (path / "clean.dot").write_bytes(text)
+    flip(path / "clean.dot", 5, 1)
 
 
 def add_an_empty_segment(path: Path) -> None:
@@ -137,7 +136,7 @@ def test_replaced_counts_are_kept_as_a_file(path, kind, tmp_path):
     assert set(counts) == COUNTS.keys() - {IDS[0]}
 
 
-def test_copy_of_a_segment_tells_the_dead_that_are_back(path, kind, caplog):
+def test_copied_segment_reports_revived_messages(path, kind, caplog):
     """As an operator's backup in the same directory."""
     shutil.copy2(path / "1.sqs", path / "99.sqs")
     result, summary = verified(path)
@@ -149,15 +148,13 @@ def test_copy_of_a_segment_tells_the_dead_that_are_back(path, kind, caplog):
     assert f"{len(back)} may have been removed and are live again" in warnings(caplog)
 
 
-def test_changed_byte_of_a_snapshot_keeps_the_other_counts(made, tmp_path, caplog):
+def test_damaged_snapshot_keeps_other_counts(made, tmp_path, caplog):
     shutil.copytree(made["ets"], tmp_path / "store")
     path = tmp_path / "store"
-    data = bytearray((path / "msgstore-ets.snapshot").read_bytes())
-    data[41] ^= 1  # in the first id
-    (path / "msgstore-ets.snapshot").write_bytes(data)
+    data = flip(path / "msgstore-ets.snapshot", 41, 1)  # in the first id
     result, summary = verified(path)
     with open_with(path, file_size_limit=350) as store:
-        counts = {entry.msg_id: entry.references for entry in store.entries()}
+        counts = references_of(store)
     assert sum(counts.get(msg_id) != count for msg_id, count in COUNTS.items()) <= 1
     assert len(counts.keys() - COUNTS.keys()) <= 1, "the dead of other segments are back"
     assert (path / "msgstore-ets.snapshot.damaged").read_bytes() == data
@@ -234,7 +231,7 @@ def test_failed_reconciliation_can_be_repeated(path, kind):
     class Full(Files):
         def replace(self, source, target):
             if target.name in ("msgstore-clean.dot", "msgstore.json"):
-                raise OSError(28, os.strerror(28))
+                failing(errno.ENOSPC)()
             super().replace(source, target)
 
     with pytest.raises(msgstore.MsgStoreError):
@@ -262,7 +259,7 @@ def test_damaged_settings_are_rebuilt(path, kind, how, caplog):
     was = (path / "msgstore.json").read_bytes()
     damaged = tear(path, how)
     with msgstore.open_store(path) as store:  # with the default index
-        assert {entry.msg_id: entry.references for entry in store.entries()} == COUNTS
+        assert references_of(store) == COUNTS
     assert (path / "msgstore.json.damaged-1").read_bytes() == damaged
     assert "msgstore.json: is damaged" in warnings(caplog)
     settings = json.loads((path / "msgstore.json").read_bytes())
@@ -275,7 +272,7 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
     was = (path / "msgstore.json").read_bytes()
     damaged = tear(path, how, copy=True)
     with msgstore.open_store(path, index=kind, mode=mode) as store:
-        assert {entry.msg_id: entry.references for entry in store.entries()} == COUNTS
+        assert references_of(store) == COUNTS
     assert "msgstore.json: is damaged" in warnings(caplog)
     assert "Its copy is used" in warnings(caplog)
     if mode == "rw":
@@ -283,7 +280,7 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
     assert (path / "msgstore.json").read_bytes() == (was if mode == "rw" else damaged)
 
 
-def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
+def test_copy_of_settings_names_the_index(tmp_path):
     """Files of two indexes have the same age, as after copying a directory: only the copy names the one that was used."""
     with open_with(tmp_path, index="lmdb") as store:
         for msg_id in IDS:
@@ -296,13 +293,13 @@ def test_copy_of_settings_says_which_index_has_the_counts(tmp_path):
     os.utime(tmp_path / "msgstore-lmdb" / "data.mdb")
     tear(tmp_path, "empty", copy=True)
     with open_with(tmp_path, index="ets") as store:
-        counts = {entry.msg_id: entry.references for entry in store.entries()}
+        counts = references_of(store)
     assert counts == {msg_id: 1 + (msg_id == IDS[2]) for msg_id in IDS[2:]}
 
 
 @needs_erlang
 @pytest.mark.parametrize("body", ["raw", "erlang"])
-def test_copy_of_settings_says_which_codec_has_stored_the_bodies(body, tmp_path):
+def test_copy_of_settings_names_the_codec(body, tmp_path):
     term = b"\x83m\0\0\0\5hello"
     with open_with(tmp_path, body=body) as store:
         store.client().write(IDS[0], term)
@@ -314,7 +311,7 @@ def test_copy_of_settings_says_which_codec_has_stored_the_bodies(body, tmp_path)
 
 
 @needs_erlang
-def test_reader_beside_a_writer_uses_the_copy_of_settings(tmp_path):
+def test_reader_beside_writer_uses_copy_of_settings(tmp_path):
     with open_with(tmp_path, index="lmdb", body="erlang") as store:
         store.client().write(IDS[0], b"body")
         store.flush()
@@ -330,7 +327,7 @@ def test_settings_without_a_copy_get_one(path, kind):
     assert (path / "msgstore.json.copy").read_bytes() == (path / "msgstore.json").read_bytes()
 
 
-def test_unusable_settings_beside_a_brokers_counts_are_not_ours(tmp_path):
+def test_damaged_settings_beside_broker_counts_need_adoption(tmp_path):
     shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "store")
     (tmp_path / "store" / "msgstore.json").touch()
     with pytest.raises(msgstore.NotAdopted, match=r"msg_store_index\.ets"):
@@ -406,7 +403,7 @@ def test_settings_unknown_body_codec_is_refused(tmp_path):
 
 
 @needs_erlang
-def test_settings_codec_of_a_broker_is_found_for_reading(tmp_path):
+def test_settings_codec_of_broker_is_found(tmp_path):
     with open_with(tmp_path, body="erlang") as store:
         store.client().write(IDS[0], b"body")
     tear(tmp_path, "empty")
@@ -440,12 +437,12 @@ def test_settings_rebuilt_outlive_a_failed_index_change(made, tmp_path):
     class Failing(Files):
         def list(self, directory):
             if (directory / "msgstore-lmdb").exists():
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                failing()()
             return super().list(directory)
 
         def read_file(self, path):
             if path.name == "msgstore-ets.snapshot":
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                failing()()
             return super().read_file(path)
 
     path = copy_of(made["ets"], tmp_path / "store")

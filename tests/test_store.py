@@ -12,27 +12,14 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.testing.faults import RecordingFiles, UnsyncedFiles
-from support import DATA, hashes, open_with
+from msgstore.testing.faults import UnsyncedFiles
+from support import DATA, failing, hashes, in_threads, open_with
 
+KEYS = {"sync_interval": "1h"}
 ID, OTHER, THIRD = (bytes([n]) * 16 for n in (1, 2, 3))
 
 
-@pytest.fixture
-def opened(cell, tmp_path):
-    """Opens the store of the test, with other keys if given; closes what is still open."""
-    stores = []
-
-    def open_it(files=None, **keys):
-        stores.append(open_with(tmp_path / "store", files, **{**cell.keys, "sync_interval": "1h", **keys}))
-        return stores[-1]
-
-    yield open_it
-    for store in stores:
-        store.abandon()
-
-
-def test_what_was_written_is_read_before_and_after_the_flush_and_after_a_restart(opened):
+def test_read_before_flush_and_after_restart_finds_body(opened):
     store = opened()
     client = store.client("worker")
     client.write(ID, b"body")
@@ -49,7 +36,7 @@ def test_what_was_written_is_read_before_and_after_the_flush_and_after_a_restart
         assert store.stats().recovery.how == "trust"
 
 
-def test_confirms_come_once_a_flush_in_the_order_of_writing(opened):
+def test_confirms_come_once_per_flush_in_order(opened):
     calls = []
     store = opened()
     with store.client("a", on_confirm=calls.append) as client, store.client("b") as other:
@@ -67,18 +54,7 @@ def test_confirms_come_once_a_flush_in_the_order_of_writing(opened):
     assert calls == [[ID, OTHER, ID], [THIRD]]  # closing the client confirms
 
 
-def test_a_callback_that_raises_is_contained_and_counted(opened, caplog):
-    def fail(ids):
-        raise RuntimeError("the user's own mistake")
-
-    store = opened()
-    store.client("bad", on_confirm=fail).write(ID, b"1")
-    store.flush()
-    assert store.stats().callback_failures == 1
-    assert "the user's own mistake" in caplog.text
-
-
-def test_a_callback_may_use_the_store(opened):
+def test_confirm_callback_reading_gets_body(opened):
     store = opened()
     seen = []
     client = store.client("c", on_confirm=lambda ids: seen.extend(client.read(i) for i in ids))
@@ -87,7 +63,7 @@ def test_a_callback_may_use_the_store(opened):
     assert seen == [b"1"]
 
 
-def test_an_idle_writer_is_confirmed_within_the_interval(opened):
+def test_idle_writer_is_confirmed_within_interval(opened):
     confirmed = threading.Event()
     store = opened(sync_interval="10ms")
     store.client("idle", on_confirm=lambda ids: confirmed.set()).write(ID, b"1")
@@ -95,7 +71,7 @@ def test_an_idle_writer_is_confirmed_within_the_interval(opened):
     assert store.stats().pending == 0
 
 
-def test_without_an_interval_each_call_is_flushed(opened):
+def test_calls_without_sync_interval_are_flushed(opened):
     store = opened(sync_interval=0)
     client = store.client()
     client.write(ID, b"")
@@ -106,7 +82,7 @@ def test_without_an_interval_each_call_is_flushed(opened):
         assert opened().stats().messages == 0
 
 
-def test_what_is_above_the_window_is_written_by_whoever_writes(opened):
+def test_writes_above_buffer_target_drain_the_oldest(opened):
     """Nobody flushes here; the oldest messages go to the segments, the youngest are held back."""
     store = opened(file_size_limit="1GiB")
     client = store.client()
@@ -119,7 +95,7 @@ def test_what_is_above_the_window_is_written_by_whoever_writes(opened):
     assert all(client.read(bytes([number]) * 16) == bytes([number]) * 2**20 for number in range(40))
 
 
-def test_the_last_reference_takes_the_message_away(opened):
+def test_removal_of_last_reference_removes_message(opened):
     store = opened()
     client = store.client()
     for _ in range(3):
@@ -135,7 +111,7 @@ def test_the_last_reference_takes_the_message_away(opened):
         client.read(ID)
 
 
-def test_removing_absent_ids_names_them_and_removes_the_others(opened):
+def test_removal_of_absent_ids_names_only_them(opened):
     store = opened()
     client = store.client()
     client.write(ID, b"1")
@@ -149,23 +125,8 @@ def test_removing_absent_ids_names_them_and_removes_the_others(opened):
     assert client.contains(OTHER)
 
 
-def test_a_late_second_write_revives_a_record_of_the_current_segment(opened):
-    files = RecordingFiles()
-    store = opened(files)
-    client = store.client()
-    client.write(ID, b"x" * 100)
-    store.flush()
-    client.remove([ID])
-    before = files.count("pwrite")
-    client.write(ID, b"x" * 100)
-    store.flush()
-    assert files.count("pwrite") == before
-    assert client.read(ID) == b"x" * 100
-    assert [s.live_count for s in store.segments()] == [1]
-
-
 @pytest.mark.parametrize("wrong", [b"short", b"x" * 17, "x" * 16, 16, None, bytearray(16)])
-def test_an_id_is_sixteen_bytes(opened, wrong):
+def test_call_with_wrong_id_raises_valueerror(opened, wrong):
     client = opened().client()
     for call in (
         lambda: client.write(wrong, b""),
@@ -178,18 +139,18 @@ def test_an_id_is_sixteen_bytes(opened, wrong):
             call()
 
 
-def test_remove_takes_several_ids(opened):
+def test_removal_of_single_id_raises_valueerror(opened):
     with pytest.raises(ValueError, match=r"remove\(\[msg_id\]\)"):
         opened().client().remove(ID)
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None])
-def test_a_body_is_bytes(opened, wrong):
+def test_write_of_wrong_body_raises_typeerror(opened, wrong):
     with pytest.raises(TypeError, match="a body is bytes"):
         opened().client().write(ID, wrong)
 
 
-def test_everything_is_closed_twice_without_harm_and_refuses_afterwards(opened):
+def test_close_twice_is_harmless_and_refuses_calls(opened):
     store = opened()
     client = store.client("c")
     client.write(ID, b"1")
@@ -206,7 +167,7 @@ def test_everything_is_closed_twice_without_harm_and_refuses_afterwards(opened):
             call()
 
 
-def test_segments_roll_at_the_limit_and_large_messages_stand_alone(opened):
+def test_segments_roll_at_limit_and_isolate_large(opened):
     store = opened(file_size_limit=1000, large_message=500)
     client = store.client()
     for n in range(20):
@@ -223,7 +184,7 @@ def test_segments_roll_at_the_limit_and_large_messages_stand_alone(opened):
     assert large.number not in [s.number for s in store.segments()]
 
 
-def test_segments_keep_their_limit_over_many_flushes(opened):
+def test_segments_over_many_flushes_keep_limit(opened):
     store = opened(file_size_limit=1000)
     client = store.client()
     for begin in range(0, 40, 5):
@@ -249,7 +210,7 @@ def test_segment_emptied_before_sealing_is_deleted(opened):
     assert not (store.path / emptied.file).exists()
 
 
-def test_a_second_writer_is_refused_with_the_holders_pid(opened, tmp_path, cell):
+def test_second_writer_is_refused_with_holders_pid(opened, tmp_path, cell):
     opened()
     with pytest.raises(msgstore.StoreLocked, match="this process") as caught:
         opened()
@@ -259,7 +220,7 @@ def test_a_second_writer_is_refused_with_the_holders_pid(opened, tmp_path, cell)
     assert f"process {os.getpid()} has the store open for writing" in done.stderr
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, cell):
+def test_lock_of_killed_process_is_taken_over(tmp_path, cell):
     code = f"""if True:
         import msgstore, os
         store = msgstore.open_store({str(tmp_path)!r}, **{cell.keys!r})
@@ -272,7 +233,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, cell):
         assert store.stats().recovery.how == ("tail" if cell.index == "lmdb" else "rebuild")
 
 
-def test_read_only_writes_nothing_and_refuses_changes(opened, cell, tmp_path):
+def test_read_only_store_refuses_and_writes_nothing(opened, cell, tmp_path):
     with opened() as store, store.client() as client:
         client.write(ID, b"1")
     before = _fingerprint(tmp_path)
@@ -307,7 +268,7 @@ class FullDisk(UnsyncedFiles):
         super().pwrite(fd, data, offset)
 
 
-def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_room(opened, tmp_path):
+def test_full_disk_loses_nothing_and_writing_resumes(opened, tmp_path):
     files, confirmed = FullDisk(), []
     store = opened(files)
     client = store.client("c", on_confirm=confirmed.extend)
@@ -345,7 +306,7 @@ def test_many_segments_need_few_descriptors(opened, monkeypatch):
     assert len(store._segments.read_files.readers) <= 8
 
 
-def test_a_damaged_record_names_file_offset_and_id(opened, tmp_path, cell):
+def test_read_of_damaged_record_names_place(opened, tmp_path, cell):
     with opened() as store, store.client() as client:
         client.write(ID, b"x" * 50)
         client.write(OTHER, b"y" * 50)
@@ -364,7 +325,7 @@ def test_a_damaged_record_names_file_offset_and_id(opened, tmp_path, cell):
             client.read_many([OTHER, ID])
 
 
-def test_a_segment_that_was_cut_is_an_error_not_a_shorter_body(opened, tmp_path, cell):
+def test_read_of_cut_segment_raises_corruptrecord(opened, tmp_path, cell):
     store = opened()
     client = store.client()
     client.write(ID, b"x" * 50)
@@ -379,7 +340,7 @@ def test_a_segment_that_was_cut_is_an_error_not_a_shorter_body(opened, tmp_path,
     assert client.read(ID) == b"x" * 50
 
 
-def test_garbage_in_the_place_of_counts_is_a_value_error(tmp_path, cell):
+def test_wrong_refcounts_raise_valueerror(tmp_path, cell):
     for wrong in ([(b"short", 1)], [(ID, "1")]):
         real = DATA / "msg-store" / ("v1_clean" if cell.format == "v1" else "v2_clean") / "store"
         path = tmp_path / "store"
@@ -392,39 +353,34 @@ def test_garbage_in_the_place_of_counts_is_a_value_error(tmp_path, cell):
         assert (path / "clean.dot").exists(), "an opening that failed leaves RabbitMQ's files alone"
 
 
-def test_threads_read_while_others_write_remove_and_compact(opened):
+def test_reads_beside_writers_and_compaction_find_bodies(opened):
     """Not a stress test; it holds the promise that calls from several threads take turns."""
     store = opened(UnsyncedFiles(), file_size_limit=20_000)
     client = store.client()
     keep = [n.to_bytes(2, "big") * 8 for n in range(300)]
     client.write_many((i, i * 9) for i in keep)
-    errors: list[BaseException] = []
     stop = threading.Event()
 
     def read():
+        while not stop.is_set():
+            for msg_id in keep:
+                assert client.read(msg_id) == msg_id * 9
+
+    def change():
         try:
-            while not stop.is_set():
-                for msg_id in keep:
-                    assert client.read(msg_id) == msg_id * 9
-        except BaseException as error:
-            errors.append(error)
+            for turn in range(30):
+                extra = [(1000 + turn).to_bytes(2, "big") * 7 + bytes([n, 0]) for n in range(100)]
+                client.write_many((i, i * 5) for i in extra)
+                store.flush()
+                client.remove(extra)
+                store.compact(everything=True)
+        finally:
+            stop.set()
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for turn in range(30):
-        extra = [(1000 + turn).to_bytes(2, "big") * 7 + bytes([n, 0]) for n in range(100)]
-        client.write_many((i, i * 5) for i in extra)
-        store.flush()
-        client.remove(extra)
-        store.compact(everything=True)
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert not errors
+    in_threads(read, read, read, change)
 
 
-def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(cell, opened):
+def test_mapped_reads_follow_writes_and_compaction(cell, opened):
     class Cutting(UnsyncedFiles):
         def truncate(self, fd, size):
             at_the_cut.append(dict(store._segments.read_files.maps))
@@ -458,7 +414,7 @@ def test_reads_through_mappings_follow_what_is_written_and_never_outlive_a_cut(c
         client.read(next(iter(bodies)))
 
 
-def test_a_reader_that_is_read_only_never_maps(opened, tmp_path):
+def test_read_only_store_never_maps(opened, tmp_path):
     with opened() as store, store.client() as client:
         client.write(ID, b"body")
     store = opened(reads="mmap", mode="r")
@@ -466,7 +422,7 @@ def test_a_reader_that_is_read_only_never_maps(opened, tmp_path):
     assert not store._segments.read_files.maps
 
 
-def test_an_entry_that_was_moved_or_removed_since(opened):
+def test_stale_entry_is_found_or_messagenotfound(opened):
     """It is a message that is asked for: wherever it is by now, or nowhere. Nothing of it is damage."""
     store = opened(gc_interval=0)
     client = store.client()
@@ -497,7 +453,7 @@ with msgstore.open_store(sys.argv[1], index=sys.argv[2], format=sys.argv[3], gc_
 """
 
 
-def test_a_writer_that_came_is_no_damage(opened, cell, tmp_path):
+def test_snapshot_after_other_writer_reports_no_damage(opened, cell, tmp_path):
     """What reads a snapshot cannot know where messages are by now; it says so, and counts nothing as damaged."""
     with opened() as store, store.client() as client:
         client.write_many((bytes([n]) * 16, b"body of %d" % n) for n in range(10))
@@ -523,7 +479,7 @@ def test_a_writer_that_came_is_no_damage(opened, cell, tmp_path):
 
 @pytest.mark.parametrize("wrong", [b"", b"fifteen bytes..", b"seventeen bytes.!", "sixteen letters!", bytearray(16), None, 16])
 @pytest.mark.parametrize("mode", ["rw", "r"])
-def test_what_is_not_an_id_has_no_entry_and_no_references(opened, cell, tmp_path, mode, wrong):
+def test_lookup_of_wrong_id_raises_valueerror(opened, cell, tmp_path, mode, wrong):
     """It is a mistake, as it is to read it; not a message that is not there."""
     with opened() as store, store.client() as client:
         client.write(ID, b"body")
@@ -534,12 +490,9 @@ def test_what_is_not_an_id_has_no_entry_and_no_references(opened, cell, tmp_path
         assert (store.references(ID), store.references(OTHER), store.entry(OTHER)) == (1, 0, None)
 
 
-def test_an_index_that_cannot_be_read_says_which_store(opened, monkeypatch):
+def test_unreadable_index_error_names_the_store(opened, monkeypatch):
     store = opened()
 
-    def fail(index, msg_id):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(type(store._index), "references", fail)
+    monkeypatch.setattr(type(store._index), "references", failing())
     with pytest.raises(msgstore.StoreIOError, match=str(store.path)):
         store.references(ID)

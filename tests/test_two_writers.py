@@ -16,14 +16,35 @@ from support import open_with
 
 FIRST, SECOND, THIRD = (bytes([n]) * 16 for n in (1, 2, 3))
 LOCK = "msgstore.lock"
+KEYS = {"sync_interval": "1h", "gc_interval": 0}
+
+
+def refused(path, *calls):
+    for call in calls:
+        with pytest.raises(msgstore.StoreIOError, match=f"{path}: was moved, deleted or replaced"):
+            call()
+
+
+def names_in(path):
+    return sorted(file.name for file in path.iterdir())
+
+
+class Deleting(UnsyncedFiles):
+    """Deletes ``path`` after each write of records."""
+
+    path: Path | None = None
+
+    def pwrite(self, fd, data, offset):
+        super().pwrite(fd, data, offset)
+        if self.path is not None and offset:
+            self.path.unlink(missing_ok=True)
 
 
 @pytest.fixture
 def writing(index, tmp_path):
-    """A store with one confirmed message, a client, and the list of what was confirmed."""
+    """A store with one confirmed message, a client, and the list of confirmed ids."""
     confirmed: list[bytes] = []
-    path = tmp_path / "store"
-    store = open_with(path, UnsyncedFiles(), index=index, sync_interval="1h", gc_interval=0)
+    store = open_with(tmp_path / "store", Deleting(), index=index, **KEYS)
     client = store.client(on_confirm=confirmed.extend)
     client.write(FIRST, b"first")
     store.flush()
@@ -62,12 +83,10 @@ def test_moved_directory_is_noticed_and_nothing_confirmed(writing, index, tmp_pa
     store.path.rename(tmp_path / "moved")
     with open_with(store.path, index=index) as other:
         other.client().write(THIRD, b"third")
-        before = sorted(path.name for path in store.path.iterdir())
+        before = names_in(store.path)
         client.write(SECOND, b"second")
-        for call in (store.flush, store.roll, store.close):
-            with pytest.raises(msgstore.StoreIOError, match=f"{store.path}: was moved, deleted or replaced"):
-                call()
-        assert sorted(path.name for path in store.path.iterdir()) == before, "the first writer changed the second store"
+        refused(store.path, store.flush, store.roll, store.close)
+        assert names_in(store.path) == before, "the first writer changed the second store"
     assert confirmed == [FIRST]
     shutil.rmtree(store.path)
     (tmp_path / "moved").rename(store.path)
@@ -83,19 +102,18 @@ def test_collection_of_a_moved_store_deletes_nothing(writing, index, tmp_path):
     store.path.rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", store.path)
     client.remove([FIRST])
-    before = sorted(path.name for path in store.path.iterdir())
-    with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
-        store.compact(everything=True)
-    assert sorted(path.name for path in store.path.iterdir()) == before
+    before = names_in(store.path)
+    refused(store.path, lambda: store.compact(everything=True))
+    assert names_in(store.path) == before
 
 
 def test_flush_in_a_moved_store_deletes_nothing(index, tmp_path):
     """Of removals only: it need not look at the current segment."""
-    with open_with(tmp_path / "store", index=index, sync_interval="1h", gc_interval=0) as store:
+    with open_with(tmp_path / "store", index=index, **KEYS) as store:
         store.client().write(FIRST, b"first")
         store.roll()
         store.client().write(SECOND, b"second")
-    store = open_with(tmp_path / "store", index=index, sync_interval="1h", gc_interval=0)
+    store = open_with(tmp_path / "store", index=index, **KEYS)
     store.client().write(THIRD, b"third")
     store.flush()
     store.path.rename(tmp_path / "moved")
@@ -132,39 +150,25 @@ def test_deleted_current_segment_is_never_confirmed(writing, change):
     client.write(SECOND, b"second")
     path = segment_of(store)
     change(path)
-    for call in (store.flush, store.roll, store.flush, store.close):
-        with pytest.raises(msgstore.StoreIOError, match=f"{path}: was moved, deleted or replaced"):
-            call()
+    refused(path, store.flush, store.roll, store.flush, store.close)
     assert confirmed == [FIRST]
 
 
-class Deleting(UnsyncedFiles):
-    """Deletes ``path`` after each write of records."""
-
-    path: Path | None = None
-
-    def pwrite(self, fd, data, offset):
-        super().pwrite(fd, data, offset)
-        if self.path is not None and offset:
-            self.path.unlink(missing_ok=True)
-
-
-def test_segment_deleted_within_a_flush_confirms_nothing(index, tmp_path):
-    """After its records were written, and when the flush goes on in another one."""
-
+@pytest.mark.parametrize("file_size_limit", [None, 1000], ids=["last write", "another segment follows"])
+def test_segment_deleted_within_flush_confirms_nothing(index, file_size_limit, tmp_path):
+    """After its records were written, whether or not the flush begins another segment."""
     files, confirmed = Deleting(), []
-    store = open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0, file_size_limit=1000)
+    limit = {"file_size_limit": file_size_limit} if file_size_limit else {}
+    store = open_with(tmp_path, files, index=index, **KEYS, **limit)
     client = store.client(on_confirm=confirmed.extend)
     client.write(FIRST, b"first")
     store.flush()
     files.path = segment_of(store)
-    for number in range(10, 20):
+    for number in range(10, 20 if limit else 11):
         client.write(bytes([number]) * 16, bytes(300))
-    for _ in range(2):
-        with pytest.raises(msgstore.StoreIOError, match=f"{files.path}: was moved, deleted or replaced"):
-            store.flush()
+    refused(files.path, *[store.flush] * (2 if limit else 1))
     store.abandon()
-    assert confirmed == [FIRST]
+    assert confirmed == [FIRST], "a message in a deleted segment was confirmed"
 
 
 def test_flush_looks_at_files_once(index, tmp_path):
@@ -178,7 +182,7 @@ def test_flush_looks_at_files_once(index, tmp_path):
             return super().identity_and_links(file)
 
     files = Looking()
-    with open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0) as store:
+    with open_with(tmp_path, files, index=index, **KEYS) as store:
         client = store.client()
         client.write(FIRST, b"first")
         store.flush()
@@ -196,43 +200,36 @@ def test_flush_looks_at_files_once(index, tmp_path):
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_every_flush_of_a_lost_segment_fails(index, durability, tmp_path):
     """Without on_confirm: nothing but the flush says that the message is safe."""
-    store = open_with(tmp_path, index=index, durability=durability, sync_interval="1h", gc_interval=0)
+    store = open_with(tmp_path, index=index, durability=durability, **KEYS)
     client = store.client()
     client.write(FIRST, b"first")
     store.flush()
     client.write(SECOND, b"second")
-    segment_of(store).unlink()
-    for call in (store.flush, store.flush, client.close, store.flush, store.close):
-        with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
-            call()
+    path = segment_of(store)
+    path.unlink()
+    refused(path, store.flush, store.flush, client.close, store.flush, store.close)
     with pytest.raises(msgstore.StoreIOError) as caught:
-        store.client().write(bytes([3]) * 16, b"third")
+        store.client().write(THIRD, b"third")
     assert not caught.value.applied, "a write behind a failed flush takes its message"
     store.abandon()
 
 
 @pytest.mark.parametrize("how", ["moved", "replaced"])
-def test_flush_of_removal_in_moved_directory_fails(index, how, tmp_path):
-    path = tmp_path / "store"
-    store = open_with(path, index=index, sync_interval="1h", gc_interval=0)
-    client = store.client()
-    client.write(FIRST, b"first")
+def test_flush_of_removal_in_moved_directory_fails(writing, how, tmp_path):
+    store, client, _ = writing
     client.write(SECOND, b"second")
     store.flush()
-    path.rename(tmp_path / "old")
+    store.path.rename(tmp_path / "old")
     if how == "replaced":
-        shutil.copytree(tmp_path / "old", path)
+        shutil.copytree(tmp_path / "old", store.path)
     client.remove([FIRST])
-    for _ in range(2):
-        with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
-            store.flush()
-    store.abandon()
+    refused(store.path, store.flush, store.flush)
 
 
-def test_copy_by_hard_links_has_a_writer_of_its_own(index, tmp_path):
+def test_copy_by_hard_links_has_own_writer(index, tmp_path):
     """Both directories have the same segments; the second writer does not write into them, the first one notices the move."""
     path, copy = tmp_path / "store", tmp_path / "copy"
-    first = open_with(path, index=index, sync_interval="1h", gc_interval=0)
+    first = open_with(path, index=index, **KEYS)
     client = first.client()
     client.write(FIRST, b"first" * 100)
     first.flush()
@@ -240,7 +237,7 @@ def test_copy_by_hard_links_has_a_writer_of_its_own(index, tmp_path):
     path.rename(tmp_path / "old")
     copy.rename(path)
     confirmed = []
-    with open_with(path, index=index, sync_interval="1h", gc_interval=0) as second:
+    with open_with(path, index=index, **KEYS) as second:
         other = second.client(on_confirm=confirmed.extend)
         for number in range(10, 15):
             if number == 10:
@@ -261,7 +258,7 @@ def test_relative_path_elsewhere_says_where_the_process_is(index, tmp_path, monk
     """A store that was opened by a relative path, in a process that has changed its working directory since."""
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path)
-    store = open_with(Path("store"), index=index, sync_interval="1h", gc_interval=0)
+    store = open_with(Path("store"), index=index, **KEYS)
     store.client().write(FIRST, b"first")
     monkeypatch.chdir(tmp_path / "there")
     with pytest.raises(msgstore.StoreIOError, match=f"This path is relative, and the process is in {tmp_path / 'there'} now"):
@@ -272,34 +269,13 @@ def test_relative_path_elsewhere_says_where_the_process_is(index, tmp_path, monk
     store.close()
 
 
-def test_close_in_a_replaced_directory_leaves_it_alone(index, tmp_path):
+def test_close_in_replaced_directory_leaves_it_alone(writing, index, tmp_path):
     """Nothing was changed since the last flush: the check belongs to the close."""
-    path = tmp_path / "store"
-    store = open_with(path, index=index, sync_interval="1h", gc_interval=0)
-    client = store.client()
-    client.write(FIRST, b"first")
-    store.flush()
-    path.rename(tmp_path / "old")
-    with open_with(path, index=index) as other, other.client() as theirs:
+    store, _, _ = writing
+    store.path.rename(tmp_path / "old")
+    with open_with(store.path, index=index) as other, other.client() as theirs:
         theirs.write(SECOND, b"second")
-    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
-        store.close()
+    before = {file: file.read_bytes() for file in store.path.rglob("*") if file.is_file()}
+    refused(store.path, store.close)
     store.abandon()
-    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
-
-
-def test_segment_deleted_behind_its_last_write_confirms_nothing(index, tmp_path):
-    """The flush has looked at it before, and begins no other one."""
-
-    files, confirmed = Deleting(), []
-    store = open_with(tmp_path, files, index=index, sync_interval="1h", gc_interval=0)
-    client = store.client(on_confirm=confirmed.extend)
-    client.write(FIRST, b"first")
-    store.flush()
-    files.path = segment_of(store)
-    client.write(SECOND, b"second")
-    with pytest.raises(msgstore.StoreIOError, match=f"{files.path}: was moved, deleted or replaced"):
-        store.flush()
-    assert confirmed == [FIRST], "a message in a deleted segment was confirmed"
-    store.abandon()
+    assert {file: file.read_bytes() for file in store.path.rglob("*") if file.is_file()} == before

@@ -1,7 +1,7 @@
-"""The wrong-configuration table: every row of it is provoked with the very text that the page shows, and compared.
+"""Messages of docs/reference/wrong-configuration.md, compared with what the program prints.
 
-A section of docs/reference/wrong-configuration.md is a row: what is written (``toml``, ``python`` or ``console``), then what
-the program prints (``text``). Before it, a row's function here puts the machine into the state that the section describes.
+A section of the page has a cause (``toml``, ``python`` or ``console``) and the message (``text``). The function of a row
+prepares the machine that the section describes.
 """
 
 from __future__ import annotations
@@ -169,10 +169,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made.close()
 
 
-def nothing(machine: Machine) -> None:
-    """A machine with everything of this repository installed, and no store."""
-
-
 def rocks(machine: Machine, contract: str = "(1, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
     descriptor = f"IndexDescriptor(name='rocks', contract={contract}, factory={factory!r})"
     machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indexes", descriptor, head=head)
@@ -208,35 +204,14 @@ def two_ets(machine: Machine) -> None:
     machine.install("acme-ets", "2.0.1", "fast-ets", "msgstore_indexes", descriptor)
 
 
-def without_lmdb(machine: Machine) -> None:
-    machine.uninstall("msgstore-lmdb-index")
-
-
-def wrong_hook(machine: Machine) -> None:
-    machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indices", "")
-
-
-def written_with_checksum_then_uninstalled(machine: Machine) -> None:
-    machine.write_store(record="checksum")
-    machine.uninstall("msgstore-checksum-record")
-
-
 def written_with_lmdb_then_uninstalled(machine: Machine) -> None:
     machine.write_store(index="lmdb")
-    without_lmdb(machine)
-
-
-def bound_to_four(machine: Machine) -> None:
-    machine.write_store(format={"use": "v2", "records": {"checksum": 4}})
+    machine.uninstall("msgstore-lmdb-index")
 
 
 def bound_to_128(machine: Machine) -> None:
     stamped(machine)
     machine.write_store(format={"use": "v2", "records": {"checksum": 128}})
-
-
-def configured(machine: Machine) -> None:
-    machine.file.write_text('[stores.orders]\npath = "orders"\n')
 
 
 def kept_open_with_ets(machine: Machine) -> None:
@@ -288,15 +263,19 @@ def misspelt(machine: Machine) -> None:
     machine.file.write_text('[stores.orders]\npath = "orders"\nindx = "lmdb"\nfile_size_limit = "16 megs"\n')
 
 
-ROWS: dict[str, Callable[[Machine], None]] = {
-    "Missing plugin": without_lmdb,
+def nothing(machine: Machine) -> None:
+    """Leave everything of this repository installed, and no store."""
+
+
+ROWS: dict[str, Callable[[Machine], object]] = {
+    "Missing plugin": lambda m: m.uninstall("msgstore-lmdb-index"),
     "Misspelt name": nothing,
     "Unknown name": nothing,
     "Two plugins of one name": two_ets,
     "Wrong contract version": lambda m: rocks(m, contract="(2, 0)"),
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
     "Plugin that ends the program": lambda m: rocks(m, head="raise SystemExit('acme: no licence found')"),
-    "Misspelt hook": wrong_hook,
+    "Misspelt hook": lambda m: m.install("acme-rocks", "1.4.0", "rocks", "msgstore_indices", ""),
     "Forgotten hookimpl": without_a_mark,
     "Plugin whose own code is missing": rocks,
     "Plugin that lacks a method": incomplete,
@@ -323,7 +302,7 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Retention without a limit": nothing,
     "Invalid share": nothing,
     "Several mistakes at once": misspelt,
-    "Unknown store": configured,
+    "Unknown store": lambda m: m.file.write_text('[stores.orders]\npath = "orders"\n'),
     "Record-type byte bound twice": stamped,
     "Record-type byte out of range": nothing,
     "Record type with an option that it does not have": stamped,
@@ -335,9 +314,12 @@ ROWS: dict[str, Callable[[Machine], None]] = {
     "Other byte for the format's own record type": nothing,
     "Unbound record type": stamped,
     "Record type in a format without types": nothing,
-    "Other binding than the directory remembers": bound_to_four,
+    "Other binding than the directory remembers": lambda m: m.write_store(format={"use": "v2", "records": {"checksum": 4}}),
     "Byte of another record type": bound_to_128,
-    "Store opened without its record type": written_with_checksum_then_uninstalled,
+    "Store opened without its record type": lambda m: (
+        m.write_store(record="checksum"),
+        m.uninstall("msgstore-checksum-record"),
+    ),
     "Store opened without a third-party record type": written_with_stamped_then_uninstalled,
     "Store opened without its last index": written_with_lmdb_then_uninstalled,
     "Older format over newer segments": lambda m: m.copy_store("mixed_upgrade"),
@@ -350,18 +332,18 @@ ROWS: dict[str, Callable[[Machine], None]] = {
 }
 
 
-def test_the_page_has_exactly_these_rows():
+def test_page_has_exactly_these_rows():
     assert list(SECTIONS) == list(ROWS)
 
 
 @pytest.mark.parametrize("title", ROWS)
-def test_the_program_prints_what_the_page_shows(title, machine):
+def test_program_prints_the_message_of_page(title, machine):
     ROWS[title](machine)
     assert machine.run(SECTIONS[title]) == SECTIONS[title].message
 
 
 @pytest.mark.parametrize("other", [{}, {"extension": ".blk", "leftover_extensions": (".sqs",)}])
-def test_no_store_is_read_by_a_format_that_claims_the_files_of_another(machine, other):
+def test_formats_claiming_same_files_are_refused(machine, other):
     """Whichever comes last; and 'msgstore plugins' says it of itself."""
     machine.write_store()
     claiming(machine, **other)
@@ -401,7 +383,7 @@ def test_plugins_check_reserved_extension_exits_with_2(machine):
     assert "the extension '.erase' is used by other files of a store" in checked.output
 
 
-def test_a_record_type_that_lacks_something_is_blamed_itself(machine):
+def test_incomplete_record_type_is_named(machine):
     """Not the format, which asks for it."""
     stamped(machine)
     module = machine.site / "acme_stamped_plugin.py"
@@ -416,7 +398,7 @@ def test_a_record_type_that_lacks_something_is_blamed_itself(machine):
     assert "acme_stamped_plugin.Stamped has no overhead, check, which" in str(caught.value)
 
 
-def test_a_format_without_holes_need_not_fill_any(machine):
+def test_format_without_compactable_needs_no_gap_methods(machine):
     """Only a format with the capability COMPACTABLE needs its methods."""
     claiming(machine, extension=".blk")
     module = machine.site / "acme_blocks_plugin.py"
@@ -431,7 +413,7 @@ def test_a_format_without_holes_need_not_fill_any(machine):
         FormatSet(msgstore.load_catalogue()).by_name("blocks")
 
 
-def test_a_record_type_of_another_format_is_said_to_be(machine):
+def test_record_type_of_other_format_is_named(machine):
     """Not asked whether it was meant, by its very name."""
     descriptor = "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='a:b', format='v3')"
     machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor)
@@ -454,7 +436,7 @@ def test_a_record_type_of_another_format_is_said_to_be(machine):
         ("acme_rocks_plugin:hookimpl", None),
     ],
 )
-def test_a_factory_that_cannot_be_imported_is_a_problem(machine, factory, said):
+def test_factory_not_importable_is_a_problem(machine, factory, said):
     rocks(machine, factory=factory)
     assert list(msgstore.load_catalogue().problems()) == []  # what is not selected is not imported
     problems = list(msgstore.load_catalogue().unloadable())
@@ -465,7 +447,7 @@ def test_a_factory_that_cannot_be_imported_is_a_problem(machine, factory, said):
     assert said is None or "cannot be imported" in checked.stdout
 
 
-def test_a_misspelt_record_type_is_not_blamed_on_the_directory(tmp_path):
+def test_misspelt_record_type_gets_a_suggestion(tmp_path):
     with msgstore.open_store(tmp_path, record="checksum"):
         pass
     with pytest.raises(msgstore.PluginError, match="Did you mean 'checksum'") as caught:
@@ -476,7 +458,7 @@ def test_a_misspelt_record_type_is_not_blamed_on_the_directory(tmp_path):
 
 
 @pytest.mark.parametrize("selected", ["rocks", "ets"])
-def test_an_index_that_ends_the_program_is_an_error_of_its_plugin(machine, selected):
+def test_index_raising_systemexit_is_plugin_error(machine, selected):
     """Opened with it, and with another one that takes its entries over."""
     machine.write_store(index="ets")
     failing_rocks(machine, load="raise SystemExit('no licence')")
@@ -496,7 +478,7 @@ def test_an_index_that_ends_the_program_is_an_error_of_its_plugin(machine, selec
         ("KeyboardInterrupt('hm')", KeyboardInterrupt),
     ],
 )
-def test_what_an_index_says_of_the_store_is_not_blamed_on_its_plugin(machine, raised, expected):
+def test_store_error_of_index_passes_unchanged(machine, raised, expected):
     failing_rocks(machine, load=f"raise {raised}")
     with pytest.raises(expected, match="hm") as caught:
         msgstore.open_store(machine.store, index="rocks")
@@ -504,6 +486,6 @@ def test_what_an_index_says_of_the_store_is_not_blamed_on_its_plugin(machine, ra
 
 
 @pytest.mark.parametrize("mistake", ["recods", "record"])
-def test_the_key_that_binds_record_types_is_a_known_one(tmp_path, mistake):
+def test_misspelt_records_key_gets_a_suggestion(tmp_path, mistake):
     with pytest.raises(msgstore.ConfigError, match=rf"unknown key '{mistake}'\. Did you mean 'records'"):
         msgstore.open_store(tmp_path, format={"use": "v2", mistake: {"checksum": 4}})

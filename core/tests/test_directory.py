@@ -30,7 +30,7 @@ def test_settings_are_remembered(tmp_path):
     assert read_settings(Files(), tmp_path) == settings
 
 
-def test_a_flip_anywhere_in_them_is_noticed(tmp_path):
+def test_settings_with_flipped_byte_are_refused(tmp_path):
     settings = Settings(records={"checksum": 4})
     write_settings(Files(), tmp_path, settings)
     path = tmp_path / SETTINGS
@@ -69,7 +69,7 @@ def forge(path, **changes):
         ({"more": 1}, "more"),
     ],
 )
-def test_settings_of_the_wrong_kind(tmp_path, changes, reason):
+def test_settings_with_wrong_member_are_refused(tmp_path, changes, reason):
     forge(tmp_path / SETTINGS)
     assert read_settings(Files(), tmp_path) == Settings()
     forge(tmp_path / SETTINGS, **changes)
@@ -82,7 +82,7 @@ def test_settings_of_the_wrong_kind(tmp_path, changes, reason):
     ["[" * 200_000, '{"a":' * 100_000, "[]", "null", "{}", "", "\xff", "1" * 10_000, json.dumps({"crc32": "x" * 2**20})],
     ids=lambda text: text[:10],
 )
-def test_settings_that_are_none(tmp_path, text):
+def test_unparsable_settings_are_refused_or_rebuilt(tmp_path, text):
     place = tmp_path / "store"
     place.mkdir()
     (place / SETTINGS).write_text(text, encoding="latin-1")
@@ -96,13 +96,13 @@ def test_settings_that_are_none(tmp_path, text):
         assert verb == "salvage" or SETTINGS in result.stderr
 
 
-def test_segments_come_in_number_order_and_other_files_are_left_out(tmp_path):
+def test_segments_are_found_in_number_order(tmp_path):
     for name in ("10.sqs", "9.rdq", "0.sqs", "01.sqs", "x.sqs", "3.rdt", "msgstore.json", "5.sqs.tmp"):
         (tmp_path / name).write_bytes(b"")
     assert [found.path.name for found in find_segments(Files(), tmp_path, {".rdq", ".sqs"})] == ["0.sqs", "9.rdq", "10.sqs"]
 
 
-def test_two_files_of_one_number_are_refused(tmp_path):
+def test_two_segments_of_one_number_are_refused(tmp_path):
     (tmp_path / "1.rdq").write_bytes(b"")
     (tmp_path / "1.sqs").write_bytes(b"")
     with pytest.raises(StoreMismatch, match="same number"):

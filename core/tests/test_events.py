@@ -65,7 +65,7 @@ def recorder() -> Recorder:
     return Recorder()
 
 
-def test_the_life_of_a_store(tmp_path: Path, recorder: Recorder) -> None:
+def test_store_life_fires_its_events(tmp_path: Path, recorder: Recorder) -> None:
     keys = {"file_size_limit": "8KiB", "gc_interval": 0}
     with open_observed(tmp_path, observing(recorder), **keys) as store, store.client() as client:
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:16])
@@ -90,7 +90,7 @@ def test_the_life_of_a_store(tmp_path: Path, recorder: Recorder) -> None:
     assert recorder.of(events.StoreClosedEvent)[0].how == "closed"
 
 
-def test_nothing_fires_per_message(tmp_path: Path, recorder: Recorder) -> None:
+def test_messages_fire_no_events(tmp_path: Path, recorder: Recorder) -> None:
     with open_observed(tmp_path, observing(recorder)) as store, store.client() as client:
         client.write_many((n.to_bytes(16, "big"), b"body") for n in range(10_000))
         store.flush()
@@ -104,7 +104,7 @@ def test_nothing_fires_per_message(tmp_path: Path, recorder: Recorder) -> None:
     ]
 
 
-def test_a_dirty_start_says_how_it_came_up(tmp_path: Path, recorder: Recorder) -> None:
+def test_dirty_start_fires_recovery_finished(tmp_path: Path, recorder: Recorder) -> None:
     store = msgstore.open_store(tmp_path)
     store.client().write(IDS[1], b"body")
     store.flush()
@@ -122,7 +122,7 @@ def test_a_dirty_start_says_how_it_came_up(tmp_path: Path, recorder: Recorder) -
     assert closed == events.StoreClosedEvent(store=tmp_path, how="abandoned")
 
 
-def test_damage_is_announced_once_a_spot(tmp_path: Path, recorder: Recorder) -> None:
+def test_damage_event_fires_once_per_offset(tmp_path: Path, recorder: Recorder) -> None:
     with open_observed(tmp_path, observing(recorder), record="checksum") as store, store.client() as client:
         client.write_many((msg_id, b"body" + msg_id) for msg_id in IDS[:10])
         store.roll()
@@ -145,7 +145,7 @@ def test_damage_is_announced_once_a_spot(tmp_path: Path, recorder: Recorder) -> 
     assert recorder.of(events.CollectionFinishedEvent)[0].skipped == collected.reason
 
 
-def test_damage_that_an_opening_finds(tmp_path: Path, recorder: Recorder) -> None:
+def test_damage_found_at_opening_fires_event(tmp_path: Path, recorder: Recorder) -> None:
     shutil.copy(DATA / "v2_corrupt" / "type0_byte" / "0.sqs", tmp_path)
     with open_observed(tmp_path, observing(recorder), adopt=True) as store:
         assert store.stats().counters.corruptions == 1
@@ -153,7 +153,7 @@ def test_damage_that_an_opening_finds(tmp_path: Path, recorder: Recorder) -> Non
     assert f"0.sqs at offset {found.offset}: {found.reason}" in recorder.of(events.RecoveryFinishedEvent)[0].recovery["damaged"]
 
 
-def test_a_migration(tmp_path: Path, recorder: Recorder) -> None:
+def test_migration_fires_collection_finished(tmp_path: Path, recorder: Recorder) -> None:
     copy = shutil.copytree(DATA / "mixed_upgrade" / "store", tmp_path / "store")
     open_observed(copy, observing(recorder), adopt=True, on_legacy="migrate").close()
     found = recorder.of(events.CollectionFinishedEvent)
@@ -165,7 +165,7 @@ def test_a_migration(tmp_path: Path, recorder: Recorder) -> None:
     assert all(not event.file.endswith(".tmp") for event in recorder.of(events.SegmentRolledEvent))
 
 
-def test_messages_that_retention_gives_up(tmp_path: Path, recorder: Recorder) -> None:
+def test_dropped_messages_fire_event(tmp_path: Path, recorder: Recorder) -> None:
     telemetry = Telemetry(tmp_path, [Observer(hook, recorder, ACME) for hook in EVENT_HOOKS])
     telemetry.dropped("7.sqs", 3, 300, "older than 1d")
     telemetry.closed("closed")
@@ -180,7 +180,7 @@ def test_messages_that_retention_gives_up(tmp_path: Path, recorder: Recorder) ->
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
-def test_an_observer_that_raises_is_logged_and_counted(
+def test_observer_raising_is_logged_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     told = threading.Event()
@@ -190,7 +190,7 @@ def test_an_observer_that_raises_is_logged_and_counted(
             told.set()
         raise error
 
-    with open_observed(tmp_path, observing(observe)) as store, store.client() as client:
+    with open_observed(tmp_path, observing(observe), gc_interval=0) as store, store.client() as client:
         client.write(IDS[0], b"body")
         store.roll()
         client.remove([IDS[0]])
@@ -205,8 +205,8 @@ def test_an_observer_that_raises_is_logged_and_counted(
     assert records[0].exc_info[1] is error
 
 
-def test_an_observer_may_use_the_store(tmp_path: Path) -> None:
-    """Whatever holds which lock when an event is announced: nothing is held when it is told."""
+def test_observer_using_the_store_never_deadlocks(tmp_path: Path) -> None:
+    """No lock is held while an observer runs."""
     seen: list[object] = []
     stores: list[msgstore.Store] = []
 
@@ -214,9 +214,10 @@ def test_an_observer_may_use_the_store(tmp_path: Path) -> None:
         try:
             with stores[0].client() as client:
                 client.write(IDS[50], b"from an observer")
-                stores[0].flush()
-                seen.append(stores[0].stats().messages)
-        except StoreClosed:
+                seen.append(client.read(IDS[50]))
+                client.remove([IDS[50]])
+                client.delete_and_close()  # closing it would flush
+        except msgstore.StoreClosed:
             seen.append("closed")
 
     hooks = [hook for hook in EVENT_HOOKS if hook != "msgstore_store_opened"]
@@ -233,7 +234,7 @@ def test_an_observer_may_use_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["close", "flush", "roll", "compact", "migrate"])
-def test_an_observer_may_not_call_what_waits_for_it(call: str, tmp_path: Path) -> None:
+def test_observer_calling_change_raises_runtimeerror(call: str, tmp_path: Path) -> None:
     stores: list[msgstore.Store] = []
     raised: SimpleQueue[Exception] = SimpleQueue()
 
@@ -250,7 +251,7 @@ def test_an_observer_may_not_call_what_waits_for_it(call: str, tmp_path: Path) -
         assert f"{call}() was called in a callback" in str(raised.get(timeout=10))
 
 
-def test_an_observer_that_hangs_is_not_waited_for(
+def test_observer_hanging_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(announcing, "CLOSE_TIMEOUT_SECONDS", 0.05)
@@ -273,14 +274,14 @@ def test_an_observer_that_hangs_is_not_waited_for(
     go_on.set()
 
 
-def test_nobody_observes_and_there_is_no_thread(tmp_path: Path) -> None:
+def test_store_without_observers_has_no_thread(tmp_path: Path) -> None:
     with open_observed(tmp_path, attrs.evolve(load_catalogue(), observers=())):
         assert not [thread for thread in threading.enumerate() if thread.name == f"msgstore-observers {tmp_path}"]
 
 
-def test_the_thread_ends_with_the_store_also_if_it_does_not_open(tmp_path: Path, recorder: Recorder) -> None:
+def test_observer_thread_ends_with_the_store(tmp_path: Path, recorder: Recorder) -> None:
     def threads() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("msgstore-observers")]
+        return [thread.name for thread in threading.enumerate() if thread.name == f"msgstore-observers {tmp_path}"]
 
     store = open_observed(tmp_path, observing(recorder))
     store.client().write(IDS[0], b"body")
@@ -300,7 +301,7 @@ def test_the_thread_ends_with_the_store_also_if_it_does_not_open(tmp_path: Path,
     assert [type(event) for event in recorder.events[-1:]] == [events.RecoveryFinishedEvent]
 
 
-def test_a_store_that_cannot_be_saved_is_closed_all_the_same(tmp_path: Path, recorder: Recorder) -> None:
+def test_store_not_saved_fires_closed_once(tmp_path: Path, recorder: Recorder) -> None:
     class NoRename(Files):
         def replace(self, source: Path, target: Path) -> None:
             if target.name == "clean.dot":
@@ -317,7 +318,7 @@ def test_a_store_that_cannot_be_saved_is_closed_all_the_same(tmp_path: Path, rec
 # -- statistics -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_statistics_of_an_opened_store(tmp_path: Path, recorder: Recorder) -> None:
+def test_opened_event_statistics_follow_the_store(tmp_path: Path, recorder: Recorder) -> None:
     with open_observed(tmp_path, observing(recorder)) as store, store.client() as client:
         client.write_many((msg_id, b"body") for msg_id in IDS)
         store.flush()
@@ -333,7 +334,7 @@ def test_the_statistics_of_an_opened_store(tmp_path: Path, recorder: Recorder) -
 
 
 @pytest.mark.parametrize("index", ["ets", "lmdb"])
-def test_counters(tmp_path: Path, index: str) -> None:
+def test_counters_after_changes_are_exact(tmp_path: Path, index: str) -> None:
     with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
         client.write_many((msg_id, b"body") for msg_id in IDS[:10])
     keys = {"file_size_limit": "4KiB", "sync_interval": "1h", "gc_interval": 0}
@@ -365,7 +366,7 @@ def test_counters(tmp_path: Path, index: str) -> None:
 # -- log records ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_records_cover_a_store_life(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "msgstore")
     store = msgstore.open_store(tmp_path, file_size_limit="4KiB")
     client = store.client()
@@ -403,7 +404,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loaded]:
     return load_plugin
 
 
-def test_an_observer_is_loaded(plugin: Callable[..., Loaded]) -> None:
+def test_observer_with_and_without_argument_is_loaded(plugin: Callable[..., Loaded]) -> None:
     seen = []
 
     @hookimpl
@@ -424,7 +425,7 @@ def test_an_observer_is_loaded(plugin: Callable[..., Loaded]) -> None:
     assert {observer.hook for observer in loaded.observers} == {"msgstore_store_closed", "msgstore_segment_rolled"}
 
 
-def test_broken_observers_are_remembered(plugin: Callable[..., Loaded]) -> None:
+def test_broken_observer_is_a_problem(plugin: Callable[..., Loaded]) -> None:
     @hookimpl
     def msgstore_store_closed(store: Path) -> None: ...
 
@@ -444,7 +445,7 @@ def test_broken_observers_are_remembered(plugin: Callable[..., Loaded]) -> None:
 
 
 @pytest.mark.parametrize("raised", [SystemExit("no licence found"), GeneratorExit("no licence found")], ids=repr)
-def test_a_plugin_that_ends_the_program_does_not(
+def test_plugin_raising_systemexit_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raised: BaseException
 ) -> None:
     """Neither when it is imported nor when it is asked what it registers."""
@@ -464,7 +465,7 @@ def test_a_plugin_that_ends_the_program_does_not(
     assert [failure.what for failure in loaded.failures] == [f"msgstore_indexes failed: {kind}: no licence found"]
 
 
-def test_an_interrupt_is_not_the_plugins(plugin: Callable[..., Loaded]) -> None:
+def test_interrupt_while_loading_passes_through(plugin: Callable[..., Loaded]) -> None:
     @hookimpl
     def msgstore_indexes() -> list[IndexDescriptor]:
         raise KeyboardInterrupt
@@ -473,7 +474,7 @@ def test_an_interrupt_is_not_the_plugins(plugin: Callable[..., Loaded]) -> None:
         plugin(msgstore_indexes=msgstore_indexes)
 
 
-def test_a_plugin_that_registers_nothing_is_a_problem(plugin: Callable[..., Loaded]) -> None:
+def test_plugin_registering_nothing_is_a_problem(plugin: Callable[..., Loaded]) -> None:
     def msgstore_store_closed(event: events.StoreClosedEvent) -> None: ...
 
     @hookimpl
@@ -494,12 +495,12 @@ def test_a_plugin_that_registers_nothing_is_a_problem(plugin: Callable[..., Load
     assert (loaded.failures, loaded.providers) == ((), (ACME,))
 
 
-def test_a_value_that_is_no_path_of_a_module_is_said() -> None:
+def test_entry_point_without_module_path_fails() -> None:
     [failure] = load([(ACME, metadata.EntryPoint("watch", "acme-idx.plugin", "msgstore"))]).failures
     assert failure.what == "cannot be loaded: ValueError: 'acme-idx.plugin' is not a module path, such as 'acme_idx.plugin'"
 
 
-def test_two_entry_points_of_one_module(plugin: Callable[..., Loaded]) -> None:
+def test_second_entry_point_of_module_fails(plugin: Callable[..., Loaded]) -> None:
     """The first counts. The error is one line: pluggy's names every plugin that there is, with its address."""
 
     @hookimpl
@@ -518,7 +519,7 @@ def test_two_entry_points_of_one_module(plugin: Callable[..., Loaded]) -> None:
         assert [observer.provider for observer in loaded.observers] == [ACME]
 
 
-def test_a_disabled_plugin_does_not_observe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_plugin_does_not_observe(monkeypatch: pytest.MonkeyPatch) -> None:
     @hookimpl
     def msgstore_store_closed(event: events.StoreClosedEvent) -> None: ...
 

@@ -30,7 +30,7 @@ def laid_out(pieces: list[tuple[int, int]]) -> Live:
 
 
 @given(records)
-def test_a_plan_moves_records_down_into_gaps_without_overlap(pieces):
+def test_plan_moves_records_down_without_overlap(pieces):
     live = laid_out(pieces)
     todo = plan(Gaps(), live)
     moved = dict(todo.moves(live.sizes))
@@ -44,7 +44,7 @@ def test_a_plan_moves_records_down_into_gaps_without_overlap(pieces):
 
 
 @given(records)
-def test_each_moves_into_the_first_gap_with_room(pieces):
+def test_plan_uses_first_gap_with_room(pieces):
     """As a search through all gaps finds it."""
     live = laid_out(pieces)
     todo = plan(Gaps(), live)

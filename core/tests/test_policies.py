@@ -87,7 +87,7 @@ POLICIES = st.one_of(
 
 
 @given(stores(), POLICIES)
-def test_a_plan_is_pure_and_safe(segments, policy):
+def test_plan_is_pure_and_safe(segments, policy):
     before = list(segments)
     plan = policy.plan(segments, NOW)
     assert plan == policy.plan(segments, NOW)
@@ -99,7 +99,7 @@ def test_a_plan_is_pure_and_safe(segments, policy):
 
 
 @given(stores(), st.floats(0.01, 0.99))
-def test_half_empty_names_what_has_more_garbage_than_that(segments, share):
+def test_half_empty_plans_segments_above_share(segments, share):
     plan = HalfEmpty(HalfEmptyOptions(share)).plan(segments, NOW)
     wanted = [
         s for s in segments if not (s.current or s.quarantined) and s.size - HEADER - s.live_bytes > share * (s.size - HEADER)
@@ -108,7 +108,7 @@ def test_half_empty_names_what_has_more_garbage_than_that(segments, share):
 
 
 @given(stores())
-def test_combine_respects_the_limit_and_stops_at_half(segments):
+def test_combine_respects_limit_and_stops_at_half(segments):
     garbage = sum(s.garbage_bytes for s in segments)
     size = sum(s.used_bytes for s in segments)
     by_number = {s.number: s for s in segments}
@@ -127,14 +127,14 @@ def test_combine_respects_the_limit_and_stops_at_half(segments):
         garbage, size = garbage - gain, size - gain
 
 
-def test_combine_takes_the_pair_with_most_garbage_first():
+def test_combine_takes_most_garbage_first():
     segments = [stats(1, 300, 50), stats(2, 300, 50), stats(3, 900, 100), stats(4, 900, 100), stats(5, 100, 100, current=True)]
     assert CombineNeighbours(NoOptions()).plan(segments, NOW) == [Combine((3, 4)), Combine((1, 2))]
     assert CombineNeighbours(NoOptions()).plan([*segments[:2], stats(9, 2000, 2000)], NOW) == []
 
 
 @given(stores(), OPTIONS)
-def test_retention_drops_the_oldest_first_and_stops(segments, options):
+def test_retention_drops_oldest_first(segments, options):
     plan = Retention(options).plan(segments, NOW)
     dropped = [action.number for action in plan if isinstance(action, Drop)]
     old = sorted((s for s in segments if s.sealed_at is not None and not s.quarantined), key=lambda s: (s.sealed_at, s.number))
@@ -152,7 +152,7 @@ def test_retention_drops_the_oldest_first_and_stops(segments, options):
     assert others == (HalfEmpty(HalfEmptyOptions()).plan(left, NOW) if options.then == "half-empty" else [])
 
 
-def test_retention_says_why():
+def test_retention_states_the_reason():
     segments = [stats(1), stats(2), stats(3, current=True, sealed_at=None)]
     (drop,) = Retention(RetentionOptions(max_bytes=1200)).plan(segments, NOW)
     assert drop == Drop(1, "the store has 1692 bytes, and max_bytes is 1200")
@@ -172,7 +172,7 @@ def test_retention_says_why():
         (HalfEmptyOptions, {"garbage": True}, "True is not a number"),
     ],
 )
-def test_wrong_options(options, table, message):
+def test_wrong_options_are_refused(options, table, message):
     with pytest.raises(ConfigError, match=message):
         structure(options, table, "here")
 
@@ -204,12 +204,12 @@ class Failing:
         (Failing, {"share": 0}, "here: the class of options .*Failing cannot be used: ZeroDivisionError"),
     ],
 )
-def test_a_class_of_options_that_cannot_be_used(options, table, message):
+def test_unusable_class_of_options_is_refused(options, table, message):
     with pytest.raises(ConfigError, match=message):
         structure(options, table, "here")
 
 
-def test_options_in_their_units():
+def test_options_with_units_are_parsed():
     assert structure(RetentionOptions, {"max_age": "7d", "max_bytes": "1GiB"}, "here") == RetentionOptions(7 * 86400.0, 2**30)
     assert structure(HalfEmptyOptions, {"garbage": 0.3}, "here") == HalfEmptyOptions(0.3)
 
@@ -257,18 +257,18 @@ def checked(*actions: object) -> list[object]:
         (Migrate(1), "not of an older format"),
     ],
 )
-def test_what_cannot_be_done_is_passed_over(action, reason, caplog):
+def test_impossible_action_is_skipped(action, reason, caplog):
     with caplog.at_level(logging.WARNING, "msgstore.collection"):
         assert checked(action, Compact(6)) == [Compact(6)]
     assert reason in caplog.text
 
 
-def test_what_is_named_twice_is_done_once(caplog):
+def test_segment_named_twice_is_collected_once(caplog):
     assert checked(Compact(1), Drop(1, "old"), Combine((1, 2)), Combine((2, 6)), Migrate(6)) == [Compact(1), Combine((2, 6))]
     assert caplog.text.count("is named by an earlier action") == 3
 
 
-def test_live_messages_are_dropped_only_by_a_policy_that_says_so(caplog):
+def test_drop_without_capability_is_skipped(caplog):
     actions = [Drop(1, "old"), Compact(2)]
     assert plans.validate_actions(actions, SEGMENTS, BY_NUMBER, 2, may_drop=True) == actions
     assert not caplog.text
@@ -280,7 +280,7 @@ DROPPING = "core_test_dropping"
 
 
 @pytest.mark.parametrize(("capabilities", "left"), [([], 1), ([Capability.DROPS_MESSAGES], 0)], ids=["not claimed", "claimed"])
-def test_a_store_asks_what_its_policy_claims(capabilities, left, tmp_path, monkeypatch):
+def test_store_drops_only_with_capability(capabilities, left, tmp_path, monkeypatch):
     class DropsAll:
         def __init__(self, options):
             pass
@@ -299,7 +299,7 @@ def test_a_store_asks_what_its_policy_claims(capabilities, left, tmp_path, monke
         assert store.stats().messages == left
 
 
-def test_what_gave_nothing_is_not_tried_again(caplog):
+def test_compaction_without_gain_is_skipped(caplog):
     BY_NUMBER[2].compacted_live_bytes = 100
     try:
         assert checked(Compact(2), Migrate(6)) == [Migrate(6)]
@@ -308,7 +308,7 @@ def test_what_gave_nothing_is_not_tried_again(caplog):
     assert not caplog.text
 
 
-def test_a_policy_that_fails_wants_nothing(caplog):
+def test_failing_policy_plans_nothing(caplog):
     class Failing:
         def plan(self, segments, now):
             raise ZeroDivisionError

@@ -89,7 +89,7 @@ def written(directory: Path, priority: int, **keys: Any) -> Path:
     return directory / "store"
 
 
-def test_options_count_for_what_is_written_and_every_verb_shows_them(ranked: None, tmp_path: Path) -> None:
+def test_fields_of_records_are_shown_by_verbs(ranked: None, tmp_path: Path) -> None:
     written(tmp_path, 65)
     store = written(tmp_path, 66)  # the same directory, with another option: the byte is the same
     [segment] = map(json.loads, run("scan", "--json", store).stdout.splitlines())
@@ -112,14 +112,14 @@ def test_options_count_for_what_is_written_and_every_verb_shows_them(ranked: Non
     assert json.loads((store / "msgstore.json").read_text())["distributions"] == {"record ranked": "acme-ranked"}
 
 
-def test_a_bare_directory_is_written_with_the_defaults(ranked: None, tmp_path: Path) -> None:
+def test_bare_directory_is_written_with_defaults(ranked: None, tmp_path: Path) -> None:
     store = written(tmp_path, 65)
     run("put", store, "99" * 16, body=b"more")
     got = json.loads(run("get", "--json", store, "99" * 16).stdout)
     assert (got["record"], got["fields"]["priority"]) == ("ranked", 0)
 
 
-def test_a_table_may_leave_out_a_byte_that_is_known(ranked: None, tmp_path: Path) -> None:
+def test_known_type_byte_may_be_omitted(ranked: None, tmp_path: Path) -> None:
     store = written(tmp_path, 65)
     form = {"use": "v2", "records": {"ranked": {"priority": 67}, "checksum": {}}}
     with msgstore.open_store(store, record="ranked", format=form) as opened, opened.client() as client:
@@ -138,7 +138,7 @@ def test_fields_move_with_their_records(ranked: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["ets", "lmdb"])
-def test_a_record_is_seen_beside_its_writer(ranked: None, tmp_path: Path, index: str) -> None:
+def test_record_beside_its_writer_is_described(ranked: None, tmp_path: Path, index: str) -> None:
     form = {"use": "v2", "records": {"ranked": {"byte": 200, "priority": 68}}}
     with msgstore.open_store(tmp_path / "s", index=index, format=form, record="ranked") as store, store.client() as client:
         assert store.entry(MSG_ID) is None
@@ -149,7 +149,7 @@ def test_a_record_is_seen_beside_its_writer(ranked: None, tmp_path: Path, index:
         assert describe(store.record(entry)).as_text() == {"priority": "68", "letter": "D", "at": "-"}
 
 
-def test_scans_give_fields_in_python(ranked: None, tmp_path: Path) -> None:
+def test_scan_with_fields_returns_values(ranked: None, tmp_path: Path) -> None:
     store = written(tmp_path, 65)
     written(tmp_path, 13)
     form = FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
@@ -188,7 +188,7 @@ class Needed:
         ({"options": Needed}, "'actor' has no default"),
     ],
 )
-def test_descriptors_that_could_never_work(members: dict[str, Any], reason: str) -> None:
+def test_impossible_descriptor_is_refused(members: dict[str, Any], reason: str) -> None:
     members = {"capabilities": [Capability.FIELDS] if members.get("fields") else []} | members
     with pytest.raises((ValueError, TypeError), match=reason):
         RecordTypeDescriptor(name="a", contract=(1, 0), factory="a:b", format="v2", **members)
@@ -198,7 +198,7 @@ def test_descriptors_that_could_never_work(members: dict[str, Any], reason: str)
     ("name", "kind"),
     [("Time", "time"), ("1st", "int"), ("a-b", "int"), ("", "int"), (3, "int"), ("time", "date"), ("time", None)],
 )
-def test_fields_that_there_cannot_be(name: Any, kind: Any) -> None:
+def test_impossible_field_is_refused(name: Any, kind: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         RecordField(name, kind)
 
@@ -234,7 +234,7 @@ def bound(kind: Any, *values: object) -> BoundRecord:
         ("text", None, None, "-"),
     ],
 )
-def test_how_values_are_shown(kind: str, value: object, as_json: object, shown: str) -> None:
+def test_values_are_shown_by_kind(kind: str, value: object, as_json: object, shown: str) -> None:
     record = bound(kind, value)
     values = values_of(record, b"")
     assert fields_as_json(record, values) == {"it": as_json}
@@ -253,12 +253,12 @@ def test_how_values_are_shown(kind: str, value: object, as_json: object, shown: 
         ("text", (KeyError("x"),), "cannot read the fields of a record: KeyError"),
     ],
 )
-def test_values_that_are_not_as_the_descriptor_says(kind: str, values: tuple[object, ...], reason: str) -> None:
+def test_wrong_values_name_the_record_type(kind: str, values: tuple[object, ...], reason: str) -> None:
     with pytest.raises(BrokenPlugin, match=reason):
         values_of(bound(kind, *values), b"")
 
 
-def test_a_record_that_cannot_say() -> None:
+def test_record_with_unreadable_fields_has_none() -> None:
     record = bound("int", RecordError("unlucky"))
     assert values_of(record, b"") is None
     assert Described("mine", record, None).as_text() == {}
@@ -268,11 +268,11 @@ def test_fields_without_a_method_break_the_record_type(ranked: None, tmp_path: P
     import acme_ranked  # type: ignore[import-not-found]
 
     del acme_ranked.Ranked.fields
-    with pytest.raises(BrokenPlugin, match="acme_ranked.Ranked has no fields, which the contract requires"):
+    with pytest.raises(BrokenPlugin, match=r"acme_ranked\.Ranked has no fields, which the contract requires"):
         FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
 
 
-def test_a_format_without_types_has_none() -> None:
+def test_format_without_types_has_no_fields() -> None:
     form = FormatSet(msgstore.load_catalogue()).by_name("v1")
     assert (form.type_names, form.with_fields) == ({}, {})
     assert describe(anything(form)) == Described(None)
@@ -282,18 +282,18 @@ def anything(form: OpenFormat) -> WholeRecord:
     return WholeRecord(Path("7.sqs"), 64, form, b"anything", b"")
 
 
-def test_a_description_needs_a_record(ranked: None) -> None:
+def test_describing_garbage_gives_nothing(ranked: None) -> None:
     form = FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
     assert describe(anything(form)) == Described(None)
 
 
-def test_where_there_is_one_type_no_record_is_scanned() -> None:
+def test_describing_with_one_type_scans_nothing() -> None:
     form = FormatSet(msgstore.load_catalogue()).by_name("v2")
     assert describe(anything(attrs.evolve(form, format=object()))) == Described("message")
 
 
 @pytest.mark.parametrize("verb", [["ls", "--fields"], ["ls", "--json"], ["get", "--fields"], ["scan", "--json"]], ids=" ".join)
-def test_who_breaks_its_word_is_told_with_file_and_offset(ranked: None, tmp_path: Path, verb: list[str]) -> None:
+def test_wrong_values_name_file_and_offset(ranked: None, tmp_path: Path, verb: list[str]) -> None:
     written(tmp_path, 65)
     store = written(tmp_path, 66)
     broken = tmp_path / "site-packages" / "acme_ranked.py"

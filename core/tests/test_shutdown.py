@@ -17,7 +17,7 @@ DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("clean.dot")), ids=lambda path: str(path.relative_to(DATA)))
-def test_every_real_one_is_read(path):
+def test_real_clean_markers_are_read(path):
     text = path.read_bytes()
     refs = parse_client_refs(text)
     assert len(refs) == text.count(b"<<")
@@ -26,16 +26,16 @@ def test_every_real_one_is_read(path):
 
 
 @given(st.sets(st.binary(max_size=20)), st.none() | st.integers(0, 10**6))
-def test_what_is_written_is_read(refs, boundary):
+def test_written_client_refs_are_read(refs, boundary):
     assert parse_client_refs(format_clean(refs, boundary)) == refs
 
 
-def test_erlang_may_print_a_string():
+def test_client_refs_printed_as_strings_are_read():
     assert parse_client_refs(b'{client_refs,[<<"h1">>, << 1 , 2 >>]}.\n') == {b"h1", b"\x01\x02"}
 
 
 @given(st.binary(max_size=200))
-def test_garbage_has_no_clients_and_raises_nothing(data):
+def test_garbage_raises_nothing(data):
     parse_client_refs(data)
     parse_client_refs(b"{client_refs,[" + data + b"]}.")
 
@@ -57,11 +57,11 @@ def test_garbage_has_no_clients_and_raises_nothing(data):
         b"<<1>>,x",
     ],
 )
-def test_anything_irregular_means_no_clients(refs):
+def test_irregular_client_refs_give_none(refs):
     assert parse_client_refs(b"{client_refs,[<<104,49>>," + refs + b"]}.") == set()
 
 
-def test_the_list_ends_as_a_term_does():
+def test_client_refs_must_end_as_term():
     assert parse_client_refs(b"{ client_refs , [ << >> , <<7 , 255>>\n] } .") == {b"", b"\x07\xff"}
     for text in (b"{client_refs,[<<1>>]}", b"{client_refs,[<<1>>", b"{client_refs,[<<1>>}.", b"{client_refs,["):
         assert parse_client_refs(text) == set()
@@ -81,22 +81,22 @@ def test_the_list_ends_as_a_term_does():
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_reading_takes_linear_time(text):
+def test_reading_hostile_text_takes_linear_time(text):
     begin = time.process_time()
     assert parse_client_refs(text) == set()
     assert time.process_time() - begin < 2
 
 
-def test_no_group_is_repeated_possessively():
+def test_patterns_repeat_no_group_possessively():
     """Early Python 3.11, such as the 3.11.2 of Debian 12, forgets what such a group captured: every client was lost."""
     patterns = (shutdown._REFS, shutdown._REF, shutdown._NUMBER, shutdown._END)
     assert not [pattern.pattern for pattern in patterns if re.search(rb"\)(?:[*+?]|\{[\d,]*\})\+", pattern.pattern)]
 
 
-def test_what_is_too_large_is_not_read():
+def test_huge_clean_marker_gives_no_clients():
     assert parse_client_refs(b"{client_refs,[<<1>>]}." + b" " * 2**24) == set()
 
 
-def test_the_boundary_is_the_highest_old_file():
+def test_boundary_is_the_highest_old_segment():
     assert last_v1_file([(0, ".rdq"), (3, ".rdq"), (7, ".sqs")]) == 3
     assert last_v1_file([(7, ".sqs")]) is None

@@ -12,7 +12,7 @@ FAULTS = [
         fragment="owners[client] = owners.get(client, 0) + 1",
         replacement="owners[client] = 1",
         symptom="A message that one client writes twice before a flush is gone after one removal.",
-        caught_by="tests/test_clients.py::test_a_dead_record_of_the_current_segment_is_revived_not_written_again",
+        caught_by="tests/test_clients.py::test_dead_record_of_current_segment_is_revived",
     ),
     Fault(
         name="third-reference-is-lost",
@@ -21,7 +21,7 @@ FAULTS = [
         fragment="shared[1][client] = shared[1].get(client, 0) + 1",
         replacement="shared[1].setdefault(client, 1)",
         symptom="A message that is written three times before a flush is gone after two removals.",
-        caught_by="tests/test_clients.py::test_three_references_before_a_flush_are_three",
+        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
     ),
     Fault(
         name="deleted-client-takes-confirmed-references",
@@ -30,7 +30,7 @@ FAULTS = [
         fragment="if entry[1] == client and not is_known(msg_id):",
         replacement="if entry[1] == client:",
         symptom="delete_and_close drops a reference to a message that is on disk.",
-        caught_by="tests/test_clients.py::test_delete_and_close_drops_what_only_it_has_in_flight",
+        caught_by="tests/test_clients.py::test_delete_and_close_drops_own_buffered_messages",
     ),
     Fault(
         name="removal-takes-another-clients-reference",
@@ -39,7 +39,7 @@ FAULTS = [
         fragment="client if client in shared[1] else next(iter(shared[1]))",
         replacement="next(iter(shared[1]))",
         symptom="A client that removes its reference takes that of another, whose message goes with the first one.",
-        caught_by="tests/test_clients.py::test_removal_takes_the_clients_own_reference",
+        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
     ),
     Fault(
         name="reference-written-anew-is-lost",
@@ -48,7 +48,7 @@ FAULTS = [
         fragment="_merge(shared[1], entry)",
         replacement="pass",
         symptom="A reference that is written while a remover has the message in its hand is lost by the flush.",
-        caught_by="tests/test_clients.py::test_reference_written_beside_a_remover_is_flushed",
+        caught_by="tests/test_clients.py::test_write_while_entry_is_popped_is_counted",
     ),
     Fault(
         name="small-messages-weigh-nothing",
@@ -66,7 +66,7 @@ FAULTS = [
         fragment="self._accounting.mark_dead(dead)",
         replacement="pass",
         symptom="A message that is removed while it is written keeps its segment from ever being deleted.",
-        caught_by="tests/test_clients.py::test_what_is_removed_while_it_is_being_written_is_dead",
+        caught_by="tests/test_clients.py::test_removal_during_flush_leaves_revivable_garbage",
     ),
     Fault(
         name="flush-counts-every-message-once",
@@ -75,7 +75,7 @@ FAULTS = [
         fragment="location, count_references(entry)",
         replacement="location, 1",
         symptom="References that were written before a flush are one after it.",
-        caught_by="tests/test_clients.py::test_a_message_that_many_clients_write_is_written_once",
+        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
     ),
     Fault(
         name="revived-message-has-one-reference-more",
@@ -84,7 +84,7 @@ FAULTS = [
         fragment="more -= 1",
         replacement="pass",
         symptom="A message that is revived needs one removal too many, and stays for ever.",
-        caught_by="tests/test_clients.py::test_a_dead_record_of_the_current_segment_is_revived_not_written_again",
+        caught_by="tests/test_clients.py::test_dead_record_of_current_segment_is_revived",
     ),
     Fault(
         name="dead-record-is-written-again",
@@ -93,7 +93,7 @@ FAULTS = [
         fragment="location is not None or msg_id in revivable for",
         replacement="location is not None for",
         symptom="A message that is removed and written again is appended twice to the same segment.",
-        caught_by="tests/test_store.py::test_a_late_second_write_revives_a_record_of_the_current_segment",
+        caught_by="tests/test_clients.py::test_dead_record_of_current_segment_is_revived",
     ),
     Fault(
         name="failed-index-loses-the-batch",
@@ -102,7 +102,7 @@ FAULTS = [
         fragment="self._buffer.reinsert(msg_id, entry)",
         replacement="pass",
         symptom="An index that fails once costs every message of the batch.",
-        caught_by="tests/test_meetings.py::test_what_an_index_refuses_stays_in_the_intake",
+        caught_by="tests/test_meetings.py::test_messages_refused_by_index_stay_buffered",
     ),
     Fault(
         name="sealing-trusts-a-deleted-segment",
@@ -111,7 +111,7 @@ FAULTS = [
         fragment="self._segments.check_current()",
         replacement="pass",
         symptom="Messages in a current segment that was deleted are confirmed when it is full.",
-        caught_by="tests/test_two_writers.py::test_segment_deleted_within_a_flush_confirms_nothing",
+        caught_by="tests/test_two_writers.py::test_segment_deleted_within_flush_confirms_nothing",
     ),
     Fault(
         name="failed-append-leaves-its-bytes",
@@ -129,7 +129,7 @@ FAULTS = [
         fragment="self.files.sync(fd)",
         replacement="pass",
         symptom="With durability fsync a power loss takes confirmed messages.",
-        caught_by="tests/test_clients.py::test_threads_that_flush_together_share_their_syncs",
+        caught_by="tests/test_clients.py::test_concurrent_flushes_share_their_syncs",
     ),
     Fault(
         name="failed-segment-leaves-a-file",
@@ -138,7 +138,7 @@ FAULTS = [
         fragment=("                    self.files.unlink(path)\n                except OSError:"),
         replacement=("                    pass\n                except OSError:"),
         symptom="After a segment that could not be begun, its file stays and no further segment can be begun.",
-        caught_by="tests/test_meetings.py::test_a_segment_that_could_not_be_begun_is_known_to_the_index",
+        caught_by="tests/test_meetings.py::test_segment_not_begun_is_known_to_index",
     ),
     Fault(
         name="sync-later-forgets-names",
@@ -147,7 +147,7 @@ FAULTS = [
         fragment="self.sync_directory()",
         replacement="pass",
         symptom="With fsync_every a power loss takes the name of a new segment.",
-        caught_by="tests/test_meetings.py::test_new_segments_name_is_synced_before_its_messages_are",
+        caught_by="tests/test_meetings.py::test_new_segment_name_is_synced_before_messages",
     ),
     Fault(
         name="sync-later-forgets-what-was-appended",
@@ -156,7 +156,7 @@ FAULTS = [
         fragment="self._unsynced[segment.number] = segment",
         replacement="pass",
         symptom="With fsync_every nothing is ever synced.",
-        caught_by="tests/test_clients.py::test_with_fsync_every_the_flusher_syncs",
+        caught_by="tests/test_clients.py::test_flusher_with_fsync_every_syncs",
     ),
     Fault(
         name="descriptors-pile-up",
@@ -183,7 +183,7 @@ FAULTS = [
         fragment="segment.sealed_mtime_ns = None",
         replacement="pass",
         symptom="A crash after an append to an old segment makes the opening distrust the whole index.",
-        caught_by="tests/test_recovery.py::test_a_rebuild_that_is_killed_begins_again",
+        caught_by="tests/test_recovery.py::test_killed_rebuild_begins_again",
     ),
     Fault(
         name="deleted-segment-keeps-its-hint",
@@ -192,7 +192,7 @@ FAULTS = [
         fragment="self.hints.drop(segment)",
         replacement="pass",
         symptom="The hint of a deleted segment stays in the directory.",
-        caught_by="tests/test_hints.py::test_deleting_a_segment_deletes_its_hint",
+        caught_by="tests/test_hints.py::test_deleted_segment_loses_its_hint",
     ),
     Fault(
         name="refused-body-is-confirmed",

@@ -12,7 +12,7 @@ FAULTS = [
         fragment="if left > 1:",
         replacement="if left > 2:",
         symptom="A message with three references is gone after two removals.",
-        caught_by="tests/test_clients.py::test_a_message_that_many_clients_write_is_written_once",
+        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
     ),
     Fault(
         name="phantom-hides-a-v1-record",

@@ -12,7 +12,7 @@ FAULTS = [
         fragment="hints.rewrite(segment, live.ids, places,",
         replacement="hints.rewrite(segment, live.ids, live.offsets,",
         symptom="After a compaction and a crash moved messages are looked for where they were before.",
-        caught_by="tests/test_hints.py::test_compaction_writes_the_hint_anew",
+        caught_by="tests/test_hints.py::test_compaction_rewrites_the_hint",
     ),
     Fault(
         name="gaps-are-filled-before-the-index-is-committed",
@@ -48,7 +48,7 @@ FAULTS = [
         fragment="files.truncate(fd, todo.end)",
         replacement="files.truncate(fd, todo.end - 1)",
         symptom="The last message of a compacted segment cannot be read.",
-        caught_by="tests/test_collection.py::test_compaction_leaves_a_segment_as_old_as_it_was",
+        caught_by="tests/test_collection.py::test_compaction_keeps_the_age_of_segments",
     ),
     Fault(
         name="swap-is-not-committed-before-the-cut",
@@ -84,7 +84,7 @@ FAULTS = [
         fragment=" and not self._segments.erase",
         replacement="",
         symptom="With erase = true removed bodies stay readable in the gaps of a segment.",
-        caught_by="tests/test_erasing.py::test_of_what_was_removed_nothing_is_left",
+        caught_by="tests/test_erasing.py::test_collection_erases_removed_bodies",
     ),
     Fault(
         name="zeros-come-before-the-lost-name",
@@ -93,7 +93,7 @@ FAULTS = [
         fragment="self._segments.sync_directory()",
         replacement="pass",
         symptom="After a power loss a segment of zeros has its name back.",
-        caught_by="tests/test_erasing.py::test_zeros_are_synced_before_the_file_goes",
+        caught_by="tests/test_erasing.py::test_zeros_are_synced_before_unlink",
     ),
     Fault(
         name="quarantine-does-not-bind-policies",
@@ -102,7 +102,7 @@ FAULTS = [
         fragment="if found.quarantined:",
         replacement="if False:",
         symptom="A policy may have a damaged segment rewritten.",
-        caught_by="core/tests/test_policies.py::test_what_cannot_be_done_is_passed_over",
+        caught_by="core/tests/test_policies.py::test_impossible_action_is_skipped",
     ),
     Fault(
         name="combined-segment-is-too-large",
@@ -111,7 +111,7 @@ FAULTS = [
         fragment="if size > left.size_limit:",
         replacement="if size > 4 * left.size_limit:",
         symptom="Combined segments grow beyond file_size_limit.",
-        caught_by="core/tests/test_policies.py::test_what_cannot_be_done_is_passed_over",
+        caught_by="core/tests/test_policies.py::test_impossible_action_is_skipped",
     ),
     Fault(
         name="any-policy-may-drop-messages",
@@ -120,7 +120,7 @@ FAULTS = [
         fragment="isinstance(action, Drop) and not may_drop",
         replacement="isinstance(action, Drop) and may_drop is None",
         symptom="A policy that never said so drops live messages.",
-        caught_by="core/tests/test_policies.py::test_live_messages_are_dropped_only_by_a_policy_that_says_so",
+        caught_by="core/tests/test_policies.py::test_drop_without_capability_is_skipped",
     ),
     Fault(
         name="segment-is-collected-twice-in-one-plan",
@@ -129,7 +129,7 @@ FAULTS = [
         fragment="taken.update(numbers_of(action))",
         replacement="pass",
         symptom="A plan that names a segment twice is carried out twice.",
-        caught_by="core/tests/test_policies.py::test_what_is_named_twice_is_done_once",
+        caught_by="core/tests/test_policies.py::test_segment_named_twice_is_collected_once",
     ),
     Fault(
         name="zeros-are-not-synced",
@@ -138,6 +138,6 @@ FAULTS = [
         fragment="files.sync(fd)",
         replacement="pass",
         symptom="With erase = true removed bodies are still on the disk after a power loss.",
-        caught_by="tests/test_erasing.py::test_zeros_are_synced_before_the_file_goes",
+        caught_by="tests/test_erasing.py::test_zeros_are_synced_before_unlink",
     ),
 ]

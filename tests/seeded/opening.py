@@ -14,7 +14,7 @@ FAULTS = [
         symptom=(
             "A flipped bit in the index's row of a segment is not noticed, and the segment is deleted with live messages in it."
         ),
-        caught_by="tests/test_hostile_directory.py::test_damaged_rows_are_noticed",
+        caught_by="tests/test_hostile_directory.py::test_checkpoint_row_with_flipped_bit_is_refused",
     ),
     Fault(
         name="hidden-marker-is-not-recognised",
@@ -43,7 +43,7 @@ FAULTS = [
         fragment=" or behind is not None",
         replacement="",
         symptom="One flipped bit in a size lets a compaction cut off every message after it.",
-        caught_by="tests/test_faults.py::test_good_records_behind_a_flipped_size_are_not_cut_off_by_compaction",
+        caught_by="tests/test_faults.py::test_compaction_keeps_records_behind_flipped_size",
     ),
     Fault(
         name="lost-messages-stay-in-the-index",
@@ -52,7 +52,7 @@ FAULTS = [
         fragment="index.release(list(gone))",
         replacement="pass",
         symptom="A message whose segment is missing is still said to be there, and reading it raises an error.",
-        caught_by="tests/test_recovery.py::test_a_lost_segment_is_told_and_the_other_counts_stay",
+        caught_by="tests/test_recovery.py::test_lost_segment_is_reported_other_counts_stay",
     ),
     Fault(
         name="moved-records-lose-their-counts",
@@ -88,7 +88,7 @@ FAULTS = [
         fragment="stack.callback(self._lock.release)",
         replacement="pass",
         symptom="After an opening that failed the same process cannot open the store again.",
-        caught_by="tests/test_recovery.py::test_a_rebuild_that_is_killed_begins_again",
+        caught_by="tests/test_recovery.py::test_killed_rebuild_begins_again",
     ),
     Fault(
         name="empty-segment-survives-a-crash",
@@ -97,7 +97,7 @@ FAULTS = [
         fragment="accounting.queue_deletion(segment)",
         replacement="pass",
         symptom="A segment that was empty when the process was killed keeps its space until somebody collects.",
-        caught_by="tests/test_meetings.py::test_empty_segment_of_a_killed_store_is_deleted",
+        caught_by="tests/test_meetings.py::test_empty_segment_of_killed_store_is_deleted",
     ),
     Fault(
         name="store-appends-after-a-torn-record",
@@ -145,7 +145,7 @@ FAULTS = [
         fragment="self._look(segment, hint)",
         replacement="pass",
         symptom="After a power loss that took the end of a segment its messages are listed, and cannot be read.",
-        caught_by="tests/test_hints.py::test_a_hint_of_a_segment_whose_end_was_lost_is_not_believed",
+        caught_by="tests/test_hints.py::test_hint_of_segment_with_lost_end_is_refused",
     ),
     Fault(
         name="hint-ignores-the-time-of-its-segment",
@@ -154,6 +154,6 @@ FAULTS = [
         fragment="if (of_size, of_time) != (segment_size, mtime_ns):",
         replacement="if of_size != segment_size:",
         symptom="A segment that another program changed without changing its size is not read again.",
-        caught_by="tests/test_hints.py::test_a_change_in_the_same_instant_to_the_same_size_is_noticed",
+        caught_by="tests/test_hints.py::test_hint_after_same_time_change_is_refused",
     ),
 ]

@@ -21,7 +21,7 @@ FAULTS = [
         fragment='getattr(os, "O_NOFOLLOW", 0)',
         replacement="0",
         symptom="Opening a store empties the file that a link named msgstore.lock leads to.",
-        caught_by="tests/test_hostile_directory.py::test_taking_the_lock_follows_no_link",
+        caught_by="tests/test_hostile_directory.py::test_lock_file_link_is_refused",
     ),
     Fault(
         name="moved-record-is-read-where-it-was",
@@ -30,7 +30,7 @@ FAULTS = [
         fragment="if here != before:",
         replacement="if here is None:",
         symptom="A reader in another process gets other bytes for a message that is moved while it is read.",
-        caught_by="tests/test_other_processes.py::test_a_message_that_moves_all_the_time_is_given_up",
+        caught_by="tests/test_other_processes.py::test_read_of_moving_message_raises_at_last",
     ),
     Fault(
         name="half-rebuilt-index-is-read",
@@ -39,7 +39,7 @@ FAULTS = [
         fragment="state.get(LAYOUT_KEY) != LAYOUT",
         replacement="state.get(LAYOUT_KEY, LAYOUT) != LAYOUT",
         symptom="A reader takes an index for whole whose rebuild was killed, and misses messages.",
-        caught_by="tests/test_other_processes.py::test_a_rebuild_that_was_killed_is_not_taken_for_an_index",
+        caught_by="tests/test_other_processes.py::test_reader_refuses_a_half_rebuilt_index",
     ),
     Fault(
         name="short-read-is-a-shorter-body",
@@ -48,7 +48,7 @@ FAULTS = [
         fragment="if len(record) != size:",
         replacement="if len(record) > size:",
         symptom="A message in a segment that was cut is read as a shorter body instead of an error.",
-        caught_by="tests/test_store.py::test_a_segment_that_was_cut_is_an_error_not_a_shorter_body",
+        caught_by="tests/test_store.py::test_read_of_cut_segment_raises_corruptrecord",
     ),
     Fault(
         name="shared-cache-grows-without-limit",
@@ -57,7 +57,7 @@ FAULTS = [
         fragment="self._bytes += len(body)",
         replacement="pass",
         symptom="The cache of shared bodies takes all memory.",
-        caught_by="tests/test_clients.py::test_the_cache_of_shared_bodies_is_bounded",
+        caught_by="tests/test_clients.py::test_cache_of_shared_bodies_is_bounded",
     ),
     Fault(
         name="same-damage-is-announced-again",
@@ -66,6 +66,6 @@ FAULTS = [
         fragment="if span in self._spans or ",
         replacement="if ",
         symptom="Each read of a damaged message counts as new damage and raises another alarm.",
-        caught_by="core/tests/test_events.py::test_damage_is_announced_once_a_spot",
+        caught_by="core/tests/test_events.py::test_damage_event_fires_once_per_offset",
     ),
 ]

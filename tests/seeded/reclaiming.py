@@ -12,7 +12,7 @@ FAULTS = [
         fragment="segment.live_bytes -= location & MASK",
         replacement="pass",
         symptom="Segments full of removed messages are never collected.",
-        caught_by="tests/test_collection.py::test_two_segments_become_one",
+        caught_by="tests/test_collection.py::test_combine_of_two_segments_leaves_one",
     ),
     Fault(
         name="removal-during-a-copy-is-forgotten",
@@ -21,7 +21,7 @@ FAULTS = [
         fragment="segment.died_since_pin.add(location)",
         replacement="pass",
         symptom="A message that is removed while its segment is copied is back afterwards.",
-        caught_by="tests/test_collection.py::test_what_is_removed_while_it_is_copied_stays_removed",
+        caught_by="tests/test_collection.py::test_removal_during_copy_stays_removed",
     ),
     Fault(
         name="copies-are-named-before-their-rows-are-committed",
@@ -39,7 +39,7 @@ FAULTS = [
         fragment="if result.size_after:",
         replacement="if True:",
         symptom="The counter of collected bytes shows more than the store ever held.",
-        caught_by="tests/test_collection.py::test_bytes_freed_by_copy_are_counted_once",
+        caught_by="tests/test_collection.py::test_collected_bytes_of_copy_are_counted_once",
     ),
     Fault(
         name="deletions-are-not-synced",
@@ -48,7 +48,7 @@ FAULTS = [
         fragment="self.segments.sync_directory()",
         replacement="pass",
         symptom="After a power loss deleted segments are back, and the index does not know them.",
-        caught_by="tests/test_meetings.py::test_deleted_segment_is_synced_before_the_index_forgets_it",
+        caught_by="tests/test_meetings.py::test_deleted_segment_is_synced_before_commit",
     ),
     Fault(
         name="empty-segment-goes-before-the-commit",
@@ -57,7 +57,7 @@ FAULTS = [
         fragment="self._empty & self._dirty if self.is_persistent else set()",
         replacement="set[Segment]()",
         symptom="A segment is deleted before the index on disk knows that it is empty: a crash leaves entries without records.",
-        caught_by="tests/test_meetings.py::test_a_segment_that_becomes_empty_behind_a_commit_is_deleted_behind_the_next",
+        caught_by="tests/test_meetings.py::test_segment_emptied_after_commit_survives_until_next",
     ),
     Fault(
         name="damaged-segment-is-deleted",
@@ -68,7 +68,7 @@ FAULTS = [
         symptom=(
             "A damaged segment is deleted when its last known message goes, with records that a salvage could have found."
         ),
-        caught_by="tests/test_collection.py::test_quarantined_segment_without_live_messages_is_kept",
+        caught_by="tests/test_collection.py::test_quarantined_segment_without_messages_is_kept",
     ),
     Fault(
         name="segment-emptied-while-current-stays",
@@ -104,7 +104,7 @@ FAULTS = [
         fragment="if known != self.count:",
         replacement="if known > self.count:",
         symptom="A compaction overwrites live records that a scan of the damaged segment does not find.",
-        caught_by="tests/test_collection.py::test_damage_is_quarantined_and_stops_nobody_else",
+        caught_by="tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it",
     ),
     Fault(
         name="failed-collection-looks-successful",
@@ -113,7 +113,7 @@ FAULTS = [
         fragment="failure = failure or error",
         replacement="pass",
         symptom="compact() returns normally although the disk refused to be read.",
-        caught_by="tests/test_collection.py::test_what_cannot_be_read_now_is_left_for_later",
+        caught_by="tests/test_collection.py::test_collection_of_unreadable_segment_is_repeated",
     ),
     Fault(
         name="damage-is-not-quarantined",
@@ -122,7 +122,7 @@ FAULTS = [
         fragment="segment.quarantined = True",
         replacement="pass",
         symptom="A damaged segment is scanned again by every collection, and its damage is not remembered.",
-        caught_by="tests/test_collection.py::test_damage_is_quarantined_and_stops_nobody_else",
+        caught_by="tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it",
     ),
     Fault(
         name="retention-keeps-shared-messages",
@@ -131,7 +131,7 @@ FAULTS = [
         fragment=" for _ in range(index.references(msg_id))",
         replacement="",
         symptom=("Retention does not drop messages that have several references, and the store grows beyond max_bytes."),
-        caught_by="tests/test_collection.py::test_dropping_is_reported",
+        caught_by="tests/test_collection.py::test_drop_reports_its_messages",
     ),
     Fault(
         name="retention-drops-everything",
@@ -140,6 +140,6 @@ FAULTS = [
         fragment="total -= sizes[number]",
         replacement="pass",
         symptom="A store that is one segment over max_bytes loses every sealed segment.",
-        caught_by="core/tests/test_policies.py::test_retention_says_why",
+        caught_by="core/tests/test_policies.py::test_retention_states_the_reason",
     ),
 ]

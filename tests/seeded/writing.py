@@ -15,7 +15,7 @@ FAULTS = [
             "                self.write_out()"
         ),
         symptom="A client is told that a message is safe, and the write then fails.",
-        caught_by="tests/test_store.py::test_an_idle_writer_is_confirmed_within_the_interval",
+        caught_by="tests/test_store.py::test_idle_writer_is_confirmed_within_interval",
     ),
     Fault(
         name="flush-confirms-one-too-many",
@@ -24,7 +24,7 @@ FAULTS = [
         fragment="client.take_unconfirmed(count)",
         replacement="client.take_unconfirmed(count + 1)",
         symptom="A message that was written while a flush ran is confirmed by that flush, and lost by a crash.",
-        caught_by="tests/test_clients.py::test_message_written_during_a_flush_is_confirmed_later",
+        caught_by="tests/test_clients.py::test_write_during_flush_is_confirmed_later",
     ),
     Fault(
         name="flush-skips-behind-the-first-portion",
@@ -33,7 +33,7 @@ FAULTS = [
         fragment="at += result.looked_at",
         replacement="at += MAX_BATCH",
         symptom="Messages behind the first portion of a large flush are confirmed and not written.",
-        caught_by="tests/test_clients.py::test_flush_of_several_portions_writes_them_all",
+        caught_by="tests/test_clients.py::test_flush_of_several_chunks_writes_all",
     ),
     Fault(
         name="flush-forgets-late-messages",
@@ -42,7 +42,7 @@ FAULTS = [
         fragment="again += result.rewrite",
         replacement="result.rewrite",
         symptom="A message that dies on disk while its second reference waits is confirmed and not written.",
-        caught_by="tests/test_clients.py::test_what_dies_on_disk_while_a_second_reference_waits_is_written_again",
+        caught_by="tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten",
     ),
     Fault(
         name="bound-of-unconfirmed-is-ignored",
@@ -60,7 +60,7 @@ FAULTS = [
         fragment="missing = missing + absent",
         replacement="pass",
         symptom="Removing an id more often than it has references raises nothing.",
-        caught_by="tests/test_clients.py::test_id_removed_too_often_at_once_is_named",
+        caught_by="tests/test_clients.py::test_removal_of_too_many_references_names_id",
     ),
     Fault(
         name="second-removal-leaves-live-bytes",
@@ -69,7 +69,7 @@ FAULTS = [
         fragment="_, absent = self._release_indexed(late)",
         replacement="absent = self._index.release(late).missing",
         symptom="A segment whose last message was removed twice in one call is never deleted.",
-        caught_by="tests/test_clients.py::test_removal_of_all_references_at_once_frees_the_segment",
+        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
     ),
     Fault(
         name="failing-writes-pile-up-in-memory",
@@ -78,7 +78,7 @@ FAULTS = [
         fragment="self._is_failing = is_failing",
         replacement="self._is_failing = False",
         symptom="On a full disk each write is taken, and memory grows until the process is killed.",
-        caught_by="tests/test_faults.py::test_a_full_disk_fills_no_memory",
+        caught_by="tests/test_faults.py::test_writes_on_full_disk_are_bounded",
     ),
     Fault(
         name="error-denies-a-taken-write",
@@ -108,7 +108,7 @@ FAULTS = [
             "            self.uncommitted_bytes, self._buffer.before_removals[:] = 0, ()"
         ),
         symptom="While commits fail, removals are taken without limit.",
-        caught_by="tests/test_meetings.py::test_commits_that_fail_hold_writers_up_until_they_succeed",
+        caught_by="tests/test_meetings.py::test_removals_with_failing_commits_are_refused",
     ),
     Fault(
         name="index-is-committed-ahead-of-syncs",
@@ -117,7 +117,7 @@ FAULTS = [
         fragment="self._segments.sync_written()",
         replacement="pass",
         symptom="With fsync_every a power loss leaves index entries without records.",
-        caught_by="tests/test_clients.py::test_with_fsync_every_the_flusher_syncs",
+        caught_by="tests/test_clients.py::test_flusher_with_fsync_every_syncs",
     ),
     Fault(
         name="interrupted-store-goes-on",
@@ -126,7 +126,7 @@ FAULTS = [
         fragment="self.refuse(self.interrupted)\n        self.release()",
         replacement="self.interrupted = None",
         symptom="After Ctrl-C in the middle of a change the store goes on with half of it in memory.",
-        caught_by="tests/test_meetings.py::test_an_interrupt_behind_a_write_ends_the_store",
+        caught_by="tests/test_meetings.py::test_interrupt_after_append_closes_the_store",
     ),
     Fault(
         name="large-messages-share-segments",
@@ -135,7 +135,7 @@ FAULTS = [
         fragment="self._appender.seen_large |=",
         replacement="_ =",
         symptom="A large body shares its segment, and its removal frees no space.",
-        caught_by="tests/test_store.py::test_segments_roll_at_the_limit_and_large_messages_stand_alone",
+        caught_by="tests/test_store.py::test_segments_roll_at_limit_and_isolate_large",
     ),
     Fault(
         name="second-reference-is-never-confirmed",
@@ -144,7 +144,7 @@ FAULTS = [
         fragment="client.unconfirmed.append(msg_id)",
         replacement="pass",
         symptom="The second write of an id is never confirmed.",
-        caught_by="tests/test_store.py::test_confirms_come_once_a_flush_in_the_order_of_writing",
+        caught_by="tests/test_store.py::test_confirms_come_once_per_flush_in_order",
     ),
     Fault(
         name="flush-joins-one-under-way",
@@ -153,7 +153,7 @@ FAULTS = [
         fragment="self._next = None\n                        work()",
         replacement="pass\n                        work()",
         symptom="A flush returns when one that began before the last writes has ended: they are not confirmed.",
-        caught_by="tests/test_clients.py::test_each_write_is_confirmed_once_and_in_order",
+        caught_by="tests/test_clients.py::test_each_write_is_confirmed_once_in_order",
     ),
     Fault(
         name="flush-hides-another-threads-failure",
@@ -171,7 +171,7 @@ FAULTS = [
         fragment="del unconfirmed[: len(taken)]",
         replacement="del unconfirmed[: len(taken) - 1]",
         symptom="The last message of each flush is confirmed once more by the next one.",
-        caught_by="tests/test_store.py::test_confirms_come_once_a_flush_in_the_order_of_writing",
+        caught_by="tests/test_store.py::test_confirms_come_once_per_flush_in_order",
     ),
     Fault(
         name="write-many-counts-the-failed-pair",
