@@ -8,14 +8,14 @@ from crash.points import run_shared
 from crash.recording import record
 from crash.states import Disk
 from crash.watching import CHANGES, COMPOSED, JOBS, LOCKS, LOOKS
-from crash.workload import CRASH_CELLS
+from crash.workload import CRASH_CELLS, FOREIGN_CELLS
 from msgstore.directory import LOCK
 from msgstore.files import Files
 
 pytestmark = pytest.mark.crash
 
 both = pytest.mark.parametrize("durability", ["os", "fsync"])
-cells = pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
+cells = pytest.mark.parametrize("crash_cell", [*CRASH_CELLS, *FOREIGN_CELLS], ids=str)
 
 
 @both

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import attrs
+import pytest
 
 import msgstore
 from msgstore.contract import Action, Capability, Combine, Drop
@@ -23,7 +24,7 @@ from msgstore.directory import Settings, write_settings
 from msgstore.engine.compact.policy_actions import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, RealDirectory, catalogue, open_with
+from support import DATA, RealDirectory, catalogue, needs_foreign, open_with
 
 
 @attrs.frozen
@@ -59,6 +60,8 @@ class CrashCell:
 
 
 CRASH_CELLS = [CrashCell(index, content) for index in ("ets", "lmdb") for content in ("v1-mixed", "v2", "v2-checksum")]
+FOREIGN_CELLS = [pytest.param(CrashCell(index, "ledger"), marks=needs_foreign) for index in ("ets", "lmdb")]
+"""A format with a header of 4096 bytes."""
 
 
 @attrs.frozen
