@@ -70,13 +70,13 @@ def chosen(config: pytest.Config) -> list[Cell]:
     return [EVERY_CELL[name] for name in names.split(",")]
 
 
-FUZZED = pytest.StashKey[list[str]]()
-"""Lines of test_fuzz.py for the end of the run: what was tried is part of the result."""
+REPORT = pytest.StashKey[dict[str, list[str]]]()
+"""Lines for the end of the run, by section: what a harness tried is part of the result."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if lines := config.stash.get(FUZZED, None):
-        terminalreporter.section("fuzzing")
+    for section, lines in config.stash.get(REPORT, {}).items():
+        terminalreporter.section(section)
         for line in lines:
             terminalreporter.write_line(line)
     loaded = sorted(f"{provider.distribution} {provider.version}" for provider in catalogue().providers)
@@ -84,8 +84,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture
-def fuzzed(request: pytest.FixtureRequest) -> list[str]:
-    return request.config.stash.setdefault(FUZZED, [])
+def report(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return a function that adds a line to a section at the end of the run."""
+    return lambda section, line: request.config.stash.setdefault(REPORT, {}).setdefault(section, []).append(line)
 
 
 @pytest.fixture

@@ -27,16 +27,17 @@ SHARES = sum(target.share for target in TARGETS.values())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_mutated_inputs(name, request, fuzzed, tmp_path):
+def test_mutated_inputs(name, request, report, tmp_path):
     asked = request.config.getoption("--fuzz")
     last = name == list(TARGETS)[-1]
     count = asked * TARGETS[name].share // SHARES
     if last:  # and what the divisions left over
         count = asked - sum(asked * target.share // SHARES for other, target in TARGETS.items() if other != name)
     tally = run(name, request.config.getoption("--fuzz-from"), count, tmp_path, workers=min(os.cpu_count() or 1, 2))
-    fuzzed.append(
+    report(
+        "fuzzing",
         f"{name}: {tally.inputs:,} mutated inputs, {len(tally.digests):,} of them different, "
-        f"{tally.inputs / max(tally.seconds, 1e-9):,.0f} a second of processor time, {len(tally.failures)} failures"
+        f"{tally.inputs / max(tally.seconds, 1e-9):,.0f} a second of processor time, {len(tally.failures)} failures",
     )
     assert not tally.failures, "\n".join(map(str, tally.failures))
     assert tally.inputs == count

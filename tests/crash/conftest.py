@@ -1,17 +1,15 @@
-"""The harness's processes, and what it prints at the end of a run: how many points each cell had."""
+"""Fixtures of the crash harness: its processes, and a line of the summary for each cell."""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import attrs
 import pytest
-
-COUNTS = pytest.StashKey[dict[str, str]]()
 
 
 @attrs.frozen
@@ -34,15 +32,6 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest):
-    """``tell(name, counts)``: a line of the summary."""
-    counts = request.config.stash.setdefault(COUNTS, {})
-    return counts.__setitem__
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    counts = terminalreporter.config.stash.get(COUNTS, {})
-    if counts:
-        terminalreporter.section("crash harness")
-        for name, line in counts.items():
-            terminalreporter.line(f"{name:<38} {line}")
+def tell(report: Callable[[str, str], None]) -> Callable[[str, str], None]:
+    """Return ``tell(name, counts)``, which adds a line to the summary."""
+    return lambda name, counts: report("crash harness", f"{name:<38} {counts}")

@@ -1,21 +1,27 @@
-"""Stopped before, inside and after every file operation of a workload, a store keeps its promises."""
+"""Sweeps over a workload: stop at every file operation, fail each one, flip bits of each file. The store keeps its promises."""
 
 from __future__ import annotations
 
 import pytest
 
-from crash.points import run_shared
+from crash import failing, flips
+from crash.points import Outcome, run_shared
 from crash.recording import record
 from crash.states import Disk
 from crash.watching import CHANGES, COMPOSED, JOBS, LOCKS, LOOKS
-from crash.workload import CRASH_CELLS
+from crash.workload import CRASH_CELLS, FOREIGN_CELLS
 from msgstore.directory import LOCK
 from msgstore.files import Files
 
 pytestmark = pytest.mark.crash
 
 both = pytest.mark.parametrize("durability", ["os", "fsync"])
-cells = pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
+crash_cells = pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
+cells = pytest.mark.parametrize("crash_cell", [*CRASH_CELLS, *FOREIGN_CELLS], ids=str)
+
+
+def check(outcome: Outcome) -> None:
+    assert not outcome.failures, f"{len(outcome.failures)} of {outcome.states}, of which:\n" + "\n".join(outcome.failures[:5])
 
 
 @both
@@ -29,8 +35,30 @@ def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, te
         f"{len(recording.log)} operations, {outcome.points} crash points, {outcome.states} different ones reopened"
         f", {len(outcome.failures)} failed",
     )
-    assert not outcome.failures, f"{len(outcome.failures)} of {outcome.states}, of which:\n" + "\n".join(outcome.failures[:5])
+    check(outcome)
     assert outcome.points > 400
+
+
+@crash_cells
+def test_every_operation_may_fail(crash_cell, tmp_path, workers, sample, tell):
+    """The error says where, the store stays readable, and nothing is lost afterwards. The operations with ``fsync`` are those
+    with ``os`` and the syncs."""
+    operations, outcome = failing.run_shared(workers.pool, workers.count, tmp_path, crash_cell, "fsync", sample=sample)
+    tell(
+        f"{crash_cell} failing operations", f"{operations} operations, {outcome.states} faults, {len(outcome.failures)} failed"
+    )
+    check(outcome)
+    assert operations > 150
+
+
+@crash_cells
+def test_flipped_bit_costs_at_most_its_record(crash_cell, tmp_path, workers, sample, tell):
+    """It is never served as a right body, and the store does not stop for it."""
+    recording = record(tmp_path, crash_cell, "os")
+    outcome = flips.run_shared(workers.pool, workers.count, recording, tmp_path, sample=sample)
+    tell(f"{crash_cell} flipped bits", f"{outcome.states} flips, {len(outcome.failures)} failed")
+    check(outcome)
+    assert outcome.states * sample.every > 500
 
 
 @both

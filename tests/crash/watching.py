@@ -1,161 +1,90 @@
-"""A file layer that tells of every operation of :class:`msgstore.files.Files`, before and after it happens.
+"""A file layer that reports every operation of :class:`msgstore.files.Files`, before and after it happens.
 
-Nothing here waits for the disk: ``sync`` is told of, and that is all. What a sync is worth is decided by ``states``.
+It does not wait for the disk: ``sync`` and ``sync_directory`` are reported, and nothing else is done. ``states`` decides what
+they save. The harnesses ``crash`` and ``faults`` use this layer.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from msgstore.files import Files
 
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory", "make_directory", "set_mtime")
 """Operations that change something, or decide what survives a power loss."""
 LOOKS = (
-    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity_and_links", "list", "non_regular_files",
-    "read_file", "set_mtime",
+    "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity_and_links", "list",
+    "non_regular_files", "read_file", "set_mtime",
 )  # fmt: skip
 COMPOSED = ("write_file", "view", "identity")
-"""Made of the others; each part is told of by itself."""
+"""Operations that call others, each of which is reported."""
 LOCKS = ("overwrite",)
 """Operations on the lock file. No opening trusts its text, so they are no crash points. tests/test_opening_faults.py makes
 them fail."""
 JOBS = ("create_directory", "copy_permissions", "remove_tree", "entries")
-"""Of jobs that read any directory and write a new store: tests/test_fresh_stores.py stops those that write. An engine that
-calls one is refused: to open a store, what cannot be looked at in its directory is an error."""
+"""Operations of jobs that read any directory and write a new store. tests/test_fresh_stores.py stops those that write. If the
+engine calls one, the layer raises NotImplementedError."""
+OPENINGS = ("open_read", "open_write", "create")
+SYNCS = ("sync", "sync_directory")
+DETAILS: dict[str, Callable[..., dict[str, Any]]] = {
+    "pread": lambda size, offset: {"offset": offset},
+    "pwrite": lambda data, offset: {"data": bytes(data), "offset": offset},
+    "truncate": lambda size: {"offset": size},
+    "set_mtime": lambda mtime_ns: {"offset": mtime_ns},
+    "replace": lambda target: {"target": target},
+}
+"""For each operation the details in a report, made from its arguments after the first one."""
 
 
 class WatchedFiles(Files):
-    """``before`` may raise, as the operating system would: then the operation has not happened."""
+    """``before`` may raise what the operating system would raise: then the operation does not happen."""
 
     def __init__(self) -> None:
         self.names: dict[int, Path] = {}
-        """Of every descriptor that is open."""
+        """Path of each open descriptor."""
         self.busy = threading.RLock()
-        self.pread = self._pread  # type: ignore[method-assign]
 
     def before(self, kind: str, path: Path, *, fd: int = -1, offset: int = 0, data: bytes = b"", target: Path | None = None):
-        """Called with the lock; ``offset`` is the new size for ``truncate``, the new time for ``set_mtime``."""
+        """Report an operation. Caller holds ``busy``. ``offset``: the new size for ``truncate``, the new time for
+        ``set_mtime``."""
 
     def after(self, kind: str, path: Path, *, fd: int = -1) -> None:
-        """Called with the lock, if the operation succeeded."""
+        """Report that an operation succeeded. Caller holds ``busy``."""
 
-    def _open(self, kind: str, path: Path, opening) -> int:
+
+def _watched(kind: str) -> Callable[..., Any]:
+    """Return the method ``kind`` of ``WatchedFiles``."""
+
+    def operate(self: WatchedFiles, subject: Path | int, *arguments: Any) -> Any:
+        operation = getattr(super(WatchedFiles, self), kind)
         with self.busy:
-            self.before(kind, path)
-            fd = opening(path)
-            self.names[fd] = path
+            fd, path = (subject, self.names[subject]) if isinstance(subject, int) else (-1, subject)
+            details = DETAILS[kind](*arguments) if kind in DETAILS else {}
+            if kind == "close":  # a close that fails has closed the descriptor
+                operation(fd)
+                del self.names[fd]
+            self.before(kind, path, fd=fd, **details)
+            result = None if kind in (*SYNCS, "close") else operation(subject, *arguments)
+            if kind in OPENINGS:
+                fd = result
+                self.names[fd] = path
             self.after(kind, path, fd=fd)
-            return fd
+            return result
 
-    def open_read(self, path):
-        return self._open("open_read", path, super().open_read)
+    return operate
 
-    def open_write(self, path):
-        return self._open("open_write", path, super().open_write)
 
-    def create(self, path):
-        return self._open("create", path, super().create)
+def _refused(kind: str) -> Callable[..., Any]:
+    def operate(self: WatchedFiles, path: Path, *arguments: Any) -> None:
+        raise NotImplementedError(f"{kind}({path}) has no crash point in this harness")
 
-    def close(self, fd):
-        """A close that fails has closed the descriptor all the same."""
-        with self.busy:
-            path = self.names.pop(fd)
-            try:
-                self.before("close", path)
-            finally:
-                super().close(fd)
+    return operate
 
-    def _pread(self, fd, size, offset):
-        with self.busy:
-            self.before("pread", self.names[fd], fd=fd, offset=offset)
-            return Files.pread(fd, size, offset)
 
-    def pwrite(self, fd, data, offset):
-        with self.busy:
-            self.before("pwrite", self.names[fd], fd=fd, offset=offset, data=bytes(data))
-            super().pwrite(fd, data, offset)
-            self.after("pwrite", self.names[fd], fd=fd)
-
-    def map(self, fd, size):
-        with self.busy:
-            self.before("map", self.names[fd], fd=fd)
-            return super().map(fd, size)
-
-    def sync(self, fd):
-        with self.busy:
-            self.before("sync", self.names[fd], fd=fd)
-
-    def sync_directory(self, path):
-        with self.busy:
-            self.before("sync_directory", path)
-
-    def truncate(self, fd, size):
-        with self.busy:
-            self.before("truncate", self.names[fd], fd=fd, offset=size)
-            super().truncate(fd, size)
-            self.after("truncate", self.names[fd], fd=fd)
-
-    def size_and_mtime(self, fd):
-        with self.busy:
-            self.before("size_and_mtime", self.names[fd], fd=fd)
-            return super().size_and_mtime(fd)
-
-    def is_deleted(self, fd):
-        with self.busy:
-            self.before("is_deleted", self.names[fd], fd=fd)
-            return super().is_deleted(fd)
-
-    def identity_and_links(self, file):
-        with self.busy:
-            path, fd = (file, -1) if isinstance(file, Path) else (self.names[file], file)
-            self.before("identity_and_links", path, fd=fd)
-            return super().identity_and_links(file)
-
-    def list(self, directory):
-        with self.busy:
-            self.before("list", directory)
-            return super().list(directory)
-
-    def non_regular_files(self, directory):
-        with self.busy:
-            self.before("non_regular_files", directory)
-            return super().non_regular_files(directory)
-
-    def set_mtime(self, path, mtime_ns):
-        with self.busy:
-            self.before("set_mtime", path, offset=mtime_ns)
-            return super().set_mtime(path, mtime_ns)
-
-    def make_directory(self, path):
-        with self.busy:
-            self.before("make_directory", path)
-            super().make_directory(path)
-
-    def create_directory(self, path):
-        raise NotImplementedError(f"nobody would stop inside create_directory({path})")
-
-    def copy_permissions(self, source, target):
-        raise NotImplementedError(f"nobody would stop inside copy_permissions({source}, {target})")
-
-    def remove_tree(self, path):
-        raise NotImplementedError(f"nobody would stop inside remove_tree({path})")
-
-    def entries(self, directory):
-        raise NotImplementedError(f"nobody would stop inside entries({directory})")
-
-    def unlink(self, path):
-        with self.busy:
-            self.before("unlink", path)
-            super().unlink(path)
-
-    def replace(self, source, target):
-        with self.busy:
-            self.before("replace", source, target=target)
-            super().replace(source, target)
-
-    def read_file(self, path):
-        with self.busy:
-            self.before("read_file", path)
-            return super().read_file(path)
+for _kind in {*CHANGES, *LOOKS}:
+    setattr(WatchedFiles, _kind, _watched(_kind))
+for _kind in JOBS:
+    setattr(WatchedFiles, _kind, _refused(_kind))

@@ -16,13 +16,15 @@ from typing import Any
 from unittest import mock
 
 import attrs
+import pytest
 
 import msgstore
 from msgstore.contract import Action, Capability, Combine, Drop
 from msgstore.directory import Settings, write_settings
+from msgstore.engine.compact.policy_actions import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, RealDirectory, catalogue, open_with
+from support import DATA, RealDirectory, catalogue, needs_foreign, open_with
 
 
 @attrs.frozen
@@ -58,6 +60,8 @@ class CrashCell:
 
 
 CRASH_CELLS = [CrashCell(index, content) for index in ("ets", "lmdb") for content in ("v1-mixed", "v2", "v2-checksum")]
+FOREIGN_CELLS = [pytest.param(CrashCell(index, "ledger"), marks=needs_foreign) for index in ("ets", "lmdb")]
+"""A format with a header of 4096 bytes."""
 
 
 @attrs.frozen
@@ -207,10 +211,14 @@ class Run:
         self.dropping = None
 
     def _collect(self, *actions: Action) -> None:
-        with mock.patch.object(self.store._collector, "_policy", SimpleNamespace(plan=lambda *_: actions)):
+        """Collect as a policy that plans these actions, and may drop messages."""
+        policy = SimpleNamespace(plan=lambda *_: actions)
+        with mock.patch.multiple(self.store._collector, _policy=policy, _may_drop=True):
             done = self.store.compact()
         self.truth.settle()
         assert not [segment for segment in done if segment.skipped], done
+        left = {segment.number for segment in self.store.segments()}
+        assert not [action for action in actions if left.issuperset(numbers_of(action))], f"{actions} were not carried out"
 
     def migrate(self) -> None:
         done = self.store.migrate()

@@ -11,21 +11,17 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 from unittest import mock
 
 import attrs
 
-from msgstore.files import Files
+from crash.watching import WatchedFiles
 
-OPERATIONS = (
-    "open_read", "open_write", "create", "close", "pread", "pwrite", "map", "sync", "sync_directory", "truncate",
-    "size_and_mtime", "is_deleted", "set_mtime", "list", "entries", "non_regular_files", "make_directory", "create_directory",
-    "copy_permissions", "remove_tree", "unlink", "replace",
-)  # fmt: skip
 LMDB_WRITES = ("lmdb.commit", "lmdb.close")
-TAKES_SPACE = ("create", "create_directory", "make_directory", "pwrite", "sync", "replace", *LMDB_WRITES)
+COMPOSED = ("read_file",)
+"""Operations that call others, each of which can fail."""
+TAKES_SPACE = ("create", "make_directory", "pwrite", "sync", "replace", *LMDB_WRITES)
 WRITES = ("pwrite", *LMDB_WRITES)
 KINDS = ("EIO", "EIO+", "ENOSPC", "ENOSPC+", "SHORT", "SHORT+", "INT", "INT-AFTER")
 """SHORT: half of a write, then ENOSPC; of a commit of LMDB, its pages and not the page that makes them valid. INT:
@@ -92,22 +88,18 @@ class Injector:
         finally:
             self._armed = False
 
-    def operate(self, name: str, file: str, operation: Callable[[], Any], fail: Callable[[str], Any]) -> Any:
-        """The operation; or ``fail(kind)``, which raises, if it is its turn."""
+    def strike(self, name: str, file: str) -> str:
+        """Count an operation. Return the kind of its failure, or "" if it succeeds. Raises Interrupt for INT."""
         if not self._armed:
-            return operation()
+            return ""
         self.operations.append((name, file))
         if len(self.operations) > ENDLESS:
             raise NeverEnds(f"after {ENDLESS} operations the phase has not ended")
         kind = self._kind(name)
-        if not kind:
-            return operation()
-        self.struck = True
-        if kind.startswith("INT"):
-            if kind == "INT-AFTER":
-                operation()
+        self.struck = self.struck or bool(kind)
+        if kind == "INT":
             raise Interrupt
-        return fail(kind)
+        return kind
 
     def _kind(self, name: str) -> str:
         if self.fault is None:
@@ -121,31 +113,28 @@ class Injector:
         return ""
 
 
-class FaultyFiles(Files):
+class FaultyFiles(WatchedFiles):
     """Every operation goes through an injector."""
 
     def __init__(self, injector: Injector) -> None:
+        super().__init__()
         self._injector = injector
-        self._names: dict[int, str] = {}
-        for name in OPERATIONS:
-            setattr(self, name, partial(self._operate, name, getattr(Files(), name)))
+        self._interrupts_after = False
 
-    def _operate(self, name: str, operation: Callable[..., Any], *arguments: Any) -> Any:
-        subject = arguments[-1] if name == "replace" else arguments[0]
-        file = self._names.get(subject, "?") if isinstance(subject, int) else subject.name
-        fail = partial(self._fail, name, operation, arguments)
-        result = self._injector.operate(name, file, partial(operation, *arguments), fail)
-        if name in ("open_read", "open_write", "create"):
-            self._names[result] = file
-        return result
+    def before(self, kind, path, *, fd=-1, offset=0, data=b"", target=None):
+        if kind in COMPOSED:
+            return
+        failure = self._injector.strike(kind, (target or path).name)
+        self._interrupts_after = failure == "INT-AFTER"
+        if failure == "SHORT":
+            os.pwrite(fd, data[: _short(fd, len(data), offset)], offset)
+        if failure and not self._interrupts_after:
+            raise system_error(failure)
 
-    def _fail(self, name: str, operation: Callable[..., Any], arguments: tuple[Any, ...], kind: str) -> None:
-        if name == "close":
-            operation(*arguments)  # the descriptor is gone, whatever is said of it
-        if kind == "SHORT":
-            fd, data, offset = arguments
-            operation(fd, memoryview(data)[: _short(fd, len(data), offset)], offset)
-        raise system_error(kind)
+    def after(self, kind, path, *, fd=-1):
+        if self._interrupts_after:
+            self._interrupts_after = False
+            raise Interrupt
 
 
 def _short(fd: int, size: int, offset: int) -> int:
@@ -174,14 +163,15 @@ def lmdb_through(injector: Injector) -> Iterator[None]:
 
 def _through(injector: Injector, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(index: object, *arguments: Any) -> Any:
-        def fail(kind: str) -> Any:
-            if name == "lmdb.load":
-                raise system_error(kind)
-            with unwritable(kind):
-                return operation()
-
-        operation = partial(original, index, *arguments)
-        return injector.operate(name, "data.mdb", operation, fail)
+        kind = injector.strike(name, "data.mdb")
+        fails = kind not in ("", "INT-AFTER")
+        if fails and name == "lmdb.load":
+            raise system_error(kind)
+        with unwritable(kind) if fails else contextlib.nullcontext():
+            result = original(index, *arguments)
+        if kind == "INT-AFTER":
+            raise Interrupt
+        return result
 
     return call
 

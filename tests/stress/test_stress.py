@@ -46,20 +46,20 @@ def check(outcome, cell, messages):
     assert outcome.cuts + outcome.deletions > 20
 
 
-def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_path, run_bounded, tell):
+def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_path, run_bounded, report):
     if str(cell) not in FULL:
         messages = min(messages, ORDINARY)
     outcome = run_bounded(tmp_path / "store", Options(messages, cell.keys, collector))
-    tell(str(cell), outcome)
+    report("stress", f"{cell}: {outcome}")
     check(outcome, cell, messages)
     if messages >= ORDINARY:
         assert outcome.segments > 200
 
 
 @pytest.mark.parametrize(("name", "keys"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_with_other_keys_of_the_configuration(name, keys, need_cell, messages, collector, tmp_path, run_bounded, tell):
+def test_with_other_keys_of_the_configuration(name, keys, need_cell, messages, collector, tmp_path, run_bounded, report):
     need_cell(CELLS[name])
     messages = min(messages, ORDINARY) // 3
     outcome = run_bounded(tmp_path / "store", Options(messages, CELLS[name].keys | keys, collector))
-    tell(f"{name} {keys}", outcome)
+    report("stress", f"{name} {keys}: {outcome}")
     check(outcome, CELLS[name], messages)
