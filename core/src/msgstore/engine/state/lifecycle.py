@@ -39,6 +39,10 @@ class Callbacks:
             if is_outermost:
                 self._threads.discard(thread)
 
+    def leave(self) -> None:
+        """Note that the calling thread runs no callback any more, however deep it was in callbacks."""
+        self._threads.discard(get_ident())
+
     @property
     def is_inside(self) -> bool:
         """True if the calling thread runs a callback."""
@@ -90,20 +94,20 @@ class Lifecycle:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Enclose a change. Caller holds no lock. An exception from outside ends the store."""
+        """Enclose a change. Caller holds no lock. An exception from outside ends the store.
+
+        In a callback it does nothing: the exception then reaches the ``guard`` of the change that called the callback.
+        """
+        in_callback = self.callbacks.is_inside
         try:
             yield
         except BaseException as error:
-            self.interrupt(error)
+            if not (isinstance(error, Exception) or in_callback or self.interrupted is not None):
+                self._end(error)
             raise
 
-    def interrupt(self, error: BaseException) -> None:
-        """End the store if ``error``, which has left a change, came from outside. Caller holds no lock.
-
-        In a callback it does nothing: the exception then reaches the ``guard`` of the change that called it.
-        """
-        if isinstance(error, Exception) or self.interrupted is not None or self.callbacks.is_inside:
-            return
+    def _end(self, error: BaseException) -> None:
+        self.callbacks.leave()  # the exception may have come where a callback begins or ends
         self.interrupted = StoreClosed(
             f"{self.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a killed "
             "process. Confirmed messages are on disk: open the store again."
