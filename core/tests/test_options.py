@@ -87,10 +87,10 @@ def test_capabilities_given_by_name_are_converted(capabilities):
         ({"extension": "./acme"}, "the extension './acme' is not"),
         ({"extension": ".sqs.acme"}, "the extension '.sqs.acme' is not"),
         *(
-            ({"extension": e}, f"the extension '{e}' is used by other files of a store; choose one such as")
+            ({"extension": e}, f"the extension '{e}' is used by other files of a store; choose another one")
             for e in (*RESERVED_EXTENSIONS, ".TMP", ".Erase")
         ),
-        ({"leftover_extensions": (".tmp",)}, "the extension '.tmp' is used by other files of a store; choose one such as"),
+        ({"leftover_extensions": (".tmp",)}, "the extension '.tmp' is used by other files of a store; choose another one"),
         ({"leftover_extensions": (".A",)}, "the extension '.A' cannot be used for both segments and leftovers"),
         ({"generation": "3"}, "'generation' must be <class 'int'>"),
         ({"leftover_extensions": ".old"}, "'leftover_extensions' must be <class 'tuple'>"),

@@ -7,12 +7,12 @@ from seeded.fault import Fault
 FAULTS = [
     Fault(
         name="message-without-references-is-alive",
-        module="msgstore.jobs.reading.segment_check",
-        function="_unreferenced",
-        fragment="counts.get(msg_id, 0) <= 0",
-        replacement="counts.get(msg_id, 0) < 0",
+        module="msgstore.jobs.inventory",
+        function="live_of",
+        fragment="counts.get(msg_id, 0) > 0",
+        replacement="counts.get(msg_id, 0) >= 0",
         symptom="An analysis with counts says that nothing is dead.",
-        caught_by="tests/test_bulk_batches.py::test_dead_records_by_counts",
+        caught_by="tests/test_inventory.py::test_with_counts_what_an_opening_would_find_alive",
     ),
     Fault(
         name="salvage-copies-a-changed-segment",
@@ -25,9 +25,9 @@ FAULTS = [
     ),
     Fault(
         name="new-store-is-not-synced",
-        module="msgstore.jobs.output.commit",
-        function="Staging._sync_all",
-        fragment="self._files.sync(fd)",
+        module="msgstore.jobs.output.staging_directory",
+        function="sync_tree",
+        fragment="files.sync(fd)",
         replacement="pass",
         symptom="A power loss right after a salvage leaves a store without content.",
         caught_by="tests/test_fresh_stores.py::test_every_file_is_synced_before_store_appears",

@@ -77,7 +77,9 @@ def _check_extensions(descriptor: SegmentFormatDescriptor, _: object, leftovers:
         if not isinstance(extension, str) or re.fullmatch(r"\.[A-Za-z0-9_]+", extension) is None:
             raise ValueError(f"the extension {extension!r} is not '.' followed by letters, digits and '_', such as '.acme'")
         if extension.lower() in RESERVED_EXTENSIONS:
-            raise ValueError(f"the extension {extension!r} is used by other files of a store; choose one such as '.acme'")
+            raise ValueError(
+                f"the extension {extension!r} is used by other files of a store; choose another one, such as '.acme'"
+            )
         if extension in leftovers and extension.lower() == descriptor.extension.lower():
             raise ValueError(f"the extension {extension!r} cannot be used for both segments and leftovers")
 
