@@ -63,11 +63,11 @@ def msgstore_frames() -> list[str]:
 def frames_of_flush(directory: Path) -> int:
     """Return the number of frames from ``flush`` down to the call that writes a segment."""
     files = FramesOfWrites()
-    with open_configured(StoreConfig(path=directory), msgstore.load_catalogue(), files=files) as store, store.client("c") as client:
-        client.write(bytes(16), b"body")
+    with open_configured(StoreConfig(path=directory), msgstore.load_catalogue(), files=files) as store:
+        store.client().write(bytes(16), b"body")
         files.deepest = 0
         store.flush()
-    return files.deepest
+        return files.deepest
 
 
 def modules_of_opening(directory: Path) -> list[str]:

@@ -247,7 +247,11 @@ def test_a_damaged_state_is_told_and_left(store: Path, text: str) -> None:
 
 def test_each_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
     state = ScrubState(
-        3, 4, 40, 4000, [DamagedSpan("1.sqs", 64, 100, "torn"), DamagedSpan("2.sqs", 64, 100, "id_mismatch", "00" * 16)],
+        3,
+        4,
+        40,
+        4000,
+        [DamagedSpan("1.sqs", 64, 100, "torn"), DamagedSpan("2.sqs", 64, 100, "id_mismatch", "00" * 16)],
         [Finding("1.sqs", "live_count", "2 and 3"), Finding("2.sqs", "overlap", "so", "00" * 16, 64, 100)],
     )
     write_state(Files(), tmp_path, state)
@@ -273,7 +277,7 @@ def test_a_state_that_somebody_made(tmp_path: Path, wrong: dict[str, Any]) -> No
     members = {"layout": 1, **attrs.asdict(ScrubState()), **wrong}
     crc32 = zlib.crc32(json.dumps(members, sort_keys=True).encode())
     (tmp_path / STATE).write_text(json.dumps({**members, "crc32": crc32}))
-    with pytest.raises(ValueError, match="its|it is not|it has more|it contains"):
+    with pytest.raises(ValueError, match=r"its|it is not|it has more|it contains"):
         read_state(Files(), tmp_path)
 
 

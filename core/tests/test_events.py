@@ -180,9 +180,7 @@ def test_dropped_messages_fire_event(tmp_path: Path, recorder: Recorder) -> None
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
-def test_observer_raising_is_logged_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
-) -> None:
+def test_observer_raising_is_logged_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException) -> None:
     told = threading.Event()
 
     def observe(event: events.Event) -> None:
@@ -445,9 +443,7 @@ def test_broken_observer_is_a_problem(plugin: Callable[..., Loaded]) -> None:
 
 
 @pytest.mark.parametrize("raised", [SystemExit("no licence found"), GeneratorExit("no licence found")], ids=repr)
-def test_plugin_raising_systemexit_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raised: BaseException
-) -> None:
+def test_plugin_raising_systemexit_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raised: BaseException) -> None:
     """Neither when it is imported nor when it is asked what it registers."""
     kind = type(raised).__name__
     (tmp_path / "acme_ends.py").write_text(f"raise {raised!r}")

@@ -113,9 +113,7 @@ class Output:
             self.table("not read, may contain messages", rows, style="yellow")
             self.more(len(found))
 
-    def finish(
-        self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None
-    ) -> None:
+    def finish(self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None) -> None:
         """Print what was not read and the summary. Exit with 1 for damage, else with 3 if something was not read."""
         self.not_read(not_read)
         if summary is not None:

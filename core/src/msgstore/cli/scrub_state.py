@@ -43,7 +43,6 @@ class DamagedSpan:
     msg_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_text))
     """Hexadecimal id, or None if it is not a live record."""
 
-
     def as_json(self, directory: Path) -> dict[str, Any]:
         return {
             "kind": "damage",
@@ -81,9 +80,7 @@ class ScrubState:
     spots: list[DamagedSpan] = attrs.field(factory=list)
     findings: list[Finding] = attrs.field(factory=list)
 
-    def add(
-        self, number: int, records: int, size: int, spots: Iterable[DamagedSpan], findings: Iterable[Finding]
-    ) -> None:
+    def add(self, number: int, records: int, size: int, spots: Iterable[DamagedSpan], findings: Iterable[Finding]) -> None:
         """Add the results of one segment. After an interrupt here, spans are reported twice rather than never."""
         self.segments += 1
         self.records += records

@@ -55,7 +55,6 @@ NOUNS = {
 """Kind of backend to its name in messages."""
 
 
-
 def is_compatible(declared: tuple[int, int]) -> bool:
     """Return True if a plugin written against the contract version ``declared`` works with this core."""
     return declared[0] == CONTRACT_VERSION[0] and declared[1] <= CONTRACT_VERSION[1]

@@ -141,9 +141,7 @@ class _Demonstration:
         command = "msgstore map DIR" + (" --refcounts refcounts.csv" if refcounts else "")
         return command, {"live_percent": {one.path.name: one.live_percent for one in drawings}}
 
-    def _change(
-        self, title: str, command: str, change: Callable[[msgstore.Store], dict[str, Any]], **keys: Any
-    ) -> None:
+    def _change(self, title: str, command: str, change: Callable[[msgstore.Store], dict[str, Any]], **keys: Any) -> None:
         """Open the store with these keys, change it, check every message, and show what ``change`` returned."""
         with msgstore.open_store(self.path, **keys) as store:
             result = change(store)

@@ -23,9 +23,7 @@ _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": 
 @options.records
 @runners.options
 @options.as_json
-def diff(
-    a: Path, b: Path, records: tuple[tuple[str, int], ...], runner: runners.RunnerOptions, out: output.Output
-) -> None:
+def diff(a: Path, b: Path, records: tuple[tuple[str, int], ...], runner: runners.RunnerOptions, out: output.Output) -> None:
     """Compare the messages of A and B by id and hash of the body: list messages that only one has, and different bodies.
 
     Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,

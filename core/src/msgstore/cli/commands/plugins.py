@@ -22,9 +22,7 @@ _WIDE_COLUMNS = 130
 
 @click.command()
 @click.option("--check", is_flag=True, help="Also import every backend. Exit with 2 if there is a problem.")
-@click.option(
-    "--config", "config_file", type=options.FILE, metavar="FILE", help="Omit plugins that FILE disables."
-)
+@click.option("--config", "config_file", type=options.FILE, metavar="FILE", help="Omit plugins that FILE disables.")
 @options.as_json
 def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     """List the installed formats, record types, indexes, GC policies, body codecs, job runners and observers.

@@ -194,9 +194,7 @@ def _row(check: SegmentCheck) -> dict[str, Any]:
     }
 
 
-def _show(
-    target: stores.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int
-) -> None:
+def _show(target: stores.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int) -> None:
     if summary["distrust"]:
         out.print(counts_line(summary), "red")
     if state.spots or not (summary["lost"] or summary["distrust"] or state.findings):
