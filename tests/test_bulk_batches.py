@@ -407,8 +407,10 @@ def test_a_plugin_that_raises_is_damage_and_not_a_failed_job(tmp_path: Path, mon
     monkeypatch.setattr(type(audit), "fields", lambda self, record: ("tomorrow", "ü"))
     assert judge(found).stock.state == "unreadable"
     assert [spot.reason for spot in judge(found).damage] == [
-        "unreadable: BrokenPlugin: at offset 116: "
-        "the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'"
+        (
+            "unreadable: BrokenPlugin: at offset 116: "
+            "the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'"
+        )
     ]
     assert read(found) == read(found, "actor") == []
     assert len(read(found, "id", "body")) == 30

@@ -46,11 +46,11 @@ class SegmentFormatV2:
         writers = {record.name: record.record for record in bound}
         if context.record not in writers:
             raise ValueError(f"record type {context.record!r} is not bound to a type byte; bound are {', '.join(writers)}")
-        self._writer = writers[context.record]
-        self.max_body = MAX_RECORD - self._writer.overhead
+        self._record_type = writers[context.record]
+        self.max_body = MAX_RECORD - self._record_type.overhead
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
-        return self._writer.encode(ids, bodies)
+        return self._record_type.encode(ids, bodies)
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
         if record[_ID] == msg_id and record[0] == MESSAGE:

@@ -67,7 +67,7 @@ class Hints:
         self._end = 0
         self._ids = bytearray()
         self._sizes = array("Q")
-        self.finished: dict[int, tuple[Segment, Hint, float]] = {}
+        self.unwritten: dict[int, tuple[Segment, Hint, float]] = {}
         """(segment, hint, time of sealing) by number, the oldest first: hints that are not written yet."""
 
     # -- records of the writer --------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Hints:
         if segment.number == self._number:
             if self._end == segment.size and segment.is_published:
                 hint = Hint.of_run(self._ids, segment.header_bytes, self._sizes)
-                self.finished[segment.number] = segment, hint, time.monotonic()
+                self.unwritten[segment.number] = segment, hint, time.monotonic()
             self._forget()
 
     def save(self, *, everything: bool = False) -> list[Segment]:
@@ -102,12 +102,12 @@ class Hints:
         """
         changed = []
         ripe = time.monotonic() - RIPE
-        while self.finished:
-            number = next(iter(self.finished))
-            segment, hint, since = self.finished[number]
-            if not (everything or since <= ripe or len(self.finished) > MOST_UNRIPE):
+        while self.unwritten:
+            number = next(iter(self.unwritten))
+            segment, hint, since = self.unwritten[number]
+            if not (everything or since <= ripe or len(self.unwritten) > MOST_UNRIPE):
                 break
-            del self.finished[number]
+            del self.unwritten[number]
             if not segment.quarantined and 2 * segment.live_bytes >= segment.size - segment.header_bytes:
                 before = segment.sealed_mtime_ns
                 self._save(segment, hint)
@@ -199,7 +199,7 @@ class Hints:
         """Delete the hint before the segment is changed or deleted. ``lasting``: durably."""
         if segment.number == self._number:
             self._forget()
-        self.finished.pop(segment.number, None)
+        self.unwritten.pop(segment.number, None)
         self._remove(hint_name(segment.path.name), lasting=lasting)
 
     def _remove(self, name: str, *, lasting: bool) -> None:

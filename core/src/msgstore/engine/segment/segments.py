@@ -51,9 +51,9 @@ class Segments:
         self._sync = sync
         self._next_number = 0
         """Never the number of a segment that existed since the opening."""
-        self._writer: int | None = None
+        self._current_fd: int | None = None
         """Descriptor of the current segment."""
-        self._writer_identity: tuple[int, int] | None = None
+        self._current_identity: tuple[int, int] | None = None
         """Identity of the file of the current segment."""
         self._unsynced: dict[int, Segment] = {}
         """Segments that were appended to since the last ``sync_written``."""
@@ -122,7 +122,7 @@ class Segments:
                 raise
         segment.size = len(form.format.header)
         self._next_number = number + 1
-        self._writer, self._writer_identity = fd, identity
+        self._current_fd, self._current_identity = fd, identity
         self.by_number[number] = self.current = segment
         self.telemetry.rolled(path.name, form.name)
         return segment
@@ -143,11 +143,11 @@ class Segments:
         with self.errors(segment):
             fd = self.files.open_write(segment.path)
             try:
-                self._writer_identity = self.files.identity(fd)
+                self._current_identity = self.files.identity(fd)
             except BaseException:
                 self.files.close(fd)
                 raise
-        self._writer = fd
+        self._current_fd = fd
         self.current = segment
         segment.sealed_mtime_ns = None
 
@@ -156,7 +156,7 @@ class Segments:
 
         After a failed write the file is truncated to its old size. If that fails too, the segment is written no more.
         """
-        segment, fd = self.current, self._writer
+        segment, fd = self.current, self._current_fd
         assert segment is not None
         assert fd is not None
         self.must_check_files = True
@@ -181,11 +181,10 @@ class Segments:
     def seal_current(self) -> None:
         """Close the current segment for writing; there is none until the next ``roll``. Caller holds the flush lock.
 
-        The real size of unwritable segments is noted, too: a failed write may have left whole records after the known size.
-        They were written again elsewhere, and the next opening must not take them for new ones.
+        Measures unwritable segments, too.
         """
-        segment, fd = self.current, self._writer
-        self.current = self._writer = None  # first: a descriptor whose close failed is closed all the same
+        segment, fd = self.current, self._current_fd
+        self.current = self._current_fd = None  # first: a descriptor whose close failed is closed all the same
         if segment is not None and fd is not None:
             with self.errors(segment):
                 try:
@@ -193,17 +192,23 @@ class Segments:
                 finally:
                     self.files.close(fd)
             self.hints.finish(segment)
-        while self.unwritable:
-            self._measure(self.unwritable[-1])
-            self.unwritable.pop()
+        self.measure_unwritable()
 
-    def _measure(self, segment: Segment) -> None:
-        with self.errors(segment):
-            fd = self.files.open_read(segment.path)
-            try:
-                segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
-            finally:
-                self.files.close(fd)
+    def measure_unwritable(self) -> None:
+        """Note the real size of unwritable segments. Caller holds the flush lock. Raises StoreIOError.
+
+        A failed write may have left whole records after the known size. They were written again elsewhere, and the next opening
+        must not take them for new ones.
+        """
+        while self.unwritable:
+            segment = self.unwritable[-1]
+            with self.errors(segment):
+                fd = self.files.open_read(segment.path)
+                try:
+                    segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
+                finally:
+                    self.files.close(fd)
+            self.unwritable.pop()
 
     # -- checks and syncs -------------------------------------------------------------------------------------------------
 
@@ -219,7 +224,7 @@ class Segments:
     def check_current(self) -> None:
         """Raise StoreIOError if the file of the current segment is not in the directory any more."""
         segment = self.current
-        if segment is not None and self._identity_and_links(segment.path)[0] != self._writer_identity:
+        if segment is not None and self._identity_and_links(segment.path)[0] != self._current_identity:
             raise StoreIOError(
                 f"{segment.path}: was moved, deleted or replaced while it was being written. Nothing in it is confirmed any "
                 "more: put it back and flush again, or call abandon(), open the store again, and repeat what was not confirmed."
@@ -231,7 +236,7 @@ class Segments:
         A segment with one hard link needs one system call: no copy of the directory (``cp -al``) can have the same file.
         """
         segment = self.current
-        if segment is None or self._identity_and_links(segment.path) != (self._writer_identity, 1):
+        if segment is None or self._identity_and_links(segment.path) != (self._current_identity, 1):
             self.check_directory()
             self.check_current()
         self.must_check_files = False

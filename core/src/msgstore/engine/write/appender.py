@@ -33,7 +33,7 @@ class Appender:
     """One instance per open store."""
 
     def __init__(self, config: StoreConfig, backends: Backends, accounting: LiveAccounting) -> None:
-        self._size_limit = config.file_size_limit
+        self._segment_limit = config.file_size_limit
         self._large_message = config.large_message
         self._form = backends.write_format
         self._accounting = accounting
@@ -63,9 +63,9 @@ class Appender:
             view, done, base = memoryview(data), 0, 0
             while done < len(ends):
                 segment = self._segments.current
-                if segment is None or segment.size >= self._size_limit:
+                if segment is None or segment.size >= self._segment_limit:
                     segment = self.roll()
-                room = self._size_limit - segment.size
+                room = self._segment_limit - segment.size
                 cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # the record that fills a segment is its last
                 count, size, offset = cut - done, ends[cut - 1] - base, segment.size
                 self._accounting.mark_dirty(segment)
@@ -99,7 +99,7 @@ class Appender:
         """Seal the current segment; there is none until the next ``roll``. Raises StoreIOError."""
         segment = self._segments.current
         if segment is None:
-            self._segments.seal_current()  # measures unwritable segments
+            self._segments.measure_unwritable()
             return
         self._segments.check_current()  # the last chance to notice that its file was replaced
         self._accounting.begin_change()

@@ -87,7 +87,7 @@ class BackgroundFlusher:
             pass
 
     def _flush(self) -> None:
-        self._flusher.flush_soon()
+        self._flusher.flush_or_defer()
         if self._sync_interval is not None and time.monotonic() - self._last_sync >= self._sync_interval:
             with self._accounting.flush_lock:
                 self._flusher.commit_and_reclaim()

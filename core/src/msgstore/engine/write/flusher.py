@@ -138,7 +138,7 @@ class Flusher:
             self._lifecycle.check_writable()
             self._group.run(self.flush_locked)
 
-    def flush_soon(self) -> None:
+    def flush_or_defer(self) -> None:
         """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned."""
         if self._delivering_thread == get_ident():
             self._flush_again = True
@@ -167,7 +167,7 @@ class Flusher:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = buffer.ids()
             uncommitted = self.uncommitted_bytes
-        if last or accounting.is_changed or ids or confirmed or self._segments.hints.finished:
+        if last or accounting.is_changed or ids or confirmed or self._segments.hints.unwritten:
             self._segments.must_check_files = True
         while ids:
             at, again = 0, list[bytes]()
@@ -200,11 +200,11 @@ class Flusher:
         self._batches.write(self._buffer.oldest(count), DRAIN_STEP)
 
     def commit_and_reclaim(self, *, sync: bool = True, all_hints: bool = False) -> None:
-        """Commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.
+        """Write hints, commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.
 
-        Without ``sync`` the commit waits for the periodic sync: the index must not get ahead of synced records.
+        Without ``sync`` nothing is committed: the index must not get ahead of synced records, and the periodic sync commits.
         """
-        if self._segments.hints.finished:
+        if self._segments.hints.unwritten:
             for segment in self._segments.hints.save(everything=all_hints):
                 self._accounting.mark_dirty(segment)
         if sync:
@@ -230,7 +230,7 @@ class Flusher:
     @property
     def has_work(self) -> bool:
         """True if a flush would do something. A hint unless the caller holds the state lock."""
-        if self._buffer.pending or self._buffer.shared or self._segments.hints.finished:
+        if self._buffer.pending or self._buffer.shared or self._segments.hints.unwritten:
             return True
         # A writer inserts its entry before its id is in the list of ids to confirm: a flush may have come in between.
         return self._accounting.is_changed or self._segments.unsynced or any(client.unconfirmed for client in self.clients)

@@ -64,7 +64,7 @@ class Writer:
         self._encode = backends.encode_body
         self._max_body = backends.write_format.format.max_body
         self._flush_each_call = not config.sync_interval
-        self._size_limit = 0 if self._encode else min(config.large_message, self._max_body + 1)
+        self._fast_body_limit = 0 if self._encode else min(config.large_message, self._max_body + 1)
         self._report_size = 0
         self._bound: int = config.max_unconfirmed
         """Uncommitted bytes at which a writing thread flushes: ``max_unconfirmed`` minus what clients may not have reported."""
@@ -119,7 +119,7 @@ class Writer:
     @property
     def _fast_limit(self) -> int:
         """Bytes from which on a body takes the slow path; 0 while changes are refused or must flush first."""
-        return 0 if self._lifecycle.refusal is not None or self._is_failing else self._size_limit
+        return 0 if self._lifecycle.refusal is not None or self._is_failing else self._fast_body_limit
 
     def _update_fast_paths(self) -> None:
         for client in self._flusher.clients:
@@ -181,7 +181,7 @@ class Writer:
     def _pace(self) -> None:
         flusher = self._flusher
         if self._flush_each_call or flusher.uncommitted_bytes > self._bound:
-            flusher.flush_soon()
+            flusher.flush_or_defer()
         elif flusher.uncommitted_bytes > self._bound // 4 and self._accounting.is_persistent:
             self.request_flush()
         if self._buffer.estimated_bytes > BUFFER_TARGET:
@@ -272,7 +272,7 @@ class Writer:
             self._buffer.restore_popped(popped, lambda msg_id: self._index.get(msg_id) is not None)
         if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
             try:
-                self._flusher.flush_soon()
+                self._flusher.flush_or_defer()
             except MsgStoreError as error:
                 log.warning("%s: %s", self._config.path, error)
 
@@ -283,7 +283,7 @@ class Writer:
     def _flush_first(self, outcome: str, ids: Iterable[bytes] = ()) -> None:
         """Flush before a change, after a failure: otherwise unwritten changes would fill the memory."""
         try:
-            self._flusher.flush_soon()
+            self._flusher.flush_or_defer()
         except StoreIOError as error:
             raise _with_outcome(error, outcome, applied=False, ids=list(ids)) from error.__cause__
 
