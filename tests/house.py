@@ -51,7 +51,7 @@ class FramesOfWrites(Files):
         super().__init__()
         self.deepest = 0
 
-    def pwrite(self, fd: int, data: bytes, offset: int) -> None:
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         self.deepest = max(self.deepest, len(msgstore_frames()))
         super().pwrite(fd, data, offset)
 

@@ -305,7 +305,7 @@ def test_write_of_too_large_body_is_refused(cell, tmp_path, monkeypatch):
     store = open_with(tmp_path, **cell.keys, sync_interval="1h", large_message="8GiB")
     monkeypatch.setattr(store._opened.backends.write_format.format, "max_body", 1000)
     monkeypatch.setattr(store._writer, "_max_body", 1000)
-    monkeypatch.setattr(store._writer, "_size_limit", 500)
+    monkeypatch.setattr(store._writer, "_fast_body_limit", 500)
     client = store.client()
     with pytest.raises(msgstore.MessageTooLarge, match="at most 1000"):
         client.write(KEPT, b"x" * 1001)
