@@ -25,9 +25,9 @@ from msgstore.cli.main import main
 from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, read_state, write_state
 from msgstore.cli.throttled_reading import CHUNK, Throttle
 from msgstore.contract import MessageNotFound
-from msgstore.contract.locations import pack_location
 from msgstore.engine.store import StoredMessage
 from msgstore.files import Files
+from msgstore.locations import pack_location
 from msgstore.scan import FormatSet
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.cli.main import main
-from msgstore.contract.locations import pack_location
+from msgstore.locations import pack_location
 
 IDS = [bytes([n]) * 16 for n in range(10)]
 

@@ -35,7 +35,6 @@ MODULES = (
     "policies",
     "bodies",
     "fields",
-    "locations",
 )
 """Modules in the order of the page. ``events`` and ``errors`` have their own regions."""
 

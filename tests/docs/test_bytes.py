@@ -10,10 +10,10 @@ import pytest
 
 from docs.reading import DOCS, ROOT, blocks
 from msgstore.contract import IndexContext
-from msgstore.contract.locations import pack_location
 from msgstore.engine.segment import hint_file
 from msgstore.engine.state import checkpoint
 from msgstore.files import Files
+from msgstore.locations import pack_location
 
 FIRST, SECOND = (bytes.fromhex(text) for text in ("23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"))
 

@@ -15,11 +15,11 @@ from random import Random
 from fuzzing.mutations import Member
 from msgstore.cli.scrub_state import DamagedSpan, Finding, ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
-from msgstore.contract.locations import pack_location
 from msgstore.directory import Settings, write_settings
 from msgstore.engine.open.clean_shutdown import format_clean
 from msgstore.engine.segment import hint_file
 from msgstore.files import Files
+from msgstore.locations import pack_location
 from msgstore_checksum_record.record import ChecksumRecord
 from msgstore_ets_index import snapshot
 from msgstore_format_v1.format import SegmentFormatV1

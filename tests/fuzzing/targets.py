@@ -16,12 +16,12 @@ from fuzzing import corpus
 from fuzzing.mutations import Member
 from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RESCUED_KEY, RecordError, SegmentFormat, SegmentScan
-from msgstore.contract.locations import unpack_location
 from msgstore.directory import _settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hint_file
 from msgstore.engine.state import checkpoint
 from msgstore.jobs.reading.chains import read_chains
+from msgstore.locations import unpack_location
 from msgstore.lock_file import parse_lock
 from msgstore_erlang_body.codec import ErlangBody
 from msgstore_erlang_body.message import read_message

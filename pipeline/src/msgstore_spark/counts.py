@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from msgstore.contract import ConfigError
-from msgstore.contract.locations import MAX_REFERENCES
+from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.jobs.deltas import Share, find_shares, read_share
 from msgstore_spark.tasks import map_tasks
 

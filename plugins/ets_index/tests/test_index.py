@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from msgstore.contract import Index, IndexContext, NoOptions
-from msgstore.contract.locations import pack_location
+from msgstore.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.testing.index.model import EntriesAgainstDictionary
 from msgstore_ets_index import plugin

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msgstore.contract import RESCUED_KEY, IndexContext, NoOptions
-from msgstore.contract.locations import pack_location
+from msgstore.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_ets_index import snapshot
 from msgstore_ets_index.index import DAMAGED_FILE, FILE, EtsIndex

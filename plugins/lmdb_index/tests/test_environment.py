@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from msgstore.contract import IndexContext, Size, StoreError
-from msgstore.contract.locations import pack_location
+from msgstore.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_lmdb_index.errors import DamagedError
 from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex

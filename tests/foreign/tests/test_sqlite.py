@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from msgstore.contract import IndexContext
-from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack_location
+from msgstore.contract.indexes import MAX_REFERENCES
+from msgstore.locations import LIMIT, pack_location
 from msgstore.testing.faults import UnsyncedFiles
 
 pytest.importorskip("foreign_backends", reason="pip install -e ./tests/foreign")

@@ -62,6 +62,8 @@ from msgstore.contract.descriptors import Descriptor
 
 RESCUED_KEY = b"rescued"
 """Key of the state that :meth:`Index.load` returns for damaged files; see there."""
+MAX_REFERENCES = (1 << 48) - 1
+"""Highest reference count that an index must support."""
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +119,7 @@ class ReleaseResult:
 
 
 class Index(Protocol):
-    """Map from ids to locations (:mod:`msgstore.contract.locations`) and reference counts."""
+    """Map from ids of 16 bytes to reference counts and locations: integers below 2**144 that only the engine interprets."""
 
     def load(self) -> dict[bytes, bytes] | None:
         """Restore the entries of the last ``commit`` (PERSISTENT) or ``close``, and return the state saved with them.

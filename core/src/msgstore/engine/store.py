@@ -14,7 +14,6 @@ import attrs
 
 from msgstore import forking
 from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed, StoreReadOnly
-from msgstore.contract.locations import unpack_location
 from msgstore.engine.backends import Backends
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compact.background_collector import BackgroundCollector
@@ -36,6 +35,7 @@ from msgstore.engine.write.flusher import Flusher
 from msgstore.engine.write.message_buffer import FastPath
 from msgstore.engine.write.write_buffer import WriteBuffer
 from msgstore.engine.write.writer import Writer
+from msgstore.locations import unpack_location
 from msgstore.scan import WholeRecord
 
 Mode = Literal["rw", "r"]
@@ -89,7 +89,7 @@ class StoredMessage:
     references: int
     """Number of references."""
     location: int
-    """Number, offset and size in one integer (:mod:`msgstore.contract.locations`)."""
+    """Number, offset and size in one integer (:mod:`msgstore.locations`)."""
 
 
 class Store:

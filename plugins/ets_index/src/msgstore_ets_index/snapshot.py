@@ -4,7 +4,7 @@ Integers are big-endian. The file has ``n`` entries, ``m`` of them with more tha
 
     0   magic 8 "msg-ets\\n", version u32 = 1, width u32, n u64, m u64, state u64 (bytes)
     40  ids        16 * n
-        locations  width * n    packed by msgstore.contract.locations, in as few bytes as the largest one needs
+        locations  width * n    as the engine packs them, in as few bytes as the largest one needs
         counts     24 * m       id 16, references u64
         state                   each pair: key length u32, value length u32, key, value
         CRC-32 u32 of everything before it
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import chain, islice
 
 from msgstore.contract import RESCUED_KEY
-from msgstore.contract.locations import MAX_REFERENCES
+from msgstore.contract.indexes import MAX_REFERENCES
 
 _HEADER = struct.Struct(">8sIIQQQ")
 _COUNT = struct.Struct(">16sQ")

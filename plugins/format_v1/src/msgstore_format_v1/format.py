@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 
 from msgstore.contract import Buffer, CheckBody, FormatContext, GapFill, RecordError, SegmentScan
-from msgstore.contract.locations import LIMIT
+from msgstore.locations import LIMIT
 from msgstore_format_v1.grammar import BODY_AT, END_MARK, HEAD, LEAST_SIZE, OVERHEAD, UNCOUNTED
 from msgstore_format_v1.scan import scan_segment
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from msgstore.contract import CompactableFormat
-from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
+from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
 
 
 @attrs.define

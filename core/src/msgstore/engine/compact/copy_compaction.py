@@ -29,7 +29,6 @@ import attrs
 
 from msgstore.contract import Buffer, RecordError, StoreIOError
 from msgstore.contract.events import CollectionOutcome
-from msgstore.contract.locations import MASK
 from msgstore.directory import TEMP_SUFFIX
 from msgstore.engine.compact.compaction_plan import Live
 from msgstore.engine.compact.gc_context import CollectionResult, GcContext
@@ -38,6 +37,7 @@ from msgstore.engine.compact.rehearsal import check_copy, check_encoded
 from msgstore.engine.segment.erasing import remove
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
+from msgstore.locations import MASK
 
 _AT_ONCE = 2**20
 """Bytes that are copied with one write, and whose entries are relocated under one hold of the state lock."""

@@ -18,13 +18,14 @@ from typing import Literal
 import attrs
 
 from msgstore.contract import StoreError
-from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
+from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open import ets_file
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.open.ets_file import Data, Table, Take
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
+from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
 
 log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from itertools import repeat
 
 from msgstore.contract import Index
-from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import read_broker_counts
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, ShutdownFiles
 from msgstore.engine.open.recovery import count_live, scan_segment
@@ -19,6 +18,7 @@ from msgstore.engine.open.recovery_plan import ProgressMeter, Recovery, Recovery
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint
+from msgstore.locations import pack_location, unpack_location
 
 log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves turn the other one off

@@ -24,7 +24,6 @@ from itertools import repeat
 import attrs
 
 from msgstore.contract import Index
-from msgstore.contract.locations import pack_location, unpack_location
 from msgstore.engine.open.broker_counts import BrokerCounts
 from msgstore.engine.open.lost_segments import find_copies
 from msgstore.engine.open.recovery import count_live, rebuild, scan_segment
@@ -32,6 +31,7 @@ from msgstore.engine.open.recovery_plan import LostSegment, ProgressMeter, Recov
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import Row
+from msgstore.locations import pack_location, unpack_location
 
 log = logging.getLogger("msgstore.recovery")
 

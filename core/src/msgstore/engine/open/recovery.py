@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress, repeat
 
 from msgstore.contract import Index, SegmentScan, StoreError
-from msgstore.contract.locations import LIMIT, MASK, MAX_REFERENCES, NUMBER_SHIFT, pack_location
+from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open.broker_counts import BrokerCounts, Found
 from msgstore.engine.open.recovery_plan import ProgressMeter, Recovery, RecoveryProgress
 from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
+from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
 
 log = logging.getLogger("msgstore.recovery")
 

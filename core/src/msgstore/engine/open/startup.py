@@ -12,7 +12,6 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import Index, StoreError, StoreMismatch
-from msgstore.contract.locations import LIMIT
 from msgstore.directory import (
     DamagedSettings,
     Settings,
@@ -37,6 +36,7 @@ from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.files import Files
+from msgstore.locations import LIMIT
 from msgstore.lock_file import read_lock
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.writer_lock import WriterLock, check_no_writer

@@ -14,12 +14,12 @@ from contextlib import suppress
 import attrs
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
-from msgstore.contract.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
 from msgstore.engine.backends import Backends
 from msgstore.engine.ids import check_id
 from msgstore.engine.read.strategy import Fetched, ReadStrategy
 from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
 from msgstore.scan import WholeRecord
 
 _MAX_MOVES = 1000

@@ -17,7 +17,7 @@ from struct import Struct
 import attrs
 
 from msgstore.contract.formats import Columns, split_ids
-from msgstore.contract.locations import LIMIT, NUMBER_SHIFT, OFFSET_SHIFT
+from msgstore.locations import LIMIT, NUMBER_SHIFT, OFFSET_SHIFT
 
 _HEADER = Struct(">8sIBBHQQqQQ")
 _CHECKSUM = Struct(">I")

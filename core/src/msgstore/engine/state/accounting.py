@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgstore.contract import Index
-from msgstore.contract.locations import MASK, NUMBER_SHIFT
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
+from msgstore.locations import MASK, NUMBER_SHIFT
 
 
 class SharedBodies:

@@ -13,10 +13,10 @@ from operator import add
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract.locations import NUMBER_SHIFT, OFFSET_SHIFT
 from msgstore.engine.backends import Backends
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.state.accounting import AppendedRun, LiveAccounting
+from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
 
 _STEP = 1 << OFFSET_SHIFT
 

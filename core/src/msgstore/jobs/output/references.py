@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgstore.contract import StoreError
 from msgstore.contract.formats import split_ids
-from msgstore.contract.locations import MAX_REFERENCES
+from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.files import Files
 
 _NAME = "references"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msgstore.contract import Capability, RecordError, ScanEnd
-from msgstore.contract.locations import LIMIT
+from msgstore.locations import LIMIT
 from msgstore.testing.concurrency import ROUNDS, at_once, long_body
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
 from msgstore.testing.formats.segments import check_records, check_rows, check_scan, encoded, expected, rows, spans, written

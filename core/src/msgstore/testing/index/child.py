@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from msgstore.contract import Index, IndexContext
-from msgstore.contract.locations import pack_location
 from msgstore.files import Files
+from msgstore.locations import pack_location
 from msgstore.testing.index.place import Entries, Saved
 from msgstore.testing.subjects import Subject
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from msgstore.contract import Capability, Index
-from msgstore.contract.locations import LIMIT, MAX_REFERENCES, pack_location
+from msgstore.contract.indexes import MAX_REFERENCES
+from msgstore.locations import LIMIT, pack_location
 from msgstore.testing.faults import FailingFiles, listing
 from msgstore.testing.index.place import IDS, LATER, NOTHING, Entries, Place, Saved, agree, entries_of
 from msgstore.testing.subjects import Subject

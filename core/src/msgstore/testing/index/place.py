@@ -12,8 +12,8 @@ import attrs
 import pytest
 
 from msgstore.contract import Index, IndexContext
-from msgstore.contract.locations import pack_location
 from msgstore.files import Files
+from msgstore.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles, copy_of
 from msgstore.testing.guard import KitTests
 from msgstore.testing.subjects import Subject

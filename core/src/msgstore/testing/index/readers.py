@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from msgstore.contract import Index
-from msgstore.contract.locations import NUMBER_SHIFT, pack_location
+from msgstore.locations import NUMBER_SHIFT, pack_location
 from msgstore.testing.concurrency import BetweenLines, together
 from msgstore.testing.data import tried
 from msgstore.testing.index.model import IndexAgainstDictionary

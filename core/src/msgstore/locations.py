@@ -11,8 +11,6 @@ NUMBER_SHIFT = 80
 MASK = (1 << 40) - 1
 LIMIT = 1 << 40
 """Offsets and sizes are below this."""
-MAX_REFERENCES = (1 << 48) - 1
-"""The highest reference count that an index must support."""
 
 
 def pack_location(number: int, offset: int, size: int) -> int:
