@@ -24,7 +24,7 @@ def rows_of_records(good: IntactRecords) -> pa.RecordBatch:
 
 
 def rows_of_changes(changes: pa.RecordBatch) -> pa.RecordBatch:
-    """Of a batch of :mod:`msgstore.jobs.deltas`."""
+    """Return the rows of a batch of :mod:`msgstore.jobs.deltas`."""
     zeros = _all(0, changes.num_rows)
     return pa.record_batch([*changes.columns, zeros, zeros], schema=ROWS)
 
@@ -57,7 +57,7 @@ def add_to(report: ReconcileReport, classes: Mapping[str, pa.Table]) -> None:
 
 
 def write(writer: Writer, classes: Mapping[str, pa.Table]) -> None:
-    """Those that are written out, into a folder each. Raises StoreIOError."""
+    """Write the rows of each class into its own folder. Raises StoreIOError."""
     for name in WRITTEN:
         if classes[name].num_rows:
             rows = [of_any_length(classes[name]["id"]), classes[name]["count"], classes[name]["records"]]

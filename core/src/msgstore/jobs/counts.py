@@ -22,7 +22,7 @@ def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
 
 
 def sums_of(path: Path | str) -> dict[bytes, int]:
-    """What the file says of each id, added up. Raises ConfigError, also for more references than are counted; StoreIOError."""
+    """Return the sum of the counts of each id in a file. Raises ConfigError, also for too large sums, and StoreIOError."""
     try:
         with io_errors(path):
             return sum_counts(read_counts(path))

@@ -45,8 +45,9 @@ class Share:
 
 
 def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
-    """Of files, and of directories of Parquet files; a file that is reached twice counts once. Raises ConfigError for what is
-    neither, StoreIOError.
+    """Return the shares of files, and of directories of Parquet files. A file that is found twice counts once.
+
+    Raises ConfigError for other paths, StoreIOError.
 
     A directory stands for its Parquet files at any depth, by name; nothing that might hold counts is passed over. Names that
     begin with ``_`` or ``.`` do not count, as Spark and pyarrow see it: what is being written, and marks of what has been.
@@ -153,7 +154,7 @@ def _blocks(share: Share) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse_fast(block: bytes, *, is_first: bool) -> pa.RecordBatch | None:
-    """What nearly every block is: lower or upper case digits, a comma, a number. None if it is anything else."""
+    """Parse a block in the usual form: hexadecimal digits, a comma, a number. Return None for any other."""
     if b"x" in block or b"X" in block:
         return None  # pyarrow takes 0x10 for a number
     if is_first:

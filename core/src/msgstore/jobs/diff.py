@@ -59,7 +59,7 @@ def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, i
 
 @attrs.frozen
 class Digests:
-    """Of the good records of a segment, by offset. Picklable: 32 bytes a record."""
+    """Digests of the intact records of a segment, by offset. Picklable: 32 bytes per record."""
 
     ids: bytes = b""
     digests: bytes = b""
@@ -116,12 +116,12 @@ class DiffReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether both have the same messages, and nothing is damaged that might be another."""
+        """Return True if both sides have the same messages, and no damage that may hide another one."""
         return not (any(self.ids.values()) or self.a.damage or self.b.damage)
 
     @property
     def not_read(self) -> list[NotRead]:
-        """Of both sides."""
+        """Return the files of both sides that were not read."""
         return [*self.a.not_read, *self.b.not_read]
 
     def as_json(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class ExportJob(SegmentJob):
 
     @property
     def columns(self) -> list[str]:
-        """Of the files: what rows are parted by stands in the names of directories."""
+        """Return the columns of the files. Partition columns are in the names of directories."""
         return [name for name in self.schema.names if name not in self.partition_by]
 
     def tasks(self) -> list[Task]:

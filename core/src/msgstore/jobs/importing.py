@@ -36,7 +36,7 @@ SHARE = 64 * 2**20
 
 @attrs.frozen
 class Share:
-    """What one task reads. Small and picklable."""
+    """Input of one task. Small and picklable."""
 
     path: str
     size: int
@@ -68,7 +68,7 @@ class ImportJob:
 
 @attrs.frozen
 class ImportReport:
-    """What was imported. The same from every engine."""
+    """Result of an import, the same with every runner."""
 
     destination: str
     files: int
@@ -164,7 +164,7 @@ def _files_matching(pattern: str) -> list[Path]:
 
 
 def _is_left_out(match: Path, pattern: str) -> bool:
-    """Whether a part of it is a name that does not count, and that the pattern does not spell out."""
+    """Return True if a part of the path is hidden, and not spelled out in the pattern."""
     spelt = {part for part in Path(pattern).parts if not is_glob(part)}
     return any(name[0] in "._" and name != ".." and name not in spelt for name in match.parts)
 

@@ -184,7 +184,7 @@ class _Search:
             raise StoreError(no_segments(top, self._formats) + self._refused_since(known))
 
     def _add_directory(self, top: Path) -> bool:
-        """Whether it is a store, or a tree in which there is one. Raises OSError if it cannot be listed."""
+        """Add a directory. Return True if it is a store, or a tree with one. Raises OSError if it cannot be listed."""
         if self._add_store(top):
             self._beneath_stores |= {top / name for name in _with_segments_beneath(top, self._formats)}
             return True
@@ -218,14 +218,14 @@ class _Search:
         return True
 
     def _refused_since(self, known: int) -> str:
-        """What an error says of the first that was refused after ``known`` others."""
+        """Return a text about the first refused path after ``known`` others."""
         return "".join(f"; {spot.path} is {spot.reason}" for spot in list(self._damage.values())[known : known + 1])
 
     def _is_segment(self, name: str) -> bool:
         return Path(name).suffix in self._formats.extensions
 
     def _add_store(self, directory: Path) -> bool:
-        """Whether it has segments of its own, or is a store that has none yet. Raises OSError."""
+        """Add a store. Return True if it has segments, or is a store without any. Raises OSError."""
         listed, refused = self._files.entries(directory)
         files = listed.keys() | {name for name, error in refused.items() if error.errno != errno.EISDIR}
         unread = self._unread(directory, files)
@@ -268,7 +268,7 @@ class _Search:
             raise StoreError(message + self._refused_since(known))
 
     def _add_match(self, path: Path) -> bool:
-        """Whether it is a segment, if only by its name, or a directory in which there is one."""
+        """Add a match of a pattern. Return True if it has the name of a segment, or is a directory with one."""
         if os.path.isdir(path):  # noqa: PTH112 - a Path's raises, in some versions
             return self._add_matched_directory(path)
         if not self._is_segment(path.name):

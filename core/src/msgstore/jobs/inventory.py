@@ -186,7 +186,7 @@ def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[
 
 
 def edges_of(damage: Iterable[Damage]) -> list[int]:
-    """Where damage begins, ends, begins again: spans that meet or overlap are one, and one of no bytes is none."""
+    """Return begin and end of each damaged span in one list. Spans that meet are merged, empty ones left out."""
     edges: list[int] = []
     for begin, end in sorted((spot.offset, spot.offset + spot.size) for spot in damage if spot.size):
         if edges and begin <= edges[-1]:
@@ -197,14 +197,14 @@ def edges_of(damage: Iterable[Damage]) -> list[int]:
 
 
 def is_touched(edges: Sequence[int], offset: int, size: int) -> bool:
-    """Whether any of these bytes lies in damage."""
+    """Return True if any of these bytes is damaged."""
     passed = bisect_right(edges, offset)
     begins_in_damage = passed % 2 == 1
     return begins_in_damage or (passed < len(edges) and edges[passed] < offset + size)
 
 
 def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> Picture:
-    """What a policy would see. Where it is not known what is alive, all is. Raises MsgStoreError, as for an empty store."""
+    """Return what a policy would see. Records count as live if nothing else is known. Raises MsgStoreError."""
     segments = []
     for item, scanned in stocks:
         found, form = scanned.stock, open_input(item)

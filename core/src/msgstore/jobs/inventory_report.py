@@ -1,4 +1,4 @@
-"""What an inventory found: per segment, per store, and all together. The same from every engine. Sizes in bytes."""
+"""Report of an inventory: per segment, per store, and in total. The same with every runner. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgstore.jobs.reports import Findings, SegmentStock
 
 @attrs.define
 class PolicyStock:
-    """What one policy with one set of options would do."""
+    """Forecast of one policy with one set of options."""
 
     name: str
     options: str
@@ -66,7 +66,7 @@ class InventoryReport(Findings):
             yield from store.segments
 
     def policies(self) -> list[PolicyStock]:
-        """Of all stores together, in the order of the first."""
+        """Return the forecasts of all stores together, in the order of the first store."""
         found: dict[tuple[str, str], PolicyStock] = {}
         for store in self.stores:
             for policy in store.policies:

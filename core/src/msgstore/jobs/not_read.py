@@ -1,4 +1,4 @@
-"""What a broker's directory holds beside its message stores, and no tool reads: recognised by names, counted, not opened."""
+"""Files of a broker's directory that no tool reads: recognised by name, counted, not opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each installed GC policy would do with the segments of a directory. Nothing is done."""
+"""Forecast: the actions that each installed GC policy would plan for the segments of a directory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Picture:
 
 
 def as_segment(report: SegmentReport, quarantined: bool) -> Segment:
-    """What the engine would make of a segment, but for what is alive in it. ``quarantined``: it has, already."""
+    """Return a segment as the engine would see it, without its live records. ``quarantined``: it has, already."""
     scan, path = report.scan, report.path
     torn = scan.end.state == "torn"
     bad = quarantined or scan.end.state == "corrupt" or bool(scan.damage) or (torn and _goes_on(report))
@@ -91,7 +91,7 @@ def as_segment(report: SegmentReport, quarantined: bool) -> Segment:
 
 
 def _goes_on(report: SegmentReport) -> bool:
-    """Whether records stand behind what looks like a write that was cut off: then it is damage."""
+    """Return True if records follow a torn end: then it is damage."""
     with Files().view(report.path) as data:
         return report.format.format.find_chain(data, report.scan.end.offset + 1, CHAIN) is not None
 
@@ -126,7 +126,7 @@ def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segmen
 
 
 def plans_of(catalogue: Catalogue, picture: Picture, now: float) -> Iterator[Plan]:
-    """Of every policy that is installed, with each of the options that its descriptor has as examples."""
+    """Return the plans of every installed policy, with each set of options in the examples of its descriptor."""
     for name in catalogue.names("gc"):
         provider = ", ".join(
             str(found.provider.distribution)

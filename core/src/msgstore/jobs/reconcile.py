@@ -111,7 +111,7 @@ class ReconcileReport(Findings):
     """(id, count) of the first few of a class, by id."""
 
     def name(self, which: str, ids: Iterable[tuple[bytes, int]]) -> None:
-        """Of those of a class that were named so far, and these, the first."""
+        """Keep the first ids of a class."""
         self.named[which] = sorted([*self.named[which], *ids])[:NAMED]
 
     def add(self, part: ReconcileReport) -> None:
@@ -123,7 +123,7 @@ class ReconcileReport(Findings):
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing is damaged, missing, or counted wrong. Garbage is nothing wrong."""
+        """Return True if nothing is damaged, missing or miscounted. Garbage does not matter."""
         return not (self.damage or self.classes["dangling"].ids or self.classes["negative"].ids)
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What reports of several jobs have: damage, files that were not read, one segment in numbers; and the report of a salvage."""
+"""Parts of several reports: damage, files that were not read, statistics of a segment; and the report of a salvage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SpanReport:
 
 @attrs.define(kw_only=True)
 class Findings:
-    """What a job noticed in its inputs: the base of reports."""
+    """Base of reports: damage and other findings in the inputs of a job."""
 
     damage: list[SpanReport] = attrs.field(factory=list)
     ignored: list[str] = attrs.field(factory=list)
@@ -87,7 +87,7 @@ class SegmentStock:
 
     @property
     def garbage(self) -> int:
-        """What a collection could give back: holes, later copies, and dead records, as far as they are known."""
+        """Bytes that a collection could free: holes, later copies, and known dead records."""
         dead = 0 if self.live_bytes is None else self.record_bytes - self.live_bytes
         return dead + self.hole_bytes + self.duplicate_bytes
 

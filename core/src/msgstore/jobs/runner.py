@@ -1,4 +1,4 @@
-"""What a bulk engine can do: one method a job. ``local`` is :mod:`msgstore.jobs.local`; others come with plugins.
+"""Job runner: one method per job. ``local`` is :mod:`msgstore.jobs.local`; others are plugins.
 
 A job says everything that decides what comes out, and core makes and checks it; the engine only says where the work is done. So
 two engines give the same rows and the same report.
@@ -43,7 +43,7 @@ class JobRunner(Protocol):
         ...
 
     def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
-        """What is there, and what collecting it would give back."""
+        """Measure segments, and forecast what collections would free."""
         ...
 
     def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:

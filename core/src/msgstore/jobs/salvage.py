@@ -65,7 +65,7 @@ class SalvageJob(SegmentJob):
         return pack(self.found.inputs, self.task_size)
 
     def for_workers(self) -> SalvageJob:
-        """What each task is told beside its own segments: nothing of the others."""
+        """Return the job without its segments, for tasks that get only their own."""
         return attrs.evolve(self, found=Found((), (), (), ()))
 
 
@@ -244,7 +244,7 @@ def _reason(
 
 @attrs.frozen
 class Selection:
-    """What is copied of one segment: records by offset. Picklable."""
+    """Records of one segment that are copied, by offset. Picklable."""
 
     item: SegmentInput
     crc32: int
@@ -284,7 +284,7 @@ def _copy_records(part: PartWriter, pick: Selection, form: OpenFormat, data: Buf
 
 
 def _batches(sizes: array[int]) -> Iterator[tuple[int, int]]:
-    """Where each batch begins and ends: about a MiB."""
+    """Yield begin and end of each batch of about 1 MiB."""
     begin = 0
     ends = list(accumulate(sizes))
     while begin < len(sizes):
@@ -329,7 +329,7 @@ def report_of(
 
 
 def check_complete(job: SalvageJob, report: SalvageReport, names: Sequence[bytes]) -> None:
-    """Of a migration: raises StoreError if it cannot take everything along. ``names``: some of the ids that are missing."""
+    """Raise StoreError if a migration would lose messages. ``names``: some of the missing ids."""
     if not job.complete:
         return
     if report.missing:

@@ -34,8 +34,7 @@ def find_offline(
 
 
 def _directories_of(paths: Iterable[str | Path], found: Found) -> list[Path]:
-    """What was given, what of it a glob matches, and the directories of all segments, but for one whose segment was named
-    itself: beside that there is room."""
+    """Return the given paths, matches of patterns, and directories of segments, except of one that was named itself."""
     given = [Path(path) for path in paths]
     matched = matched_by(given)
     named = {path.parent for path in [*given, *matched] if path.is_file()}

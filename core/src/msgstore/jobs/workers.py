@@ -1,4 +1,4 @@
-"""What a process that does part of a job makes once and keeps: its own catalogue of plugins, and codecs, by name.
+"""Objects that a worker process makes once: its catalogue of plugins, and codecs by name.
 
 Jobs carry names, never plugin objects; each process resolves them through its own entry points.
 """
@@ -14,7 +14,7 @@ from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 @cache
 def installed() -> Catalogue:
-    """What is installed where this runs."""
+    """Return the catalogue of the plugins that this process has installed."""
     return load_catalogue()
 
 

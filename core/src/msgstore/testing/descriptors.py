@@ -1,4 +1,4 @@
-"""What every descriptor keeps: a value that is light, and whose name gives it and nothing else."""
+"""Tests of descriptors: light values, each selected by its name."""
 
 from __future__ import annotations
 

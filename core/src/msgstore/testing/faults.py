@@ -134,7 +134,7 @@ def crash_points(whole: RecordingFiles, *, inside_sectors: bool = False) -> list
 
 
 def copy_of(directory: Path, target: Path) -> Path:
-    """What a process that is killed now leaves. ``target`` is made; holes in files stay holes."""
+    """Copy a directory as a process that is killed now leaves it. ``target`` is made; holes in files stay holes."""
 
     def copy(source: str, to: str) -> str:
         _copy_data(Path(source), Path(to))
@@ -184,7 +184,7 @@ def listing(directory: Path) -> Listing:
 
 
 def stopped(run: Callable[[], object]) -> bool:
-    """Whether ``run`` ended in a :class:`Crash`."""
+    """Return True if ``run`` ends in a :class:`Crash`."""
     try:
         run()
     except Crash:

@@ -48,7 +48,7 @@ def golden(subject: Subject) -> Iterator[tuple[Traversable, Traversable]]:
 
 
 def described(form: SegmentFormat, data: bytes) -> dict[str, Any]:
-    """What a scan says of a segment, as the corpus has it."""
+    """Return the result of a scan in the form of the corpus."""
     scan = form.scan(data)
 
     def told(columns: Columns) -> list[dict[str, Any]]:

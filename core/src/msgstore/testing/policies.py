@@ -1,4 +1,4 @@
-"""What every GC policy keeps: it answers, it answers the same, and carrying its answers out comes to an end."""
+"""Tests of GC policies: they return, they repeat their result, and carrying it out ends."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _many(count: int) -> list[SegmentStats]:
 
 
 def plan(policy: Any, segments: Sequence[SegmentStats]) -> list[Action]:
-    """What the policy wants; an error if it does not come back."""
+    """Return the plan of the policy. Fails if it does not return."""
     with within(PATIENCE):
         actions = policy.plan(segments, NOW)
     assert isinstance(actions, Sequence), f"plan() returned {actions!r}, no sequence of actions"

@@ -232,7 +232,7 @@ class HoledFormat(PlainFormat):
 
 
 def _size(data: Buffer, offset: int, total: int) -> int | None:
-    """Of the whole record or hole at ``offset``; None if there is none."""
+    """Return the size of the record or hole at ``offset``; None if there is none."""
     if offset + _HOLE_HEAD.size > total:
         return None
     kind, size = _HOLE_HEAD.unpack_from(data, offset)
@@ -255,7 +255,7 @@ def _fault(data: Buffer, offset: int, size: int) -> str | None:
 
 
 def _is_cut_off(data: Buffer, offset: int, total: int) -> bool:
-    """Whether what is left could be the beginning of a record."""
+    """Return True if the rest may be the begin of a record."""
     if data[offset] not in (_HOLE, _RECORD):
         return False
     if offset + _HOLE_HEAD.size > total:

@@ -113,7 +113,7 @@ class Recovery:
 
 @attrs.frozen
 class RecoveryPlan:
-    """What has to be done before an index can be used, or why it cannot be."""
+    """Work that is needed before an index can be used, or the reason why it cannot be used."""
 
     tails: list[tuple[Segment, int]] = attrs.field(factory=list)
     """Segments to read from an offset on."""

@@ -42,7 +42,7 @@ times as much; a larger body is a batch of its own."""
 
 @attrs.frozen
 class Wanted:
-    """What is asked for of the records: the fewer columns, the cheaper. Small and picklable."""
+    """Selection of columns: the fewer columns, the cheaper. Small and picklable."""
 
     columns: tuple[str, ...]
     """In the order of the batches."""
@@ -252,7 +252,7 @@ def _fitting(begins: pa.Int64Array, ends: pa.Int64Array, first: int, count: int)
 
 
 def _column(field: RecordField, number: int, rows: Sequence[Values | None]) -> pa.Array:
-    """Of the values that have this number in their rows."""
+    """Return the column of the values with this number in their rows."""
     values = [None if row is None else row[number] for row in rows]
     if field.kind == "time":
         values = [None if value is None else value // 1000 for value in values]  # type: ignore[operator]  # times are numbers

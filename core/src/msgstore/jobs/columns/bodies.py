@@ -22,8 +22,10 @@ Spans = tuple[pa.Int64Array, pa.Int64Array]
 
 
 def spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int64Array, types: pa.UInt8Array) -> Spans:
-    """Where the bodies of scanned records are, of one at least. Of types whose bodies have a constant frame, ``body_span`` is
-    asked for the first record only. Raises ValueError for what cannot be taken out of ``data``."""
+    """Return the spans of the bodies of scanned records, of one at least.
+
+    For FRAMED types ``body_span`` is called once. Raises ValueError for a span outside of ``data``.
+    """
     begins, ends = _spans(form, data, offsets, sizes, types)
     last = len(begins) - 1
     if begins[0].as_py() < 0 or ends[last].as_py() > len(data) or not pc.all(pc.less_equal(begins, ends)).as_py():

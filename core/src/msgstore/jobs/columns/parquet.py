@@ -25,7 +25,7 @@ class RowGroups:
 
 
 def row_groups(path: Path, *, ignore_others: bool, option: str) -> RowGroups:
-    """Of a file whose columns are those of messages, see :func:`check_columns`. Raises ConfigError, StoreError."""
+    """Return the row groups of a file of messages, see :func:`check_columns`. Raises ConfigError, StoreError."""
     with _errors(path), open_parquet(path) as file:
         names = check_columns(file.schema_arrow, str(path), ignore_others=ignore_others, option=option)
         meta = file.metadata

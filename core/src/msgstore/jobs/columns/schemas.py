@@ -87,7 +87,7 @@ def records_schema(inputs: Iterable[SegmentInput], codec: OpenCodec | None = Non
 
 
 def project(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Of ``schema`` the columns ``names``, in their order. Raises ConfigError for one that is not there."""
+    """Return the columns ``names`` of ``schema``, in this order. Raises ConfigError for one that is not there."""
     for name in names:
         if name not in schema.names:
             raise ConfigError(f"there is no column {name!r}; there are: {', '.join(schema.names)}")

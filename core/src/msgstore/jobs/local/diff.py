@@ -50,7 +50,7 @@ def _take(first: dict[bytes, bytes], found: Digests) -> None:
 
 
 def _compare(first: dict[bytes, bytes], found: Digests) -> None:
-    """Of copies the first one counts: where there is a verdict, it stays."""
+    """Compare the sides. Of copies the first one counts."""
     for msg_id, its_hash in _rows(found):
         theirs = first.get(msg_id, _ONLY_B)
         if len(theirs) == DIGEST:

@@ -105,5 +105,5 @@ def _end_with(sentinel: int) -> None:
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """Return the number of CPUs available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -108,7 +108,7 @@ def _copy_all(numbered: tuple[int, list[Selection]], job: SalvageJob, staging: s
 
 
 class _CopySelector:
-    """Of every id the first good copy, in the order in which segments are added: that of their ranks."""
+    """Selects the first intact copy of each id, in the order of the segments."""
 
     def __init__(self, alive: Set[bytes] | None) -> None:
         """``alive``: the ids that have a reference; None if nobody knows."""

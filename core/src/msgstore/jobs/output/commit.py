@@ -153,7 +153,7 @@ class Staging:
         self.abandon()
 
     def _counted(self, parts: Sequence[Part]) -> Counts | None:
-        """What the workers were given, as an iterator: the parts are where they were until it ends."""
+        """Iterate over the parts of the workers, and count them."""
         some = [part for part in parts if part.messages]
         if not any(part.counted for part in some):
             return None

@@ -35,7 +35,7 @@ _HELD = 2**24
 
 @attrs.frozen
 class Written:
-    """What one attempt of a task wrote. Picklable, small."""
+    """Output of one attempt of a task. Picklable, small."""
 
     directory: str
     files: tuple[tuple[str, int], ...]
@@ -44,7 +44,7 @@ class Written:
 
 
 def folder(columns: Sequence[tuple[str, object]]) -> str:
-    """Where the rows with these values are: ``store=data%2Forders/format=v2``. No value and no text have one name."""
+    """Return the folder of the rows with these values, such as ``store=data%2Forders/format=v2``. None and "" differ."""
     return "/".join(f"{name}={quote('' if value is None else str(value), safe=' ') or _NONE}" for name, value in columns)
 
 
@@ -143,7 +143,7 @@ class Staging:
 
     @property
     def path(self) -> str:
-        """What each Writer is given."""
+        """Path for each Writer."""
         return str(self.directory)
 
     def commit(self, written: Iterable[Written]) -> None:

@@ -73,7 +73,7 @@ class Target:
 
 @attrs.frozen
 class Part:
-    """What one attempt of a task has written, all of it on disk. Small and picklable."""
+    """Output of one attempt of a task, synced. Small and picklable."""
 
     task: int
     directory: str
@@ -250,7 +250,7 @@ class PartWriter:
         self._ids, self._items, self._held = [], [], 0
 
     def _write(self, ids: Sequence[bytes], items: Sequence[bytes]) -> None:
-        """As :class:`msgstore.engine.write.appender.Appender`: the record that fills a segment is its last one."""
+        """Write records. The record that fills a segment is its last one, as in the engine's ``Appender``."""
         if not ids:
             return
         data, sizes = (b"".join(items), list(map(len, items))) if self._whole else self._form.format.encode(ids, items)

@@ -19,7 +19,7 @@ _COUNT = struct.Struct(">I")
 
 
 class Counts:
-    """Of a part that is being written. Raises OSError."""
+    """Reference counts of a part that is being written. Methods raise OSError."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         self._files = files

@@ -111,7 +111,7 @@ def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 
 
 
 def read_inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int = 0, *, judged: bool = False) -> Chains:
-    """What a damaged record hides: a flipped bit in its size may have made it swallow whole records.
+    """Return records inside a damaged record: a flipped bit in its size may have swallowed whole records.
 
     They are real if they lead exactly to where reading went on, or if each has a check of its own that it passes. ``judged``:
     the caller has such a check, and makes it.
@@ -195,8 +195,10 @@ def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: Se
 
 
 def _last(scan: SegmentScan) -> int | None:
-    """Where that begins which may have a false end: the last record, damaged or not. A hole behind it does not speak for it: a
-    single byte in the middle of a record may read as a small one. Without any record it is the last hole itself."""
+    """Return the offset of the record whose end may be wrong: the last one, damaged or not, or, without records, the last hole.
+
+    A hole after it proves nothing: one byte in the middle of a record may look like a small hole.
+    """
     begins = [columns.offsets[-1] for columns in (scan.records, scan.duplicates) if len(columns)]
     begins += [spot.offset for spot in scan.damage[-1:]]
     return max(begins or scan.hole_offsets[-1:], default=None)

@@ -1,4 +1,4 @@
-"""What a file of counts is: lines ``id,count``, or Parquet. Needs no pyarrow."""
+"""Recognise count files: lines ``id,count``, or Parquet. Needs no pyarrow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterat
 
 @contextmanager
 def io_errors(path: Path | str) -> Iterator[None]:
-    """What the operating system says of a file of counts, as StoreIOError."""
+    """Turn an OSError about a count file into StoreIOError."""
     try:
         yield
     except OSError as error:
@@ -51,7 +51,7 @@ def io_errors(path: Path | str) -> Iterator[None]:
 
 
 def named_counts(path: Path | None) -> str | None:
-    """As a job carries it. Raises ConfigError if it is not there."""
+    """Return the path of a count file for a job. Raises ConfigError if it is missing."""
     if path is not None and not os.path.exists(path):  # noqa: PTH110 - a Path's raises, in some versions
         raise ConfigError(f"{path}: there is no such file of counts")
     return None if path is None else str(path)

@@ -23,7 +23,7 @@ Messages = tuple[list[bytes], list[bytes], list[int] | None]
 
 
 def has_references(path: Path) -> bool | None:
-    """Whether the first line has references; None if there is none. Raises StoreError."""
+    """Return True if the first line has references; None for an empty file. Raises StoreError."""
     for number, line in _numbered(path):
         try:
             return "references" in _members(line)
@@ -86,7 +86,7 @@ def _members(line: bytes) -> dict[str, Any]:
 
 
 class _Object(dict[str, Any]):
-    """Of members that come twice the last one, as JSON is mostly read; ``twice`` has their names."""
+    """JSON object. Of a repeated member the last one counts, as usual in JSON; ``twice`` has its name."""
 
     twice: tuple[str, ...] = ()
 

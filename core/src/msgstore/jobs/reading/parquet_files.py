@@ -21,7 +21,7 @@ def open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
 
 
 class ParquetWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow has no types
-    """Of a new file. Raises OSError, FileExistsError if the name is taken."""
+    """Writes a new Parquet file. Raises OSError, FileExistsError if the name is taken."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._to = os.fdopen(Files().create(path), "wb")

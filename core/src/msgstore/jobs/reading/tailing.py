@@ -27,7 +27,7 @@ UNSETTLED = 0
 
 @attrs.frozen
 class Progress:
-    """Of one file: the stretch that was read last, and what the file system said of the file before that."""
+    """Progress in one file: the last span that was read, and the state of the file before."""
 
     stretch: SegmentRange
     size: int

@@ -141,7 +141,7 @@ class Compacted:
         return steps
 
     def crashes(self, random: Random) -> Iterator[bytes]:
-        """What may be on disk, at any instant: everything of the steps before, and any sectors of the one that goes on."""
+        """Yield what may be on disk at any instant: all earlier steps, and any sectors of the running one."""
         state = self.data
         for step in self.steps():
             pieces = list(_by_sector(step))

@@ -1,4 +1,4 @@
-"""What every segment keeps, whether a format or a record type is under test."""
+"""Tests of written segments, for formats and record types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index with LIVE_READS shows while another process commits."""
+"""Tests of LIVE_READS: an index shows the commits of another process."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class IndexAgainstDictionary(EntriesAgainstDictionary):
 
     @rule()
     def clear(self) -> None:
-        """What is on disk may be dropped now, or by the next commit."""
+        """Drop everything, on disk now or with the next commit."""
         self.index.clear()
         self.entries, self.state, self.due = {}, {}, None
         if self.persistent:

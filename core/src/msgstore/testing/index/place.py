@@ -31,7 +31,7 @@ def _or_none(state: dict[bytes, bytes] | None) -> dict[bytes, bytes]:
 
 @attrs.frozen
 class Saved:
-    """What ``load`` restores. No state equals an empty state."""
+    """Result of ``load``. No state equals an empty state."""
 
     state: dict[bytes, bytes] | None = attrs.field(eq=_or_none, repr=reprlib.repr)
     entries: Entries
@@ -70,7 +70,7 @@ class Place:
         return Place(self.subject, copy_of(self.directory, target))
 
     def saved(self) -> Saved:
-        """What an index finds that is opened here."""
+        """Return what an index restores in this directory."""
         index = self.make()
         try:
             return Saved(index.load(), entries_of(index))

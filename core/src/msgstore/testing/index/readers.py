@@ -1,4 +1,4 @@
-"""What an index holds while it serves: all methods against a dictionary, and readers on other threads beside them."""
+"""Tests of an index in use: all methods against a dictionary, with readers on other threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index makes durable, and when: damaged files, syncs, commits beside other threads, processes that end inside one."""
+"""Tests of durability: damaged files, syncs, commits next to other threads, and processes that end inside one."""
 
 from __future__ import annotations
 
