@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -496,3 +497,16 @@ def test_unreadable_index_error_names_the_store(opened, monkeypatch):
     monkeypatch.setattr(type(store._index), "references", failing())
     with pytest.raises(msgstore.StoreIOError, match=str(store.path)):
         store.references(ID)
+
+
+def test_damaged_record_of_relative_store_names_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with msgstore.open_store("data/orders", index="ets") as store, store.client() as client:
+        client.write(bytes(16), b"body")
+        store.flush()
+        (segment,) = store.segments()
+        path = Path("data/orders", segment.file)
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(msgstore.CorruptRecord, match=rf"^{re.escape(str(path))} at offset"):
+            client.read(bytes(16))
+        store.abandon()

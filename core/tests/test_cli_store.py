@@ -197,7 +197,7 @@ def test_info_says_how_a_store_would_come_up(copy: Path, tmp_path: Path) -> None
     assert ours["recovery"]["how"] == "trust"
     assert ours["known"]
     text = run("info", copy).stdout
-    assert "as it was saved at the last clean stop" in text
+    assert "as it was saved at the last clean shutdown" in text
     torn = run("info", DATA / "v2_dirty_torn" / "store")
     assert torn.exit_code == 1
     assert "1.sqs at offset 228047: torn" in torn.stdout

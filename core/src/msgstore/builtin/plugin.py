@@ -15,7 +15,7 @@ def msgstore_gc_policies() -> list[GcPolicyDescriptor]:
             contract=(1, 0),
             factory="msgstore.builtin.policies:HalfEmpty",
             options=HalfEmptyOptions,
-            summary="compacts segments of which less than half is live",
+            summary="compacts segments with more garbage than a fraction, by default half (the default)",
         ),
         GcPolicyDescriptor(
             name="combine",

@@ -1,4 +1,4 @@
-"""Built-in GC policies."""
+"""Built-in GC policies. Their docstrings are printed in docs/reference/configuration.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, NoOption
 
 
 class HalfEmpty:
-    """Compact each segment with more than half garbage, oldest first. RabbitMQ 3.13 and later do the same."""
+    """Compact each segment with more garbage than the fraction ``garbage``, in number order.
+
+    RabbitMQ 3.13 and later do the same with one half.
+    """
 
     def __init__(self, options: HalfEmptyOptions) -> None:
         self._garbage = options.garbage

@@ -129,7 +129,7 @@ class DirectorySampler:
         return False, None
 
     def _index_figures(self, names: Mapping[str, tuple[int, int]], *, is_open: bool) -> IndexFigures | None:
-        """Return the figures of an index that loads without reading segments: a persistent one, or one saved at a clean stop.
+        """Return the figures of an index that loads without reading segments: persistent, or saved at a clean shutdown.
 
         If no writer has the store open, the index is read again only when a file has changed.
         """

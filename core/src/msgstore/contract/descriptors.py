@@ -104,7 +104,8 @@ class Descriptor:
         hash=False,
         validator=deep_iterable(instance_of(Mapping), min_len(1)),  # type: ignore[type-abstract]
     )
-    """Sets of options, as in a configuration. The conformance kit tests the backend with each of them."""
+    """Sets of options, as in a configuration. The conformance kit tests the backend with each of them, and ``map`` and
+    ``inventory`` show the plan of a policy for each."""
 
     def load_factory(self) -> Callable[..., Any]:
         """Import and return the factory. Exceptions of the import are not caught."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import attrs
@@ -27,6 +28,10 @@ class RecordField:
     """One line for ``msgstore plugins``."""
 
 
+def _as_tuple(fields: Iterable[RecordField]) -> tuple[RecordField, ...]:
+    return tuple(fields)
+
+
 def _check_fields(descriptor: Descriptor, _: object, value: tuple[RecordField, ...]) -> None:
     names = [field.name for field in value]
     if taken := SCAN_COLUMNS.intersection(names):
@@ -42,6 +47,6 @@ class DescriptorWithFields(Descriptor):
     """Descriptor of a backend that may have fields. Raises ValueError for fields that no table can have."""
 
     fields: tuple[RecordField, ...] = attrs.field(
-        default=(), validator=[deep_iterable(instance_of(RecordField), instance_of(tuple)), _check_fields]
+        default=(), converter=_as_tuple, validator=[deep_iterable(instance_of(RecordField)), _check_fields]
     )
     """Values that each message has beside id and body, for the capability FIELDS."""

@@ -48,8 +48,9 @@ Buffer: TypeAlias = bytes | mmap.mmap
 class RecordTypeDescriptor(DescriptorWithFields):
     """``factory(RecordContext) -> RecordType``. Capabilities: FRAMED, FIELDS.
 
-    Options are for writing; tools read records without a configuration. So each option has a default, a record can be read
-    whatever options wrote it, and no option is named ``byte``.
+    Options are for writing: a reader with the default options must accept every record, because tools read without a
+    configuration. So each option has a default, and a check that needs an option passes without it. No option is named
+    ``byte``.
     """
 
     format: str
@@ -77,13 +78,15 @@ class RecordType(Protocol):
     """Methods are called from any thread, several at a time, and keep no state between calls."""
 
     overhead: int
-    """Bytes of a record besides its body, the same for all options. A smaller record is damaged."""
+    """Size of a record with an empty body, type, size and id included. The same for all options."""
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """Return all records of a batch as one string, and the size of each in bytes. Called once per batch of a flush."""
 
     def decode(self, record: bytes) -> bytes:
-        """Return the stored body of a whole record whose type, size and id the format has checked. Called for each read.
+        """Return the stored body of a whole record, from its type byte on. The format has checked type, size and id.
+
+        Called for each read.
 
         Raises RecordError if the record's own check fails.
         """
@@ -91,7 +94,8 @@ class RecordType(Protocol):
     def check(self, data: Buffer, offset: int, size: int) -> str | None:
         """Return why the whole record at ``offset`` is damaged, such as ``"checksum_mismatch"``, or None.
 
-        Called for each record of a scan. The scan reports the damage and continues after the record.
+        Called for each record of a scan, with a size of at least ``overhead``. The scan reports the damage and continues. None
+        means only that no damage was found.
         """
 
     def body_span(self, offset: int, size: int) -> tuple[int, int]:

@@ -234,7 +234,7 @@ class Store:
             self._flusher.commit_and_reclaim(all_hints=True)
 
     def compact(self, *, everything: bool = False, progress: ProgressCallback | None = None) -> list[CollectionResult]:
-        """Flush, and collect what the GC policy names, or every segment with garbage. Delete empty segments.
+        """Flush, and collect what the GC policy names, or with ``everything`` all segments with garbage. Delete empty ones.
 
         The current segment and damaged segments are not changed. Raises as ``flush``.
         """

@@ -1,6 +1,6 @@
 """Comparing two stores, or two trees of stores: which messages only one of them has, and which have another body.
 
-``digest`` hashes the bodies of one segment's good records, wherever the engine wants; of all copies of an id on a side the
+``digest`` hashes the bodies of one segment's intact records, on any worker; of all copies of an id on a side the
 first one counts, by rank and offset, as in a salvage. Bodies are compared as they are stored; record types and
 segments are not.
 """

@@ -151,8 +151,10 @@ def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInpu
 def _own_counts(
     directory: Path, catalogue: Catalogue, damage: Mapping[str, Sequence[Damage]]
 ) -> dict[str, SegmentStats] | None:
-    """By the names of files, from an index that can say so without reading segments: a persistent one, or one that was saved at
-    a clean stop. None if there is none that can be trusted. What lies in ``damage`` is not alive, whatever the index says."""
+    """Return the statistics of segments by file name, from an index that loads without reading them; None without one.
+
+    Such an index is persistent, or was saved at a clean shutdown. Records in ``damage`` do not count as live.
+    """
     try:
         if not (directory / SETTINGS).exists():
             return None

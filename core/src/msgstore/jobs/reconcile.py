@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from msgstore.jobs.deltas import Share
 
 CLASSES = {
-    "live": "has references, and a good record",
-    "orphan": "has a good record, and no reference: garbage",
-    "dangling": "has references, and no good record: a lost message",
+    "live": "has references, and an intact record",
+    "orphan": "has an intact record, and no reference: garbage",
+    "dangling": "has references, and no intact record: a lost message",
     "negative": "has been removed more often than it was written",
     "settled": "has neither references nor a record",
 }

@@ -133,7 +133,7 @@ class SalvageReport(Findings):
     inputs: list[InputReport] = attrs.field(factory=list)
     """In the order in which copies were preferred: the highest number of a store first."""
     missing: int = 0
-    """Messages that the counts name and of which there is no good record."""
+    """Messages that the counts name and of which there is no intact record."""
 
     @property
     def messages(self) -> int:

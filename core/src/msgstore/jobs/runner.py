@@ -35,7 +35,7 @@ class JobRunner(Protocol):
     """
 
     def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
-        """Every good record in a fresh store. A migration, too."""
+        """Copy every intact record into a new store. A migration, too."""
         ...
 
     def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:

@@ -1,4 +1,4 @@
-"""Salvage and migration: every good record of any segments, in a fresh store, and every byte of the input accounted for.
+"""Salvage and migration: every intact record of any segments, in a new store, and every byte of the input accounted for.
 
 What a message passes: ``examine`` reads its segment to the end and says which records are good; the engine picks of all copies
 of an id the first good one, by rank and offset, and leaves out what has no reference; ``copy`` writes the picked ones of a task
@@ -37,7 +37,7 @@ BATCH = 2**20
 """Bytes of records that are decoded and encoded together."""
 INVALID_BODY = "invalid_message_body"
 TAKEN, COPY, DEAD = 0, 1, 2
-"""What becomes of a good record: it is copied; a better copy was taken; it has no reference."""
+"""What becomes of an intact record: it is copied; a better copy was taken; it has no reference."""
 NAMED = 5
 """Missing ids that an error names."""
 

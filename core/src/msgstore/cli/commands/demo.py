@@ -111,7 +111,7 @@ class _Demonstration:
             self._compact,
         )
         self._change(
-            "Restart: after a clean stop the saved index is used, and nothing is scanned.",
+            "Restart: after a clean shutdown the saved index is used, and nothing is scanned.",
             "store = msgstore.open_store(DIR)",
             lambda store: {"recovery": store.stats().recovery.how},
         )

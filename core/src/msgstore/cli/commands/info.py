@@ -18,7 +18,7 @@ from msgstore.files import Files
 _RECOVERY_TEXT = {
     "reconciled": "with the saved counts where the records agree with the index",
     "new": "empty",
-    "trust": "as it was saved at the last clean stop",
+    "trust": "as it was saved at the last clean shutdown",
     "tail": "from its index, and what was appended after the last commit",
     "rebuild": "by scanning every segment",
     "taken over": "from the index of the last opening",

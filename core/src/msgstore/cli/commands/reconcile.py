@@ -68,6 +68,8 @@ def reconcile(
     out.print()
     out.damage(report.damage)
     out.emit(*report.named_as_json())
+    if any(report.named.values()):
+        out.print()
     for name, named in report.named.items():
         if named:
             first = ", ".join(f"{msg_id.hex()} ({count:+,})" for msg_id, count in named[:_MAX_LISTED_IDS])

@@ -1,6 +1,6 @@
 """Background collector: a thread that starts collections, and backpressure for writers if it falls behind.
 
-It runs every ``gc_interval``, and at once after a segment is sealed or as much as a segment has died. What a collection could
+It runs every ``gc_interval``, and soon after a segment is sealed, or records of 4 MiB have died. What a collection could
 not do, for example on a full disk, is garbage still, and the next one finds it again.
 """
 
@@ -36,7 +36,7 @@ class BackgroundCollector:
         self._size_limit = size_limit
         self._requests: SimpleQueue[None] = SimpleQueue()
         self.is_behind = False
-        """True while writers have to wait. May be read without a lock."""
+        """True if writers must wait for the collection that runs or comes next. May be read without a lock."""
         self._is_stopping = False
         self._new_segments = 0
         self._thread = threading.Thread(target=self._run, name=f"msgstore-collector {self._path}", daemon=True)
@@ -49,7 +49,7 @@ class BackgroundCollector:
             self._requests.put(None)
 
     def check_backlog(self) -> None:
-        """Let writers wait if there is too much garbage. Called for each new segment; if there are many, few calls look."""
+        """Let writers wait if there is too much garbage. Called for each new segment; measures after every N/32 of N."""
         self._new_segments += 1
         if self._thread.is_alive() and self._new_segments >= len(self._accounting.segments.by_number) // 32:
             self._new_segments = 0

@@ -53,7 +53,7 @@ class GarbageCollector:
         return [segment.stats(current=segment is current, size_limit=limit) for segment in self._segments]
 
     def collect(self, *, everything: bool = False, progress: ProgressCallback | None = None) -> list[CollectionResult]:
-        """Carry out what the policy plans, or compact every segment with garbage; then delete empty segments.
+        """Carry out what the policy plans, or with ``everything`` compact every segment with garbage; delete empty segments.
 
         Raises StoreClosed; StoreIOError after everything else is done, if a file operation failed.
         """

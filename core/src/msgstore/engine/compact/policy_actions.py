@@ -29,15 +29,17 @@ def validate_actions(
     *,
     may_drop: bool,
 ) -> list[Action]:
-    """Return the actions that can be carried out. ``generation``: that of the store's format. ``may_drop``: the policy has the
-    capability DROPS_MESSAGES."""
+    """Return the actions that can be carried out.
+
+    ``generation``: that of the store's format. ``may_drop``: the policy has the capability DROPS_MESSAGES.
+    """
     good: list[Action] = []
     for action, reason in judge(actions, stats, segments, generation, may_drop=may_drop):
         if reason is None:
             assert isinstance(action, Action)
             good.append(action)
         elif reason:
-            log.warning("the GC policy's %r is passed over: %s", action, reason)
+            log.warning("the GC policy's %r is skipped: %s", action, reason)
     return good
 
 

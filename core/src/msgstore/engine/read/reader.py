@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import attrs
 
@@ -267,15 +268,14 @@ class Reader:
             return io_error(path, offset, problem)
         return self._corrupt(msg_id, path, offset, problem)
 
-    def _corrupt(self, msg_id: bytes, path: object, offset: int, error: RecordError) -> CorruptRecord:
+    def _corrupt(self, msg_id: bytes, path: Path, offset: int, error: RecordError) -> CorruptRecord:
         self._strategy.check_unchanged()
-        file = self._directory / str(path)
-        self._segments.telemetry.damage(file.name, offset, error.reason)
+        self._segments.telemetry.damage(path.name, offset, error.reason)
         return CorruptRecord(
-            f"{file} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
+            f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
             f"'msgstore salvage' copies every intact record into a new store.",
             reason=error.reason,
-            path=file,
+            path=path,
             offset=offset,
             msg_id=msg_id,
         )

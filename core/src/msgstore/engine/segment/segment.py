@@ -30,13 +30,13 @@ class Segment:
     torn: bool = False
     """True if recovery found a write at its end that was cut off."""
     sealed_mtime_ns: int | None = None
-    """The file's time when it was last known not to change any more; None while it may."""
+    """Modification time of the file after its last write, in nanoseconds; None while the file may still be written."""
     died_since_pin: set[int] | None = None
     """While it is being collected, the locations of its records that have died since that began; else None."""
     compacting: bool = False
     """True while its file is rewritten in place: then it may be shorter than ``size``, and its row says so."""
     compacted_live_bytes: int = -1
-    """Its live bytes when collection last found nothing to gain from it."""
+    """Live bytes after the last collection of the segment: as long as they are the same, there is nothing to gain."""
 
     @property
     def is_pinned(self) -> bool:

@@ -208,7 +208,7 @@ class Staging:
         return Capability.PERSISTENT not in self._catalogue.index(self.target.index).capabilities
 
     def _open_once(self, store: Path, messages: int, counts: Counts | None) -> int:
-        """So that index, counts and settings are there, as after a clean stop."""
+        """So that index, counts and settings are there, as after a clean shutdown."""
         config = self.target.config(store)
         if counts is not None and not messages:
             counts = [(msg_id, count) for msg_id, count in sum_counts(counts).items() if count > 0]

@@ -139,7 +139,7 @@ def read_inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int = 0,
 
 
 def _has_check(form: SegmentFormat, data: Buffer, offset: int, size: int, msg_id: bytes) -> bool:
-    """True if a good record would not be one with another body."""
+    """True if an intact record cannot be one with another body."""
     record = bytearray(data[offset : offset + size])
     begin, end = form.body_span(data, offset, size)
     if begin == end:

@@ -61,7 +61,7 @@ class SavingTests(PlaceTests):
                 path.write_bytes(whole)
 
     def test_it_waits_for_the_disk_when_told(self, place: Place) -> None:
-        """A failure means that with ``sync`` a power loss can undo a clean stop. Sync the file before it gets its name, and
+        """A failure means that with ``sync`` a power loss can undo a clean shutdown. Sync the file before it gets its name, and
         its directory afterwards."""
         files = RecordingFiles()
         index = place.make(files, sync=True)
