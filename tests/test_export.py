@@ -232,7 +232,7 @@ def test_a_column_that_is_named_twice(tmp_path):
 def test_an_attempt_that_outlives_its_job_brings_nothing_back(tmp_path):
     rows = pa.table({"a": [1]})
     with datasets.dataset(str(tmp_path / "to"), []) as staging:
-        writer = datasets.Writer(staging.path, 0, rows.schema)
+        writer = datasets.DatasetWriter(staging.path, 0, rows.schema)
         writer.write("b=c/d=e", rows)
     with pytest.raises(StoreIOError, match="No such file or directory"):
         writer.finish()

@@ -466,7 +466,7 @@ def test_first_copy_in_segment_wins(tmp_path, ets):
 
 def test_segment_emptied_soon_gets_no_hint(tmp_path, ets, monkeypatch):
     """Hints wait until their segments have shown that they stay; those that stay are written without being asked for."""
-    monkeypatch.setattr(hints, "RIPE", 0.2)
+    monkeypatch.setattr(hints, "DELAY_SECONDS", 0.2)
     store = open_with(tmp_path, **ets | {"file_size_limit": 2**21, "sync_interval": "5ms"})
     client = store.client()
     gone, kept = [n.to_bytes(16) for n in range(2500)], [n.to_bytes(16) for n in range(5000, 7500)]

@@ -27,7 +27,7 @@ from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.ids import of_any_length
 from msgstore.jobs.columns.sums import Sums
 from msgstore.jobs.counts import read_counts, sums_of
-from msgstore.jobs.deltas import Share, find_shares, read_share
+from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
 from msgstore.jobs.local.runner import LocalRunner
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
@@ -166,7 +166,7 @@ def test_any_lines_in_any_shares(tmp_path_factory, rows, share, newline, form, e
     assert read(find_shares([path], share)) == rows == list(read_counts(path))
 
 
-def read(shares: Iterable[Share]) -> Rows:
+def read(shares: Iterable[DeltaShare]) -> Rows:
     batches = [batch for share in shares for batch in read_share(share)]
     return [(row["id"], row["count"]) for batch in batches for row in batch.to_pylist()]
 

@@ -8,7 +8,7 @@ import pytest
 
 from msgstore.contract import BodyCodecDescriptor, BodyRefused, MessageTooLarge, RecordError, StoredBody
 from msgstore.testing import Subject, reference
-from msgstore.testing.stores import Stores
+from msgstore.testing.stores import StoreFactory
 
 A, B, C = (bytes([n]) * 16 for n in range(1, 4))
 
@@ -66,7 +66,7 @@ def _small_records(monkeypatch):
 
 def stores(factory, path):
     descriptor = BodyCodecDescriptor(name="tried", contract=(1, 0), factory=f"{__name__}:{factory.__name__}", summary="tried")
-    return Stores(Subject.of(descriptor), path)
+    return StoreFactory(Subject.of(descriptor), path)
 
 
 @pytest.mark.parametrize("flush", ["1h", "0s"])

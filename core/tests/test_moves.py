@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.engine.compact.compaction_plan import Live, plan
+from msgstore.engine.compact.compaction_plan import LiveRecords, plan_moves
 
 
 class Gaps:
@@ -20,19 +20,19 @@ class Gaps:
 records = st.lists(st.tuples(st.integers(0, 60), st.integers(21, 90)), max_size=80)
 
 
-def laid_out(pieces: list[tuple[int, int]]) -> Live:
+def laid_out(pieces: list[tuple[int, int]]) -> LiveRecords:
     """(gap before, size) of each live record, from the header on."""
     at, offsets = 64, []
     for gap, size in pieces:
         offsets.append(at + gap)
         at += gap + size
-    return Live([n.to_bytes(16) for n in range(len(pieces))], offsets, [size for _, size in pieces])
+    return LiveRecords([n.to_bytes(16) for n in range(len(pieces))], offsets, [size for _, size in pieces])
 
 
 @given(records)
 def test_plan_moves_records_down_without_overlap(pieces):
     live = laid_out(pieces)
-    todo = plan(Gaps(), live)
+    todo = plan_moves(Gaps(), live)
     moved = dict(todo.moves(live.sizes))
     after = sorted((moved.get(at, live.offsets[at]), live.sizes[at]) for at in range(len(live)))
     assert all(target < live.offsets[at] for at, target in moved.items())
@@ -47,7 +47,7 @@ def test_plan_moves_records_down_without_overlap(pieces):
 def test_plan_uses_first_gap_with_room(pieces):
     """As a search through all gaps finds it."""
     live = laid_out(pieces)
-    todo = plan(Gaps(), live)
+    todo = plan_moves(Gaps(), live)
     starts = [64, *(offset + size for offset, size in zip(live.offsets, live.sizes, strict=True))]
     gaps = [[start, offset - start] for start, offset in zip(starts, live.offsets, strict=False) if offset - start >= 5]
     expected = {}
@@ -64,20 +64,20 @@ def test_plan_uses_first_gap_with_room(pieces):
 @given(records)
 def test_only_the_end_moves(pieces):
     live = laid_out(pieces)
-    moved = {at for gap in plan(Gaps(), live).gaps for at in gap.moved}
+    moved = {at for gap in plan_moves(Gaps(), live).gaps for at in gap.moved}
     assert moved == set(range(len(live) - len(moved), len(live)))
 
 
 def test_equal_records_fill_every_gap():
     live = laid_out([(0, 85) if n % 2 else (85, 85) for n in range(1000)])
-    assert plan(Gaps(), live).end == 64 + 1000 * 85
+    assert plan_moves(Gaps(), live).end == 64 + 1000 * 85
 
 
 def test_gap_takes_several_records_in_a_row():
     live = laid_out([(60, 21), (0, 21), (0, 21)])
-    todo = plan(Gaps(), live)
+    todo = plan_moves(Gaps(), live)
     assert (dict(todo.moves(live.sizes)), todo.end) == ({2: 64, 1: 85}, 145)
 
 
 def test_nothing_live_leaves_the_header():
-    assert plan(Gaps(), Live([], [], [])).end == 64
+    assert plan_moves(Gaps(), LiveRecords([], [], [])).end == 64

@@ -34,7 +34,7 @@ from msgstore.contract import (
 )
 from msgstore.engine.compact import policy_actions as plans
 from msgstore.testing import Subject
-from msgstore.testing.stores import Stores
+from msgstore.testing.stores import StoreFactory
 
 NOW = 1_000_000.0
 LIMIT = 1000
@@ -292,7 +292,7 @@ def test_store_drops_only_with_capability(capabilities, left, tmp_path, monkeypa
     descriptor = GcPolicyDescriptor(
         name="drops-all", contract=(1, 0), factory=f"{DROPPING}:DropsAll", capabilities=capabilities
     )
-    with Stores(Subject.of(descriptor), tmp_path).open() as store, store.client() as client:
+    with StoreFactory(Subject.of(descriptor), tmp_path).open() as store, store.client() as client:
         client.write(bytes(16), b"body")
         store.roll()
         store.compact()

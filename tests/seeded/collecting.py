@@ -62,7 +62,7 @@ FAULTS = [
     Fault(
         name="records-move-onto-each-other",
         module="msgstore.engine.compact.compaction_plan",
-        function="Plan.moves",
+        function="CompactionPlan.moves",
         fragment="at += sizes[position]",
         replacement="pass",
         symptom="After a compaction messages have the places of others, and cannot be read.",
@@ -71,7 +71,7 @@ FAULTS = [
     Fault(
         name="cut-takes-the-last-record-that-stays",
         module="msgstore.engine.compact.compaction_plan",
-        function="plan",
+        function="plan_moves",
         fragment="end = max(end, starts[staying])",
         replacement="end = max(end, offsets[staying - 1])",
         symptom="A compaction cuts off the last message that stayed where it was.",

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from msgstore.contract import ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
-from msgstore.jobs.deltas import Share, find_shares, read_share
+from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
 from msgstore_spark.tasks import map_tasks
 
 
@@ -31,6 +31,6 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
     return sums.where("count > 0").select("id", sf.col("count").cast("long").alias("count"))
 
 
-def _read(_: int, share: Share) -> Iterator[pa.RecordBatch]:
+def _read(_: int, share: DeltaShare) -> Iterator[pa.RecordBatch]:
     for batch in read_share(share):
         yield pa.RecordBatch.from_arrays([pc.cast(batch.column(0), pa.binary()), batch.column(1)], ["id", "count"])

@@ -34,7 +34,7 @@ MAX_CHECKED_DIRECTORIES = 100
 """Directories per group of inputs for which executors are asked if they can read them."""
 
 
-class _Input(Protocol):
+class _SparkInput(Protocol):
     @property
     def path(self) -> str | Path: ...
 
@@ -70,7 +70,7 @@ class SparkRunner:
             return import_messages(job, partial(run_tasks, spark))
 
     @contextmanager
-    def _checked_session(self, progress: Progress | None, *inputs: Iterable[_Input]) -> Iterator[SparkSession]:
+    def _checked_session(self, progress: Progress | None, *inputs: Iterable[_SparkInput]) -> Iterator[SparkSession]:
         """Yield the session, after a check that its executors have the driver's plugins and can read the inputs."""
         spark = session(self._options.master)
         with task_errors():
@@ -79,7 +79,7 @@ class SparkRunner:
                 yield spark
 
 
-def _one_per_directory(inputs: Iterable[_Input]) -> list[Path]:
+def _one_per_directory(inputs: Iterable[_SparkInput]) -> list[Path]:
     """Return the first input of each directory, for at most ``MAX_CHECKED_DIRECTORIES`` directories."""
     first: dict[Path, Path] = {}
     for path in (Path(found.path) for found in inputs):

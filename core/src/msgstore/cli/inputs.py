@@ -18,7 +18,7 @@ from msgstore.scan import FormatSet, OpenFormat
 
 
 @attrs.frozen
-class Input:
+class InputArgument:
     """One segment to read."""
 
     path: Path
@@ -42,12 +42,12 @@ class Inputs:
         self._remembered: dict[Path, Settings | None] = {}
         self._files = Files()
 
-    def find(self, paths: Iterable[Path]) -> Iterator[Input]:
+    def find(self, paths: Iterable[Path]) -> Iterator[InputArgument]:
         """Yield the segments of each path; those of a directory in number order. Raises StoreError for any other path."""
         for path in paths:
             yield from self._directory(path) if path.is_dir() else [self._file(path)]
 
-    def _file(self, path: Path) -> Input:
+    def _file(self, path: Path) -> InputArgument:
         if not path.exists():
             raise StoreError(f"{path}: there is no such file or directory")
         if not path.is_file():
@@ -56,17 +56,17 @@ class Inputs:
         if path.suffix not in formats.extensions:
             known = ", ".join(f"*{extension} ({name})" for extension, name in sorted(formats.extensions.items()))
             raise StoreError(f"{path}: no installed format reads such files. Known: {known or 'none'}")
-        return Input(path, _form(path, formats, path.suffix))
+        return InputArgument(path, _form(path, formats, path.suffix))
 
-    def _directory(self, path: Path) -> list[Input]:
+    def _directory(self, path: Path) -> list[InputArgument]:
         formats = self.formats(path)
         segments = list_segments(self._files, path, formats.extensions)
         formats.check_all_read(path, self._files.list(path), self._remembered.get(path))
         if not segments and not any((path / name).exists() for name in (SETTINGS, CLEAN)):
             return self._tree(path, formats)
-        return [Input(segment.path, _form(path, formats, segment.extension), listed=True) for segment in segments]
+        return [InputArgument(segment.path, _form(path, formats, segment.extension), listed=True) for segment in segments]
 
-    def _tree(self, top: Path, formats: FormatSet) -> list[Input]:
+    def _tree(self, top: Path, formats: FormatSet) -> list[InputArgument]:
         """Return the segments in a broker's directory, store by store. Raises StoreError for any other tree, and names its
         stores."""
         found = find_not_read(top)

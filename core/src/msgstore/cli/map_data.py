@@ -28,7 +28,7 @@ _MERGED = "+"
 
 
 @attrs.define
-class _Row:
+class _MapRow:
     """One segment of the page, with the counts and bytes of each kind."""
 
     segment: Segment
@@ -42,7 +42,7 @@ class _DirectoryRows:
 
     path: Path
     live_known: bool
-    rows: list[_Row] = attrs.field(factory=list)
+    rows: list[_MapRow] = attrs.field(factory=list)
     damaged_spans: list[tuple[str, int, int, str]] = attrs.field(factory=list)
     damaged_count: int = 0
 
@@ -63,7 +63,7 @@ class PageData:
         if not self._directories or self._directories[-1].path != parent:
             self._directories.append(_DirectoryRows(parent, live is not None))
         directory = self._directories[-1]
-        row = _Row(as_segment(report, live is not None and report.path.name in live.quarantined))
+        row = _MapRow(as_segment(report, live is not None and report.path.name in live.quarantined))
         directory.rows.append(row)
         self._downsampler.add(_counted(spans(report, live), row, directory))
         row.segment.live_count = row.counts["live"] + row.counts["record"]
@@ -93,7 +93,7 @@ class PageData:
             "spot_count": directory.damaged_count,
         } | self._plans(directory, now)
 
-    def _segment(self, row: _Row, pieces: list[Piece], names: Mapping[tuple[str, int], str]) -> dict[str, Any]:
+    def _segment(self, row: _MapRow, pieces: list[Piece], names: Mapping[tuple[str, int], str]) -> dict[str, Any]:
         form = row.segment.form
         records = [piece for piece in pieces if isinstance(piece, Span) and piece.msg_id]
         types = (names.get((form.name, r.type_byte), f"type {r.type_byte}") if form.typed else "" for r in records)
@@ -136,7 +136,7 @@ class PageData:
         }
 
 
-def _counted(all_spans: Iterable[Span], row: _Row, directory: _DirectoryRows) -> Iterator[Span]:
+def _counted(all_spans: Iterable[Span], row: _MapRow, directory: _DirectoryRows) -> Iterator[Span]:
     """Yield the spans, and add them to the counts of the row and the directory."""
     for span in all_spans:
         row.counts[span.kind] += 1

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.jobs.columns.ids import fixed_width, int64, of_any_length
-from msgstore.jobs.output.datasets import Staging, Writer, Written, folder
+from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, folder
 from msgstore.jobs.reading.intact_records import IntactRecords
 from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ClassReport, ReconcileReport
 
@@ -56,7 +56,7 @@ def add_to(report: ReconcileReport, classes: Mapping[str, pa.Table]) -> None:
         report.name(name, _first(classes[name]))
 
 
-def write(writer: Writer, classes: Mapping[str, pa.Table]) -> None:
+def write(writer: DatasetWriter, classes: Mapping[str, pa.Table]) -> None:
     """Write the rows of each class into its own folder. Raises StoreIOError."""
     for name in WRITTEN:
         if classes[name].num_rows:
@@ -64,11 +64,11 @@ def write(writer: Writer, classes: Mapping[str, pa.Table]) -> None:
             writer.write(folder([("class", name)]), pa.table(rows, schema=WRITTEN_ROWS))
 
 
-def commit(staging: Staging, written: Sequence[Written]) -> None:
+def commit(staging: DatasetStaging, written: Sequence[Written]) -> None:
     """The files of all tasks appear. There is always a folder of live ids, though it be empty: other verbs are given it."""
     live = folder([("class", "live")])
     if not any(name.startswith(live) for attempt in written for name, _ in attempt.files):
-        with Writer(staging.path, len(written), WRITTEN_ROWS) as writer:
+        with DatasetWriter(staging.path, len(written), WRITTEN_ROWS) as writer:
             writer.write(live, WRITTEN_ROWS.empty_table())
             written = [*written, writer.finish()]
     staging.commit(written)

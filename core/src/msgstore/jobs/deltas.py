@@ -33,7 +33,7 @@ _GLANCE = 4096
 
 
 @attrs.frozen
-class Share:
+class DeltaShare:
     """Part of a file, small and picklable: its lines that begin in these bytes, or its Parquet row groups of these numbers."""
 
     path: str
@@ -44,7 +44,7 @@ class Share:
     is_parquet: bool = False
 
 
-def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
+def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[DeltaShare]:
     """Return the shares of files, and of directories of Parquet files. A file that is found twice counts once.
 
     Raises ConfigError for other paths, StoreIOError.
@@ -95,22 +95,22 @@ def _begins_with_counts(file: Path) -> bool:
     return bool(line)
 
 
-def _shares(path: Path, size: int) -> Iterator[Share]:
+def _shares(path: Path, size: int) -> Iterator[DeltaShare]:
     if is_parquet(path):
         with _open_parquet(path) as file:
             groups = file.num_row_groups
             each = max(1, groups * size // max(1, path.stat().st_size))
         for begin in range(0, groups, each):
             end = min(begin + each, groups)
-            yield Share(str(path), begin, end, path.stat().st_size * (end - begin) // groups, is_parquet=True)
+            yield DeltaShare(str(path), begin, end, path.stat().st_size * (end - begin) // groups, is_parquet=True)
     else:
         total = path.stat().st_size
         for begin in range(0, total, size):
             end = min(begin + size, total)
-            yield Share(str(path), begin, end, end - begin)
+            yield DeltaShare(str(path), begin, end, end - begin)
 
 
-def read_share(share: Share) -> Iterator[pa.RecordBatch]:
+def read_share(share: DeltaShare) -> Iterator[pa.RecordBatch]:
     """Yield batches of SCHEMA. Raises ConfigError for an invalid line or row, with file and place; StoreIOError."""
     with io_errors(share.path):
         yield from _rows(share) if share.is_parquet else _lines(share)
@@ -121,7 +121,7 @@ def weight(batch: pa.RecordBatch) -> int:
     return int(pc.sum(pc.abs(pc.cast(batch.column(1), pa.decimal128(38)))).as_py() or 0)
 
 
-def count_changes(read: Iterable[tuple[Share, int, int]]) -> int:
+def count_changes(read: Iterable[tuple[DeltaShare, int, int]]) -> int:
     """How many there are, of (share, changes, :func:`weight`) in order. Raises ConfigError if sums might not be exact."""
     changes = total = 0
     for share, rows, heavy in read:
@@ -135,12 +135,12 @@ def count_changes(read: Iterable[tuple[Share, int, int]]) -> int:
 # -- lines --------------------------------------------------------------------------------------------------------------------
 
 
-def _lines(share: Share) -> Iterator[pa.RecordBatch]:
+def _lines(share: DeltaShare) -> Iterator[pa.RecordBatch]:
     for offset, block in _blocks(share):
         yield _parse_fast(block, is_first=not offset) or _parse(share.path, offset, block)
 
 
-def _blocks(share: Share) -> Iterator[tuple[int, bytes]]:
+def _blocks(share: DeltaShare) -> Iterator[tuple[int, bytes]]:
     """(offset, whole lines) of about BLOCK bytes."""
     with Path(share.path).open("rb") as file:
         if share.begin:
@@ -227,7 +227,7 @@ def _open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _rows(share: Share) -> Iterator[pa.RecordBatch]:
+def _rows(share: DeltaShare) -> Iterator[pa.RecordBatch]:
     with _open_parquet(share.path) as file:
         for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
             ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())

@@ -28,7 +28,7 @@ from msgstore.plugins.catalogue import Catalogue
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from msgstore.jobs.output.datasets import Writer, Written
+    from msgstore.jobs.output.datasets import DatasetWriter, Written
 
 Task = tuple[int, tuple[SegmentInput, ...]]
 
@@ -105,11 +105,11 @@ class Exported:
 
 def export_task(task: Task, job: ExportJob, staging: str) -> Exported:
     """Raises StoreError (a segment that is not damaged, and cannot become rows), StoreIOError, PluginError."""
-    from msgstore.jobs.output.datasets import Writer
+    from msgstore.jobs.output.datasets import DatasetWriter
 
     number, items = task
     codec = None if job.codec is None else open_codec(job.codec)
-    with Writer(staging, number, _file_schema(job)) as writer:
+    with DatasetWriter(staging, number, _file_schema(job)) as writer:
         found = tuple(_export(item, job, codec, writer) for item in items)
         return Exported(writer.finish(), found)
 
@@ -120,7 +120,9 @@ def _file_schema(job: ExportJob) -> pa.Schema:
     return project(job.schema, job.columns)
 
 
-def _export(item: SegmentInput, job: ExportJob, codec: OpenCodec | None, writer: Writer) -> tuple[int, int, tuple[Damage, ...]]:
+def _export(
+    item: SegmentInput, job: ExportJob, codec: OpenCodec | None, writer: DatasetWriter
+) -> tuple[int, int, tuple[Damage, ...]]:
     import pyarrow.compute as pc
 
     from msgstore.jobs.columns.batches import Wanted, record_batches
@@ -215,7 +217,7 @@ def export(job: ExportJob, run: Run, add: Callable[[int], object]) -> ExportRepo
 
     Raises StoreError, StoreIOError, PluginError; then nothing is left.
     """
-    from msgstore.jobs.output.datasets import Writer, dataset
+    from msgstore.jobs.output.datasets import DatasetWriter, dataset
 
     report = ExportReport(job.sources, job.to, job.columns)
     job.found.add_to(report)
@@ -230,7 +232,7 @@ def export(job: ExportJob, run: Run, add: Callable[[int], object]) -> ExportRepo
                 add(item.size)
         files = list(chain.from_iterable(attempt.files for attempt in attempts))
         if not files:  # a reader finds the columns in a file
-            with Writer(staging.path, len(tasks), _file_schema(job)) as writer:
+            with DatasetWriter(staging.path, len(tasks), _file_schema(job)) as writer:
                 writer.write("", _file_schema(job).empty_table())
                 attempts.append(writer.finish())
                 files += attempts[-1].files

@@ -26,7 +26,7 @@ from msgstore.scan.bindings import OWN_RECORD
 
 Progress = Callable[[int, int], object]
 """Called with (done, total), in bytes of the files."""
-Run = Callable[[Callable[[tuple[int, "Share"]], Part], Iterable[tuple[int, "Share"]]], Iterable[Part]]
+Run = Callable[[Callable[[tuple[int, "ImportShare"]], Part], Iterable[tuple[int, "ImportShare"]]], Iterable[Part]]
 """As ``map``: the results in the order of the tasks."""
 PARQUET = (".parquet",)
 LINES = (".jsonl", ".ndjson", ".json")
@@ -35,7 +35,7 @@ SHARE = 64 * 2**20
 
 
 @attrs.frozen
-class Share:
+class ImportShare:
     """Input of one task. Small and picklable."""
 
     path: str
@@ -53,7 +53,7 @@ class ImportJob:
 
     sources: tuple[str, ...]
     """As they were given."""
-    shares: tuple[Share, ...]
+    shares: tuple[ImportShare, ...]
     target: Target
     counted: bool
     """Whether every row says how many references its message has."""
@@ -104,12 +104,12 @@ def plan_import(
     target = Target(str(destination), index, format, record, body, tuple((records or {}).items()))
     backends_of(target, catalogue)
     check_destination(target.destination, [path for path in [*map(Path, sources), *matched_by(sources)] if path.is_dir()])
-    shares: list[Share] = []
+    shares: list[ImportShare] = []
     counted: dict[bool, str] = {}
     for path in find_files(sources):
         has_references = json_lines.has_references(path) if path.suffix in LINES else _plan_parquet(path, ignore_others, shares)
         if path.suffix in LINES:
-            shares.append(Share(str(path), path.stat().st_size))
+            shares.append(ImportShare(str(path), path.stat().st_size))
         if has_references is not None:
             counted.setdefault(has_references, str(path))
     if len(counted) > 1:
@@ -202,7 +202,7 @@ def import_messages(job: ImportJob, run: Run = map, progress: Progress | None = 
     return ImportReport(job.target.path, files, rows, messages, size)
 
 
-def write_share(numbered: tuple[int, Share], job: ImportJob, staging: str) -> Part:
+def write_share(numbered: tuple[int, ImportShare], job: ImportJob, staging: str) -> Part:
     """One task. Raises StoreError, with file and row or line."""
     task, share = numbered
     with PartWriter(job.target, staging, task) as writer:
@@ -216,7 +216,7 @@ Batch = tuple[str, Sequence[bytes], Sequence[bytes], Sequence[int] | None]
 """Where it stands, ids, bodies, references."""
 
 
-def _messages(share: Share, job: ImportJob) -> Iterator[Batch]:
+def _messages(share: ImportShare, job: ImportJob) -> Iterator[Batch]:
     if share.groups:
         yield from _parquet(share)
     else:
@@ -224,7 +224,7 @@ def _messages(share: Share, job: ImportJob) -> Iterator[Batch]:
             yield share.path, *batch
 
 
-def _plan_parquet(path: Path, ignore_others: bool, shares: list[Share]) -> bool | None:
+def _plan_parquet(path: Path, ignore_others: bool, shares: list[ImportShare]) -> bool | None:
     """Add the shares of a file. Whether it has references; None if it has no rows."""
     check_pyarrow(f"{path}: Parquet is read")
     from msgstore.jobs.columns import parquet
@@ -236,12 +236,12 @@ def _plan_parquet(path: Path, ignore_others: bool, shares: list[Share]) -> bool 
         chosen.append(number)
         size, rows = size + group_size, rows + group_rows
         if size >= SHARE or number == len(groups.sizes) - 1:
-            shares.append(Share(str(path), size, first, tuple(chosen)))
+            shares.append(ImportShare(str(path), size, first, tuple(chosen)))
             first, size, rows, chosen = first + rows, 0, 0, []
     return groups.has_references if groups.sizes else None
 
 
-def _parquet(share: Share) -> Iterator[Batch]:
+def _parquet(share: ImportShare) -> Iterator[Batch]:
     from msgstore.jobs.columns import parquet
 
     for batch in parquet.read(Path(share.path), share.groups, share.first):

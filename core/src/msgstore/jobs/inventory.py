@@ -25,7 +25,7 @@ from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store
 from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
 from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, StoreStock
-from msgstore.jobs.policy_forecast import Picture, Plan, as_segment, picture_of, plans_of
+from msgstore.jobs.policy_forecast import Picture, PolicyPlan, as_segment, picture_of, plans_of
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import SegmentFindings, UnreadableSegmentError, measure, reading, unreadable
 from msgstore.jobs.workers import installed
@@ -217,7 +217,7 @@ def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[Segme
     return picture_of(directory, catalogue, FormatSet(catalogue), segments)
 
 
-def _policy(plan: Plan) -> PolicyStock:
+def _policy(plan: PolicyPlan) -> PolicyStock:
     return PolicyStock(
         plan.name,
         plan.options,

@@ -50,7 +50,7 @@ class Step:
 
 
 @attrs.frozen
-class Plan:
+class PolicyPlan:
     """A policy with one set of options."""
 
     name: str
@@ -125,7 +125,7 @@ def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segmen
     )
 
 
-def plans_of(catalogue: Catalogue, picture: Picture, now: float) -> Iterator[Plan]:
+def plans_of(catalogue: Catalogue, picture: Picture, now: float) -> Iterator[PolicyPlan]:
     """Return the plans of every installed policy, with each set of options in the examples of its descriptor."""
     for name in catalogue.names("gc"):
         provider = ", ".join(
@@ -136,10 +136,10 @@ def plans_of(catalogue: Catalogue, picture: Picture, now: float) -> Iterator[Pla
         try:
             descriptor = catalogue.gc_policy(name)
         except PluginError as error:
-            yield Plan(name, provider, "", "", error=str(error))
+            yield PolicyPlan(name, provider, "", "", error=str(error))
             continue
         for example in descriptor.examples:
-            plan = Plan(name, provider, descriptor.summary, _as_toml(example))
+            plan = PolicyPlan(name, provider, descriptor.summary, _as_toml(example))
             try:
                 actions = _ask(catalogue, descriptor, example, picture.stats, now)
             except Exception as error:  # whatever a stranger's code raises is told where it belongs
@@ -156,7 +156,7 @@ def _ask(
     return list(catalogue.make(descriptor, options).plan(stats, now))
 
 
-def _judged(plan: Plan, actions: Sequence[object], picture: Picture, *, may_drop: bool) -> Plan:
+def _judged(plan: PolicyPlan, actions: Sequence[object], picture: Picture, *, may_drop: bool) -> PolicyPlan:
     by_number = {s.number: s for s in picture.stats}
     empty = [s for s in picture.stats if not (s.live_count or s.current or s.quarantined)]
     steps = [Step("delete", (s.file,), s.size, why="no message in it is alive") for s in empty]

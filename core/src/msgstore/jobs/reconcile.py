@@ -20,7 +20,7 @@ from msgstore.jobs.sources import find_offline
 from msgstore.plugins.catalogue import Catalogue
 
 if TYPE_CHECKING:
-    from msgstore.jobs.deltas import Share
+    from msgstore.jobs.deltas import DeltaShare
 
 CLASSES = {
     "live": "has references, and an intact record",
@@ -41,7 +41,7 @@ class ReconcileJob(SegmentJob):
 
     deltas: tuple[str, ...]
     """Files of changes, as they were given."""
-    shares: tuple[Share, ...]
+    shares: tuple[DeltaShare, ...]
     """What the files of changes are read in."""
     to: str | None = None
     """The directory that the classes are written to."""

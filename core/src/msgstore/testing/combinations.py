@@ -18,7 +18,7 @@ from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles, crash_
 from msgstore.testing.guard import KitTests
 from msgstore.testing.reference import HOLED, PLAIN
 from msgstore.testing.store_model import StoreAgainstDictionary, body_of
-from msgstore.testing.stores import Stores
+from msgstore.testing.stores import StoreFactory
 from msgstore.testing.subjects import Subject, skip_without
 
 SHARED = bytes([3]) * 16
@@ -36,7 +36,7 @@ class CombinationTests(KitTests):
         one has other bytes or another count. If the tests of the backend alone pass, look at what happens only here: second
         writes of an id, compaction between two stops, bodies that look like records."""
         _skip_twice(subject, beside)
-        stores = Stores(subject, Path(), format_name=beside)
+        stores = StoreFactory(subject, Path(), format_name=beside)
 
         class Machine(StoreAgainstDictionary):
             may_drop = subject.has(Capability.DROPS_MESSAGES)
@@ -53,13 +53,13 @@ class CombinationTests(KitTests):
         into the index."""
         _skip_twice(subject, beside)
         whole = RecordingFiles()
-        walk = _Walk(Stores(subject, tmp_path / "whole", format_name=beside), durability)
+        walk = _Walk(StoreFactory(subject, tmp_path / "whole", format_name=beside), durability)
         walk.go(whole)
         walk.check_what_is_left(walk.stores.open(), "at the end")
         points = crash_points(whole)
         assert len(points) > 20
         for at, (stop, torn) in enumerate(points):
-            stopped = _Walk(Stores(subject, tmp_path / str(at), format_name=beside), durability)
+            stopped = _Walk(StoreFactory(subject, tmp_path / str(at), format_name=beside), durability)
             with pytest.raises(Crash):
                 stopped.go(StoppingFiles(stop, torn))
             where = f"stopped at {whole.changes()[stop]}, {torn} bytes of it written"
@@ -78,7 +78,7 @@ def _skip_twice(subject: Subject, beside: str) -> None:
 class _Walk:
     """A short life of a store with each kind of operation."""
 
-    stores: Stores
+    stores: StoreFactory
     durability: str
     written: dict[bytes, int] = attrs.field(factory=dict)
     """References that were written, without the ids whose removal has begun."""

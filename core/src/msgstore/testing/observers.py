@@ -14,7 +14,7 @@ from msgstore.contract import events
 from msgstore.engine.events.event_dispatcher import CLOSE_TIMEOUT_SECONDS
 from msgstore.plugins.loader import EVENT_HOOKS, Observer
 from msgstore.testing.guard import KitTests
-from msgstore.testing.stores import Stores
+from msgstore.testing.stores import StoreFactory
 from msgstore.testing.subjects import Subject
 
 SOON = 1.0
@@ -110,7 +110,7 @@ class ObserverTests(KitTests):
             return attrs.evolve(observer, call=call)
 
         observed = attrs.evolve(subject, observers=tuple(watched(observer) for observer in subject.observers))
-        stores = Stores(observed, tmp_path, observed=True)
+        stores = StoreFactory(observed, tmp_path, observed=True)
         for _ in range(2):
             store = stores.open(file_size_limit=600)
             with store.client() as client:

@@ -51,7 +51,7 @@ def keys_of(subject: Subject, format_name: str = HOLED) -> dict[str, Any]:
 
 
 @attrs.define
-class Stores:
+class StoreFactory:
     """Opens stores in one directory."""
 
     subject: Subject
@@ -72,7 +72,7 @@ class Stores:
             **{"sync_interval": "1h", "gc_interval": 0, **keys_of(self.subject, self.format_name), **keys},
         )
 
-    def copied(self, target: Path) -> Stores:
+    def copied(self, target: Path) -> StoreFactory:
         """Return the same for a copy of the directory: what a process would leave that is killed now."""
         shutil.rmtree(target, ignore_errors=True)
-        return Stores(self.subject, copy_of(self.path, target), self.observed, self.format_name)
+        return StoreFactory(self.subject, copy_of(self.path, target), self.observed, self.format_name)

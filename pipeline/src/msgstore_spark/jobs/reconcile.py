@@ -22,9 +22,9 @@ from pyspark.sql import SparkSession
 from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_records, write
 from msgstore.jobs.columns.ids import of_any_length
 from msgstore.jobs.columns.sums import Sums
-from msgstore.jobs.deltas import SCHEMA, Share, count_changes, read_share, weight
+from msgstore.jobs.deltas import SCHEMA, DeltaShare, count_changes, read_share, weight
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.output.datasets import Writer, dataset
+from msgstore.jobs.output.datasets import DatasetWriter, dataset
 from msgstore.jobs.reading.intact_records import read_intact
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
@@ -64,7 +64,7 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
         yield _result_row(("segment", item.rank), good.damage)
 
 
-def _changes(number: int, share: Share, in_memory: int) -> Iterator[pa.RecordBatch]:
+def _changes(number: int, share: DeltaShare, in_memory: int) -> Iterator[pa.RecordBatch]:
     rows = absolute_sum = 0
     with Sums(SCHEMA, in_memory, _local_directory()) as sums:
         for batch in read_share(share):
@@ -99,7 +99,7 @@ def _finish(batches: Iterable[pa.RecordBatch], staging: str | None, in_memory: i
             classes = classify(rows)
             add_to(report, classes)
             if staging is not None:
-                writer = writer or stack.enter_context(Writer(staging, _partition(), WRITTEN_ROWS))
+                writer = writer or stack.enter_context(DatasetWriter(staging, _partition(), WRITTEN_ROWS))
                 write(writer, classes)
         if writer is not None:
             written = writer.finish()

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.cli.commands.scan import scan_inputs, show_types
-from msgstore.cli.inputs import Input, Inputs
+from msgstore.cli.inputs import InputArgument, Inputs
 from msgstore.cli.map_data import PageData
 from msgstore.cli.map_page import check_target, write_page
 from msgstore.cli.spans import KINDS, LiveReferences, Span, live_records, spans
@@ -125,7 +125,7 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
     out.finish(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
 
 
-def _total_bytes(found: Iterable[Input]) -> int:
+def _total_bytes(found: Iterable[InputArgument]) -> int:
     """Return the total size of the segments. A segment that a collector has deleted meanwhile counts as 0."""
     total = 0
     for segment in found:

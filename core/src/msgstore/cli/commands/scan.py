@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.inputs import Input, Inputs
+from msgstore.cli.inputs import InputArgument, Inputs
 from msgstore.config import structure
 from msgstore.contract import BodyCodec, CheckBody
 from msgstore.files import Files
@@ -49,7 +49,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
 
 
 def scan_inputs(
-    inputs: Iterable[Input], check_body: CheckBody | None = None, *, fields: bool = False
+    inputs: Iterable[InputArgument], check_body: CheckBody | None = None, *, fields: bool = False
 ) -> Iterator[SegmentReport]:
     """Yield a report of each segment. Omits a segment that a collector has deleted since it was listed."""
     files = Files()

@@ -15,7 +15,7 @@ from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
 
 
 @attrs.define
-class Live:
+class LiveRecords:
     """Live records of a segment as columns, in order of their offsets."""
 
     ids: Sequence[bytes]
@@ -25,9 +25,9 @@ class Live:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def part(self, begin: int, end: int) -> Live:
+    def part(self, begin: int, end: int) -> LiveRecords:
         """Return the records from position ``begin`` to ``end``."""
-        return Live(self.ids[begin:end], self.offsets[begin:end], self.sizes[begin:end])
+        return LiveRecords(self.ids[begin:end], self.offsets[begin:end], self.sizes[begin:end])
 
     def locations(self, number: int) -> list[int]:
         """Return the packed locations in segment ``number``."""
@@ -50,7 +50,7 @@ class Gap:
 
 
 @attrs.define
-class Plan:
+class CompactionPlan:
     """Result of :func:`plan`."""
 
     gaps: list[Gap]
@@ -67,7 +67,7 @@ class Plan:
                 at += sizes[position]
 
 
-def plan(form: CompactableFormat, live: Live) -> Plan:
+def plan_moves(form: CompactableFormat, live: LiveRecords) -> CompactionPlan:
     """Return the plan for all live records of a segment. Raises ValueError for an impossible result of ``gap_room``."""
     begin = len(form.header)
     offsets, sizes = live.offsets, live.sizes
@@ -106,7 +106,7 @@ def plan(form: CompactableFormat, live: Live) -> Plan:
     if staying:
         end = max(end, starts[staying])
     nothing: tuple[int, ...] = ()
-    return Plan([Gap(*gaps[at], moved.get(at, nothing)) for at in range(len(gaps)) if gaps[at][0] < end], end)
+    return CompactionPlan([Gap(*gaps[at], moved.get(at, nothing)) for at in range(len(gaps)) if gaps[at][0] < end], end)
 
 
 _NEAR = 4

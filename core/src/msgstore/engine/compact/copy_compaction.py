@@ -30,7 +30,7 @@ import attrs
 from msgstore.contract import Buffer, RecordError, StoreIOError
 from msgstore.contract.events import CollectionOutcome
 from msgstore.directory import TEMP_SUFFIX
-from msgstore.engine.compact.compaction_plan import Live
+from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.compact.gc_context import CollectionResult, GcContext
 from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, blamed, still_alive, swap
 from msgstore.engine.compact.rehearsal import check_copy, check_encoded
@@ -110,7 +110,7 @@ class _CopyWriter:
         self.copies: list[Segment] = []
         self.batches: list[_Batch] = []
 
-    def add(self, source: PinnedSegment, live: Live, data: Buffer) -> None:
+    def add(self, source: PinnedSegment, live: LiveRecords, data: Buffer) -> None:
         """Append copies of records. They are not synced yet."""
         records = [data[offset : offset + size] for offset, size in zip(live.offsets, live.sizes, strict=True)]
         bodies = self._stored(source, live, records)
@@ -130,14 +130,14 @@ class _CopyWriter:
         copy = self.copies[-1]
         with self._context.segments.errors(copy, copy.size):
             self._files.pwrite(self._fd, encoded, copy.size)
-        places = Live(live.ids, list(accumulate(sizes[:-1], initial=copy.size)), sizes)
+        places = LiveRecords(live.ids, list(accumulate(sizes[:-1], initial=copy.size)), sizes)
         old, new = live.locations(source.segment.number), places.locations(copy.number)
         self.batches.append(_Batch(source, copy, live.ids, old, new))
         self._hints[-1][0].extend(b"".join(live.ids))
         self._hints[-1][1].extend(sizes)
         copy.size += len(encoded)
 
-    def _stored(self, source: PinnedSegment, live: Live, records: Sequence[bytes]) -> list[bytes]:
+    def _stored(self, source: PinnedSegment, live: LiveRecords, records: Sequence[bytes]) -> list[bytes]:
         """Return the stored bodies of records. Raises InconsistentSegment."""
         decode = source.segment.form.format.decode
         bodies: list[bytes] = []
@@ -225,7 +225,7 @@ class _CopyWriter:
                     self._context.accounting.queue_deletion(copy)
 
 
-def _batches(live: Live, limit: int) -> Iterator[Live]:
+def _batches(live: LiveRecords, limit: int) -> Iterator[LiveRecords]:
     """Yield parts of at most 1 MiB and at most a segment, unless one record is larger."""
     begin = size = 0
     for at, more in enumerate(live.sizes):

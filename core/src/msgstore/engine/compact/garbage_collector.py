@@ -16,7 +16,7 @@ from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentSt
 from msgstore.contract.events import CollectionFinishedEvent
 from msgstore.engine.backends import Backends
 from msgstore.engine.compact import policy_actions
-from msgstore.engine.compact.compaction_plan import Live
+from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.compact.copy_compaction import compact_by_copy
 from msgstore.engine.compact.gc_context import CollectionResult, GcContext
 from msgstore.engine.compact.in_place import SWAPPED_AT_ONCE, compact_in_place
@@ -190,7 +190,7 @@ def _drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionR
     return CollectionResult(source.name, segment.size, 0, outcome="dropped", dropped=released)
 
 
-def _release(context: GcContext, source: PinnedSegment, live: Live) -> int:
+def _release(context: GcContext, source: PinnedSegment, live: LiveRecords) -> int:
     """Return how many of the records were still alive. Caller holds the state lock."""
     index, died = context.index, source.died
     locations = live.locations(source.segment.number)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from msgstore.contract import Buffer, CompactableFormat
 from msgstore.contract.formats import Write
-from msgstore.engine.compact.compaction_plan import Live, Plan, plan
+from msgstore.engine.compact.compaction_plan import CompactionPlan, LiveRecords, plan_moves
 from msgstore.engine.compact.gc_context import CollectionResult, GcContext
 from msgstore.engine.compact.pinning import PinnedSegment, blamed, still_alive, swap
 from msgstore.engine.compact.rehearsal import check, filled
@@ -43,7 +43,7 @@ def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionRes
     with context.segments.errors(segment), files.view(segment.path) as data:
         live = source.live(context, data)
         with blamed(segment, segment.form, "gap_room"):
-            todo = plan(form, live)
+            todo = plan_moves(form, live)
         moves = list(todo.moves(live.sizes))
         if todo.end >= before and not moves:
             segment.compacted_live_bytes = live.total
@@ -67,9 +67,9 @@ def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionRes
 def _rewrite(
     context: GcContext,
     source: PinnedSegment,
-    todo: Plan,
+    todo: CompactionPlan,
     steps: Sequence[list[Write]],
-    live: Live,
+    live: LiveRecords,
     moves: Sequence[tuple[int, int]],
 ) -> None:
     accounting, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
@@ -107,7 +107,9 @@ def _rewrite(
             _, segment.sealed_mtime_ns = files.set_mtime(segment.path, time)
 
 
-def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places: Sequence[int]) -> list[list[Write]]:
+def _steps(
+    form: CompactableFormat, todo: CompactionPlan, live: LiveRecords, data: Buffer, places: Sequence[int]
+) -> list[list[Write]]:
     """Return the writes of all gaps by step, after a rehearsal in memory, which takes the size of the compacted segment."""
     steps: list[list[Write]] = [[], [], []]
     offsets, sizes = live.offsets, live.sizes
@@ -126,15 +128,15 @@ def _steps(form: CompactableFormat, todo: Plan, live: Live, data: Buffer, places
     return steps
 
 
-def _swap(context: GcContext, source: PinnedSegment, live: Live, moves: Sequence[tuple[int, int]]) -> None:
+def _swap(context: GcContext, source: PinnedSegment, live: LiveRecords, moves: Sequence[tuple[int, int]]) -> None:
     """Relocate the moved records that have not died meanwhile. The row still has the old size. Raises InconsistentSegment."""
     segment, ids, offsets, sizes = source.segment, live.ids, live.offsets, live.sizes
     for begin in range(0, len(moves), SWAPPED_AT_ONCE):
         some = moves[begin : begin + SWAPPED_AT_ONCE]
         moved = [ids[position] for position, _ in some]
         lengths = [sizes[position] for position, _ in some]
-        old = Live(moved, [offsets[position] for position, _ in some], lengths).locations(segment.number)
-        new = Live(moved, [target for _, target in some], lengths).locations(segment.number)
+        old = LiveRecords(moved, [offsets[position] for position, _ in some], lengths).locations(segment.number)
+        new = LiveRecords(moved, [target for _, target in some], lengths).locations(segment.number)
         with context.state_lock:
             swap(context, segment, *still_alive(source, moved, old, new))
     with context.state_lock:

@@ -21,7 +21,7 @@ from operator import eq
 import attrs
 
 from msgstore.contract import BrokenPlugin, Buffer, Columns, Index, SegmentScan, StoreError
-from msgstore.engine.compact.compaction_plan import Live
+from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.compact.gc_context import GcContext
 from msgstore.engine.segment.segment import Segment
 from msgstore.scan import OpenFormat
@@ -57,7 +57,7 @@ class PinnedSegment:
     count: int
     """Number of live records at the pin."""
 
-    def live(self, context: GcContext, data: Buffer) -> Live:
+    def live(self, context: GcContext, data: Buffer) -> LiveRecords:
         """Return the live records of ``data``, the whole segment, by offset. Raises InconsistentSegment.
 
         Caller does not hold the state lock. Records that die before this returns are in ``died``.
@@ -114,22 +114,22 @@ def pin(context: GcContext, numbers: Sequence[int]) -> Iterator[list[PinnedSegme
                     context.accounting.queue_deletion(segment)
 
 
-def live_records(index: Index, number: int, scan: SegmentScan) -> Live:
+def live_records(index: Index, number: int, scan: SegmentScan) -> LiveRecords:
     """Return the records of a scan that the index points to. This may be a later copy."""
     first = _alive(index, number, scan.records)
     if not len(scan.duplicates):
         return first
     later = _alive(index, number, scan.duplicates)
     rows = sorted(zip((*first.offsets, *later.offsets), (*first.sizes, *later.sizes), (*first.ids, *later.ids), strict=True))
-    return Live([msg_id for _, _, msg_id in rows], [offset for offset, _, _ in rows], [size for _, size, _ in rows])
+    return LiveRecords([msg_id for _, _, msg_id in rows], [offset for offset, _, _ in rows], [size for _, size, _ in rows])
 
 
-def _alive(index: Index, number: int, columns: Columns) -> Live:
+def _alive(index: Index, number: int, columns: Columns) -> LiveRecords:
     ids = columns.id_list()
-    everything = Live(ids, columns.offsets, columns.sizes)
+    everything = LiveRecords(ids, columns.offsets, columns.sizes)
     alive = list(map(eq, map(index.get, ids), everything.locations(number)))
     offsets, sizes = (list(compress(column, alive)) for column in (columns.offsets, columns.sizes))
-    return Live(list(compress(ids, alive)), offsets, sizes)
+    return LiveRecords(list(compress(ids, alive)), offsets, sizes)
 
 
 def _damage(segment: Segment, scan: SegmentScan) -> str | None:

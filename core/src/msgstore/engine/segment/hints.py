@@ -35,10 +35,10 @@ log = logging.getLogger("msgstore.recovery")
 
 SMALLEST = 2**20
 """Smallest segment with a hint, in bytes: a smaller one is scanned in milliseconds."""
-RIPE = 2.0
+DELAY_SECONDS = 2.0
 """Seconds between sealing and the hint: a segment that is emptied before costs none. With 64-byte messages a hint has a
 seventh of the size of its segment."""
-MOST_UNRIPE = 8
+MAX_WAITING = 8
 """Hints that may wait in memory for that time: 24 bytes per record."""
 _PREFIX, _SUFFIX = "msgstore-", ".hint"
 _TICK_NS = 2_000_000_000
@@ -96,16 +96,16 @@ class Hints:
             self._forget()
 
     def save(self, *, everything: bool = False) -> list[Segment]:
-        """Write the hints of segments sealed ``RIPE`` seconds ago, or all. Return the segments whose time was changed.
+        """Write the hints of segments sealed DELAY_SECONDS ago, or all. Return the segments whose time was changed.
 
         A segment with less than half of its bytes alive gets no hint: it will soon be collected.
         """
         changed = []
-        ripe = time.monotonic() - RIPE
+        ripe = time.monotonic() - DELAY_SECONDS
         while self.unwritten:
             number = next(iter(self.unwritten))
             segment, hint, since = self.unwritten[number]
-            if not (everything or since <= ripe or len(self.unwritten) > MOST_UNRIPE):
+            if not (everything or since <= ripe or len(self.unwritten) > MAX_WAITING):
                 break
             del self.unwritten[number]
             if not segment.quarantined and 2 * segment.live_bytes >= segment.size - segment.header_bytes:

@@ -70,7 +70,7 @@ def record_batches(
             rows = _rows(report.scan.records, form, wanted)
             if stretch is not None:
                 rows = rows.filter(pc.less(rows.column("offset"), stretch.end))
-            for batch in _Reader(found, form, data, schema, codec).batches(rows):
+            for batch in _BatchReader(found, form, data, schema, codec).batches(rows):
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
@@ -138,7 +138,7 @@ def _only(rows: pa.RecordBatch, name: str, values: Collection[object]) -> pa.Rec
 
 
 @attrs.frozen
-class _Reader:
+class _BatchReader:
     """The columns of one segment that is open."""
 
     found: SegmentInput

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from msgstore.contract import Damage
 from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_changes, rows_of_records, write
 from msgstore.jobs.columns.sums import Sums
-from msgstore.jobs.deltas import Share, count_changes, read_share, weight
+from msgstore.jobs.deltas import DeltaShare, count_changes, read_share, weight
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.local.processes import map_segments, task_runner
-from msgstore.jobs.output.datasets import Writer, dataset
+from msgstore.jobs.output.datasets import DatasetWriter, dataset
 from msgstore.jobs.reading.intact_records import read_intact
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
@@ -27,7 +27,7 @@ def reconcile(job: ReconcileJob, processes: int, add: Callable[[int], object]) -
             for rows in sums.totals():
                 add_to(report, classify(rows))
         else:
-            with Writer(staging.path, 0, WRITTEN_ROWS) as writer:
+            with DatasetWriter(staging.path, 0, WRITTEN_ROWS) as writer:
                 for rows in sums.totals():
                     classes = classify(rows)
                     add_to(report, classes)
@@ -37,7 +37,7 @@ def reconcile(job: ReconcileJob, processes: int, add: Callable[[int], object]) -
     return report
 
 
-def _add_changes(job: ReconcileJob, sums: Sums, add: Callable[[int], object]) -> Iterator[tuple[Share, int, int]]:
+def _add_changes(job: ReconcileJob, sums: Sums, add: Callable[[int], object]) -> Iterator[tuple[DeltaShare, int, int]]:
     for share in job.shares:
         rows = heavy = 0
         for batch in read_share(share):

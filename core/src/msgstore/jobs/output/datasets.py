@@ -48,7 +48,7 @@ def folder(columns: Sequence[tuple[str, object]]) -> str:
     return "/".join(f"{name}={quote('' if value is None else str(value), safe=' ') or _NONE}" for name, value in columns)
 
 
-class Writer:
+class DatasetWriter:
     """The files of one attempt of a task, one in each folder. A context manager: what is not finished is deleted.
 
     Raises StoreIOError, with the file.
@@ -110,7 +110,7 @@ class Writer:
         while self._open:
             self._open.popitem()[1].close()
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> DatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -121,7 +121,7 @@ class Writer:
 
 
 @contextmanager
-def dataset(destination: str, sources: Iterable[str | Path]) -> Iterator[Staging]:
+def dataset(destination: str, sources: Iterable[str | Path]) -> Iterator[DatasetStaging]:
     """A fresh directory; what is not committed is deleted, and nothing is left.
 
     Raises StoreError (it is in use, or lies inside a source), StoreLocked (another job writes it), StoreIOError.
@@ -133,17 +133,17 @@ def dataset(destination: str, sources: Iterable[str | Path]) -> Iterator[Staging
             path = stack.enter_context(staging_directory.working_directory(files, target))
             files.create_directory(path / _ATTEMPTS)
             files.create_directory(path / _DATA)
-        yield Staging(target, path)
+        yield DatasetStaging(target, path)
 
 
 @attrs.frozen
-class Staging:
+class DatasetStaging:
     destination: Path
     directory: Path
 
     @property
     def path(self) -> str:
-        """Path for each Writer."""
+        """Path for each DatasetWriter."""
         return str(self.directory)
 
     def commit(self, written: Iterable[Written]) -> None:

@@ -86,7 +86,7 @@ class GapTests(KitTests):
 
 
 @attrs.frozen
-class Gap:
+class GapCase:
     offset: int
     size: int
     moved: Sequence[Placed]
@@ -101,7 +101,7 @@ class Compacted:
     data: bytes
     live: Sequence[Placed]
     """Everything outside the gaps, what is moved included."""
-    gaps: Sequence[Gap]
+    gaps: Sequence[GapCase]
 
     @classmethod
     def of(cls, form: CompactableFormat, first: int, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
@@ -124,7 +124,7 @@ class Compacted:
             room, taken = form.gap_room(offset, size), 0
             while taken < len(waiting) and sum(record.size for record in waiting[: taken + 1]) <= room:
                 taken += 1
-            filled.append(Gap(offset, size, waiting[:taken]))
+            filled.append(GapCase(offset, size, waiting[:taken]))
             waiting = waiting[taken:]
         return cls(form, data, live, filled)
 
