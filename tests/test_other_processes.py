@@ -245,7 +245,7 @@ def test_readers_beside_fast_writer_find_confirmed_messages(kind, tmp_path, othe
 @pytest.mark.parametrize("kind", LIVE[1:], ids=str)
 def test_reader_survives_killed_writers(kind, tmp_path, loads, monkeypatch):
     """One reader, open all the time."""
-    monkeypatch.setattr(following, "PATIENCE", 60)  # with one that is opening, on a machine that does much else
+    monkeypatch.setattr(following, "OPENING_TIMEOUT_SECONDS", 60)  # with one that is opening, on a machine that does much else
     chance = random.Random(str(kind))
     (tmp_path / "store").mkdir()
     alive: set[bytes] = set()

@@ -180,13 +180,13 @@ class Writer:
 
     def _pace(self) -> None:
         flusher = self._flusher
+        if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
+            self.wait_for_backlog()
         if self._flush_each_call or flusher.uncommitted_bytes > self._bound:
             flusher.flush_or_defer()
         elif flusher.uncommitted_bytes > self._bound // 4 and self._accounting.is_persistent:
             self.request_flush()
         if self._buffer.estimated_bytes > BUFFER_TARGET:
-            if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
-                self.wait_for_backlog()
             if self._config.durability == "fsync":
                 self.request_flush()
             else:
