@@ -115,7 +115,7 @@ def one_is_never_told():
 
 def a_flush_returns_early():
     due = now_and_then(3)
-    return replaced(msgstore.Store, "flush", lambda sound: lambda store: None if due() else sound(store))
+    return replaced(Flusher, "flush", lambda sound: lambda flusher: None if due() else sound(flusher))
 
 
 class CutsTooMuch(StressFiles):
