@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 
 import msgstore
+from msgstore.engine.write.flusher import Flusher
 from stress.running import Options, StressFiles
 from stress.watchdog import bounded
 from support import CELLS, catalogue
