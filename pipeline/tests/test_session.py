@@ -139,7 +139,7 @@ def test_a_machine_whose_name_leads_nowhere():
         import socket
         from msgstore_spark import masters, session
         assert socket.gethostname() == "no-such-name"
-        assert not masters.has_a_name()
+        assert not masters.is_hostname_resolvable()
         with session("local[2]") as spark:
             print(spark.range(10).count())
     """
@@ -210,11 +210,11 @@ def test_another_server_at_that_port():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         said = clusters.run(NOBODY, f"sc://127.0.0.1:{server.server_port}")
         server.shutdown()
-    assert "is the port its own?" in said
+    assert "uses this port" in said
 
 
 @pytest.mark.parametrize(
-    ("url", "said"), [("sc://host/;token", "no URL of Spark Connect"), ("sc://host:port", "no URL of Spark Connect")]
+    ("url", "said"), [("sc://host/;token", "not a URL of Spark Connect"), ("sc://host:port", "not a URL of Spark Connect")]
 )
 def test_a_url_of_connect_that_is_none(url, said):
     assert said in clusters.run(NOBODY, url)
