@@ -23,7 +23,7 @@ from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
 
-log = logging.getLogger("msgstore.jobs")
+log = logging.getLogger("msgstore.bulk")
 
 _UNFINISHED = re.compile(r"\..+\.msgstore-[0-9a-f]+")
 """Directories in which a job of ours builds a store, or was killed while it did: copies of what stands elsewhere."""

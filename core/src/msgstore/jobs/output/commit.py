@@ -27,7 +27,7 @@ from msgstore.jobs.output.references import read_references
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.writer_lock import WriterLock
 
-log = logging.getLogger("msgstore.jobs")
+log = logging.getLogger("msgstore.bulk")
 
 _STORE = "store"
 Counts = Iterable[tuple[bytes, int]]

@@ -20,7 +20,7 @@ from msgstore.contract import StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
 from msgstore.writer_lock import WriterLock
 
-log = logging.getLogger("msgstore.jobs")
+log = logging.getLogger("msgstore.bulk")
 
 _ATTEMPTS = 5
 
