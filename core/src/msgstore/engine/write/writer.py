@@ -154,12 +154,14 @@ class Writer:
         self.report(len(body) + OVERHEAD)
 
     def report(self, charged: int) -> None:
-        """Note that a client has written this many bytes, OVERHEAD included. Drain or flush if it is time."""
+        """Note bytes that a client has written, OVERHEAD included. Wait for the collector, drain or flush if it is time."""
         flusher = self._flusher
         with self._accounting.state_lock:
             self._buffer.estimated_bytes += charged
             flusher.uncommitted_bytes += charged
             self._charged_since_count += charged
+        if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
+            self.wait_for_backlog()
         self._after_change("The message was taken: do not repeat the write.")
 
     def _after_change(self, outcome: str) -> None:
@@ -180,8 +182,6 @@ class Writer:
 
     def _pace(self) -> None:
         flusher = self._flusher
-        if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
-            self.wait_for_backlog()
         if self._flush_each_call or flusher.uncommitted_bytes > self._bound:
             flusher.flush_or_defer()
         elif flusher.uncommitted_bytes > self._bound // 4 and self._accounting.is_persistent:
