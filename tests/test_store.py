@@ -510,3 +510,23 @@ def test_damaged_record_of_relative_store_names_its_path(tmp_path, monkeypatch):
         with pytest.raises(msgstore.CorruptRecord, match=rf"^{re.escape(str(path))} at offset"):
             client.read(bytes(16))
         store.abandon()
+
+
+def test_abandon_with_failing_file_ends_threads(tmp_path):
+    class Failing(UnsyncedFiles):
+        is_failing = False
+
+        def size_and_mtime(self, file):
+            if self.is_failing:
+                raise OSError(errno.EIO, "injected")
+            return super().size_and_mtime(file)
+
+    files = Failing()
+    store = open_with(tmp_path / "store", files, index="ets", format="v2")
+    store.client().write(bytes(16), b"body")
+    store.flush()
+    files.is_failing = True
+    with pytest.raises(msgstore.StoreIOError):
+        store.abandon()
+    assert not [thread.name for thread in threading.enumerate() if str(tmp_path) in thread.name]
+    store.abandon()

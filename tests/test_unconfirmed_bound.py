@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import msgstore
 from msgstore.testing.faults import UnsyncedFiles
 from support import open_with
 
@@ -47,3 +48,21 @@ def test_many_clients_share_one_bound(tmp_path):
         most = max(most, len(unconfirmed))
     store.abandon()
     assert most <= BOUND // 1024 + 100, f"{most} empty messages of 1 KiB each were unconfirmed"
+
+
+def test_removals_with_delayed_sync_commit_at_the_bound(tmp_path, monkeypatch):
+    """Flushes that do not commit leave the changes uncommitted."""
+    store = msgstore.open_store(
+        tmp_path / "store", index="lmdb", durability={"fsync_every": "1h"}, sync_interval="1h", max_unconfirmed="1MiB"
+    )
+    ids = [number.to_bytes(16) for number in range(4000)]
+    with store, store.client() as client:
+        client.write_many((msg_id, b"x") for msg_id in ids)
+        store.flush()
+        commits = []
+        usual = store._index.commit
+        monkeypatch.setattr(store._index, "commit", lambda: (commits.append(None), usual()))
+        for at in range(0, len(ids), 100):
+            client.remove(ids[at : at + 100])
+            store.flush()
+    assert len(commits) >= 3

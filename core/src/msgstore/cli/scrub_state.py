@@ -5,6 +5,7 @@ The file saves time and holds no data. If it is damaged, the check reports that 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Iterable
@@ -139,7 +140,9 @@ def write_state(files: Files, directory: Path, state: ScrubState) -> None:
 
 
 def remove_state(files: Files, directory: Path) -> None:
-    files.unlink(directory / STATE)
+    """Remove the saved state after a complete check. One that cannot be removed does no harm: the next check replaces it."""
+    with contextlib.suppress(OSError):
+        files.unlink(directory / STATE)
 
 
 def _checksum(members: dict[str, Any]) -> int:

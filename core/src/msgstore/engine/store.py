@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from typing import Literal
 import attrs
 
 from msgstore import forking
-from msgstore.contract import MessageNotFound, SegmentStats, StoreClosed, StoreReadOnly
+from msgstore.contract import MessageNotFound, MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.engine.backends import Backends
 from msgstore.engine.client import Client, OnConfirm
 from msgstore.engine.compact.background_collector import BackgroundCollector
@@ -37,6 +38,8 @@ from msgstore.engine.write.write_buffer import WriteBuffer
 from msgstore.engine.write.writer import Writer
 from msgstore.locations import unpack_location
 from msgstore.scan import WholeRecord
+
+log = logging.getLogger("msgstore.store")
 
 Mode = Literal["rw", "r"]
 ProgressCallback = Callable[[int, int], object]
@@ -350,10 +353,13 @@ class Store:
             raise self._lifecycle.interrupted
         self._lifecycle.refuse_in_callback("close")
         self._collector.is_stopping = True
-        with self._lifecycle.guard(), self._gc_lock, self._accounting.flush_lock:
-            if not self._is_closed:
-                self._close()
-        self._stop_threads(wait=True)
+        try:
+            with self._lifecycle.guard(), self._gc_lock, self._accounting.flush_lock:
+                if not self._is_closed:
+                    self._close()
+        finally:
+            if self._is_closed:
+                self._stop_threads(wait=True)
 
     def _close(self) -> None:
         """Caller holds the GC lock and the flush lock."""
@@ -381,19 +387,26 @@ class Store:
             return
         self._lifecycle.refuse_in_callback("abandon")
         self._collector.is_stopping = True
-        with self._gc_lock, self._accounting.flush_lock:
-            if not self._is_closed:
-                self._release("abandoned")
-        self._stop_threads(wait=True)
+        try:
+            with self._gc_lock, self._accounting.flush_lock:
+                if not self._is_closed:
+                    self._release("abandoned")
+        finally:
+            self._stop_threads(wait=True)
 
     def _release_interrupted(self) -> None:
         """Release everything after an interrupt. Caller holds no lock."""
         for client in list(self._flusher.clients):
             client.end(self._lifecycle.interrupted)  # type: ignore[attr-defined]
-        self.abandon()
+        try:
+            self.abandon()
+        except MsgStoreError as error:  # the interrupt goes on
+            log.warning("%s", error)
 
     def _release(self, how: Literal["closed", "abandoned"]) -> None:
         """Close index and files, and unlock the directory; all of it, even if a part fails. Caller holds both locks."""
+        self._is_closed = True  # first: an error of a part leaves nothing that a second call could do
+        self._unclosed.detach()
         with self._accounting.state_lock, ExitStack() as stack:
             if self._lifecycle.interrupted is None:
                 self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
@@ -403,8 +416,6 @@ class Store:
                 stack.callback(self._opened.lock.release)
             stack.callback(self._segments.close)
             stack.callback(self._index.close, None)
-        self._is_closed = True
-        self._unclosed.detach()
 
     def _stop_threads(self, *, wait: bool) -> None:
         """End all threads. Caller holds no lock."""

@@ -117,7 +117,9 @@ class Flusher:
         self.clients: list[ConfirmingClient] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
-        """Charged bytes of changes since the last successful flush began. Guarded by the state lock."""
+        """Charged bytes of changes that no commit covers. Guarded by the state lock."""
+        self._written_bytes = 0
+        """Part of ``uncommitted_bytes`` that the next commit covers: flushes have written it. Guarded by the flush lock."""
         self._flush_again = False
         self.set_failing: Callable[[bool], object] = lambda _: None
         """Set by the writer: called with the outcome of each flush."""
@@ -166,7 +168,7 @@ class Flusher:
         with accounting.state_lock:
             confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = buffer.ids()
-            uncommitted = self.uncommitted_bytes
+            uncommitted = self.uncommitted_bytes  # everything since the last commit, which this flush writes
         if last or accounting.is_changed or ids or confirmed or self._segments.hints.unwritten:
             self._segments.must_check_files = True
         while ids:
@@ -180,10 +182,8 @@ class Flusher:
             buffer.estimated_bytes = buffer.charged_bytes() if buffer.pending else 0
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
+        self._written_bytes = uncommitted
         self.commit_and_reclaim(sync=last or uncommitted > self._max_unconfirmed or not self._segments.sync_later)
-        with accounting.state_lock:
-            self.uncommitted_bytes -= uncommitted
-        buffer.before_removals.clear()
         return confirmed
 
     def drain(self) -> None:
@@ -211,6 +211,10 @@ class Flusher:
             if self._segments.sync_later:
                 self._segments.sync_written()
             self._accounting.commit()
+            with self._accounting.state_lock:
+                self.uncommitted_bytes -= self._written_bytes
+                self._written_bytes = 0
+            self._buffer.before_removals.clear()
             self._accounting.delete_empty()
 
     def deliver_confirms(self, confirmed: Sequence[tuple[ConfirmingClient, int]]) -> None:
