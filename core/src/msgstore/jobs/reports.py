@@ -64,7 +64,7 @@ class SegmentStock:
     types: dict[str, int] = attrs.field(factory=dict)
     """How many records there are of each type, if the format has types."""
     live: int | None = None
-    """Of the records, those that have references and are the ones that a store would read; None if nobody knows."""
+    """Records with references that a store would read; None if unknown."""
     live_bytes: int | None = None
     holes: int = 0
     hole_bytes: int = 0
@@ -73,7 +73,7 @@ class SegmentStock:
     duplicate_bytes: int = 0
     damaged: int = 0
     quarantined: bool = False
-    """Whether a store would never collect it, for its damage."""
+    """True if a store would never collect the segment, because it is damaged."""
 
     @property
     def other(self) -> int:
