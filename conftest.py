@@ -37,3 +37,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("untimed")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than there are processors: tests wait for other processes and threads."""
+    return (os.cpu_count() or 1) + 1

@@ -499,20 +499,21 @@ def test_unreadable_index_error_names_the_store(opened, monkeypatch):
         store.references(ID)
 
 
-def test_damaged_record_of_relative_store_names_its_path(tmp_path, monkeypatch):
+def test_damaged_record_of_relative_store_names_its_path(opened, tmp_path, monkeypatch):
+    opened().close()
     monkeypatch.chdir(tmp_path)
-    with msgstore.open_store("data/orders", index="ets") as store, store.client() as client:
+    with msgstore.open_store("store") as store, store.client() as client:
         client.write(bytes(16), b"body")
         store.flush()
         (segment,) = store.segments()
-        path = Path("data/orders", segment.file)
+        path = Path("store", segment.file)
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(msgstore.CorruptRecord, match=rf"^{re.escape(str(path))} at offset"):
             client.read(bytes(16))
         store.abandon()
 
 
-def test_abandon_with_failing_file_ends_threads(tmp_path):
+def test_abandon_with_failing_file_ends_threads(opened, tmp_path):
     class Failing(UnsyncedFiles):
         is_failing = False
 
@@ -522,7 +523,7 @@ def test_abandon_with_failing_file_ends_threads(tmp_path):
             return super().size_and_mtime(file)
 
     files = Failing()
-    store = open_with(tmp_path / "store", files, index="ets", format="v2")
+    store = opened(files)
     store.client().write(bytes(16), b"body")
     store.flush()
     files.is_failing = True

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 
@@ -158,9 +159,20 @@ def _read_entry_points(_installed: object) -> tuple[tuple[Provider, metadata.Ent
     return tuple(found[key] for key in sorted(found))
 
 
+class _PluginManager(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """Return the options of a hook implementation; None for other names.
+
+        Skips what is not marked in a module at once: pluggy's way to examine every name takes a fifth of an opening.
+        """
+        if isinstance(plugin, types.ModuleType) and not hasattr(vars(plugin).get(name), f"{hookspecs.GROUP}_impl"):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
     """Import and register each plugin, and call its registration hooks. Records failures instead of raising."""
-    manager = pluggy.PluginManager(hookspecs.GROUP)
+    manager = _PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     failures: list[Failure] = []
     providers: dict[str, Provider] = {}
@@ -207,7 +219,8 @@ def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[st
     """Yield problems of a plugin whose hooks are never called: pluggy ignores functions without ``hookimpl``."""
     implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     hooks = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
-    unmarked = [hook for hook in hooks if hook not in implemented and inspect.isroutine(getattr(plugin, hook, None))]
+    present = [hook for hook in hooks if hook not in implemented and hasattr(plugin, hook)]
+    unmarked = [hook for hook in present if inspect.isroutine(getattr(plugin, hook))]
     if unmarked:
         yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, so nothing calls it"
     elif not implemented:
