@@ -499,14 +499,13 @@ def test_unreadable_index_error_names_the_store(opened, monkeypatch):
         store.references(ID)
 
 
-def test_damaged_record_of_relative_store_names_its_path(opened, tmp_path, monkeypatch):
-    opened().close()
+def test_damaged_record_of_relative_store_names_its_path(cell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with msgstore.open_store("store") as store, store.client() as client:
+    with msgstore.open_store("data/orders", **cell.keys) as store, store.client() as client:
         client.write(bytes(16), b"body")
         store.flush()
         (segment,) = store.segments()
-        path = Path("store", segment.file)
+        path = Path("data/orders", segment.file)
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(msgstore.CorruptRecord, match=rf"^{re.escape(str(path))} at offset"):
             client.read(bytes(16))
