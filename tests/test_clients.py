@@ -353,6 +353,16 @@ def test_confirm_callback_raising_is_logged_and_counted(opened, caplog):
     assert "the client's own mistake" in caplog.text
 
 
+def test_exit_in_background_confirm_is_counted_and_others_are_confirmed(opened):
+    confirmed = threading.Event()
+    store = opened(sync_interval=0.01)
+    with store.client(on_confirm=lambda _: sys.exit(1)) as client, store.client(on_confirm=lambda _: confirmed.set()) as other:
+        client.write(A, b"1")
+        other.write(B, b"2")
+        assert confirmed.wait(30)
+        assert store.stats().callback_failures == 1
+
+
 # -- bounds, and who waits for whom ----------------------------------------------------------------------------------------
 
 

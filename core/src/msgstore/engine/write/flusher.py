@@ -225,8 +225,10 @@ class Flusher:
             try:
                 with self._lifecycle.callbacks.running():
                     client.confirm(ids)
-            except Exception:
+            except BaseException as error:
                 self.callback_failures += 1
+                if not isinstance(error, Exception):  # sys.exit() or Ctrl-C: the thread that flushes decides
+                    raise
                 log.exception("%s: on_confirm of client %r failed for %d ids", self._path, client.name, len(ids))
             finally:
                 self._delivering_thread = None
