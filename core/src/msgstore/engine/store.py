@@ -405,17 +405,21 @@ class Store:
 
     def _release(self, how: Literal["closed", "abandoned"]) -> None:
         """Close index and files, and unlock the directory; all of it, even if a part fails. Caller holds both locks."""
-        self._is_closed = True  # first: an error of a part leaves nothing that a second call could do
         self._unclosed.detach()
-        with self._accounting.state_lock, ExitStack() as stack:
-            if self._lifecycle.interrupted is None:
-                self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
-            self._buffer.clear()  # a read must not find what was never written
-            stack.callback(self._segments.telemetry.closed, how)
-            if self._opened.lock:
-                stack.callback(self._opened.lock.release)
-            stack.callback(self._segments.close)
-            stack.callback(self._index.close, None)
+        try:
+            with self._accounting.state_lock, ExitStack() as stack:
+                if self._lifecycle.interrupted is None:
+                    self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
+                self._buffer.clear()  # a read must not find what was never written
+                stack.callback(self._segments.telemetry.closed, how)
+                if self._opened.lock:
+                    stack.callback(self._opened.lock.release)
+                stack.callback(self._segments.close)
+                stack.callback(self._index.close, None)
+        except Exception:
+            self._is_closed = True  # a second call could not do more
+            raise
+        self._is_closed = True  # not after an interrupt, which releases once more what this call did not reach
 
     def _stop_threads(self, *, wait: bool) -> None:
         """End all threads. Caller holds no lock."""
