@@ -88,14 +88,12 @@ class BackgroundCollector:
         self.is_behind = False
 
     def _collect(self) -> bool:
-        """Run one collection. Return True if writers still wait and it has freed something."""
+        """Run one collection. Return True if another one must follow while writers wait: not if this one could free nothing."""
         before = self._excess()
         self.is_behind = before is not None
         self._collector.collect()
-        if before is None:
-            return False
         after = self._excess()
-        return after is not None and after < before
+        return after is not None and (before is None or after < before)
 
     def _excess(self) -> int | None:
         """Return the bytes of all segments if writers have to wait, else None."""
