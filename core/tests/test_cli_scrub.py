@@ -295,6 +295,15 @@ def test_a_directory_that_cannot_be_written(store: Path, monkeypatch: pytest.Mon
 # -- reading --------------------------------------------------------------------------------------------------------------
 
 
+def test_state_that_cannot_be_removed_changes_no_verdict(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Files, path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Files, "unlink", refuse)
+    damage, _, code = told(store)
+    assert (damage, code) == ([], 0)
+
+
 def test_the_rate() -> None:
     clock = [100.0]
     throttle = Throttle(1000, now=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
