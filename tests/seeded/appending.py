@@ -98,7 +98,7 @@ FAULTS = [
     Fault(
         name="failed-index-loses-the-batch",
         module="msgstore.engine.write.batch_writer",
-        function="BatchWriter._enter",
+        function="BatchWriter._reinsert",
         fragment="self._buffer.reinsert(msg_id, entry)",
         replacement="pass",
         symptom="An index that fails once costs every message of the batch.",

@@ -7,7 +7,7 @@ and readers go on in between, and their changes are seen when the batch is enter
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 
 import attrs
@@ -15,7 +15,7 @@ import attrs
 from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.write.appender import Appender, AppendResult
-from msgstore.engine.write.message_buffer import OVERHEAD, BufferedMessage
+from msgstore.engine.write.message_buffer import OVERHEAD, BufferedMessage, Popped
 from msgstore.engine.write.write_buffer import WriteBuffer, count_references
 
 
@@ -55,6 +55,7 @@ class BatchWriter:
         with self._accounting.state_lock, io_errors(self._directory):
             rewrite = self._enter(ids, known, appended)
             self._buffer.estimated_bytes -= charged
+            self._buffer.mean_charge = charged / len(ids)
         return BatchResult(looked_at, rewrite)
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
@@ -73,24 +74,31 @@ class BatchWriter:
         """
         is_plain = known is None and not self._buffer.shared
         entries = self._buffer.pop(ids)
-        waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
         rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
-        try:
-            if is_plain and len(waiting) == len(ids):
+        if is_plain and all(entries):
+            try:
                 self._index.enter(ids, appended.locations)
-                waiting.clear()
-            else:
+            except BaseException:
+                self._reinsert(zip(ids, entries, strict=True))
+                raise
+        else:
+            waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
+            try:
                 rewrite, dead = self._enter_mixed(ids, known, appended, entries, waiting)
-        finally:
-            for msg_id, entry in waiting.items():
-                self._buffer.reinsert(msg_id, entry)
+            finally:
+                self._reinsert(waiting.items())
         self._accounting.add_live(appended.runs)
         if appended.runs:
             self._accounting.segments.telemetry.wrote(appended.runs)
         if dead:
             self._accounting.mark_dead(dead)
         return rewrite
+
+    def _reinsert(self, popped: Iterable[Popped]) -> None:
+        for msg_id, entry in popped:
+            if entry is not None:
+                self._buffer.reinsert(msg_id, entry)
 
     def _enter_mixed(
         self,

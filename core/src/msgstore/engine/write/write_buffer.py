@@ -43,6 +43,8 @@ class WriteBuffer:
         self.estimated_bytes = 0
         """Charged bytes that clients have reported and no batch has written: removals are not subtracted. Guarded by the state
         lock."""
+        self.mean_charge = 0.0
+        """Charged bytes per message in the last batch. Guarded by the state lock."""
         self._dropped: deque[int] = deque(maxlen=1000)
         """Numbers of recently dropped clients: a remover may still hold an entry of theirs."""
 

@@ -193,14 +193,16 @@ class Writer:
                 self._count_and_drain()
 
     def _count_and_drain(self) -> None:
-        """Drain, unless removals have left less in the buffer than was reported. A count takes a millisecond, so it is rare."""
-        flusher = self._flusher
-        if self._charged_since_count >= BUFFER_TARGET // 2:
+        """Drain, unless removals have left less in the buffer than was reported. A count takes a millisecond, so it is rare:
+        the number of messages shows if many were removed."""
+        buffer = self._buffer
+        is_count_due = self._charged_since_count >= BUFFER_TARGET // 2
+        if is_count_due and buffer.estimated_bytes > 1.5 * buffer.mean_charge * len(buffer.pending):
             with self._accounting.state_lock:
-                self._buffer.estimated_bytes = self._buffer.charged_bytes()
+                buffer.estimated_bytes = buffer.charged_bytes()
                 self._charged_since_count = 0
-        if self._buffer.estimated_bytes > BUFFER_TARGET:
-            flusher.drain()
+        if buffer.estimated_bytes > BUFFER_TARGET:
+            self._flusher.drain()
 
     # -- remove -----------------------------------------------------------------------------------------------------------
 
