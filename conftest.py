@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import hypothesis
+import pytest
 
 pytest_plugins = ["pytester"]
 
@@ -39,6 +40,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("untimed")
 
 
+@pytest.hookimpl(optionalhook=True)  # tests/wheels.py runs without xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Return one more than there are processors: tests wait for other processes and threads."""
     return (os.cpu_count() or 1) + 1

@@ -65,6 +65,16 @@ def check(store, expected: dict[bytes, bytes]) -> None:
     assert not list(store.path.glob("*.tmp"))
 
 
+def test_compact_of_segment_without_garbage_copies_nothing(opened):
+    """A policy that is asked while a flush writes the segment sees records that the index does not have yet."""
+    store = opened()
+    bodies = fill(store, range(100, 160))
+    (before,) = store.segments()
+    assert collect(store, Compact(before.number)) == []
+    assert [segment.file for segment in store.segments()] == [before.file]
+    check(store, bodies)
+
+
 def test_combine_of_two_segments_leaves_one(cell, opened, tmp_path):
     store = opened()
     expected, numbers = halves(store)

@@ -9,7 +9,7 @@ FAULTS = [
         name="removed-bytes-still-count-as-live",
         module="msgstore.engine.state.accounting",
         function="LiveAccounting.mark_dead",
-        fragment="segment.live_bytes -= location & MASK",
+        fragment="segment.live_bytes -= size",
         replacement="pass",
         symptom="Segments full of removed messages are never collected.",
         caught_by="tests/test_collection.py::test_combine_of_two_segments_leaves_one",

@@ -122,7 +122,7 @@ FAULTS = [
     Fault(
         name="interrupted-store-goes-on",
         module="msgstore.engine.state.lifecycle",
-        function="Lifecycle._end",
+        function="Lifecycle.end_if_interrupted",
         fragment="self.refuse(self.interrupted)\n        self.release()",
         replacement="self.interrupted = None",
         symptom="After Ctrl-C in the middle of a change the store goes on with half of it in memory.",

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Literal
@@ -186,7 +187,7 @@ class Store:
 
     def make_remover(self, client: Client) -> Callable[[Iterable[bytes]], None]:
         """Return ``remove`` of a new client."""
-        return self._buffer.make_remover(client.number, lambda popped: self._writer.remove_slow(client, popped))
+        return self._buffer.make_remover(client.number, partial(self._writer.remove_slow, client))
 
     def write_slow(self, client: Client, msg_id: bytes, body: bytes) -> None:
         """Write what the fast path of a client did not take."""

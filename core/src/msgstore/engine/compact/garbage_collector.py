@@ -131,8 +131,11 @@ class GarbageCollector:
             self._segments.telemetry.dropped(result.file, result.dropped, size, action.reason)
             return [result]
         if isinstance(action, Compact):
+            segment = pinned[0].segment
+            if segment.header_bytes + segment.live_bytes == segment.size:
+                return []  # the policy was asked during the flush that wrote it, before the index had its records
             # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
-            if pinned[0].segment.form.compactable is not None and not self._segments.erase:
+            if segment.form.compactable is not None and not self._segments.erase:
                 return [compact_in_place(self._context, pinned[0])]
             return compact_by_copy(self._context, pinned, "compacted")
         return compact_by_copy(self._context, pinned, "combined" if isinstance(action, Combine) else "migrated")

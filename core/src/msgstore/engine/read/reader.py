@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -212,20 +211,22 @@ class Reader:
     def _read_many(self, wanted: list[bytes], backends: Backends) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         located: list[tuple[int, bytes]] = []
+        buffered, locate, shared_ids = self._strategy.buffered, self._locate, self._shared.ids
         with io_errors(self._directory):
             for msg_id in wanted:
-                if (entry := self._strategy.buffered(msg_id)) is not None:
+                if (entry := buffered(msg_id)) is not None:
                     body = entry[0]
                     found[msg_id] = backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
-                elif msg_id in self._shared.ids:
+                elif msg_id in shared_ids:
                     if (shared := self._body(msg_id, backends)) is not None:
                         found[msg_id] = shared
-                elif (location := self._locate(msg_id)) is not None:
+                elif (location := locate(msg_id)) is not None:
                     located.append((location, msg_id))
         for run in coalesce_reads(sorted(located)):
             self._read_run(run, found, backends)
+        is_final = self._strategy.is_final
         for location, msg_id in located:
-            if msg_id not in found or (not self._strategy.is_final and self._locate(msg_id) != location):
+            if msg_id not in found or not (is_final or locate(msg_id) == location):
                 found.pop(msg_id, None)
                 if (now := self._body(msg_id, backends)) is not None:
                     found[msg_id] = now
@@ -235,15 +236,21 @@ class Reader:
         """Add the bodies of neighbouring records that can be read; the others are read one by one."""
         number, start, _ = unpack_location(run[0][0])
         _, last, size = unpack_location(run[-1][0])
-        with suppress(OSError, StoreError):
+        try:
             fetched = self._strategy.fetch(number, start, last + size - start, backends)
-            if fetched is None:
-                return
-            for location, msg_id in run:
-                _, offset, size = unpack_location(location)
-                with suppress(RecordError):
-                    stored = _decode(msg_id, fetched, fetched.data[offset - start : offset - start + size], size)
-                    found[msg_id] = stored if backends.plain_bodies else backends.decode_body(msg_id, stored)
+        except (OSError, StoreError):
+            return
+        if fetched is None:
+            return
+        data, decode, plain, decode_body = fetched.data, fetched.form.format.decode, backends.plain_bodies, backends.decode_body
+        for location, msg_id in run:
+            begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
+            if begin + size <= len(data):
+                try:
+                    stored = decode(msg_id, data[begin : begin + size])
+                    found[msg_id] = stored if plain else decode_body(msg_id, stored)
+                except RecordError:
+                    pass
 
     # -- errors -----------------------------------------------------------------------------------------------------------
 
@@ -299,7 +306,7 @@ def coalesce_reads(located: list[tuple[int, bytes]]) -> Iterator[list[tuple[int,
     run: list[tuple[int, bytes]] = []
     run_number = run_start = run_end = 0
     for location, msg_id in located:
-        number, offset, size = unpack_location(location)
+        number, offset, size = location >> NUMBER_SHIFT, location >> OFFSET_SHIFT & MASK, location & MASK
         if run and not (number == run_number and offset - run_end <= MERGE_GAP and offset + size - run_start <= MERGE_LIMIT):
             yield run
             run = []

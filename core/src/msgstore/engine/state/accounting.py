@@ -148,12 +148,13 @@ class LiveAccounting:
         if self.shared.ids:
             self.shared.forget(freed)
         by_number, current = self.segments.by_number, self.segments.current
-        before = self._freed_bytes
+        freed_bytes = before = self._freed_bytes
         for msg_id, location in freed:
             segment = by_number.get(location >> NUMBER_SHIFT) or self.segments.get(location >> NUMBER_SHIFT)
             segment.live_count -= 1
-            segment.live_bytes -= location & MASK
-            self._freed_bytes += location & MASK
+            size = location & MASK
+            segment.live_bytes -= size
+            freed_bytes += size
             self._dirty.add(segment)
             if segment.died_since_pin is not None:
                 segment.died_since_pin.add(location)
@@ -161,7 +162,8 @@ class LiveAccounting:
                 self.revivable[msg_id] = location
             if segment.live_count == 0 and segment is not current:
                 self._empty.add(segment)
-        if self._freed_bytes // _REQUEST_GC_BYTES > before // _REQUEST_GC_BYTES:
+        self._freed_bytes = freed_bytes
+        if freed_bytes // _REQUEST_GC_BYTES > before // _REQUEST_GC_BYTES:
             self.request_gc()
 
     def revive(self, msg_id: bytes) -> bool:

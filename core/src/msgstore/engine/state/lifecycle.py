@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
+from types import TracebackType
 
 from msgstore.contract import MsgStoreError, StoreClosed
 
@@ -25,28 +26,29 @@ class Callbacks:
     """One instance per open store, to which it does not refer: threads that call observers do not keep a store alive."""
 
     def __init__(self) -> None:
-        self._threads: set[int] = set()
+        self.threads: set[int] = set()
+        """Identifiers of the threads that run a callback."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside, the calling thread runs a callback."""
         thread = get_ident()
-        is_outermost = thread not in self._threads
-        self._threads.add(thread)
+        is_outermost = thread not in self.threads
+        self.threads.add(thread)
         try:
             yield
         finally:
             if is_outermost:
-                self._threads.discard(thread)
+                self.threads.discard(thread)
 
     def leave(self) -> None:
         """Note that the calling thread runs no callback any more, however deep it was in callbacks."""
-        self._threads.discard(get_ident())
+        self.threads.discard(get_ident())
 
     @property
     def is_inside(self) -> bool:
         """True if the calling thread runs a callback."""
-        return get_ident() in self._threads
+        return get_ident() in self.threads
 
 
 class Lifecycle:
@@ -92,21 +94,20 @@ class Lifecycle:
 
     # -- interrupts -------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Enclose a change. Caller holds no lock. An exception from outside ends the store.
+    def guard(self) -> _Guard:
+        """Return a context manager that encloses a change. Caller holds no lock. An exception from outside ends the store.
 
         In a callback it does nothing: the exception then reaches the ``guard`` of the change that called the callback.
         """
-        in_callback = self.callbacks.is_inside
-        try:
-            yield
-        except BaseException as error:
-            if not (isinstance(error, Exception) or in_callback or self.interrupted is not None):
-                self._end(error)
-            raise
+        return _Guard(self)
 
-    def _end(self, error: BaseException) -> None:
+    def end_if_interrupted(self, error: BaseException, *, in_callback: bool) -> None:
+        """End the store as a killed process would, if ``error`` is an exception from outside that came in a change.
+
+        Does nothing in a callback, or if it has ended already. Caller holds no lock, and raises ``error`` again.
+        """
+        if isinstance(error, Exception) or in_callback or self.interrupted is not None:
+            return
         self.callbacks.leave()  # the exception may have come where a callback begins or ends
         self.interrupted = StoreClosed(
             f"{self.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a killed "
@@ -114,6 +115,23 @@ class Lifecycle:
         )
         self.refuse(self.interrupted)
         self.release()
+
+
+class _Guard:
+    """Not a generator, which would cost each removal a microsecond."""
+
+    __slots__ = ("_in_callback", "_lifecycle")
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._in_callback = get_ident() in lifecycle.callbacks.threads
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._lifecycle.end_if_interrupted(error, in_callback=self._in_callback)
 
 
 def warn_if_unclosed(
