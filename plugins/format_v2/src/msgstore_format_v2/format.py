@@ -26,7 +26,7 @@ _ASSIGNED = {MESSAGE, 4}
 _THIRD_PARTIES = range(128, 256)
 
 _ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
-"""Slices of a MESSAGE record. Constants, because every read uses them."""
+"""Slices of a MESSAGE record; the id follows type and size. Constants, because every read uses them."""
 
 
 class SegmentFormatV2:

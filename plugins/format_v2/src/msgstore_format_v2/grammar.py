@@ -22,9 +22,9 @@ HEADER_SIZE = len(HEADER)
 SMALL_HOLE = 1
 """A one-byte record. A run of 1-4 of them fills a gap that is too small for a HOLE."""
 HOLE = 2
-"""Type 1, size 4, then size - 5 bytes without meaning."""
+"""1 byte of type, 4 bytes of size, then size - 5 bytes without meaning."""
 MESSAGE = 3
-"""Type 1, size 4, id 16, body."""
+"""1 byte of type, 4 bytes of size, 16 bytes of id, then the body."""
 
 HOLE_SIZE = 5
 """Size of the smallest HOLE: type and size, which begin every record except a SMALL_HOLE."""

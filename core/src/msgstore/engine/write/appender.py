@@ -66,7 +66,7 @@ class Appender:
                 if segment is None or segment.size >= self._segment_limit:
                     segment = self.roll()
                 room = self._segment_limit - segment.size
-                cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # the record that fills a segment is its last
+                cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # with the record that crosses the limit
                 count, size, offset = cut - done, ends[cut - 1] - base, segment.size
                 self._accounting.mark_dirty(segment)
                 self._segments.append(view[base : base + size])

@@ -45,7 +45,7 @@ class GroupCommit:
         """Run that has not started yet, or None."""
 
     def run(self, work: Callable[[], object]) -> None:
-        """Return when some thread has run ``work``, begun after this call. Caller holds no lock.
+        """Return after a run of ``work``, on any thread, that began after this call. Caller holds no lock.
 
         Raises what ``work`` raises in the calling thread; threads that waited for a failed run try it themselves.
         """
