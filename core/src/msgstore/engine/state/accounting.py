@@ -1,8 +1,8 @@
 """Live accounting: live records and bytes of each segment, dead records that can be revived, and the commits of both.
 
 Three locks order everything that happens to a store, taken in this order. The *GC lock* is held by the thread that collects or
-closes. The *flush lock* lets one thread append, seal, delete and commit, also during I/O. The *state lock* guards memory. It is
-never held while a flush or a collection writes; a read next to one may read under it, and the last save of the index, too.
+closes. The *flush lock* lets one thread append, seal, delete and commit, also during I/O. The *state lock* guards memory. No
+flush and no collection writes files under it; slow reads read under it, and ``close`` saves the index under it.
 """
 
 from __future__ import annotations
