@@ -163,7 +163,7 @@ class _PluginManager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         """Return the options of a hook implementation; None for other names.
 
-        Skips what is not marked in a module at once: pluggy's way to examine every name takes a fifth of an opening.
+        Skips names of a module that ``hookimpl`` has not marked. pluggy examines all names, which slows each opening down.
         """
         if isinstance(plugin, types.ModuleType) and not hasattr(vars(plugin).get(name), f"{hookspecs.GROUP}_impl"):
             return None

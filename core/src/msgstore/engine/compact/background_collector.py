@@ -88,7 +88,7 @@ class BackgroundCollector:
         self.is_behind = False
 
     def _collect(self) -> bool:
-        """Run one collection. Return True if another one must follow while writers wait: not if this one could free nothing."""
+        """Run one collection. Return True if writers must wait for the next one, which may free something."""
         before = self._excess()
         self.is_behind = before is not None
         self._collector.collect()

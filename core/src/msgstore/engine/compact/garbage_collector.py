@@ -133,7 +133,7 @@ class GarbageCollector:
         if isinstance(action, Compact):
             segment = pinned[0].segment
             if segment.header_bytes + segment.live_bytes == segment.size:
-                return []  # the policy was asked during the flush that wrote it, before the index had its records
+                return []  # no garbage: the policy was asked while a flush wrote it, before the index had its records
             # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
             if segment.form.compactable is not None and not self._segments.erase:
                 return [compact_in_place(self._context, pinned[0])]

@@ -196,8 +196,10 @@ class Writer:
                 self._count_and_drain()
 
     def _count_and_drain(self) -> None:
-        """Drain, unless removals have left less in the buffer than was reported. A count takes a millisecond, so it is rare:
-        the number of messages shows if many were removed."""
+        """Drain, unless removals have left less in the buffer than was reported.
+
+        A count takes milliseconds. So the bytes are counted only if there are too few messages for what was reported.
+        """
         buffer = self._buffer
         is_count_due = self._charged_since_count >= BUFFER_TARGET // 2
         if is_count_due and buffer.estimated_bytes > 1.5 * buffer.mean_charge * len(buffer.pending):
