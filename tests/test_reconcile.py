@@ -24,8 +24,8 @@ from msgstore.builtin.options import LocalOptions
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
-from msgstore.jobs.columns.ids import of_any_length
-from msgstore.jobs.columns.sums import Sums
+from msgstore.jobs.columns.arrays import of_any_length
+from msgstore.jobs.columns.sums import IdAggregator
 from msgstore.jobs.counts import read_counts, sums_of
 from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
 from msgstore.jobs.local.runner import LocalRunner
@@ -416,7 +416,7 @@ def test_rows_are_added_up_in_buckets(sequential, in_memory, monkeypatch, tmp_pa
     rnd = random.Random(5)
     names = [n.to_bytes(16) if sequential else rnd.randbytes(16) for n in range(500)]
     rows = [(rnd.choice(names), rnd.randint(-5, 5), rnd.randint(0, 1), rnd.randint(0, 100)) for _ in range(5000)]
-    with Sums(ROWS, in_memory) as sums:
+    with IdAggregator(ROWS, in_memory) as sums:
         for begin in range(0, 5000, 100):
             columns = zip(*rows[begin : begin + 100], strict=True)
             sums.add(pa.record_batch(list(map(pa.array, columns, ROWS.types)), schema=ROWS))

@@ -35,7 +35,7 @@ FAULTS = [
     Fault(
         name="last-rows-are-not-added-up",
         module="msgstore.jobs.columns.sums",
-        function="Sums._in_buckets",
+        function="IdAggregator._in_buckets",
         fragment=("        if together:\n            yield from _split(pa.Table.from_batches(together))"),
         replacement="        del together",
         symptom="The sums of a large file of counts miss its last rows.",

@@ -11,7 +11,7 @@ from pyspark import StatusTracker
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from msgstore.jobs.runner import Progress
+from msgstore.jobs.tasks import Progress
 
 _POLL_SECONDS = 0.2
 Stages = dict[int, tuple[int, int]]

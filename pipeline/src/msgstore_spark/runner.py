@@ -17,8 +17,8 @@ from msgstore.jobs.inventory import InventoryJob
 from msgstore.jobs.inventory_report import InventoryReport
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.reports import SalvageReport
-from msgstore.jobs.runner import Progress
 from msgstore.jobs.salvage import SalvageJob
+from msgstore.jobs.tasks import Progress
 from msgstore_spark.failures import task_errors
 from msgstore_spark.fingerprint import check_executors
 from msgstore_spark.jobs.diff import diff

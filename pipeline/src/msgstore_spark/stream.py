@@ -25,7 +25,7 @@ from msgstore.jobs.columns.batches import Wanted, record_batches
 from msgstore.jobs.columns.codecs import open_codec
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
-from msgstore.jobs.reading.tailing import UNSETTLED, Follower, Progress
+from msgstore.jobs.reading.tailing import UNSETTLED, SegmentTailer, TailPosition
 from msgstore_spark.options import ReadOptions
 
 Offset = dict[str, dict[str, int]]
@@ -45,7 +45,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._follower = Follower()
+        self._tailer = SegmentTailer()
         self._target: Offset | None = None
         """End of a query with ``Trigger.AvailableNow``: the records that existed when it started. None for other queries."""
 
@@ -72,7 +72,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
         remaining = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         changed: Offset = {}
-        for found, progress in self._follower.news(inputs, _parse(start)):
+        for found, progress in self._tailer.poll(inputs, _parse(start)):
             if self._target is not None:
                 progress = _limit_to(progress, _parse(self._target)[found.path].stretch)
                 if progress.stretch.begin >= progress.stretch.end:
@@ -107,7 +107,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from record_batches(found, self._schema, Wanted(tuple(self._schema.names)), codec, stretch)
 
 
-def _limit_to(progress: Progress, target: SegmentRange) -> Progress:
+def _limit_to(progress: TailPosition, target: SegmentRange) -> TailPosition:
     """Return ``progress`` limited to the end of ``target``.
 
     A file that was rewritten after ``target`` was taken is not read in this query; the next query reads all of it.
@@ -117,12 +117,12 @@ def _limit_to(progress: Progress, target: SegmentRange) -> Progress:
     return attrs.evolve(progress, stretch=SegmentRange(progress.stretch.begin, target.end, target.crc32), mtime_ns=UNSETTLED)
 
 
-def _as_offset(progress: Progress) -> dict[str, int]:
+def _as_offset(progress: TailPosition) -> dict[str, int]:
     return {**attrs.asdict(progress.stretch), "size": progress.size, "mtime_ns": progress.mtime_ns}
 
 
-def _parse(offset: Mapping[str, Mapping[str, int]]) -> dict[str, Progress]:
+def _parse(offset: Mapping[str, Mapping[str, int]]) -> dict[str, TailPosition]:
     return {
-        path: Progress(SegmentRange(one["begin"], one["end"], one["crc32"]), one["size"], one["mtime_ns"])
+        path: TailPosition(SegmentRange(one["begin"], one["end"], one["crc32"]), one["size"], one["mtime_ns"])
         for path, one in offset.items()
     }

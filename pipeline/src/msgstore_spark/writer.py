@@ -30,7 +30,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError, StoreError
-from msgstore.jobs.columns.rows import check_columns, messages_of
+from msgstore.jobs.columns.messages import check_columns, messages_of
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, check_bodies
 from msgstore.units import parse_size

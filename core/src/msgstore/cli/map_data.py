@@ -18,7 +18,7 @@ from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import KINDS, LiveReferences, Span, spans
 from msgstore.contract import MsgStoreError, RecordTypeDescriptor
 from msgstore.engine.segment.segment import Segment
-from msgstore.jobs.policy_forecast import as_segment, picture_of, plans_of
+from msgstore.jobs.policy_forecast import as_segment, forecast, make_policy_input
 from msgstore.scan import FormatSet, SegmentReport
 
 MAX_LISTED_SPANS = 200
@@ -124,12 +124,12 @@ class PageData:
         """Return the forecasts of the policies, or why none was made."""
         catalogue, formats = self._inputs.catalogue, self._inputs.formats(directory.path)
         try:
-            policy_input = picture_of(directory.path, catalogue, formats, [row.segment for row in directory.rows])
+            policy_input = make_policy_input(directory.path, catalogue, formats, [row.segment for row in directory.rows])
         except MsgStoreError as error:
             return {"unasked": str(error), "plans": []}
         return {
             "unasked": "",
-            "plans": [attrs.asdict(plan) for plan in plans_of(catalogue, policy_input, now)],
+            "plans": [attrs.asdict(plan) for plan in forecast(catalogue, policy_input, now)],
             "size_limit": policy_input.size_limit,
             "current": policy_input.current,
             "not_shown": policy_input.not_shown,

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from msgstore.jobs.columns.ids import fixed_width, int64, of_any_length
+from msgstore.jobs.columns.arrays import fixed_width, int64, of_any_length
 from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, folder
-from msgstore.jobs.reading.intact_records import IntactRecords
+from msgstore.jobs.reading.segment_check import IntactRecords
 from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ClassReport, ReconcileReport
 
 ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])

@@ -16,7 +16,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.columns.ids import fixed_width
+from msgstore.jobs.columns.arrays import fixed_width
 from msgstore.jobs.paths import visible_files
 from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
 from msgstore.jobs.reading.parquet_files import open_parquet
@@ -116,13 +116,13 @@ def read_share(share: DeltaShare) -> Iterator[pa.RecordBatch]:
         yield from _rows(share) if share.is_parquet else _lines(share)
 
 
-def weight(batch: pa.RecordBatch) -> int:
+def sum_absolute(batch: pa.RecordBatch) -> int:
     """The sum of its counts without their signs."""
     return int(pc.sum(pc.abs(pc.cast(batch.column(1), pa.decimal128(38)))).as_py() or 0)
 
 
 def count_changes(read: Iterable[tuple[DeltaShare, int, int]]) -> int:
-    """How many there are, of (share, changes, :func:`weight`) in order. Raises ConfigError if sums might not be exact."""
+    """How many there are, of (share, changes, :func:`sum_absolute`) in order. Raises ConfigError if sums might not be exact."""
     changes = total = 0
     for share, rows, heavy in read:
         changes += rows

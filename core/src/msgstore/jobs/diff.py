@@ -17,8 +17,7 @@ import attrs
 from msgstore.contract import Buffer, Columns, Damage
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.reading.intact_records import intact_records
-from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
+from msgstore.jobs.reading.segment_check import UnreadableSegmentError, intact_records, opening
 from msgstore.jobs.reports import Findings
 from msgstore.jobs.sources import find_offline
 from msgstore.plugins.catalogue import Catalogue

@@ -21,11 +21,10 @@ from msgstore.jobs.output.commit import Staging, check_destination
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, check_bodies
 from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories, visible_files
 from msgstore.jobs.reading import json_lines
+from msgstore.jobs.tasks import Progress
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.bindings import OWN_RECORD
 
-Progress = Callable[[int, int], object]
-"""Called with (done, total), in bytes of the files."""
 Run = Callable[[Callable[[tuple[int, "ImportShare"]], Part], Iterable[tuple[int, "ImportShare"]]], Iterable[Part]]
 """As ``map``: the results in the order of the tasks."""
 PARQUET = (".parquet",)
@@ -227,9 +226,9 @@ def _messages(share: ImportShare, job: ImportJob) -> Iterator[Batch]:
 def _plan_parquet(path: Path, ignore_others: bool, shares: list[ImportShare]) -> bool | None:
     """Add the shares of a file. Whether it has references; None if it has no rows."""
     check_pyarrow(f"{path}: Parquet is read")
-    from msgstore.jobs.columns import parquet
+    from msgstore.jobs.columns import messages
 
-    groups = parquet.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
+    groups = messages.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
     chosen: list[int] = []
     size = rows = first = 0
     for number, (group_rows, group_size) in enumerate(groups.sizes):
@@ -242,7 +241,7 @@ def _plan_parquet(path: Path, ignore_others: bool, shares: list[ImportShare]) ->
 
 
 def _parquet(share: ImportShare) -> Iterator[Batch]:
-    from msgstore.jobs.columns import parquet
+    from msgstore.jobs.columns import messages
 
-    for batch in parquet.read(Path(share.path), share.groups, share.first):
+    for batch in messages.read(Path(share.path), share.groups, share.first):
         yield share.path, *batch

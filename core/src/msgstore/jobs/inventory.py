@@ -25,7 +25,7 @@ from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store
 from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
 from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, StoreStock
-from msgstore.jobs.policy_forecast import Picture, PolicyPlan, as_segment, picture_of, plans_of
+from msgstore.jobs.policy_forecast import PolicyInput, PolicyPlan, as_segment, forecast, make_policy_input
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import SegmentFindings, UnreadableSegmentError, measure, reading, unreadable
 from msgstore.jobs.workers import installed
@@ -144,7 +144,7 @@ def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInpu
     except OSError as error:  # a name beside the segments that cannot be looked at: no store would open
         found.unasked = f"{error.filename or directory}: {error.strerror or error}"
     else:
-        found.policies = [_policy(plan) for plan in plans_of(catalogue, picture, job.now)]
+        found.policies = [_policy(plan) for plan in forecast(catalogue, picture, job.now)]
     return found
 
 
@@ -205,7 +205,7 @@ def is_touched(edges: Sequence[int], offset: int, size: int) -> bool:
     return begins_in_damage or (passed < len(edges) and edges[passed] < offset + size)
 
 
-def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> Picture:
+def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> PolicyInput:
     """Return what a policy would see. Records count as live if nothing else is known. Raises MsgStoreError."""
     segments = []
     for item, scanned in stocks:
@@ -214,7 +214,7 @@ def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[Segme
         segment = Segment(-1, Path(item.path), form, found.size, live, size)
         segment.appendable, segment.quarantined, segment.torn = scanned.appendable, found.quarantined, scanned.torn
         segments.append(segment)
-    return picture_of(directory, catalogue, FormatSet(catalogue), segments)
+    return make_policy_input(directory, catalogue, FormatSet(catalogue), segments)
 
 
 def _policy(plan: PolicyPlan) -> PolicyStock:

@@ -66,7 +66,7 @@ class PolicyPlan:
 
 
 @attrs.frozen
-class Picture:
+class PolicyInput:
     """Segments as a store that is opened for writing shows them to a policy."""
 
     stats: list[SegmentStats]
@@ -96,7 +96,7 @@ def _goes_on(report: SegmentReport) -> bool:
         return report.format.format.find_chain(data, report.scan.end.offset + 1, CHAIN) is not None
 
 
-def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segments: Sequence[Segment]) -> Picture:
+def make_policy_input(directory: Path, catalogue: Catalogue, formats: FormatSet, segments: Sequence[Segment]) -> PolicyInput:
     """The segments, which get their numbers and times. Raises MsgStoreError if no store could be opened on the directory."""
     config = remembered_config(directory)
     found = {s.path.name: s for s in find_segments(Files(), directory, formats.extensions, formats.leftovers)}
@@ -115,7 +115,7 @@ def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segmen
     current = newest if newest and can_resume(newest, config.format.name, config.file_size_limit) else None
     if current:
         current.sealed_mtime_ns = None
-    return Picture(
+    return PolicyInput(
         [s.stats(current=s is current, size_limit=config.file_size_limit) for s in by_number.values()],
         by_number,
         catalogue.format(config.format.name).generation,
@@ -125,7 +125,7 @@ def picture_of(directory: Path, catalogue: Catalogue, formats: FormatSet, segmen
     )
 
 
-def plans_of(catalogue: Catalogue, picture: Picture, now: float) -> Iterator[PolicyPlan]:
+def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator[PolicyPlan]:
     """Return the plans of every installed policy, with each set of options in the examples of its descriptor."""
     for name in catalogue.names("gc"):
         provider = ", ".join(
@@ -156,7 +156,7 @@ def _ask(
     return list(catalogue.make(descriptor, options).plan(stats, now))
 
 
-def _judged(plan: PolicyPlan, actions: Sequence[object], picture: Picture, *, may_drop: bool) -> PolicyPlan:
+def _judged(plan: PolicyPlan, actions: Sequence[object], picture: PolicyInput, *, may_drop: bool) -> PolicyPlan:
     by_number = {s.number: s for s in picture.stats}
     empty = [s for s in picture.stats if not (s.live_count or s.current or s.quarantined)]
     steps = [Step("delete", (s.file,), s.size, why="no message in it is alive") for s in empty]

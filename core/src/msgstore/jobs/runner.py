@@ -6,7 +6,7 @@ two engines give the same rows and the same report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -21,10 +21,9 @@ from msgstore.jobs.inventory_report import InventoryReport
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.reports import SalvageReport
 from msgstore.jobs.salvage import SalvageJob
+from msgstore.jobs.tasks import Progress
 from msgstore.plugins.catalogue import Catalogue
 
-Progress = Callable[[int, int], object]
-"""Called with (done, total), in bytes, on the thread that called the job."""
 AUTO = "auto"
 
 

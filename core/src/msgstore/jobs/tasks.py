@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from msgstore.jobs.inputs import SegmentInput
 
+Progress = Callable[[int, int], object]
+"""Called with (done, total), in bytes, on the thread that called the job."""
 TASK_SIZE = 64 * 2**20
 """Bytes. Below it the fixed cost of a task shows; far above it the last tasks of a job wait for one worker."""
 _MOST = 4 * TASK_SIZE

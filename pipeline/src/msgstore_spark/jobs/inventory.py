@@ -12,7 +12,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.jobs.columns.ids import fixed_width, int64
+from msgstore.jobs.columns.arrays import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, report_of, scan_for_inventory
 from msgstore.jobs.inventory_report import InventoryReport

@@ -20,12 +20,12 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_records, write
-from msgstore.jobs.columns.ids import of_any_length
-from msgstore.jobs.columns.sums import Sums
-from msgstore.jobs.deltas import SCHEMA, DeltaShare, count_changes, read_share, weight
+from msgstore.jobs.columns.arrays import of_any_length
+from msgstore.jobs.columns.sums import IdAggregator
+from msgstore.jobs.deltas import SCHEMA, DeltaShare, count_changes, read_share, sum_absolute
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.datasets import DatasetWriter, dataset
-from msgstore.jobs.reading.intact_records import read_intact
+from msgstore.jobs.reading.segment_check import read_intact
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
 from msgstore_spark.tasks import map_tasks
@@ -66,11 +66,11 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
 
 def _changes(number: int, share: DeltaShare, in_memory: int) -> Iterator[pa.RecordBatch]:
     rows = absolute_sum = 0
-    with Sums(SCHEMA, in_memory, _local_directory()) as sums:
+    with IdAggregator(SCHEMA, in_memory, _local_directory()) as sums:
         for batch in read_share(share):
             sums.add(batch)
             rows += batch.num_rows
-            absolute_sum += weight(batch)  # detects sums that exceed 64 bits, after all shares were read
+            absolute_sum += sum_absolute(batch)  # detects sums that exceed 64 bits, after all shares were read
         for changes in sums.totals():
             yield from _rows(changes, "count", is_record=False)
     yield _result_row(("share", number), (rows, absolute_sum))
@@ -88,7 +88,7 @@ def _result_row(key: tuple[str, int], result: object) -> pa.RecordBatch:
 def _finish(batches: Iterable[pa.RecordBatch], staging: str | None, in_memory: int) -> Iterator[pa.RecordBatch]:
     """Aggregate one partition. Yield its part of the report, the files that it wrote, and the results that it received."""
     report, results, written = ReconcileReport((), (), 0, 0), [], None
-    with Sums(ROWS, in_memory, _local_directory()) as sums, ExitStack() as stack:
+    with IdAggregator(ROWS, in_memory, _local_directory()) as sums, ExitStack() as stack:
         writer = None
         for batch in batches:
             is_id = pc.equal(pc.binary_length(batch["id"]), 16)

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
-from msgstore.jobs.columns.bodies import MAX_VALUE, spans, take_bodies
+from msgstore.jobs.columns.arrays import MAX_VALUE, fixed_width, int64, spans, take_bodies
 from msgstore.jobs.columns.codecs import OpenCodec
-from msgstore.jobs.columns.ids import fixed_width, int64
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import (

@@ -21,7 +21,7 @@ _SPLIT = 2**18
 _MIX = pa.scalar(0x9E3779B97F4A7C15, pa.uint64())
 
 
-class Sums:
+class IdAggregator:
     """Context manager, for one thread. ``add`` batches of ``schema``, ids of 16 bytes first; at the end take ``totals``, once.
 
     Of more than ``in_memory`` rows some wait in ``directory``, or else where temporary files belong. Raises StoreIOError if
@@ -38,7 +38,7 @@ class Sums:
         self._directory = Path()
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Sums:
+    def __enter__(self) -> IdAggregator:
         return self
 
     def __exit__(self, *_: object) -> None:

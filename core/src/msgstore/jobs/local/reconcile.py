@@ -7,19 +7,19 @@ from contextlib import ExitStack
 
 from msgstore.contract import Damage
 from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_changes, rows_of_records, write
-from msgstore.jobs.columns.sums import Sums
-from msgstore.jobs.deltas import DeltaShare, count_changes, read_share, weight
+from msgstore.jobs.columns.sums import IdAggregator
+from msgstore.jobs.deltas import DeltaShare, count_changes, read_share, sum_absolute
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.local.processes import map_segments, task_runner
 from msgstore.jobs.output.datasets import DatasetWriter, dataset
-from msgstore.jobs.reading.intact_records import read_intact
+from msgstore.jobs.reading.segment_check import read_intact
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
 
 
 def reconcile(job: ReconcileJob, processes: int, add: Callable[[int], object]) -> ReconcileReport:
     """``add`` is told of bytes that were read."""
-    with Sums(ROWS) as sums, ExitStack() as stack:
+    with IdAggregator(ROWS) as sums, ExitStack() as stack:
         staging = stack.enter_context(dataset(job.to, [*job.sources, *job.deltas])) if job.to else None
         changes = count_changes(_add_changes(job, sums, add))
         report = report_of(job, _add_records(job, processes, sums, add), changes)
@@ -37,19 +37,19 @@ def reconcile(job: ReconcileJob, processes: int, add: Callable[[int], object]) -
     return report
 
 
-def _add_changes(job: ReconcileJob, sums: Sums, add: Callable[[int], object]) -> Iterator[tuple[DeltaShare, int, int]]:
+def _add_changes(job: ReconcileJob, sums: IdAggregator, add: Callable[[int], object]) -> Iterator[tuple[DeltaShare, int, int]]:
     for share in job.shares:
         rows = heavy = 0
         for batch in read_share(share):
             sums.add(rows_of_changes(batch))
             rows += batch.num_rows
-            heavy += weight(batch)
+            heavy += sum_absolute(batch)
         add(share.size)
         yield share, rows, heavy
 
 
 def _add_records(
-    job: ReconcileJob, processes: int, sums: Sums, add: Callable[[int], object]
+    job: ReconcileJob, processes: int, sums: IdAggregator, add: Callable[[int], object]
 ) -> Iterator[tuple[SegmentInput, tuple[Damage, ...]]]:
     tasks = pack(job.found.inputs)
     with task_runner(processes, len(tasks)) as run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import partial
 from itertools import compress, groupby
 
@@ -39,9 +39,7 @@ from msgstore.jobs.salvage import (
     report_input,
     report_of,
 )
-from msgstore.jobs.tasks import pack
-
-Progress = Callable[[int, int], object]
+from msgstore.jobs.tasks import Progress, pack
 
 
 class LocalRunner:

@@ -19,12 +19,13 @@ from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.opening import open_configured
 from msgstore.engine.segment.hint_file import InvalidHint, renamed
 from msgstore.engine.segment.hints import hint_name
+from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.output import lock_keeper, staging_directory
-from msgstore.jobs.output.copies import check_copies
 from msgstore.jobs.output.parts import PARTS, Part, Target, backends_of, errors
 from msgstore.jobs.output.references import read_references
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.scan import OpenFormat
 from msgstore.writer_lock import WriterLock
 
 log = logging.getLogger("msgstore.bulk")
@@ -224,7 +225,7 @@ class Staging:
             recovery = opened.stats().recovery
             self._check(recovery, messages)
             if recovery.garbage:
-                check_copies(self._files, opened, backends_of(self.target, self._catalogue).write_format, self.target.path)
+                _check_copies(self._files, opened, backends_of(self.target, self._catalogue).write_format, self.target.path)
             opened.close()
         finally:
             opened.abandon()
@@ -245,20 +246,27 @@ class Staging:
     def _publish(self, store: Path) -> None:
         destination = self.target.destination
         try:
-            publish_directory(self._files, store, destination)
+            staging_directory.publish(self._files, store, destination)
         except OSError as error:
             _check_free(destination)
             raise error from None
 
 
-def publish_directory(files: Files, directory: Path, destination: Path) -> None:
-    """The very rename. An empty directory that stands at the destination hands its permissions on: perhaps it was made so that
-    nobody else reads what comes there. Raises OSError."""
-    if destination.is_dir():
-        files.copy_permissions(destination, directory)
-        if os.name == "nt":
-            destination.rmdir()  # elsewhere a directory may take an empty one's place
-    files.replace(directory, destination)
+def _check_copies(files: Files, store: Store, form: OpenFormat, name: str) -> None:
+    """Raise StoreError for the first id with two bodies. ``name`` is the store's final path. Reads every segment."""
+    for stats in store.segments():
+        with files.view(store.path / stats.file) as data:
+            scan = form.scan(data)
+            for columns in (scan.records, scan.duplicates):
+                for msg_id, offset, size, _ in columns.rows():
+                    entry = store.entry(msg_id)
+                    if entry is None or (entry.number, entry.offset) == (stats.number, offset):
+                        continue
+                    if form.format.decode(msg_id, data[offset : offset + size]) != store.stored_body(entry):
+                        raise StoreError(
+                            f"{name}: the id {msg_id.hex()} comes with two bodies, and an id names one body for ever. "
+                            f"Remove one of them, or give it another id, and run the job again."
+                        )
 
 
 def _in_order(parts: Iterable[Part]) -> list[Part]:

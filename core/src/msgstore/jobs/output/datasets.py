@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from msgstore.contract import StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore.jobs.output import staging_directory
-from msgstore.jobs.output.commit import check_destination, publish_directory
+from msgstore.jobs.output.commit import check_destination
 from msgstore.jobs.reading.parquet_files import ParquetWriter
 
 _ATTEMPTS, _DATA = "attempts", "data"
@@ -154,7 +154,7 @@ class DatasetStaging:
                 for name, size in attempt.files:
                     _move(Path(attempt.directory, name), data / name, size)
             staging_directory.sync_tree(files, data)
-            publish_directory(files, data, self.destination)
+            staging_directory.publish(files, data, self.destination)
         staging_directory.sync_name(files, self.destination)
 
 

@@ -51,6 +51,15 @@ def sync_name(files: Files, destination: Path) -> None:
         ) from error
 
 
+def publish(files: Files, directory: Path, destination: Path) -> None:
+    """Rename a finished directory to its final name, and keep the permissions of an empty directory there. Raises OSError."""
+    if destination.is_dir():
+        files.copy_permissions(destination, directory)
+        if os.name == "nt":
+            destination.rmdir()  # elsewhere a directory may take an empty one's place
+    files.replace(directory, destination)
+
+
 def sync_tree(files: Files, top: Path) -> None:
     """Sync every file below ``top``, and the directories. Raises OSError."""
     for directory, _, names in os.walk(top, topdown=False):

@@ -28,7 +28,7 @@ class Chain:
 
 
 @attrs.define
-class _Patience:
+class _ReadBudget:
     left: int
     """Bytes."""
 
@@ -80,7 +80,7 @@ def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 
     Linear in the bytes. With ``start``, the offset of a record, only what comes from there on, without the header.
     """
     total = len(data)
-    patience = _Patience(PATIENCE * total)
+    patience = _ReadBudget(PATIENCE * total)
     scan = scan_checked(form, data, start)
     found: list[Chain] = []
     damage: list[Damage] = []
@@ -152,7 +152,7 @@ def _has_check(form: SegmentFormat, data: Buffer, offset: int, size: int, msg_id
     return False
 
 
-def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan, patience: _Patience) -> tuple[int, SegmentScan] | None:
+def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan, patience: _ReadBudget) -> tuple[int, SegmentScan] | None:
     """(offset, scan) of the next chain, or None.
 
     A flipped bit in the size of a record or a hole makes it end in the middle of a later one, and hides those between. So the
@@ -173,7 +173,7 @@ def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan, patience: _Pat
     return None if behind is None else (behind, scan_checked(form, data, behind))
 
 
-def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: SegmentScan, patience: _Patience) -> bool:
+def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: SegmentScan, patience: _ReadBudget) -> bool:
     """True if a record that has a chain inside, at ``inside``, does not really end at ``end``.
 
     Its body may be a segment, damaged or not, but a body ends where its record does: a chain that begins in front of ``end``

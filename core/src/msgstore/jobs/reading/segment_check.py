@@ -1,4 +1,7 @@
-"""Check of one segment: its bytes by kind, and its damaged spans. The relations ``segments`` and ``damage`` are made of it."""
+"""Check of one segment: its bytes by kind, its damaged spans, and its intact records.
+
+The relations ``segments`` and ``damage`` use the spans. An intact record may come after or inside damage, or be a copy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import attrs
 from msgstore.contract import Buffer, Columns, Damage
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
+from msgstore.jobs.reading.chains import read_chains
 from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.fields import values_at
@@ -136,3 +140,26 @@ def unreadable(found: SegmentInput, error: UnreadableSegmentError) -> SegmentFin
     """Return the findings for a segment that cannot be read: it is damage as a whole."""
     stock = SegmentStock(found.path, found.format, found.size, state=UNREADABLE, damaged=found.size, quarantined=True)
     return SegmentFindings(stock, (Damage(0, found.size, str(error)),))
+
+
+@attrs.frozen
+class IntactRecords:
+    """Records of a segment that pass the checks of its format. Picklable: 33 bytes a record."""
+
+    records: Columns = attrs.field(factory=Columns)
+    """By offset. The types say nothing."""
+    damage: tuple[Damage, ...] = ()
+
+
+def read_intact(item: SegmentInput) -> IntactRecords:
+    """Read a segment to its end. One that cannot be read is damage as a whole. Raises PluginError."""
+    try:
+        with opening(item) as (form, data):
+            return intact_records(form, data)
+    except UnreadableSegmentError as error:
+        return IntactRecords(damage=(Damage(0, item.size, str(error)),))
+
+
+def intact_records(form: OpenFormat, data: Buffer) -> IntactRecords:
+    chains = read_chains(form.format, data)
+    return IntactRecords(chains.columns(), tuple(chains.damage))

@@ -26,7 +26,7 @@ UNSETTLED = 0
 
 
 @attrs.frozen
-class Progress:
+class TailPosition:
     """Progress in one file: the last span that was read, and the state of the file before."""
 
     stretch: SegmentRange
@@ -34,7 +34,7 @@ class Progress:
     mtime_ns: int
 
 
-class Follower:
+class SegmentTailer:
     """Knows which files it has looked at, so that it reads no file again that has not changed. Of one thread."""
 
     def __init__(self) -> None:
@@ -42,7 +42,9 @@ class Follower:
         self._seen: dict[str, tuple[int, int]] = {}
         """Path to (bytes, modification time) of a file in which there was nothing new."""
 
-    def news(self, inputs: Iterable[SegmentInput], known: Mapping[str, Progress]) -> Iterator[tuple[SegmentInput, Progress]]:
+    def poll(
+        self, inputs: Iterable[SegmentInput], known: Mapping[str, TailPosition]
+    ) -> Iterator[tuple[SegmentInput, TailPosition]]:
         """Segments with something that ``known`` does not have, the oldest of a store first. Each is read when asked for."""
         for found in reversed(list(inputs)):  # by rank: the highest number is the first
             try:
@@ -52,7 +54,7 @@ class Follower:
             if progress is not None:
                 yield found, progress
 
-    def _look(self, found: SegmentInput, before: Progress | None) -> Progress | None:
+    def _look(self, found: SegmentInput, before: TailPosition | None) -> TailPosition | None:
         path = Path(found.path)
         status = path.stat()
         stamp = status.st_size, status.st_mtime_ns
@@ -64,7 +66,7 @@ class Follower:
             begin = before.stretch.end if before is not None and before.stretch.is_of(data) else 0
             end = _readable_end(found, data, begin)
             if end > begin:
-                return Progress(SegmentRange(begin, end, checksum(data, end)), *stamp)
+                return TailPosition(SegmentRange(begin, end, checksum(data, end)), *stamp)
         self._seen[found.path] = stamp
         return None
 
