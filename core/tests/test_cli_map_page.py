@@ -30,7 +30,7 @@ from msgstore.cli.map_data import MAX_LISTED_SPANS, PageData
 from msgstore.cli.spans import Span
 from msgstore.contract import Capability, Combine, Compact, Drop, GcPolicyDescriptor
 from msgstore.files import Files
-from msgstore.jobs.policy_forecast import plans_of
+from msgstore.jobs.policy_forecast import forecast
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.plugins.loader import Provider, Registration
 
@@ -141,7 +141,7 @@ def test_policies_are_shown_what_a_store_shows_them(directory: Path, tmp_path: P
     counts = counts_file(manifest, tmp_path / "counts.csv", every=5)
     shutil.copytree(directory / "store", tmp_path / "store")
     asked = []
-    monkeypatch.setattr("msgstore.cli.map_data.plans_of", lambda catalogue, picture, now: asked.append(picture) or iter(()))
+    monkeypatch.setattr("msgstore.cli.map_data.forecast", lambda catalogue, picture, now: asked.append(picture) or iter(()))
     drawn(tmp_path / "store", "--refcounts", counts, page=tmp_path / "map.html", exit_code=1 if "torn" in directory.name else 0)
     [picture] = asked
     with msgstore.open_store(
@@ -444,4 +444,4 @@ def test_with_json_the_objects_are_printed_and_the_page_is_written(tmp_path: Pat
 
 def test_plans_come_from_policies_alone() -> None:
     """Nobody is named: a catalogue without policies plans nothing."""
-    assert list(plans_of(Catalogue(), None, 0)) == []  # type: ignore[arg-type]
+    assert list(forecast(Catalogue(), None, 0)) == []  # type: ignore[arg-type]

@@ -342,22 +342,18 @@ def form(store: Path) -> Any:
     return FormatSet(msgstore.load_catalogue(), {"checksum": 4}).by_extension(".sqs")
 
 
-class Disk:
-    """That cannot read."""
-
-    @staticmethod
-    def fail(fd: int, size: int, offset: int, /) -> bytes:
+class UnreadableFiles(Files):
+    def pread(self, *_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
 
+def lost(msg_id: bytes) -> bytes:
+    raise msgstore.StoreIOError("cannot be read")
+
+
 def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
-    bad = Files()
-    bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
 
-    def lost(msg_id: bytes) -> bytes:
-        raise msgstore.StoreIOError("cannot be read")
-
-    spots, size, *_ = Checker(bad, Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
+    spots, size, *_ = Checker(UnreadableFiles(), Throttle(None), lost).check(store / "0.sqs", form, [entry(0, 64, IDS[0])])
     assert size == 64 + 10 * 425
     assert spots[0] == DamagedSpan("0.sqs", 0, size, "unreadable")
     assert (spots[1].offset, spots[1].msg_id) == (64, IDS[0].hex())
@@ -375,18 +371,13 @@ def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.Mo
         def spend(self, size: int) -> None:
             throttled.append(size)
 
-    def lost(msg_id: bytes) -> bytes:
-        raise msgstore.StoreIOError("cannot be read")
-
     scrubber = Checker(Files(), Counting(None), lost)
     assert scrubber.check(store / "0.sqs", form, entries)[:2] == ([], 64 + 10 * 425)
     assert sum(throttled) == 64 + 10 * 425
     flip(store / "0.sqs", 64 + 424)
     ((spot,), *_) = scrubber.check(store / "0.sqs", form, entries)
     assert (spot.offset, spot.reason, spot.msg_id) == (64, "checksum_mismatch", IDS[0].hex())
-    bad = Files()
-    bad.pread = Disk.fail  # type: ignore[method-assign, assignment]
-    spots, size, *_ = Checker(bad, Throttle(None), lost).check(store / "0.sqs", form, entries)
+    spots, size, *_ = Checker(UnreadableFiles(), Throttle(None), lost).check(store / "0.sqs", form, entries)
     assert spots == [DamagedSpan("0.sqs", 0, size, "unreadable")]
 
 

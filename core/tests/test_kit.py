@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.kit
 
 OWN = """
+import msgstore.contract
 import pytest
 from msgstore.contract import GcPolicyDescriptor
 from msgstore.testing import DescriptorTests, Subject, replaces
@@ -51,40 +52,53 @@ def test_nothing_to_test_is_an_error(pytester, args, message):
     (done.stdout if not args else done.stderr).fnmatch_lines([message])
 
 
-def test_a_class_of_the_author_tests_what_its_fixture_gives(pytester):
-    done = run_own(pytester)
-    done.assert_outcomes(passed=6)
+UNPROVEN = "skipped or expected to fail, so the run has failed: *test_it_is_a_value*"
+CLASSES = {
+    "as it is": ("pass", "(1, 0)", {"passed": 6}, "*6 passed*"),
+    "a fault": (
+        "pass", "(2, 0)", {"passed": 4, "failed": 2}, "*FAILED*test_the_contract_version_is_one_that_this_core_serves*"
+    ),
+    "replaced": (
+        "@replaces('made at run time')\n    def test_it_is_a_value(self): pass", "(1, 0)", {"passed": 6},
+        "replaced: TestMine.test_it_is_a_value: made at run time",
+    ),
+    "a capability": (
+        "def test_more(self, subject): subject.needs(msgstore.contract.Capability.PERSISTENT)",
+        "(1, 0)", {"passed": 6, "skipped": 1}, "skipped, not claimed: persistent: test_more",
+    ),
+    "skipped": ("pytestmark = pytest.mark.skip('later')", "(1, 0)", {"skipped": 6}, UNPROVEN),
+    "expected to fail": ("pytestmark = pytest.mark.xfail", "(1, 0)", {"xpassed": 6}, UNPROVEN),
+    "skipped by a fixture": (
+        "@pytest.fixture(autouse=True)\n    def later(self): pytest.skip('later')", "(1, 0)", {"skipped": 6}, UNPROVEN
+    ),
+}  # fmt: skip
+"""Name to (members of the author's class, version of its contract, outcomes, a line of the output)."""
 
 
-def test_a_fault_is_found(pytester):
-    done = run_own(pytester, contract="(2, 0)")
-    done.assert_outcomes(passed=4, failed=2)
-    done.stdout.fnmatch_lines(["*FAILED*test_the_contract_version_is_one_that_this_core_serves*"])
+@pytest.mark.parametrize("case", CLASSES)
+def test_run_of_own_class_reports_outcomes(pytester, case):
+    extra, contract, outcomes, line = CLASSES[case]
+    done = run_own(pytester, contract=contract, extra=extra)
+    done.assert_outcomes(**outcomes)
+    done.stdout.fnmatch_lines([line])
+    assert done.ret == (pytest.ExitCode.TESTS_FAILED if line == UNPROVEN or "failed" in outcomes else pytest.ExitCode.OK)
 
 
 @pytest.mark.parametrize(
-    "extra", ["test_it_is_a_value = None", "def test_it_is_a_value(self): pass", "test_it_is_a_value = property()"]
+    ("extra", "conftest"),
+    [
+        ("test_it_is_a_value = None", ""),
+        ("def test_it_is_a_value(self): pass", ""),
+        ("test_it_is_a_value = property()", ""),
+        ("pass", "del DescriptorTests.test_it_is_a_value"),
+        ("pass", "DescriptorTests.test_it_is_a_value = lambda self: 0"),
+    ],
 )
-def test_a_test_that_is_deleted_or_overridden_fails_the_run(pytester, extra):
+def test_deleted_or_overridden_test_fails_the_run(pytester, extra, conftest):
+    pytester.makeconftest(f"from msgstore.testing import DescriptorTests\n{conftest}")
     done = run_own(pytester, extra=extra)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines(["*deleted or overridden: TestMine.test_it_is_a_value*replaces*"])
-
-
-def test_with_a_reason_it_is_run_and_said(pytester):
-    done = run_own(pytester, extra="@replaces('made at run time')\n    def test_it_is_a_value(self): pass")
-    done.assert_outcomes(passed=6)
-    done.stdout.fnmatch_lines(["replaced: TestMine.test_it_is_a_value: made at run time"])
-
-
-def test_skips_are_listed_by_capability(pytester):
-    extra = """def test_more(self, subject):
-        from msgstore.contract import Capability
-        subject.needs(Capability.PERSISTENT)
-        assert False"""
-    done = run_own(pytester, extra=extra)
-    done.assert_outcomes(passed=6, skipped=1)
-    done.stdout.fnmatch_lines(["skipped, not claimed: persistent: test_more"])
 
 
 def test_a_run_that_has_nothing_to_do_with_the_kit_does_not_import_it(pytester):
@@ -103,30 +117,6 @@ def test_a_class_without_a_subject_fails_the_run(pytester):
     done = pytester.runpytest_subprocess()
     assert done.ret != 0
     done.stdout.fnmatch_lines(["*TestMine has nothing to test: give it a fixture 'subject'*"])
-
-
-@pytest.mark.parametrize(
-    "taken", ["del DescriptorTests.test_it_is_a_value", "DescriptorTests.test_it_is_a_value = lambda self: 0"]
-)
-def test_a_test_that_is_taken_from_the_kits_own_class_fails_the_run(pytester, taken):
-    pytester.makeconftest(f"from msgstore.testing import DescriptorTests\n{taken}")
-    done = run_own(pytester)
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*deleted or overridden: TestMine.test_it_is_a_value*"])
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        "pytestmark = pytest.mark.skip('later')",
-        "pytestmark = pytest.mark.xfail",
-        "@pytest.fixture(autouse=True)\n    def later(self): pytest.skip('later')",
-    ],
-)
-def test_a_test_that_is_skipped_for_no_capability_fails_the_run(pytester, extra):
-    done = run_own(pytester, extra=extra)
-    assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(["skipped or expected to fail, so the run has failed: *test_it_is_a_value*"])
 
 
 HARMLESS = "def test_mine(): pass"

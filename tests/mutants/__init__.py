@@ -2,29 +2,23 @@
 
 ``python -m mutants``, in ``tests/``, runs the kit against each and prints which tests caught it. A mutant is a class of a
 real backend in which a method is replaced. A replacement is called with the object, the method that it replaces, and the
-arguments; a fault that needs more is a class::
+arguments::
 
     fault = partial(broken, __name__, V2, SegmentFormatV2)
     fault("decode-ignores-the-id", "a read does not compare ids", decode=lambda self, old, id, rec: old(rec[5:21], rec))
-
-    @mutant(V2, "sizes are one too small")
-    class SizesOneShort(SegmentFormatV2): ...
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from msgstore.contract import Descriptor
 from msgstore.testing.subjects import kind_of
-
-C = TypeVar("C", bound=Callable[..., object])
 
 
 @attrs.frozen
@@ -43,23 +37,22 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def mutant(original: Descriptor, fault: str, **options: object) -> Callable[[C], C]:
-    """Register a faulty class. The mutant has its name."""
-
-    def mark(factory: C) -> C:
-        name = re.sub(r"(?<=.)(?=[A-Z])", "-", factory.__name__).lower()
-        faulty = attrs.evolve(original, name=name, factory=f"{factory.__module__}:{factory.__name__}")
-        MUTANTS.append(Mutant(kind_of(original), name, fault, faulty, original, options))
-        return factory
-
-    return mark
-
-
-def broken(module: str, original: Descriptor, base: type, name: str, fault: str, **members: Any) -> None:
+def broken(
+    module: str,
+    original: Descriptor,
+    base: type,
+    name: str,
+    fault: str,
+    *,
+    options: Mapping[str, object] | None = None,
+    **members: Any,
+) -> None:
     """Register a subclass of ``base`` with other methods or attributes. ``module``: where it is imported from."""
     found = {key: _replaced(base, key, value) if callable(value) else value for key, value in members.items()}
     cls = type(name.title().replace("-", ""), (base,), {**found, "__module__": module})
-    setattr(sys.modules[module], cls.__name__, mutant(original, fault)(cls))
+    setattr(sys.modules[module], cls.__name__, cls)
+    faulty = attrs.evolve(original, name=name, factory=f"{module}:{cls.__name__}")
+    MUTANTS.append(Mutant(kind_of(original), name, fault, faulty, original, options or {}))
 
 
 def _replaced(base: type, name: str, replacement: Callable[..., object]) -> Callable[..., object]:

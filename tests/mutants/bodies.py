@@ -10,7 +10,7 @@ from msgstore.builtin.codecs import Raw
 from msgstore.contract import BodyCodecDescriptor, RecordError, StoredBody
 from msgstore_erlang_body import plugin as erlang
 from msgstore_erlang_body.codec import ErlangBody
-from mutants import broken, mutant
+from mutants import broken
 
 (ERLANG,) = erlang.msgstore_body_codecs()
 (RAW,) = builtin.msgstore_body_codecs()
@@ -40,56 +40,41 @@ class Deflate:
         return True
 
 
-@mutant(DEFLATE, "a damaged body makes a read raise another error than RecordError")
-class DecodeRaisesZlibError(Deflate):
-    def decode(self, msg_id, stored):
-        return zlib.decompress(stored)
-
-    def is_valid(self, msg_id, stored):
-        try:
-            return self.decode(msg_id, stored) is not None
-        except zlib.error:
-            return False
+def is_readable(self, old, msg_id, stored):
+    try:
+        return self.decode(msg_id, stored) is not None
+    except zlib.error:
+        return False
 
 
-@mutant(DEFLATE, "all threads share one decompressor")
-class SharesADecompressor(Deflate):
-    def decode(self, msg_id, stored):
-        self._inflate = zlib.decompressobj()
-        try:
-            body = self._inflate.decompress(stored)
-        except zlib.error as error:
-            raise RecordError("not_deflated", str(error)) from None
-        if not self._inflate.eof or self._inflate.unused_data:
-            raise RecordError("not_deflated", "cut off, or followed by something")
+def inflates_shared(self, old, msg_id, stored):
+    self._inflate = zlib.decompressobj()
+    try:
+        body = self._inflate.decompress(stored)
+    except zlib.error as error:
+        raise RecordError("not_deflated", str(error)) from None
+    if not self._inflate.eof or self._inflate.unused_data:
+        raise RecordError("not_deflated", "cut off, or followed by something")
+    return body
+
+
+def deflates_shared(self, old, msg_id, body):
+    if isinstance(body, StoredBody):
         return body
+    self._deflate = zlib.compressobj()
+    return self._deflate.compress(body) + self._deflate.flush()
 
 
-@mutant(DEFLATE, "all threads share one compressor")
-class SharesACompressor(Deflate):
-    def encode(self, msg_id, body):
-        return body if isinstance(body, StoredBody) else self._deflated(body)
-
-    def _deflated(self, body):
-        self._deflate = zlib.compressobj()
-        return self._deflate.compress(body) + self._deflate.flush()
+def refers_to_the_first(self, old, msg_id, body):
+    if isinstance(body, StoredBody):
+        return body
+    first = vars(self).setdefault("first", body)
+    return old(msg_id, b"=" if body == first else b":" + body)
 
 
-@mutant(DEFLATE, "bodies refer to the first")
-class BodiesReferToTheFirst(Deflate):
-    def __init__(self, options):
-        self._first = None
-
-    def encode(self, msg_id, body):
-        if isinstance(body, StoredBody):
-            return body
-        if self._first is None:
-            self._first = body
-        return zlib.compress(b"=" if body == self._first else b":" + body)
-
-    def decode(self, msg_id, stored):
-        body = super().decode(msg_id, stored)
-        return self._first or b"" if body == b"=" else body[1:]
+def resolves_the_first(self, old, msg_id, stored):
+    body = old(msg_id, stored)
+    return getattr(self, "first", b"") if body == b"=" else body[1:]
 
 
 def believes_sizes(self, old, msg_id, stored):
@@ -107,6 +92,15 @@ def raising_fields(self, old, stored):
 deflate = partial(broken, __name__, DEFLATE, Deflate)
 deflate("is-valid-always-true", "every body is valid", is_valid=lambda _, old, msg_id, stored: True)
 deflate("encodes-stored-bodies", "stored bodies are encoded again", encode=lambda _, old, msg_id, body: zlib.compress(body))
+deflate(
+    "decode-raises-zlib-error",
+    "a damaged body makes a read raise another error than RecordError",
+    decode=lambda _, old, msg_id, stored: zlib.decompress(stored),
+    is_valid=is_readable,
+)
+deflate("shares-a-decompressor", "all threads share one decompressor", decode=inflates_shared)
+deflate("shares-a-compressor", "all threads share one compressor", encode=deflates_shared)
+deflate("bodies-refer-to-the-first", "bodies refer to the first", encode=refers_to_the_first, decode=resolves_the_first)
 raw = partial(broken, __name__, RAW, Raw)
 raw("plain-strips-zeros", "it claims PLAIN, and strips zeros", encode=lambda _, old, msg_id, body: body.rstrip(b"\0"))
 terms = partial(broken, __name__, ERLANG, ErlangBody)

@@ -12,7 +12,7 @@ from msgstore_format_v1.format import SegmentFormatV1
 from msgstore_format_v2 import plugin as v2
 from msgstore_format_v2.format import SegmentFormatV2
 from msgstore_format_v2.grammar import HOLE_SIZE, RECORD_SIZE, hole_head
-from mutants import broken, mutant
+from mutants import broken
 
 (V1,) = v1.msgstore_segment_formats()
 (V2,) = v2.msgstore_segment_formats()
@@ -71,17 +71,17 @@ fault(
 )
 
 
-@mutant(V2, "all threads share one buffer")
-class SharesABuffer(SegmentFormatV2):
-    def encode(self, ids, bodies):
-        self._buffer = bytearray()
-        sizes = []
-        for msg_id, body in zip(ids, bodies, strict=True):
-            record, size = super().encode([msg_id], [body])
-            self._buffer += record
-            sizes += size
-        return bytes(self._buffer), sizes
+def shares_a_buffer(self, old, ids, bodies):
+    self._buffer = bytearray()
+    sizes = []
+    for msg_id, body in zip(ids, bodies, strict=True):
+        record, size = old([msg_id], [body])
+        self._buffer += record
+        sizes += size
+    return bytes(self._buffer), sizes
 
+
+fault("shares-a-buffer", "all threads share one buffer", encode=shares_a_buffer)
 
 # -- what a scan reports
 
@@ -228,18 +228,20 @@ fault("no-room", "no gap has room", gap_room=lambda _, old, offset, size: 0)
 fault("too-much-room", "a gap promises more room than it has", gap_room=lambda _, old, at, size: old(at, size) and size + 1)
 
 
-@mutant(V2, "what hides a gap may be torn between two sectors")
-class PrepareIsTorn(SegmentFormatV2):
-    def gap_room(self, offset, size):
-        return size if size >= RECORD_SIZE else 0
+def fills_torn(self, old, offset, size, records):
+    if not records:
+        return GapFill()
+    run = b"".join(records)
+    inside = run[HOLE_SIZE:] + hole_head(size - len(run))
+    return GapFill([(offset, hole_head(size))], [(offset + HOLE_SIZE, inside)], [(offset, run[:HOLE_SIZE])])
 
-    def fill_gap(self, offset, size, records):
-        if not records:
-            return GapFill()
-        run = b"".join(records)
-        inside = run[HOLE_SIZE:] + hole_head(size - len(run))
-        return GapFill([(offset, hole_head(size))], [(offset + HOLE_SIZE, inside)], [(offset, run[:HOLE_SIZE])])
 
+fault(
+    "prepare-is-torn",
+    "what hides a gap may be torn between two sectors",
+    gap_room=lambda _, old, offset, size: size if size >= RECORD_SIZE else 0,
+    fill_gap=fills_torn,
+)
 
 # -- v1
 

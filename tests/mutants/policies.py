@@ -12,7 +12,7 @@ import attrs
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Retention
 from msgstore.contract import Combine, Compact, Drop, Migrate
-from mutants import broken, mutant
+from mutants import broken
 
 _BY_NAME = {descriptor.name: descriptor for descriptor in builtin.msgstore_gc_policies()}
 HALF_EMPTY, COMBINE, RETENTION = (_BY_NAME[name] for name in ("half-empty", "combine", "retention"))
@@ -91,22 +91,22 @@ plans(
 plans("never-returns", "it does not return for a store with two segments of the same size", never_returns)
 
 
-@mutant(HALF_EMPTY, "it remembers what it wanted before")
-class Remembers(HalfEmpty):
-    def __init__(self, options):
-        super().__init__(options)
-        self._asked = set()
-
-    def plan(self, segments, now):
-        found = [a for a in super().plan(segments, now) if a.number not in self._asked]
-        self._asked.update(a.number for a in found)
-        return found
+def remembers(self, old, segments, now):
+    asked = vars(self).setdefault("asked", set())
+    found = [action for action in old(segments, now) if action.number not in asked]
+    asked.update(action.number for action in found)
+    return found
 
 
-@mutant(COMBINE, "it combines segments that do not fit into one")
-class CombinesTooMuch(CombineNeighbours):
-    def plan(self, segments, now):
-        return super().plan([attrs.evolve(s, size_limit=2 * s.size_limit) for s in segments], now)
+broken(__name__, HALF_EMPTY, HalfEmpty, "remembers", "it remembers what it wanted before", plan=remembers)
+broken(
+    __name__,
+    COMBINE,
+    CombineNeighbours,
+    "combines-too-much",
+    "it combines segments that do not fit into one",
+    plan=lambda _, old, segments, now: old([attrs.evolve(s, size_limit=2 * s.size_limit) for s in segments], now),
+)
 
 
 def with_both_neighbours(segments, old):
@@ -132,14 +132,17 @@ plans(
     COMBINE,
     CombineNeighbours,
 )
-
-
-@mutant(SILENT_RETENTION, "it drops live messages, and does not claim DROPS_MESSAGES", max_bytes="2kB")
-class DropsSilently(Retention):
-    pass
-
-
-@mutant(RETENTION, "it drops without a reason", max_bytes="2kB")
-class DropsWithoutReason(Retention):
-    def plan(self, segments, now):
-        return [Drop(a.number, "") if isinstance(a, Drop) else a for a in super().plan(segments, now)]
+dropping = partial(broken, __name__, options={"max_bytes": "2kB"})
+dropping(
+    original=SILENT_RETENTION,
+    base=Retention,
+    name="drops-silently",
+    fault="it drops live messages, and does not claim DROPS_MESSAGES",
+)
+dropping(
+    original=RETENTION,
+    base=Retention,
+    name="drops-without-reason",
+    fault="it drops without a reason",
+    plan=lambda _, old, *given: [Drop(a.number, "") if isinstance(a, Drop) else a for a in old(*given)],
+)

@@ -20,14 +20,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return Subject.of(descriptor, **options)
 
 
-KITS = {
-    "format": SegmentFormatTests,
-    "record": RecordTypeTests,
-    "index": IndexTests,
-    "gc": GcPolicyTests,
-    "body": BodyCodecTests,
-}
-for _kind, _kit in KITS.items():
-    _each = pytest.mark.parametrize("subject", subjects_of(_kind), indirect=True, scope="class")
+for _kit in (SegmentFormatTests, RecordTypeTests, IndexTests, GcPolicyTests, BodyCodecTests):
+    _each = pytest.mark.parametrize("subject", subjects_of(*_kit.kinds), indirect=True, scope="class")
     _name = f"Test{_kit.__name__.removesuffix('Tests')}"
     globals()[_name] = _each(type(_name, (_kit,), {"__module__": __name__}))

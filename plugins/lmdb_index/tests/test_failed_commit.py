@@ -57,6 +57,8 @@ FAULTS = {
     "sync": Fault(sync=True, meta=False, takes_writes=True),
 }
 faults = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+methods = pytest.mark.parametrize("method", ["commit", "close"])
+ROUND_2 = {b"round": b"2"}
 
 
 def descriptors(data: Path) -> list[tuple[int, bool]]:
@@ -78,6 +80,14 @@ def opened(directory: Path, *, sync: bool = False) -> LmdbIndex:
     index = make(directory, sync=sync)
     index.load()
     return index
+
+
+def stored(directory: Path) -> tuple[object, list[Entry]]:
+    """State and entries that are on disk."""
+    index = make(directory)
+    state, entries = index.load(), sorted(index.items())
+    index.close(None)
+    return state, entries
 
 
 def ids(count: int) -> list[bytes]:
@@ -113,42 +123,24 @@ def no_descriptors_left() -> Iterator[None]:
 
 
 @faults
-def test_commit_after_failed_one_stores_everything(tmp_path: Path, fault: Fault) -> None:
+@methods
+def test_next_write_after_failed_one_stores_everything(tmp_path: Path, fault: Fault, method: str) -> None:
     index = opened(tmp_path, sync=fault.sync)
     expected = changed(index)
-    index.freeze({b"round": b"2"})
+    if method == "commit":
+        index.freeze(ROUND_2)
     for _ in range(2):
         fault.inject(tmp_path / DIRECTORY / "data.mdb")
         with pytest.raises(OSError, match="commit"):
-            index.commit()
-        assert sorted(index.items()) == expected, "entries that could not be committed are gone from the index"
-        assert len(index) == len(expected), "the number of entries is wrong after a failed commit"
-    index.commit()
+            index.commit() if method == "commit" else index.close(ROUND_2)
+        assert sorted(index.items()) == expected, "entries that could not be written are gone from the index"
+        assert len(index) == len(expected), "the number of entries is wrong after a failed write"
+    index.commit() if method == "commit" else index.close(ROUND_2)
     index.close(None)
-    index = make(tmp_path)
-    assert index.load() == {b"round": b"2"}
-    assert sorted(index.items()) == expected, "entries of the commit that failed are not in the next one"
-    index.close(None)
+    assert stored(tmp_path) == (ROUND_2, expected), "entries of the write that failed are not in the next one"
 
 
-@faults
-def test_close_after_failed_one_stores_everything(tmp_path: Path, fault: Fault) -> None:
-    index = opened(tmp_path, sync=fault.sync)
-    expected = changed(index)
-    for _ in range(2):
-        fault.inject(tmp_path / DIRECTORY / "data.mdb")
-        with pytest.raises(OSError, match="commit"):
-            index.close({b"stop": b"clean"})
-        assert sorted(index.items()) == expected
-        assert len(index) == len(expected)
-    index.close({b"stop": b"clean"})
-    index = make(tmp_path)
-    assert index.load() == {b"stop": b"clean"}
-    assert sorted(index.items()) == expected, "entries of the close that failed are not in the next one"
-    index.close(None)
-
-
-@pytest.mark.parametrize("method", ["commit", "close"])
+@methods
 def test_counts_are_kept_when_reported_failure_was_stored(tmp_path: Path, method: str) -> None:
     """A meta page may be on disk although its write was reported as failed."""
     index = opened(tmp_path)
@@ -164,13 +156,13 @@ def test_counts_are_kept_when_reported_failure_was_stored(tmp_path: Path, method
         for round_ in range(3):
             index.freeze({b"round": b"%d" % round_})
             with pytest.raises(OSError, match="meta page"):
-                index.commit() if method == "commit" else index.close({b"round": b"2"})
+                index.commit() if method == "commit" else index.close(ROUND_2)
             assert sorted(index.items()) == expected, "the changes were applied twice"
             assert len(index) == len(expected), "the number of entries counts the changes twice"
     index.add_reference(ids(1)[0])
-    index.close({b"round": b"2"})
+    index.close(ROUND_2)
     index = make(tmp_path)
-    assert index.load() == {b"round": b"2"}
+    assert index.load() == ROUND_2
     assert index.references(ids(1)[0]) == 3, "the count of the message is wrong after the commit was repeated"
     index.close(None)
 
@@ -195,9 +187,7 @@ def test_reads_raise_until_environment_opens_again(tmp_path: Path) -> None:
     index.commit()
     assert sorted(index.items()) == expected
     index.close({})
-    index = opened(tmp_path)
-    assert sorted(index.items()) == expected
-    index.close(None)
+    assert stored(tmp_path) == ({}, expected)
 
 
 def test_store_flushes_once_index_opens_again(tmp_path: Path) -> None:

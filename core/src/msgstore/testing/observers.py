@@ -71,11 +71,11 @@ class ObserverTests(KitTests):
         for observer in (found for found in subject.observers if found.hook == hook):
             for event in life_of(Path("/data/orders")):
                 if isinstance(event, EVENT_HOOKS[hook]):
-                    before = _members(event)
+                    before = attrs.asdict(event, recurse=False)
                     begin = time.perf_counter()
                     observer.call(event)
                     assert time.perf_counter() - begin < SOON, f"{hook} takes its time"
-                    assert _members(event) == before
+                    assert attrs.asdict(event, recurse=False) == before
 
     def test_events_in_an_unusual_order(self, subject: Subject) -> None:
         """A failure means that the observer relies on a table of open stores. A store may be opened again, or be open for
@@ -88,7 +88,7 @@ class ObserverTests(KitTests):
     def test_stores_at_once(self, subject: Subject) -> None:
         """A failure means that two stores' events meet. Each store has a thread of its own that tells its observers."""
         with ThreadPoolExecutor(8) as pool:
-            for job in [pool.submit(_live, subject, Path(f"/data/{n % 4}")) for n in range(40)]:
+            for job in [pool.submit(tell_life, subject, Path(f"/data/{n % 4}")) for n in range(40)]:
                 job.result(timeout=30)
 
     def test_a_store_is_observed(self, subject: Subject, tmp_path: Path) -> None:
@@ -130,10 +130,6 @@ def tell(subject: Subject, event: events.Event) -> None:
             observer.call(event)
 
 
-def _live(subject: Subject, store: Path) -> None:
+def tell_life(subject: Subject, store: Path) -> None:
     for event in life_of(store):
         tell(subject, event)
-
-
-def _members(event: events.Event) -> dict[str, object]:
-    return attrs.asdict(event, recurse=False)

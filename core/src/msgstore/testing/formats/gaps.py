@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from msgstore.contract import Capability, CompactableFormat, ScanEnd
 from msgstore.contract.formats import Write
 from msgstore.testing.data import numbered, tried
+from msgstore.testing.faults import SECTOR
 from msgstore.testing.formats.segments import Placed, check_body, check_scan, expected, made, rows, written
 from msgstore.testing.guard import KitTests
 from msgstore.testing.subjects import Subject
-
-SECTOR = 512
-"""What a disk writes whole or not at all, at the least."""
 
 _sizes = st.one_of(st.integers(0, 60), st.integers(400, 700))
 

@@ -35,10 +35,6 @@ def _nested(form: SegmentFormat, size: int) -> bytes:
     return record
 
 
-def _nested_without_ends(form: SegmentFormat, size: int) -> bytes:
-    return _nested(form, size)[: size // 2]
-
-
 HOSTILE: dict[str, Callable[[SegmentFormat, int], bytes]] = {
     "zeros": lambda _, size: bytes(size),
     "ones": lambda _, size: b"\1" * size,
@@ -50,7 +46,7 @@ HOSTILE: dict[str, Callable[[SegmentFormat, int], bytes]] = {
     "heads of large records": lambda form, size: _filled(_records(form, 1, bytes(size // 2))[:24], size),
     "half heads": lambda form, size: _filled(_records(form, 1)[:3], size),
     "records in records": _nested,
-    "records in records, cut off": _nested_without_ends,
+    "records in records, cut off": lambda form, size: _nested(form, size)[: size // 2],
     "chains that break": lambda form, size: _filled(_records(form, 9)[:-1], size),
     "records that are cut off": lambda form, size: _filled(_records(form, 1, b"x" * 60)[:40], size),
 }
