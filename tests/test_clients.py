@@ -556,6 +556,41 @@ def test_delete_and_close_beside_writers_leaves_nothing(opened):
 # -- one object for many readers ------------------------------------------------------------------------------------------
 
 
+class BeforeRead(Files):
+    """Calls ``action`` before the next ``pread``: after the reader has looked the location up."""
+
+    action = None
+
+    def pread(self, fd, size, offset):
+        action, self.action = self.action, None
+        if action:
+            action()
+        return super().pread(fd, size, offset)
+
+
+@pytest.mark.parametrize("call", ["read", "read_many"])
+def test_local_read_takes_no_lock_and_follows_compaction(opened, call):
+    files = BeforeRead()
+    store = opened(files, reads="pread")
+    client = store.client()
+    ids = [bytes([number]) * 16 for number in range(1, 21)]
+    for msg_id in ids:
+        client.write(msg_id, msg_id * 20)
+    store.roll()
+    client.remove(ids[::2])
+    client.read(ids[1])  # opens the descriptor, under the lock
+    done = []
+
+    def compact():
+        assert not store._accounting.state_lock.locked()
+        done.extend(store.compact(everything=True))
+
+    files.action = compact
+    bodies = client.read_many(ids[1::2]) if call == "read_many" else {msg_id: client.read(msg_id) for msg_id in ids[1::2]}
+    assert bodies == {msg_id: msg_id * 20 for msg_id in ids[1::2]}
+    assert done, "the segment was compacted between the look-up and the read"
+
+
 def test_read_of_shared_body_returns_one_object(opened):
     store = opened()
     one, two = store.client(), store.client()

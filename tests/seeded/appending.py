@@ -198,10 +198,10 @@ FAULTS = [
         name="refused-body-is-confirmed",
         module="msgstore.engine.write.writer",
         function="Writer.write_slow",
-        fragment="body = self._encode(msg_id, body)",
+        fragment="body = self._encode_body(msg_id, body)",
         replacement=(
             "try:\n"
-            "                body = self._encode(msg_id, body)\n"
+            "                body = self._encode_body(msg_id, body)\n"
             "            except MsgStoreError:\n"
             "                if client.unconfirmed is not None:\n"
             "                    client.unconfirmed.append(msg_id)\n"
@@ -214,10 +214,10 @@ FAULTS = [
         name="refused-body-is-taken",
         module="msgstore.engine.write.writer",
         function="Writer.write_slow",
-        fragment="body = self._encode(msg_id, body)",
+        fragment="body = self._encode_body(msg_id, body)",
         replacement=(
             "try:\n"
-            "                body = self._encode(msg_id, body)\n"
+            "                body = self._encode_body(msg_id, body)\n"
             "            except MsgStoreError:\n"
             "                self._buffer.add(msg_id, body, client.number)\n"
             "                raise"

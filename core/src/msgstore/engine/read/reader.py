@@ -1,14 +1,16 @@
 """Reader: write buffer, else index, else one ``pread``. One reader for stores of this process and next to other processes.
 
-``read`` of a local store has a fast path without locks. It looks the location up, reads, and makes sure that nothing which an
-older lookup may point to was overwritten, cut or closed meanwhile (``ReadFiles.epoch``). If anything is not as it should be, an
-unknown id included, the slow path decides: it gives the answer or the error.
+``read`` and ``read_many`` of a local store have a fast path without locks. It looks the location up, reads, and makes sure that
+nothing which an older lookup may point to was overwritten, cut or closed meanwhile (``ReadFiles.epoch``). If anything is not as
+it should be, an unknown id included, the slow path decides: it gives the answer or the error.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -17,6 +19,7 @@ from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, Store
 from msgstore.engine.backends import Backends
 from msgstore.engine.ids import check_id
 from msgstore.engine.read.strategy import Fetched, ReadStrategy
+from msgstore.engine.segment.read_files import Decode
 from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
@@ -52,13 +55,15 @@ class Reader:
         self._shared = accounting.shared
         self._locate = accounting.index.get
         self._mapped = False
+        self._read_unlocked: Callable[[list[bytes]], dict[bytes, bytes]] = lambda _: {}
         self.read = self.read_slow
 
     # -- fast paths of a local store --------------------------------------------------------------------------------------
 
     def use_fast_path(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, *, mapped: bool) -> None:
-        """Serve ``read`` without locks. ``mapped``: from memory maps of the segments instead of ``pread``."""
+        """Serve ``read`` and ``read_many`` without locks. ``mapped``: ``read`` uses memory maps instead of ``pread``."""
         self._mapped = mapped
+        self._read_unlocked = partial(self._read_many_unlocked, pending, backends)
         self.read = self._make_mapped_read(pending, backends) if mapped else self._make_read(pending, backends)
 
     def _make_read(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
@@ -111,6 +116,30 @@ class Reader:
 
         return read
 
+    def _read_many_unlocked(
+        self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, wanted: list[bytes]
+    ) -> dict[bytes, bytes]:
+        """Return the bodies that can be read without a lock; a missing one may exist all the same."""
+        files, locate, shared_ids = self._segments.read_files, self._locate, self._shared.ids
+        epoch = files.epoch
+        found: dict[bytes, bytes] = {}
+        located: list[tuple[int, bytes]] = []
+        with suppress(OSError):
+            for msg_id in wanted:
+                if (entry := pending.get(msg_id)) is not None:
+                    if (body := entry[0]).__class__ is bytes:
+                        found[msg_id] = body
+                elif msg_id not in shared_ids and (location := locate(msg_id)) is not None:
+                    located.append((location, msg_id))
+            for run in coalesce_reads(sorted(located)):
+                number, start, size = _span(run)
+                if (reader := files.readers.get(number)) is not None:
+                    data = self._segments.files.pread(reader[0], size, start)
+                    if files.epoch != epoch:
+                        break
+                    _decode_run(run, start, data, reader[1], found, backends)
+        return found
+
     # -- for clients ------------------------------------------------------------------------------------------------------
 
     def read_slow(self, msg_id: bytes) -> bytes:
@@ -127,7 +156,11 @@ class Reader:
         for msg_id in wanted:
             check_id(msg_id)
         wanted = list(dict.fromkeys(wanted))
-        return self._strategy.consistently(lambda backends: self._read_many(wanted, backends))
+        found = self._read_unlocked(wanted)
+        if found and len(found) == len(wanted):
+            return found
+        missing = [msg_id for msg_id in wanted if msg_id not in found]
+        return found | self._strategy.consistently(lambda backends: self._read_many(missing, backends))
 
     def contains(self, msg_id: bytes) -> bool:
         """Return True if a live message has this id. ValueError for what is not an id."""
@@ -234,23 +267,13 @@ class Reader:
 
     def _read_run(self, run: list[tuple[int, bytes]], found: dict[bytes, bytes], backends: Backends) -> None:
         """Add the bodies of neighbouring records that can be read; the others are read one by one."""
-        number, start, _ = unpack_location(run[0][0])
-        _, last, size = unpack_location(run[-1][0])
+        number, start, size = _span(run)
         try:
-            fetched = self._strategy.fetch(number, start, last + size - start, backends)
+            fetched = self._strategy.fetch(number, start, size, backends)
         except (OSError, StoreError):
             return
-        if fetched is None:
-            return
-        data, decode, plain, decode_body = fetched.data, fetched.form.format.decode, backends.plain_bodies, backends.decode_body
-        for location, msg_id in run:
-            begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
-            if begin + size <= len(data):
-                try:
-                    stored = decode(msg_id, data[begin : begin + size])
-                    found[msg_id] = stored if plain else decode_body(msg_id, stored)
-                except RecordError:
-                    pass
+        if fetched is not None:
+            _decode_run(run, start, fetched.data, fetched.form.format.decode, found, backends)
 
     # -- errors -----------------------------------------------------------------------------------------------------------
 
@@ -293,6 +316,28 @@ def _decode(msg_id: bytes, fetched: Fetched, record: bytes, size: int) -> bytes:
     if len(record) != size:
         raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
     return fetched.form.format.decode(msg_id, record)
+
+
+def _span(run: list[tuple[int, bytes]]) -> tuple[int, int, int]:
+    """Return segment number, offset and size of a run of records."""
+    number, start, _ = unpack_location(run[0][0])
+    _, last, size = unpack_location(run[-1][0])
+    return number, start, last + size - start
+
+
+def _decode_run(
+    run: list[tuple[int, bytes]], start: int, data: bytes, decode: Decode, found: dict[bytes, bytes], backends: Backends
+) -> None:
+    """Add the bodies that ``data``, read at offset ``start``, holds whole and undamaged."""
+    plain, decode_body = backends.plain_bodies, backends.decode_body
+    for location, msg_id in run:
+        begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
+        if begin + size <= len(data):
+            try:
+                stored = decode(msg_id, data[begin : begin + size])
+                found[msg_id] = stored if plain else decode_body(msg_id, stored)
+            except RecordError:
+                pass
 
 
 MERGE_GAP = 4096

@@ -48,7 +48,7 @@ class Segments:
         """True if appended records are synced by ``sync_written`` only."""
         self.must_check_files = False
         """True if something was written since ``check_files`` last found directory and current segment in place."""
-        self._sync = sync
+        self._sync_each_write = sync
         self._next_number = 0
         """Never the number of a segment that existed since the opening."""
         self._current_fd: int | None = None
@@ -106,7 +106,7 @@ class Segments:
             try:
                 identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
-                if self._sync:
+                if self._sync_each_write:
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
             except BaseException:  # an interrupt, too: the number is used again
@@ -163,7 +163,7 @@ class Segments:
         with self.errors(segment, segment.size):
             try:
                 self.files.pwrite(fd, data, segment.size)
-                if self._sync:
+                if self._sync_each_write:
                     self.files.sync(fd)
                 elif self.sync_later:
                     self._unsynced[segment.number] = segment

@@ -20,20 +20,22 @@ _IDLE_SECONDS = 1.0
 class BackgroundFlusher:
     """Runs from construction to ``stop``. With an interval of 0 there is no thread: each call flushes."""
 
-    def __init__(self, flusher: Flusher, accounting: LiveAccounting, interval: float, sync_interval: float | None) -> None:
-        """``sync_interval``: seconds between syncs, if flushes do not sync themselves."""
+    def __init__(self, flusher: Flusher, accounting: LiveAccounting, sync_interval: float, fsync_every: float | None) -> None:
+        """Seconds, as in the configuration. ``fsync_every``: time between syncs; None if flushes sync themselves, or never."""
         self._flusher = flusher
         self._accounting = accounting
         self._path = accounting.segments.directory
-        self._sync_interval = sync_interval
-        self._interval = min(interval or threading.TIMEOUT_MAX, sync_interval or threading.TIMEOUT_MAX, threading.TIMEOUT_MAX)
+        self._fsync_every = fsync_every
+        self._interval = min(
+            sync_interval or threading.TIMEOUT_MAX, fsync_every or threading.TIMEOUT_MAX, threading.TIMEOUT_MAX
+        )
         self._last_sync = time.monotonic()
         self._signals: SimpleQueue[bool] = SimpleQueue()
         """True: flush now; False: flush after the interval. In C, so that no exception from outside leaves it locked."""
         self._is_idle = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {self._path}", daemon=True)
-        if interval or sync_interval:
+        if sync_interval or fsync_every:
             self._thread.start()
 
     def wake(self) -> None:
@@ -88,7 +90,7 @@ class BackgroundFlusher:
 
     def _flush(self) -> None:
         self._flusher.flush_or_defer()
-        if self._sync_interval is not None and time.monotonic() - self._last_sync >= self._sync_interval:
+        if self._fsync_every is not None and time.monotonic() - self._last_sync >= self._fsync_every:
             with self._accounting.flush_lock:
                 self._flusher.commit_and_reclaim()
             self._last_sync = time.monotonic()

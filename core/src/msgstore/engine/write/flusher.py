@@ -118,7 +118,7 @@ class Flusher:
         self.callback_failures = 0
         self.uncommitted_bytes = 0
         """Charged bytes of changes that no commit covers. Guarded by the state lock."""
-        self._written_bytes = 0
+        self._bytes_to_commit = 0
         """Part of ``uncommitted_bytes`` that the next commit covers: flushes have written it. Guarded by the flush lock."""
         self._flush_again = False
         self.set_failing: Callable[[bool], object] = lambda _: None
@@ -166,10 +166,10 @@ class Flusher:
         lock. ``last``: the store is about to close, so everything is synced and checked."""
         accounting, buffer = self._accounting, self._buffer
         with accounting.state_lock:
-            confirmed = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
+            to_confirm = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = buffer.ids()
             uncommitted = self.uncommitted_bytes  # everything since the last commit, which this flush writes
-        if last or accounting.is_changed or ids or confirmed or self._segments.hints.unwritten:
+        if last or accounting.is_changed or ids or to_confirm or self._segments.hints.unwritten:
             self._segments.must_check_files = True
         while ids:
             at, again = 0, list[bytes]()
@@ -182,9 +182,9 @@ class Flusher:
             buffer.estimated_bytes = buffer.charged_bytes() if buffer.pending else 0
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
-        self._written_bytes = uncommitted
-        self.commit_and_reclaim(sync=last or uncommitted > self._max_unconfirmed or not self._segments.sync_later)
-        return confirmed
+        self._bytes_to_commit = uncommitted
+        self.commit_and_reclaim(commit=last or uncommitted > self._max_unconfirmed or not self._segments.sync_later)
+        return to_confirm
 
     def drain(self) -> None:
         """Append the oldest messages, about one step, unless another thread holds the flush lock."""
@@ -199,27 +199,27 @@ class Flusher:
         count = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self._buffer.estimated_bytes, 1) + 1
         self._batches.write(self._buffer.oldest(count), DRAIN_STEP)
 
-    def commit_and_reclaim(self, *, sync: bool = True, all_hints: bool = False) -> None:
+    def commit_and_reclaim(self, *, commit: bool = True, all_hints: bool = False) -> None:
         """Write hints, commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.
 
-        Without ``sync`` nothing is committed: the index must not get ahead of synced records, and the periodic sync commits.
+        Without ``commit`` only hints are written: the index must not get ahead of synced records. The periodic sync commits.
         """
         if self._segments.hints.unwritten:
             for segment in self._segments.hints.save(everything=all_hints):
                 self._accounting.mark_dirty(segment)
-        if sync:
+        if commit:
             if self._segments.sync_later:
                 self._segments.sync_written()
             self._accounting.commit()
             with self._accounting.state_lock:
-                self.uncommitted_bytes -= self._written_bytes
-                self._written_bytes = 0
+                self.uncommitted_bytes -= self._bytes_to_commit
+                self._bytes_to_commit = 0
             self._buffer.before_removals.clear()
             self._accounting.delete_empty()
 
-    def deliver_confirms(self, confirmed: Sequence[tuple[ConfirmingClient, int]]) -> None:
+    def deliver_confirms(self, to_confirm: Sequence[tuple[ConfirmingClient, int]]) -> None:
         """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
-        for client, count in confirmed:
+        for client, count in to_confirm:
             ids = client.take_unconfirmed(count)
             self._delivering_thread = get_ident()
             try:

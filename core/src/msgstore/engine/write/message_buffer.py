@@ -26,8 +26,8 @@ class FastPath:
     write: Callable[[bytes, bytes], None]
     set_size_limit: Callable[[int], None]
     """Send bodies of this many bytes and more to the slow path from now on; 0 sends all."""
-    set_report_size: Callable[[int], None]
-    """Report after this many charged bytes from now on."""
+    set_charge_step: Callable[[int], None]
+    """Call ``charge`` after this many bytes from now on."""
 
 
 class MessageBuffer(Protocol):
@@ -38,15 +38,15 @@ class MessageBuffer(Protocol):
         client: int,
         unconfirmed: list[bytes] | None,
         size_limit: int,
-        report_size: int,
+        charge_step: int,
         wake: Callable[[], object],
-        report: Callable[[int], object],
+        charge: Callable[[int], object],
         slow_path: Callable[[bytes, bytes], object],
     ) -> FastPath:
         """Return the ``write`` of a client, which takes no lock.
 
-        ``wake`` is called before the first message in an empty buffer, ``report(bytes)`` after each ``report_size`` charged
-        bytes. ``slow_path`` gets what needs the lock, or is not valid.
+        ``wake`` is called before the first message in an empty buffer, ``charge(bytes)`` after each ``charge_step`` bytes,
+        OVERHEAD included. ``slow_path`` gets what needs the lock, or is not valid.
         """
 
     def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:

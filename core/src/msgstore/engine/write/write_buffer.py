@@ -10,8 +10,8 @@
 A call that loses such a race, or meets a message with several references, takes the slow path, which holds the state lock:
 
 - A second reference turns the entry into ``(body, {client number: references})``, which is also in ``shared``. Only the holder
-  of the state lock changes ``shared``; a remover may have popped it from ``pending``, and waits for
-  the lock; the entry stays in ``shared`` until the remover puts it back with one reference less.
+  of the state lock changes ``shared``. A remover that has popped such an entry from ``pending`` waits for the lock. The entry
+  stays in ``shared`` until the remover puts it back with one reference less.
 - So under the state lock an id that is in neither of them, nor in the index, is absent.
 - The flush copies entries, appends them, and pops them under the state lock when the index gets them. An entry that was popped
   by then was removed: its new record is dead.
@@ -41,8 +41,7 @@ class WriteBuffer:
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
         """Empty, or one function to call before a removal pops anything: it flushes, and raises if that fails."""
         self.estimated_bytes = 0
-        """Charged bytes that clients have reported and no batch has written: removals are not subtracted. Guarded by the state
-        lock."""
+        """Bytes that clients have charged and no batch has written: removals are not subtracted. Guarded by the state lock."""
         self.mean_charge = 0.0
         """Charged bytes per message in the last batch. Guarded by the state lock."""
         self._dropped: deque[int] = deque(maxlen=1000)
@@ -53,9 +52,9 @@ class WriteBuffer:
         client: int,
         unconfirmed: list[bytes] | None,
         size_limit: int,
-        report_size: int,
+        charge_step: int,
         wake: Callable[[], object],
-        report: Callable[[int], object],
+        charge: Callable[[int], object],
         slow_path: Callable[[bytes, bytes], object],
     ) -> FastPath:
         pending, setdefault = self.pending, self.pending.setdefault  # local names: here nanoseconds count
@@ -71,9 +70,9 @@ class WriteBuffer:
                     if unconfirmed is not None:  # after the entry: a flush counts the ids to confirm, then lists entries
                         unconfirmed.append(msg_id)
                     charged += size + OVERHEAD
-                    if charged >= report_size:
-                        reported, charged = charged, 0
-                        report(reported)
+                    if charged >= charge_step:
+                        due, charged = charged, 0
+                        charge(due)
                     return
             slow_path(msg_id, body)
 
@@ -81,11 +80,11 @@ class WriteBuffer:
             nonlocal size_limit
             size_limit = size
 
-        def set_report_size(size: int) -> None:
-            nonlocal report_size
-            report_size = size
+        def set_charge_step(size: int) -> None:
+            nonlocal charge_step
+            charge_step = size
 
-        return FastPath(write, set_size_limit, set_report_size)
+        return FastPath(write, set_size_limit, set_charge_step)
 
     def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:
         pop, before = self.pending.pop, self.before_removals

@@ -61,15 +61,15 @@ class Writer:
         self._buffer = buffer
         self._flusher = flusher
         self._index = accounting.index
-        self._encode = backends.encode_body
+        self._encode_body = backends.encode_body
         self._max_body = backends.write_format.format.max_body
         self._flush_each_call = not config.sync_interval
-        self._fast_body_limit = 0 if self._encode else min(config.large_message, self._max_body + 1)
-        self._report_size = 0
+        self._fast_body_limit = 0 if self._encode_body else min(config.large_message, self._max_body + 1)
+        self._charge_step = 0
         self._bound: int = config.max_unconfirmed
-        """Uncommitted bytes at which a writing thread flushes: ``max_unconfirmed`` minus what clients may not have reported."""
+        """Uncommitted bytes at which a writing thread flushes: ``max_unconfirmed`` less what clients have not charged yet."""
         self._charged_since_count = 0
-        """Charged bytes that were reported since the buffer was last counted. Guarded by the state lock."""
+        """Bytes that were charged since the buffer was last counted. Guarded by the state lock."""
         self._is_failing = False
         """True after a failed attempt to write, until one succeeds: each ``write`` flushes before it takes its message."""
         self.wake_flusher: Callable[[], object] = lambda: None
@@ -85,14 +85,14 @@ class Writer:
 
     def register_client(self, client: WritingClient) -> FastPath:
         """Return the fast path of a new client. Caller holds the state lock."""
-        self._set_report_size(len(self._flusher.clients) + 1)
+        self._set_charge_step(len(self._flusher.clients) + 1)
         fast_path = self._buffer.make_fast_path(
             client.number,
             client.unconfirmed,
             self._fast_limit,
-            self._report_size,
+            self._charge_step,
             self.wake_flusher,
-            self.report,
+            self.charge,
             client.write_slow,
         )
         self._flusher.clients.append(client)
@@ -106,15 +106,15 @@ class Writer:
             self._flusher.clients.remove(client)
             self._flusher.unconfirmed.pop(client.number, None)
 
-    def _set_report_size(self, clients: int) -> None:
-        """Let clients report so often that unreported bytes of all together stay below half of ``max_unconfirmed``."""
+    def _set_charge_step(self, clients: int) -> None:
+        """Let clients charge so often that the bytes that none has charged yet stay below half of ``max_unconfirmed``."""
         most = 1 << (clients - 1).bit_length()  # in powers of two: not every new client changes all others
         size = 1 if self._flush_each_call else min(DRAIN_STEP // (1 + most // 8), self._config.max_unconfirmed // (2 * most))
-        if size != self._report_size:
-            self._report_size = size
+        if size != self._charge_step:
+            self._charge_step = size
             self._bound = self._config.max_unconfirmed - size * most
             for client in self._flusher.clients:
-                client.fast_path.set_report_size(size)  # type: ignore[attr-defined]
+                client.fast_path.set_charge_step(size)  # type: ignore[attr-defined]
 
     @property
     def _fast_limit(self) -> int:
@@ -138,8 +138,8 @@ class Writer:
         check_id(msg_id)
         body = _as_bytes(body)
         self._lifecycle.check_writable()
-        if self._encode is not None:
-            body = self._encode(msg_id, body)
+        if self._encode_body is not None:
+            body = self._encode_body(msg_id, body)
         elif len(body) > self._max_body:
             raise too_large(self._config.path, len(body), self._backends.write_format)
         self._appender.seen_large |= len(body) >= self._config.large_message
@@ -151,9 +151,9 @@ class Writer:
                 self._buffer.add(msg_id, body, client.number)
             if client.unconfirmed is not None:
                 client.unconfirmed.append(msg_id)
-        self.report(len(body) + OVERHEAD)
+        self.charge(len(body) + OVERHEAD)
 
-    def report(self, charged: int) -> None:
+    def charge(self, charged: int) -> None:
         """Note bytes that a client has written, OVERHEAD included. Wait for the collector, drain or flush if it is time."""
         flusher = self._flusher
         with self._accounting.state_lock:
@@ -196,9 +196,9 @@ class Writer:
                 self._count_and_drain()
 
     def _count_and_drain(self) -> None:
-        """Drain, unless removals have left less in the buffer than was reported.
+        """Drain, unless removals have left less in the buffer than was charged.
 
-        A count takes milliseconds. So the bytes are counted only if there are too few messages for what was reported.
+        A count takes milliseconds. So the bytes are counted only if there are too few messages for what was charged.
         """
         buffer = self._buffer
         is_count_due = self._charged_since_count >= BUFFER_TARGET // 2
