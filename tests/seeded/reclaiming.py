@@ -39,7 +39,7 @@ FAULTS = [
         fragment="if result.size_after:",
         replacement="if True:",
         symptom="The counter of collected bytes shows more than the store ever held.",
-        caught_by="tests/test_collection.py::test_collected_bytes_of_copy_are_counted_once",
+        caught_by="tests/test_collection.py::test_combine_of_two_segments_leaves_one",
     ),
     Fault(
         name="deletions-are-not-synced",
