@@ -310,7 +310,7 @@ def test_salvaged_copy_belongs_to_msgstore(broker, tmp_path):
 
 
 def test_scrub_of_broker_directory_writes_no_state(broker, monkeypatch):
-    monkeypatch.setattr("msgstore.cli.commands.verify.SAVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("msgstore.cli.scrub_state.SAVE_INTERVAL_SECONDS", 0.0)
     before, times = contents(broker), broker.stat().st_mtime_ns
     assert run("scrub", broker)[0] == 0
     assert contents(broker) == before

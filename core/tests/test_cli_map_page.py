@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 import msgstore
 from msgstore.cli import map_page
 from msgstore.cli.commands.scan import scan_inputs
-from msgstore.cli.downsampling import MergedSpans, downsample
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.main import main
-from msgstore.cli.map_data import MAX_LISTED_SPANS, PageData
+from msgstore.cli.map_data import MAX_LISTED_SPANS, MergedSpans, PageData, downsample
 from msgstore.cli.spans import Span
 from msgstore.contract import Capability, Combine, Compact, Drop, GcPolicyDescriptor
 from msgstore.files import Files

@@ -19,11 +19,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.checking import Checker
+from msgstore.cli.checking import CHUNK, Checker, Throttle
 from msgstore.cli.commands import verify as verb
 from msgstore.cli.main import main
 from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, read_state, write_state
-from msgstore.cli.throttled_reading import CHUNK, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.engine.store import StoredMessage
 from msgstore.files import Files
@@ -220,7 +219,7 @@ def test_verify_with_rate_works_next_to_writer(tmp_path: Path) -> None:
 
 def test_a_kill_costs_a_second_of_work(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is written while it runs, not only when it ends."""
-    monkeypatch.setattr(verb, "SAVE_INTERVAL_SECONDS", 0)
+    monkeypatch.setattr("msgstore.cli.scrub_state.SAVE_INTERVAL_SECONDS", 0)
     written = []
     write = Files.write_file
 
@@ -285,7 +284,7 @@ def test_a_directory_that_cannot_be_written(store: Path, monkeypatch: pytest.Mon
     def refuse(self: Files, path: Path, chunks: Any, *, sync: bool) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(verb, "SAVE_INTERVAL_SECONDS", 0)
+    monkeypatch.setattr("msgstore.cli.scrub_state.SAVE_INTERVAL_SECONDS", 0)
     monkeypatch.setattr(Files, "write_file", refuse)
     result = scrub(store)
     assert result.exit_code == 0
@@ -362,7 +361,7 @@ def test_what_the_disk_cannot_read(store: Path, form: Any) -> None:
 
 def test_a_segment_that_is_mapped(store: Path, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above 64 MiB."""
-    monkeypatch.setattr("msgstore.cli.throttled_reading.READ_WHOLE", 1000)
+    monkeypatch.setattr("msgstore.cli.checking.READ_WHOLE", 1000)
     monkeypatch.setattr("msgstore.files.READ_WHOLE", 1000)
     entries = [entry(0, 64 + 425 * n, IDS[n]) for n in range(10)]
     throttled: list[int] = []
@@ -399,15 +398,11 @@ def test_a_segment_that_changes_meanwhile_is_read_again(store: Path, form: Any) 
     whole = path.read_bytes()
     path.write_bytes(whole[:500])
     os.utime(path, ns=(0, 0))
-    reads = 0
 
     class Growing(Files):
-        def size_and_mtime(self, fd: int) -> tuple[int, int]:
-            nonlocal reads
-            reads += 1
-            if reads == 2:
-                path.write_bytes(whole)
-            return super().size_and_mtime(fd)
+        def list(self, directory: Path) -> dict[str, tuple[int, int]]:
+            path.write_bytes(whole)
+            return super().list(directory)
 
     spots, size, *_ = Checker(Growing(), Throttle(None), lambda _: b"").check(path, form, [])
     assert (spots, size) == ([], 500 + len(whole))
