@@ -21,9 +21,8 @@ import msgstore
 from core_support import BROKER, STORES, columns, copy_of, counts_of, manifest_of, raising, refused, rows_of, run, store_of
 from msgstore.cli import map_page
 from msgstore.cli.commands.scan import scan_inputs
-from msgstore.cli.downsampling import MergedSpans, downsample
 from msgstore.cli.inputs import Inputs
-from msgstore.cli.map_data import MAX_LISTED_SPANS, PageData
+from msgstore.cli.map_data import MAX_LISTED_SPANS, MergedSpans, PageData, downsample
 from msgstore.cli.spans import Span
 from msgstore.contract import Capability, Combine, Compact, Drop, GcPolicyDescriptor
 from msgstore.files import Files

@@ -16,10 +16,9 @@ import pytest
 
 import msgstore
 from core_support import STORES, columns, copy_of, flip, objects, raising, refused, run
-from msgstore.cli.checking import Checker
+from msgstore.cli.checking import CHUNK, Checker, Throttle
 from msgstore.cli.commands import verify as verify_verb
 from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, read_state, write_state
-from msgstore.cli.throttled_reading import CHUNK, Throttle
 from msgstore.contract import MessageNotFound
 from msgstore.engine.store import StoredMessage
 from msgstore.files import Files
@@ -207,7 +206,7 @@ def test_resumed_check_reports_earlier_contradictions(store, stop):
 
 def test_progress_is_saved_after_each_segment(store, monkeypatch):
     """The state is written while it runs, not only when it ends: a kill costs a second of work."""
-    monkeypatch.setattr(verify_verb, "SAVE_INTERVAL_SECONDS", 0)
+    monkeypatch.setattr("msgstore.cli.scrub_state.SAVE_INTERVAL_SECONDS", 0)
     written, write = [], Files.write_file
 
     def watch(self, path, chunks, *, sync):
@@ -220,7 +219,7 @@ def test_progress_is_saved_after_each_segment(store, monkeypatch):
 
 
 def test_state_that_cannot_be_written_is_told_once(store, monkeypatch):
-    monkeypatch.setattr(verify_verb, "SAVE_INTERVAL_SECONDS", 0)
+    monkeypatch.setattr("msgstore.cli.scrub_state.SAVE_INTERVAL_SECONDS", 0)
     monkeypatch.setattr(Files, "write_file", raising(PermissionError(errno.EACCES, "Permission denied", "somewhere")))
     assert run("scrub", store, code=0).stderr.count("cannot be written: Permission denied") == 1
 
@@ -332,7 +331,7 @@ def test_segment_that_disk_cannot_read_is_damage(check):
 
 def test_mapped_segment_is_checked_and_throttled(store, check, monkeypatch):
     """As above 64 MiB."""
-    monkeypatch.setattr("msgstore.cli.throttled_reading.READ_WHOLE", 1000)
+    monkeypatch.setattr("msgstore.cli.checking.READ_WHOLE", 1000)
     monkeypatch.setattr("msgstore.files.READ_WHOLE", 1000)
     entries = [entry(64 + SIZE * n, IDS[n]) for n in range(10)]
     throttled = []
@@ -366,13 +365,10 @@ def test_a_segment_that_changes_meanwhile_is_read_again(store, check):
     whole = path.read_bytes()
     path.write_bytes(whole[:500])
     os.utime(path, ns=(0, 0))
-    reads = []
 
     class Growing(Files):
-        def size_and_mtime(self, fd):
-            reads.append(fd)
-            if len(reads) == 2:
-                path.write_bytes(whole)
-            return super().size_and_mtime(fd)
+        def list(self, directory):
+            path.write_bytes(whole)
+            return super().list(directory)
 
     assert check(files=Growing(), read=lambda _: b"") == ([], 500 + len(whole))
