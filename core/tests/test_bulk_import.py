@@ -22,6 +22,7 @@ from msgstore.cli.main import main
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.jobs import importing
 from msgstore.jobs.importing import import_messages, plan_import
+from msgstore.jobs.tasks import Meter
 
 Rows = list[tuple[bytes, bytes]]
 
@@ -53,7 +54,7 @@ def content(path: Path, index: str = "ets") -> dict[bytes, tuple[bytes, int]]:
 
 
 def run(*sources: Path, to: Path, **keys: Any) -> importing.ImportReport:
-    return import_messages(plan_import(msgstore.load_catalogue(), sources, to, **keys))
+    return import_messages(plan_import(msgstore.load_catalogue(), sources, to, **keys), map, Meter(0))
 
 
 @pytest.mark.parametrize("ids", ["binary(16)", "binary", "text"])
@@ -66,7 +67,7 @@ def test_parquet(ids: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(job.shares) > 3
     assert [share.first for share in job.shares[:2]] == [0, 100 * len(job.shares[0].groups)]
     done: list[tuple[int, int]] = []
-    report = import_messages(job, progress=lambda *so_far: done.append(so_far))
+    report = import_messages(job, map, Meter(job.size, lambda *so_far: done.append(so_far)))
     assert content(tmp_path / "store") == {i: (b, 1) for i, b in rows}
     assert [n for n, _ in done] == sorted({n for n, _ in done})
     assert done[-1][0] == done[-1][1] == sum(share.size for share in job.shares)

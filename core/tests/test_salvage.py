@@ -22,8 +22,8 @@ from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError
 from msgstore.files import Files
 from msgstore.jobs.local.runner import LocalRunner
-from msgstore.jobs.reports import SETTINGS_DAMAGED, SalvageReport
-from msgstore.jobs.salvage import plan_salvage
+from msgstore.jobs.reports import SETTINGS_DAMAGED
+from msgstore.jobs.salvage import SalvageReport, plan_salvage
 from msgstore.scan import FormatSet
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"

@@ -11,8 +11,7 @@ import click
 
 from msgstore.cli import options, output, runners
 from msgstore.cli.commands.scan import show_types
-from msgstore.jobs.inventory import plan_inventory
-from msgstore.jobs.inventory_report import InventoryReport, totals
+from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
 from msgstore.jobs.reports import SegmentStock
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import bind_records
@@ -88,13 +87,13 @@ def _show(out: output.Output, report: InventoryReport) -> None:
     if policies := report.policies():
         rows = [
             {
-                "policy": policy.name,
-                "options": policy.options,
-                "frees": output.size_cell(policy.gives_back),
-                "messages lost": output.count(policy.messages_lost, "bold red"),
-                "steps": policy.errors[0]
-                if policy.errors
-                else ", ".join(f"{action} {count:,}" for action, count in policy.steps.items()) or "nothing",
+                "policy": policy["name"],
+                "options": policy["options"],
+                "frees": output.size_cell(policy["gives_back"]),
+                "messages lost": output.count(policy["messages_lost"], "bold red"),
+                "steps": policy["errors"][0]
+                if policy["errors"]
+                else ", ".join(f"{action} {count:,}" for action, count in policy["steps"].items()) or "nothing",
             }
             for policy in policies
         ]

@@ -18,8 +18,7 @@ from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.files import Files
-from msgstore.jobs.output.commit import check_destination
-from msgstore.jobs.output.staging_directory import working_directory
+from msgstore.jobs.output.staging_directory import check_destination, working_directory
 from msgstore.jobs.salvage import plan_salvage
 
 

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
 from msgstore.jobs.columns.arrays import MAX_VALUE, fixed_width, int64, spans, take_bodies
-from msgstore.jobs.columns.codecs import OpenCodec
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import (
@@ -30,6 +29,7 @@ from msgstore.jobs.reading.segment_check import (
     reading,
 )
 from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.workers import OpenCodec
 from msgstore.scan import OpenFormat, Values
 from msgstore.scan.fields import values_of
 
@@ -240,14 +240,7 @@ _OWN = {"store", "file", "format", "offset", "size", "type", "id", "body"}
 def _fitting(begins: pa.Int64Array, ends: pa.Int64Array, first: int, count: int) -> int:
     """How many records from ``first`` on, at least one, have their bodies within BATCH_BYTES of file."""
     limit = begins[first].as_py() + BATCH_BYTES
-    low, high = 1, count
-    while low < high:
-        middle = (low + high + 1) // 2
-        if ends[first + middle - 1].as_py() <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return int(max(1, pc.sum(pc.less_equal(ends.slice(first, count), limit)).as_py()))
 
 
 def _column(field: RecordField, number: int, rows: Sequence[Values | None]) -> pa.Array:
