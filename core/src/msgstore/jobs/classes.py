@@ -62,16 +62,11 @@ def add_to(report: ReconcileReport, classes: Mapping[str, pa.Table]) -> None:
         report.name(name, _first(classes[name]))
 
 
-def _write(writer: DatasetWriter, classes: Mapping[str, pa.Table]) -> None:
-    """Write the rows of each class into its own folder. Raises StoreIOError."""
-    for name in WRITTEN:
-        if classes[name].num_rows:
-            rows = [of_any_length(classes[name]["id"]), classes[name]["count"], classes[name]["records"]]
-            writer.write(folder([("class", name)]), pa.table(rows, schema=WRITTEN_ROWS))
-
-
 def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, task: int) -> list[Written]:
-    """Add every id of ``sums`` to its class, and write it into the folder of the class, if there is a ``staging`` directory."""
+    """Add every id of ``sums`` to its class, and write it into the folder of the class, if there is a ``staging`` directory.
+
+    Raises StoreIOError.
+    """
     with ExitStack() as stack:
         writer = None
         for rows in sums.totals():
@@ -79,7 +74,10 @@ def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, tas
             add_to(report, classes)
             if staging is not None:
                 writer = writer or stack.enter_context(DatasetWriter(staging, task, WRITTEN_ROWS))
-                _write(writer, classes)
+                for name in WRITTEN:
+                    if classes[name].num_rows:
+                        columns = [of_any_length(classes[name]["id"]), classes[name]["count"], classes[name]["records"]]
+                        writer.write(folder([("class", name)]), pa.table(columns, schema=WRITTEN_ROWS))
         return [writer.finish()] if writer else []
 
 

@@ -63,8 +63,8 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ConfigError(f"{path}: {'is no plain file' if path.exists() else 'there is no such file'}; counts are in lines "
-                          "'id,count', or in Parquet with the columns id and count")  # fmt: skip
+        what = "is no plain file" if path.exists() else "there is no such file"
+        raise ConfigError(f"{path}: {what}; counts are in lines 'id,count', or in Parquet with the columns id and count")
     found = sorted(file for file in visible_files(path, ConfigError) if _is_data(file))
     if not found:
         raise ConfigError(f"{path}: there are no Parquet files in this directory")

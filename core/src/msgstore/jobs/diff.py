@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import Buffer, Columns
+from msgstore.contract import Buffer
 from msgstore.contract.formats import split_ids
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.not_read import NotRead
@@ -64,14 +64,10 @@ def digest(item: SegmentInput) -> IntactRecords:
 
 
 def _with_digests(form: OpenFormat, data: Buffer) -> IntactRecords:
-    good = intact_records(form, data)
-    return attrs.evolve(good, digests=b"".join(_hashes(form, data, good.records)))
-
-
-def _hashes(form: OpenFormat, data: Buffer, records: Columns) -> Iterator[bytes]:
-    decode = form.format.decode
-    for msg_id, offset, size, _ in records.rows():
-        yield blake2b(decode(msg_id, data[offset : offset + size]), digest_size=DIGEST).digest()
+    good, decode = intact_records(form, data), form.format.decode
+    records = ((msg_id, data[offset : offset + size]) for msg_id, offset, size, _ in good.records.rows())
+    digests = (blake2b(decode(msg_id, record), digest_size=DIGEST).digest() for msg_id, record in records)
+    return attrs.evolve(good, digests=b"".join(digests))
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------

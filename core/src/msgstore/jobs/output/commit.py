@@ -12,7 +12,6 @@ import attrs
 from msgstore.contract import Capability, StoreError
 from msgstore.directory import write_settings
 from msgstore.engine.open.recovery import sum_counts
-from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.opening import open_configured
 from msgstore.engine.segment.hint_file import InvalidHint, renamed
 from msgstore.engine.segment.hints import hint_name
@@ -157,21 +156,19 @@ class Staging(StagingDirectory):
             raise StoreError(f"{self.target.path}: {error}") from error
         try:
             recovery = opened.stats().recovery
-            self._check(recovery, messages)
+            if recovery.damaged or recovery.entered + recovery.garbage != messages:
+                damage = "; ".join(recovery.damaged) or f"{recovery.entered + recovery.garbage} records are there"
+                raise StoreError(
+                    f"{self.target.path}: {messages} messages were written for it, but {damage}. Run the job again."
+                )
+            if recovery.first_missing is not None:
+                raise self._missing(recovery.missing, recovery.first_missing)
             if recovery.garbage:
                 _check_copies(self._files, opened, backends_of(self.target, self._catalogue).write_format, self.target.path)
             opened.close()
         finally:
             opened.abandon()
         return recovery.entered
-
-    def _check(self, recovery: Recovery, messages: int) -> None:
-        if recovery.damaged or recovery.entered + recovery.garbage != messages:
-            damage = "; ".join(recovery.damaged) or f"{recovery.entered + recovery.garbage} records are there"
-            raise StoreError(f"{self.target.path}: {messages} messages were written for it, but {damage}. Run the job again.")
-        if recovery.missing:
-            assert recovery.first_missing is not None
-            raise self._missing(recovery.missing, recovery.first_missing)
 
     def _missing(self, count: int, msg_id: bytes) -> StoreError:
         more = f", and {count - 1} more" if count > 1 else ""
