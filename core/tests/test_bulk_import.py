@@ -20,6 +20,7 @@ from core_support import refused, rows_of, run
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.jobs import importing
 from msgstore.jobs.importing import import_messages, plan_import
+from msgstore.jobs.tasks import Meter
 
 ID = "0f" * 16
 
@@ -51,7 +52,7 @@ def content(path, index="ets"):
 
 
 def load(*sources, to, **keys) -> importing.ImportReport:
-    return import_messages(plan_import(msgstore.load_catalogue(), sources, to, **keys))
+    return import_messages(plan_import(msgstore.load_catalogue(), sources, to, **keys), map, Meter(0))
 
 
 def fails(message, *sources, to, error=StoreError, **keys):
@@ -68,7 +69,7 @@ def test_parquet_is_imported_in_order_of_rows(ids, tmp_path, monkeypatch):
     assert len(job.shares) > 3
     assert [share.first for share in job.shares[:2]] == [0, 100 * len(job.shares[0].groups)]
     done = []
-    report = import_messages(job, progress=lambda *so_far: done.append(so_far))
+    report = import_messages(job, map, Meter(job.size, lambda *so_far: done.append(so_far)))
     assert content(tmp_path / "store") == {i: (b, 1) for i, b in rows}
     assert [n for n, _ in done] == sorted({n for n, _ in done})
     assert done[-1][0] == done[-1][1] == sum(share.size for share in job.shares)

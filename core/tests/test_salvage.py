@@ -34,8 +34,8 @@ from msgstore.builtin.options import LocalOptions
 from msgstore.contract import ConfigError, StoreError
 from msgstore.files import Files
 from msgstore.jobs.local.runner import LocalRunner
-from msgstore.jobs.reports import SETTINGS_DAMAGED, SalvageReport
-from msgstore.jobs.salvage import plan_salvage
+from msgstore.jobs.reports import SETTINGS_DAMAGED
+from msgstore.jobs.salvage import SalvageReport, plan_salvage
 from msgstore.scan import FormatSet
 
 CLEAN = store_of("v2_clean")
