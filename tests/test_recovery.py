@@ -177,7 +177,7 @@ def test_rebuild_holds_one_scan_in_memory(cell, tmp_path, monkeypatch):
     """What a scan returned is gone before the next but one begins."""
     live = many_segments(tmp_path, cell.keys)
     scans, most = weakref.WeakSet(), 0
-    original = recovery_module.scan_segment
+    original = recovery_module.RecoveryRun.scan
 
     @attrs.define(eq=False, weakref_slot=True)
     class Watched:
@@ -194,7 +194,7 @@ def test_rebuild_holds_one_scan_in_memory(cell, tmp_path, monkeypatch):
         scans.add(watched)
         return watched
 
-    monkeypatch.setattr(recovery_module, "scan_segment", scan)
+    monkeypatch.setattr(recovery_module.RecoveryRun, "scan", scan)
     with open_with(tmp_path, **cell.keys, refcounts=dict.fromkeys(live, 1).items()) as store:
         assert set(counts(store)) == live
     assert most == 1

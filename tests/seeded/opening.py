@@ -39,7 +39,7 @@ FAULTS = [
     Fault(
         name="flipped-size-passes-for-a-torn-write",
         module="msgstore.engine.open.recovery",
-        function="scan_segment",
+        function="RecoveryRun.scan",
         fragment=" or behind is not None",
         replacement="",
         symptom="One flipped bit in a size lets a compaction cut off every message after it.",
@@ -47,8 +47,8 @@ FAULTS = [
     ),
     Fault(
         name="lost-messages-stay-in-the-index",
-        module="msgstore.engine.open.lost_segments",
-        function="repair_index",
+        module="msgstore.engine.open.reconcile",
+        function="_replace",
         fragment="index.release(list(gone))",
         replacement="pass",
         symptom="A message whose segment is missing is still said to be there, and reading it raises an error.",
@@ -57,7 +57,7 @@ FAULTS = [
     Fault(
         name="moved-records-lose-their-counts",
         module="msgstore.engine.open.reconcile",
-        function="reconcile",
+        function="_replace",
         fragment="copies.values(), [gone[msg_id] for msg_id in copies])",
         replacement="copies.values())",
         symptom="Messages that another program has moved have one reference each, and go with the first removal.",
@@ -84,8 +84,8 @@ FAULTS = [
     Fault(
         name="failed-opening-keeps-the-lock",
         module="msgstore.engine.open.startup",
-        function="_Opening.undo",
-        fragment="stack.callback(self._lock.release)",
+        function="open_directory",
+        fragment="undo.callback(lock.release)",
         replacement="pass",
         symptom="After an opening that failed the same process cannot open the store again.",
         caught_by="tests/test_recovery.py::test_killed_rebuild_begins_again",
@@ -93,7 +93,7 @@ FAULTS = [
     Fault(
         name="empty-segment-survives-a-crash",
         module="msgstore.engine.open.startup",
-        function="_Opening.run",
+        function="_begin_writing",
         fragment="accounting.queue_deletion(segment)",
         replacement="pass",
         symptom="A segment that was empty when the process was killed keeps its space until somebody collects.",
@@ -123,9 +123,9 @@ FAULTS = [
     Fault(
         name="broker-counts-are-deleted",
         module="msgstore.engine.open.clean_shutdown",
-        function="ShutdownFiles.remove",
-        fragment="self.files.replace(self.directory / name, self.directory / (KEPT + name))",
-        replacement="self.files.unlink(self.directory / name)",
+        function="CleanStopMarker.finish",
+        fragment="files.replace(directory / name, directory / (KEPT + name))",
+        replacement="files.unlink(directory / name)",
         symptom="An opening that is killed half-way has destroyed the only counts of a broker's directory.",
         caught_by="tests/test_broker_counts.py::test_first_opening_killed_anywhere_keeps_counts",
     ),

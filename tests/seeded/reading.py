@@ -16,7 +16,7 @@ FAULTS = [
     ),
     Fault(
         name="lock-follows-a-link",
-        module="msgstore.lock_file",
+        module="msgstore.writer_lock",
         function="open_lock",
         fragment='getattr(os, "O_NOFOLLOW", 0)',
         replacement="0",
@@ -34,8 +34,8 @@ FAULTS = [
     ),
     Fault(
         name="half-rebuilt-index-is-read",
-        module="msgstore.engine.live_opening",
-        function="LiveViews.make",
+        module="msgstore.engine.live_store",
+        function="LiveStore.make_view",
         fragment="state.get(LAYOUT_KEY) != LAYOUT",
         replacement="state.get(LAYOUT_KEY, LAYOUT) != LAYOUT",
         symptom="A reader takes an index for whole whose rebuild was killed, and misses messages.",
