@@ -37,9 +37,17 @@ def admit(
     """
     if remembered is None and not config.adopt:
         names = files.list(config.path).keys() | files.non_regular_files(config.path).keys()
+        theirs = next(filter(_BROKERS_NAME.fullmatch, sorted(names)), None)
         if segments.by_number:
-            raise NotAdopted(_refusal(config, backends, segments))
-        if theirs := _of_a_broker(names):
+            first, extension = next(iter(segments)).path.name, backends.write_format.descriptor.extension
+            raise NotAdopted(
+                f"{config.path}: belongs to the broker that wrote it: there is {first}, and no msgstore.json. Released "
+                f"RabbitMQ reads *.rdq only, and no released broker reads *.sqs; this store would write *{extension}. "
+                f"Copy its messages into a fresh store: msgstore salvage {config.path} DEST. To change the directory itself, "
+                f"copy it first, and adopt it: --adopt on the command line, adopt=True in Python, adopt = true in a "
+                f"configuration."
+            )
+        if theirs is not None:
             raise NotAdopted(
                 f"{config.path}: belongs to a broker: there is {theirs}. A store in it would hide what the broker has there. "
                 f"Choose another directory. To make a store here anyway: adopt=True, or --adopt."
@@ -68,22 +76,6 @@ def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> No
         )
 
 
-def _of_a_broker(names: Iterable[str]) -> str | None:
-    """Return the first name that only a broker uses for a file or directory next to segments, or None."""
-    return next((name for name in sorted(names) if _BROKERS_NAME.fullmatch(name)), None)
-
-
-def _refusal(config: StoreConfig, backends: Backends, segments: Segments) -> str:
-    first = segments.by_number[min(segments.by_number)].path.name
-    extension = backends.write_format.descriptor.extension
-    return (
-        f"{config.path}: belongs to the broker that wrote it: there is {first}, and no msgstore.json. Released RabbitMQ reads "
-        f"*.rdq only, and no released broker reads *.sqs; this store would write *{extension}. "
-        f"Copy its messages into a fresh store: msgstore salvage {config.path} DEST. To change the directory itself, copy it "
-        f"first, and adopt it: --adopt on the command line, adopt=True in Python, adopt = true in a configuration."
-    )
-
-
 def codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, files: Files, segments: Segments) -> Backend:
     """Return the body codec that the records of a directory have; that of the configuration if they do not tell.
 
@@ -98,7 +90,10 @@ def codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec
         theirs = _installed(catalogue, name)
         alike = [(msg_id, stored) for msg_id, stored in bodies if catalogue.known_codec(stored) == name]
         if is_most(theirs is None or _accepts(theirs, *body) for body in alike):
-            _check_installed(config, catalogue, name)
+            try:
+                catalogue.body_codec(name)
+            except MsgStoreError as error:
+                raise type(error)(f"{config.path}: its bodies are stored by the body codec {name!r}: {error}") from error
             if config.body.named and config.body.name != name:
                 raise _contradiction(config, f"are stored by the codec {name!r}", f'Write body = "{name}"')
             return config.body if config.body.named else Backend(name)
@@ -141,13 +136,6 @@ def _installed(catalogue: Catalogue, name: str) -> BodyCodec | None:
     except MsgStoreError:
         return None
     return codec
-
-
-def _check_installed(config: StoreConfig, catalogue: Catalogue, name: str) -> None:
-    try:
-        catalogue.body_codec(name)
-    except MsgStoreError as error:
-        raise type(error)(f"{config.path}: its bodies are stored by the body codec {name!r}: {error}") from error
 
 
 def _contradiction(config: StoreConfig, what: str, action: str) -> StoreMismatch:
