@@ -132,19 +132,16 @@ def test_several_at_once(cache):
     assert [path.name for path in cache.glob("*/bin/*")] == ["java"]
 
 
-def test_where_the_cache_cannot_be_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_unwritable_cache_is_replaced_or_refused(tmp_path, monkeypatch, is_writable):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / "mine")
-    assert find_java_home().parent == tmp_path / "mine"
-
-
-def test_where_nothing_can_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / "file")
-    with pytest.raises(SparkUnavailable, match="XDG_CACHE_HOME or TMPDIR"):
-        find_java_home()
+    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / ("mine" if is_writable else "file"))
+    if is_writable:
+        assert find_java_home().parent == tmp_path / "mine"
+    else:
+        with pytest.raises(SparkUnavailable, match="XDG_CACHE_HOME or TMPDIR"):
+            find_java_home()
 
 
 def test_the_directory_of_a_process_goes_with_it(tmp_path):
