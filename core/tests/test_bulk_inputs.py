@@ -224,7 +224,7 @@ def test_unreadable_names_are_damage_and_others_are_read(tmp_path, pattern):
     assert damage(find(tmp_path / pattern, store, tmp_path / "*" / "*")) == damage(found)
 
 
-def test_directory_named_as_segment_is_read_if_it_has_some(tmp_path):
+def test_directory_named_as_segment_is_read(tmp_path):
     touch(tmp_path, "a.rdq/deeper/0.rdq")
     (tmp_path / "b.rdq").mkdir()
     for pattern in ("", "*"):
