@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -193,7 +195,33 @@ def id_of(number: int) -> bytes:
     return number.to_bytes(2, "big") * 8
 
 
-A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
+LETTERS = dict(zip("ABCDEFGH", (bytes([number]) * 16 for number in range(1, 9)), strict=True))
+A, B, C, D = list(LETTERS.values())[:4]
+
+
+def play(store: msgstore.Store, steps: str, clients: Any = None, files: HookedFiles | None = None) -> None:
+    """Play a history. ``1+A``: client 1 writes A, three times itself as its body; ``+A``: a client of its own does so; ``-AA``:
+    remove A twice in one call; ``1x``: delete and close client 1; ``f``: flush; ``r``: roll. ``f{1-A}`` plays ``1-A`` inside the
+    flush, at its next write to ``files``. ``clients``: by their digit, or one client for all steps."""
+    if isinstance(clients, msgstore.Client) or clients is None:
+        alone = clients or store.client()
+        clients = collections.defaultdict(lambda: alone)
+    for step, inside in re.findall(r"(\S[^\s{}]*)(?:\{(.*?)\})?", steps):
+        if step in "fr":
+            if inside:
+                assert files is not None
+                files.before("pwrite", functools.partial(play, store, inside, clients))
+            store.roll() if step == "r" else store.flush()
+            continue
+        number, action, letters = re.fullmatch(r"(\d?)([-+x])(\w*)", step).groups()  # type: ignore[union-attr]
+        client, ids = clients[number], [LETTERS[letter] for letter in letters]
+        if action == "x":
+            client.delete_and_close()
+        elif action == "-":
+            client.remove(ids)
+        else:
+            for msg_id in ids:
+                client.write(msg_id, msg_id * 3)
 
 
 def counts(store: msgstore.Store) -> dict[bytes, int]:

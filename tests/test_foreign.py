@@ -47,42 +47,6 @@ def run(*arguments: object) -> Result:
 
 
 @every_cell
-def test_a_store_lives(foreign, tmp_path):
-    keys = store_keys(foreign)
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        client.write_many((i, body_of(i)) for i in IDS)
-        client.write_many((i, b"ignored") for i in IDS[::4])  # fan-out
-        store.flush()
-        assert len(store.segments()) > 3
-        client.remove(IDS[::2])
-        store.roll()
-        store.compact(everything=True)
-        live = {i: body_of(i) for n, i in enumerate(IDS) if n % 2 or not n % 4}
-        assert client.read_many(IDS) == live
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        assert store.stats().recovery.how == "trust"
-        assert client.read_many(IDS) == live
-        client.write(IDS[2], body_of(IDS[2]))
-        store.flush()
-        client.remove(IDS[1:2])
-        store.flush()
-    live = {**live, IDS[2]: body_of(IDS[2])}
-    del live[IDS[1]]
-    store = open_with(tmp_path, **keys)
-    client = store.client()
-    client.write(b"lost".ljust(16), b"not flushed")
-    client.remove(IDS[3:4])
-    store.abandon()
-    counts = dict.fromkeys(live, 1)
-    with open_with(tmp_path, refcounts=counts.items(), **keys) as store, store.client() as client:
-        assert store.stats().recovery.how == "trust"  # nothing had been flushed
-        assert client.read_many(IDS) == live
-        client.remove(list(live))
-    with open_with(tmp_path, **keys) as store:
-        assert store.stats().messages == 0
-
-
-@every_cell
 def test_a_store_is_a_dictionary_that_survives(foreign, examples):
     machine = type("Machine", (test_model.StoreBesideOtherPrograms,), {"cell": foreign})
     checks = list(HealthCheck)

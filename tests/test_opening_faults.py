@@ -73,11 +73,6 @@ def stores(tmp_path_factory):
     return made
 
 
-@pytest.fixture(params=["ets", "lmdb"])
-def kind(request):
-    return request.param
-
-
 @pytest.fixture
 def path(stores, kind, tmp_path):
     return copy_of(stores[kind], tmp_path / "store")
