@@ -201,7 +201,7 @@ A, B, C, D = list(LETTERS.values())[:4]
 
 def play(store: msgstore.Store, steps: str, clients: Any = None, files: HookedFiles | None = None) -> None:
     """Play a history. ``1+A``: client 1 writes A, three times itself as its body; ``+A``: a client of its own does so; ``-AA``:
-    remove A twice in one call; ``1x``: delete and close client 1; ``f``: flush; ``r``: roll. ``f{1-A}`` plays ``1-A`` inside the
+    remove A twice in one call; ``1x``: delete and close client 1; ``f``: flush; ``r``: roll. ``f{1-A}`` plays ``1-A`` in the
     flush, at its next write to ``files``. ``clients``: by their digit, or one client for all steps."""
     if isinstance(clients, msgstore.Client) or clients is None:
         alone = clients or store.client()
@@ -242,6 +242,9 @@ def collect(store: msgstore.Store, *actions: Any) -> list[Any]:
     return store.compact()
 
 
+TWENTY = [(bytes([n]) * 16, b"body") for n in range(20)]
+
+
 def command(*arguments: object, code: int | None = 0, stdin: bytes | str | None = None) -> Result:
     """Run the command line in this process. Fails for another exit code, unless ``code`` is None."""
     result = CliRunner(env={"COLUMNS": "400"}).invoke(main, [str(argument) for argument in arguments], input=stdin)
@@ -261,6 +264,13 @@ def run_job(job: Any, processes: int = 1) -> Any:
 
     verb = type(job).__name__.removesuffix("Job").lower()
     return getattr(LocalRunner(LocalOptions(processes=processes)), verb)(job)
+
+
+def filled(path: Path, messages: Iterable[tuple[bytes, bytes]] = TWENTY, **keys: Any) -> Path:
+    """Write a store with these messages, and close it."""
+    with open_with(path, **keys) as store:
+        store.client().write_many(messages)
+    return path
 
 
 def records_in(found: Any) -> list[dict[str, Any]]:

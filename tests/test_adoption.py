@@ -16,7 +16,7 @@ from msgstore.config import store_config
 from msgstore.directory import SETTINGS
 from msgstore.engine.opening import open_configured
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
-from support import DATA, catalogue, command, hashes, needs_erlang, open_with, unchanged
+from support import DATA, catalogue, command, filled, hashes, needs_erlang, open_with, unchanged
 
 ID = bytes(range(16))
 OTHER = bytes(range(16, 32))
@@ -33,8 +33,7 @@ def broker(tmp_path: Path) -> Path:
 
 def made_by_hand(path: Path, *bodies: bytes) -> Path:
     """A directory with segments and without ``msgstore.json``."""
-    with open_with(path, body="raw") as store, store.client() as client:
-        client.write_many((number.to_bytes(16), body) for number, body in enumerate(bodies))
+    filled(path, [(number.to_bytes(16), body) for number, body in enumerate(bodies)], body="raw")
     for name in (SETTINGS, "msgstore.lock", "clean.dot"):
         (path / name).unlink()
     return path
@@ -188,10 +187,8 @@ def test_store_beneath_a_brokers_directory_is_refused(tmp_path):
 
 @pytest.mark.parametrize("adopt", [False, True])
 def test_new_directory_needs_no_adoption(adopt, tmp_path):
-    for _ in range(3):
-        with open_with(tmp_path / "new", adopt=adopt) as store, store.client() as client:
-            if _:
-                client.write(ID, b"body")
+    for messages in ([], [(ID, b"body")], []):
+        filled(tmp_path / "new", messages, adopt=adopt)
     assert remembered(tmp_path / "new") == "raw"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from msgstore.contract import Combine, Compact, Drop
 from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles
-from support import collect, contents, id_of, open_with
+from support import collect, contents, id_of, open_with, until
 
 LIMIT = 20_000
 KEYS = {"sync_interval": "1h", "file_size_limit": LIMIT, "erase": True}
@@ -82,11 +82,7 @@ def test_collector_erases_in_the_background(cell, tmp_path):
     store, left, gone = filled(tmp_path, cell, gc_interval="10ms")
     store.client().remove(map(id_of, gone + left))
     store.flush()
-    for _ in range(2000):
-        store._background_collector._thread.join(0.01)
-        if not (traces(tmp_path, gone + left) or list(tmp_path.glob("*.erase"))):
-            break
-    assert not list(tmp_path.glob("*.erase"))
+    until(lambda: not (traces(tmp_path, gone + left) or list(tmp_path.glob("*.erase"))))
     store.close()
 
 

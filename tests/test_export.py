@@ -18,7 +18,7 @@ from msgstore.jobs.export import ExportReport, plan_export
 from msgstore.jobs.output import datasets
 from msgstore.jobs.reconcile import plan_reconcile
 from msgstore.jobs.salvage import plan_salvage
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, json_of, records_of, run_job
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, filled, json_of, records_of, run_job
 from support import failing as raise_io_error
 
 
@@ -74,10 +74,7 @@ def test_partitions_have_the_values_of_their_columns(tmp_path, monkeypatch):
 
 
 def test_records_of_a_third_party_have_its_columns(tmp_path):
-    with msgstore.open_store(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
-        for n in range(20):
-            client.write(bytes([n]) * 16, b"body")
-    report = export([tmp_path / "store"], tmp_path / "to", partition_by=["actor"])
+    report = export([filled(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys)], tmp_path / "to", partition_by=["actor"])
     assert report.rows == 20
     rows = rows_of(tmp_path / "to")
     assert {(row["actor"], row["type"], row["body"]) for row in rows} == {("tests", 200, b"body")}
@@ -85,9 +82,7 @@ def test_records_of_a_third_party_have_its_columns(tmp_path):
 
 
 def test_an_empty_store_has_columns_all_the_same(tmp_path):
-    with msgstore.open_store(tmp_path / "store"):
-        pass
-    report = export([tmp_path / "store"], tmp_path / "to")
+    report = export([filled(tmp_path / "store", [])], tmp_path / "to")
     assert (report.rows, report.files) == (0, 1)
     assert ds.dataset(tmp_path / "to").schema.names == report.columns
 
@@ -183,8 +178,7 @@ def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
 
 def test_a_body_that_decodes_to_more_than_a_value_can_be_is_an_error_that_says_where(tmp_path, monkeypatch):
     pytest.importorskip("acme_zstd_body")
-    with msgstore.open_store(tmp_path / "store", body="zstd") as store, store.client() as client:
-        client.write(b"i" * 16, bytes(1000))
+    filled(tmp_path / "store", [(b"i" * 16, bytes(1000))], body="zstd")
     monkeypatch.setattr("msgstore.jobs.columns.batches.MAX_VALUE", 999)
     arguments = ["export", tmp_path / "store", tmp_path / "to", "--processes", "1", "--body", "zstd"]
     result = command(*arguments, code=2)

@@ -12,13 +12,12 @@ import zlib
 
 import lmdb
 import pytest
-from click.testing import CliRunner
 
 import msgstore
-from msgstore.cli.main import main
 from msgstore.contract import BrokenPlugin
 from msgstore.directory import MAX_NUMBER
 from msgstore.engine.state import checkpoint
+from support import TWENTY, command, filled
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links, pipes and sparse files are made as POSIX makes them")
 
@@ -30,8 +29,7 @@ SEGMENT = {"v1": "0.rdq", "v2": "0.sqs"}
 def made(cell, tmp_path):
     """A store of five messages, closed, and how to open it."""
     keys = {**cell.keys, "path": tmp_path / "store"}
-    with msgstore.open_store(**keys) as store, store.client() as client:
-        client.write_many((bytes([n]) * 16, b"body") for n in range(5))
+    filled(messages=TWENTY[:5], **keys)
     return keys
 
 
@@ -46,8 +44,8 @@ def use(keys):
 
 
 def run(*arguments):
-    """Of the command line, in a process that is killed if it takes half a minute."""
-    return subprocess.run([sys.executable, "-m", "msgstore.cli.main", *map(str, arguments)], timeout=30, capture_output=True)
+    """Run Python in a process that is killed if it takes half a minute."""
+    return subprocess.run([sys.executable, *map(str, arguments)], timeout=30, capture_output=True, text=True)
 
 
 def refuses_the_link(keys, path, outside):
@@ -109,11 +107,11 @@ def test_pipe_or_directory_in_place_never_blocks(made, cell, name, kind):
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.mkdir()
     code = f"import msgstore; msgstore.open_store({str(made['path'])!r}, **{cell.keys!r}).close()"
-    done = subprocess.run([sys.executable, "-c", code], timeout=30, capture_output=True, text=True)
+    done = run("-c", code)
     harmless = (name == "clean.dot" and kind == "pipe") or (name == "msgstore-ets.snapshot" and cell.index == "lmdb")
     assert (done.returncode == 0) == harmless, done.stderr
     assert harmless or "msgstore.contract.errors.Store" in done.stderr
-    assert run("scan", made["path"]).returncode in (0, 1, 2)
+    assert run("-m", "msgstore.cli.main", "scan", made["path"]).returncode in (0, 1, 2)
 
 
 def test_highest_segment_number_is_refused(made, cell):
@@ -150,13 +148,10 @@ def test_segment_of_one_tebibyte_is_refused(made, cell):
 
 def test_scan_and_salvage_never_touch_lmdb(tmp_path, monkeypatch):
     path = tmp_path / "store"
-    with msgstore.open_store(path, index="lmdb") as store, store.client() as client:
-        client.write(b"i" * 16, b"body")
+    filled(path, [(b"i" * 16, b"body")], index="lmdb")
     monkeypatch.setattr(lmdb, "Environment", None)  # whoever calls it fails
-    for arguments in (["scan"], ["salvage", str(tmp_path / "fresh")]):
-        verb, *rest = arguments
-        result = CliRunner().invoke(main, [verb, str(path), *rest])
-        assert result.exit_code == 0, result.output
+    command("scan", path)
+    command("salvage", path, tmp_path / "fresh")
     with pytest.raises(BrokenPlugin, match=r"cannot load its entries .*TypeError"):
         msgstore.open_store(path, index="ets")  # takes the counts over from the index of the last opening
     (path / "msgstore-lmdb").rename(path / "away")

@@ -18,7 +18,7 @@ import msgstore
 from msgstore.contract import ConfigError, Damage
 from msgstore.jobs.inventory import edges_of, is_touched, plan_inventory
 from msgstore.jobs.inventory_report import InventoryReport
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, json_of, run_job
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, filled, json_of, run_job
 
 STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for path in DATA.rglob("*.sqs")})
 
@@ -118,10 +118,7 @@ def test_copies_in_other_segments_are_garbage_and_other_stores_are_their_own(tmp
 
 
 def test_records_of_a_third_party(tmp_path):
-    with msgstore.open_store(tmp_path, **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
-        for n in range(20):
-            client.write(bytes([n]) * 16, b"body")
-    report = take(tmp_path)
+    report = take(filled(tmp_path, **ACME_CELLS["ets-v2-audit"].keys))
     assert report.as_json()["types"] == {"audit": 20}
     assert report.as_json()["live"] == 20
 

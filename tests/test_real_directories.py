@@ -13,6 +13,8 @@ from msgstore.testing.faults import RecordingFiles
 from support import DATA, DIRECTORIES, RealDirectory, hashes, open_with
 from support import counts as references_of
 
+BROKERS = {"clean.dot", "msg_store_index.ets", "file_summary.ets"}
+
 
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_live_messages_with_counts_survive_everything(name, index, tmp_path):
@@ -35,6 +37,7 @@ def test_live_messages_with_counts_survive_everything(name, index, tmp_path):
         assert hashes(store) == live
         with store.client() as client:
             assert len(client.read_many(live)) == len(live)
+    assert not BROKERS - {"clean.dot"} & {entry.name for entry in path.iterdir()}
     with msgstore.open_store(path, index=index, format="v2") as store:
         assert store.stats().recovery.how == "trust"
         assert hashes(store) == live
@@ -57,6 +60,7 @@ def test_dirty_stop_after_adoption_loses_nothing(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
     store = msgstore.open_store(path, adopt=True, index=index, format="v2", refcounts=real.refcounts.items())
+    assert not BROKERS & {entry.name for entry in path.iterdir()}, "the saved index of the broker is not put away"
     store.compact(everything=True)
     store.abandon()
     with msgstore.open_store(path, index=index, format="v2", refcounts=real.refcounts.items()) as store:
@@ -75,15 +79,6 @@ def test_torn_segment_is_sealed_never_shortened(index, tmp_path):
         assert (path / "2.sqs").exists()
     torn = real.manifest["torn"]
     assert size - torn["record_offset"] == torn["kept_bytes"]
-
-
-@pytest.mark.parametrize("name", DIRECTORIES)
-def test_saved_index_of_broker_is_put_away(name, index, tmp_path):
-    path = RealDirectory.load(name).copy(tmp_path)
-    store = msgstore.open_store(path, adopt=True, index=index, format="v2")
-    assert not {"clean.dot", "msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
-    store.close()
-    assert not {"msg_store_index.ets", "file_summary.ets"} & {entry.name for entry in path.iterdir()}
 
 
 def test_emptied_segments_are_deleted_unread(index, tmp_path):

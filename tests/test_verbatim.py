@@ -7,19 +7,11 @@ from importlib.util import find_spec
 import pytest
 
 from msgstore.contract import Combine, Compact
-from support import ACME_CELLS, open_with
+from support import ACME_CELLS, collect, open_with
 
 pytestmark = pytest.mark.skipif(
     find_spec("acme_audit_record") is None, reason="python -m pip install -e ./examples/acme_audit_record"
 )
-
-
-class Says:
-    def __init__(self, *actions):
-        self._actions = actions
-
-    def plan(self, segments, now):
-        return self._actions
 
 
 def records(store):
@@ -38,7 +30,6 @@ def test_records_are_moved_byte_for_byte(index, tmp_path, action, erase):
         client.remove(ids[::3])
         store.flush()
         before = records(store)
-        store._collector._policy = Says(action)
-        assert {done.outcome for done in store.compact()} <= {"combined", "compacted"}
+        assert {done.outcome for done in collect(store, action)} <= {"combined", "compacted"}
         assert records(store) == before
         assert all(b"tests" in record for record in before.values())
