@@ -36,6 +36,12 @@ def scanned(*sources: Path) -> list[dict]:
     return sorted(records_of(*sources), key=lambda row: (row["store"], row["file"], row["offset"]))
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store of a broker."""
+    return RealDirectory.load("v2_clean").copy(tmp_path)
+
+
 @pytest.mark.slow
 def test_every_directory_of_ours(tmp_path, monkeypatch):
     monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (2**18,))
@@ -101,8 +107,7 @@ def test_wrong_columns(options, said, tmp_path):
         plan_export(catalogue(), [DATA / "msg-store" / "v2_clean"], tmp_path / "to", **options)
 
 
-def test_wrong_places(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_wrong_places(path, tmp_path):
     for to, said in ((path / "to", "lies inside"), (path, "lies inside"), (tmp_path / "x" / "y", "no such directory")):
         with pytest.raises(StoreError, match=said):
             plan_export(catalogue(), [path], to)
@@ -111,8 +116,7 @@ def test_wrong_places(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["write", "finish", "commit"])
-def test_after_a_failure_nothing_is_left_and_it_can_be_done_again(failing, tmp_path, monkeypatch):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_after_a_failure_nothing_is_left_and_it_can_be_done_again(path, failing, tmp_path, monkeypatch):
 
     fail = raise_io_error(errno.ENOSPC)
     with monkeypatch.context() as patch:
@@ -165,8 +169,7 @@ def test_what_a_glob_matches_is_only_read(pattern, tmp_path, monkeypatch):
     plan_salvage(catalogue(), [path / "0.sqs"], to)  # beside a segment that is named there is room
 
 
-def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_a_segment_that_is_gone_or_unreadable_is_damage(path, tmp_path):
     job = plan_export(catalogue(), [path], tmp_path / "to")
     (path / "0.sqs").unlink()
     report = run_job(job)
@@ -196,8 +199,7 @@ def test_the_command(tmp_path):
     assert "choose a new name" in command(*arguments, code=2).stderr
 
 
-def test_a_column_that_is_named_twice(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_a_column_that_is_named_twice(path, tmp_path):
     export([path], tmp_path / "to", partition_by=["file", "file"])
     assert rows_of(tmp_path / "to") == scanned(path)
 
