@@ -29,6 +29,14 @@ def dump(page: str) -> dict[int, bytes]:
     return found
 
 
+def whole(page: str) -> bytes:
+    """The file that the blocks of a page are all of."""
+    dumped = dump(page)
+    data = b"".join(dumped[offset] for offset in sorted(dumped))
+    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    return data
+
+
 def assert_is_in(dumped: dict[int, bytes], file: str) -> bytes:
     data = (ROOT / file).read_bytes()
     assert dumped
@@ -59,9 +67,7 @@ def test_the_bytes_of_v2_are_as_the_page_decodes_them():
 
 
 def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
-    dumped = dump("hints.md")
-    data = b"".join(dumped[offset] for offset in sorted(dumped))
-    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    data = whole("hints.md")
     assert zlib.crc32(b"5.sqs" + data[:-4]) == int.from_bytes(data[-4:])
     hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
     ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
@@ -71,9 +77,7 @@ def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
 
 
 def test_the_bytes_of_a_snapshot_are_as_the_page_decodes_them():
-    dumped = dump("snapshot.md")
-    data = b"".join(dumped[offset] for offset in sorted(dumped))
-    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    data = whole("snapshot.md")
     snapshot = pytest.importorskip("msgstore_ets_index.snapshot")
     entries: dict[bytes, int] = {}
     counts: dict[bytes, int] = {}

@@ -21,7 +21,7 @@ FAULTS = [
         fragment='getattr(os, "O_NOFOLLOW", 0)',
         replacement="0",
         symptom="Opening a store empties the file that a link named msgstore.lock leads to.",
-        caught_by="tests/test_hostile_directory.py::test_lock_file_link_is_refused",
+        caught_by="tests/test_hostile_directory.py::test_link_in_place_of_own_file_is_refused",
     ),
     Fault(
         name="moved-record-is-read-where-it-was",
