@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import faulthandler
 import functools
 import hashlib
 import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -362,9 +364,16 @@ def in_threads(*calls: Callable[[], object], seconds: float = 60) -> None:
         thread.start()
     for thread in threads:
         thread.join(seconds)
-        assert not thread.is_alive(), "a thread hangs"
+        assert not thread.is_alive(), f"a thread hangs; all threads are at\n{_stacks()}"
     if errors:
         raise errors[0]
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
 
 
 def hashes(store: msgstore.Store) -> dict[bytes, str]:

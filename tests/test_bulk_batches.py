@@ -25,8 +25,8 @@ from support import DATA, catalogue, filled, needs_foreign, records_in
 pa = pytest.importorskip("pyarrow")
 
 from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch  # noqa: E402
-from msgstore.jobs.columns.codecs import OpenCodec, open_codec  # noqa: E402
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema  # noqa: E402
+from msgstore.jobs.workers import OpenCodec, open_codec  # noqa: E402
 
 ALL = find_inputs(catalogue(), [DATA]).inputs
 WITH_BODIES = find_inputs(catalogue(), [DATA / "msg-store" / "*" / "store"]).inputs

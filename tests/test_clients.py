@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
 import msgstore
+from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
 from msgstore.testing.concurrency import eager_switching
 from support import A, B, C, D, HookedFiles, counts, in_threads, play, until
@@ -438,6 +440,19 @@ def test_local_read_takes_no_lock_and_follows_compaction(opened, files, call):
     bodies = client.read_many(ids[1::2]) if call == "read_many" else {msg_id: client.read(msg_id) for msg_id in ids[1::2]}
     assert bodies == {msg_id: msg_id * 20 for msg_id in ids[1::2]}
     assert done, "the segment was compacted between the look-up and the read"
+
+
+def test_contains_of_present_id_takes_no_lock(store):
+    client = store.client()
+    client.write(A, b"on disk")
+    store.flush()
+    client.write(B, b"buffered")
+    with ThreadPoolExecutor(1) as pool, store._accounting.state_lock:
+        assert [pool.submit(client.contains, msg_id).result(timeout=10) for msg_id in (A, B)] == [True, True]
+    assert not client.contains(C)
+    store.close()
+    with pytest.raises(StoreClosed):
+        store.contains(A)
 
 
 def test_read_of_shared_body_returns_one_object(store):

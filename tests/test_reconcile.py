@@ -343,7 +343,7 @@ def test_sums_are_what_they_are_at_the_end(tmp_path, write):
 def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
     rows = [(b"i" * 16, 1)]
     lines, parquet = counts_file(tmp_path / "d.csv", rows), write_parquet(tmp_path / "part-0", rows)
-    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.deltas", "msgstore.jobs.reading.parquet_files"):
+    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.deltas", "msgstore.jobs.columns.arrays"):
         monkeypatch.setitem(sys.modules, name, None)
     assert list(read_counts(lines)) == rows
     for path in (parquet, tmp_path):

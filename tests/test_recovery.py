@@ -189,7 +189,7 @@ def test_progress_callback_raising_stops_opening_unharmed(many_segments, tmp_pat
 def test_rebuild_holds_one_scan_in_memory(many_segments, tmp_path, monkeypatch):
     """What a scan returned is gone before the next but one begins."""
     scans, most = weakref.WeakSet(), 0
-    original = recovery_module.scan_segment
+    original = recovery_module.RecoveryRun.scan
 
     @attrs.define(eq=False, weakref_slot=True)
     class Watched:
@@ -206,7 +206,7 @@ def test_rebuild_holds_one_scan_in_memory(many_segments, tmp_path, monkeypatch):
         scans.add(watched)
         return watched
 
-    monkeypatch.setattr(recovery_module, "scan_segment", scan)
+    monkeypatch.setattr(recovery_module.RecoveryRun, "scan", scan)
     with open_with(tmp_path, **many_segments, **given(1)) as store:
         assert set(counts(store)) == set(LIVE)
     assert most == 1
