@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from msgstore.cli import map_page
-from msgstore.cli.downsampling import MAX_SPANS
 from msgstore.cli.main import main
+from msgstore.cli.map_data import MAX_SPANS
 
 pytestmark = pytest.mark.browser
 

@@ -19,17 +19,16 @@ tail-scan-resets-counts: After a crash a message with several references has one
   -  if index.get(i) is None]
   + ]
 flipped-size-passes-for-a-torn-write: One flipped bit in a size lets a compaction cut off every message after it.
-  scan_segment  tests/test_faults.py::test_compaction_keeps_records_behind_flipped_size
+  RecoveryRun.scan  tests/test_faults.py::test_compaction_keeps_records_behind_flipped_size
   -  or behind is not None
   +
-@ msgstore.engine.open.lost_segments
+@ msgstore.engine.open.reconcile
 lost-messages-stay-in-the-index: A message whose segment is missing is still said to be there, and reading it raises an error.
-  repair_index  tests/test_recovery.py::test_lost_segment_is_reported_other_counts_stay
+  _replace  tests/test_recovery.py::test_lost_segment_is_reported_other_counts_stay
   - index.release(list(gone))
   + pass
-@ msgstore.engine.open.reconcile
 moved-records-lose-their-counts: Messages that another program has moved have one reference each, and go with the first removal.
-  reconcile  tests/test_small_damage.py::test_moved_records_keep_their_counts
+  _replace  tests/test_small_damage.py::test_moved_records_keep_their_counts
   - copies.values(), [gone[msg_id] for msg_id in copies])
   + copies.values())
 first-record-after-the-row-is-dead: The first message that was appended after the last clean stop is lost when the index is
@@ -45,11 +44,11 @@ grown-segment-passes-the-brokers-summary: Saved counts that are older than the s
   + if size > segment.size:
 @ msgstore.engine.open.startup
 failed-opening-keeps-the-lock: After an opening that failed the same process cannot open the store again.
-  _Opening.undo  tests/test_recovery.py::test_killed_rebuild_begins_again
-  - stack.callback(self._lock.release)
+  open_directory  tests/test_recovery.py::test_killed_rebuild_begins_again
+  - undo.callback(lock.release)
   + pass
 empty-segment-survives-a-crash: A segment that was empty when the process was killed keeps its space until somebody collects.
-  _Opening.run  tests/test_meetings.py::test_empty_segment_of_killed_store_is_deleted
+  _begin_writing  tests/test_meetings.py::test_empty_segment_of_killed_store_is_deleted
   - accounting.queue_deletion(segment)
   + pass
 store-appends-after-a-torn-record: After a crash the store appends after a torn record, and nothing that it writes there is
@@ -64,9 +63,9 @@ first-change-deletes-the-marker: After a kill before the first commit the saved 
   - files.replace(directory / CLEAN, directory / PENDING_CLEAN)
   + files.unlink(directory / CLEAN)
 broker-counts-are-deleted: An opening that is killed half-way has destroyed the only counts of a broker's directory.
-  ShutdownFiles.remove  tests/test_broker_counts.py::test_first_opening_killed_anywhere_keeps_counts
-  - self.files.replace(self.directory / name, self.directory / (KEPT + name))
-  + self.files.unlink(self.directory / name)
+  CleanStopMarker.finish  tests/test_broker_counts.py::test_first_opening_killed_anywhere_keeps_counts
+  - files.replace(directory / name, directory / (KEPT + name))
+  + files.unlink(directory / name)
 @ msgstore.directory
 settings-are-not-synced: After a power loss a new store has segments and no msgstore.json, and is taken for a broker's.
   write_settings  tests/test_adoption.py::test_settings_reach_disk_before_first_segment

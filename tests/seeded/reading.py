@@ -6,7 +6,6 @@ directory-is-not-locked: When somebody deletes msgstore.lock, a second writer op
   WriterLock.__init__  tests/test_two_writers.py::test_removed_lock_file_lets_no_second_writer_in
   - self._directory.lock()
   + pass
-@ msgstore.lock_file
 lock-follows-a-link: Opening a store empties the file that a link named msgstore.lock leads to.
   open_lock  tests/test_hostile_directory.py::test_lock_file_link_is_refused
   - getattr(os, "O_NOFOLLOW", 0)
@@ -20,9 +19,9 @@ short-read-is-a-shorter-body: A message in a segment that was cut is read as a s
   _decode  tests/test_store.py::test_read_of_cut_segment_raises_corruptrecord
   - if len(record) != size:
   + if len(record) > size:
-@ msgstore.engine.live_opening
+@ msgstore.engine.live_store
 half-rebuilt-index-is-read: A reader takes an index for whole whose rebuild was killed, and misses messages.
-  LiveViews.make  tests/test_other_processes.py::test_reader_refuses_a_half_rebuilt_index
+  LiveStore.make_view  tests/test_other_processes.py::test_reader_refuses_a_half_rebuilt_index
   - state.get(LAYOUT_KEY) != LAYOUT
   + state.get(LAYOUT_KEY, LAYOUT) != LAYOUT
 @ msgstore.engine.state.accounting

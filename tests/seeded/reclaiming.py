@@ -45,7 +45,7 @@ names-of-copies-are-not-synced: A power loss takes the names of copies whose sou
   + pass
 @ msgstore.engine.events.telemetry
 freed-bytes-of-copied-segments-count-twice: The counter of collected bytes shows more than the store ever held.
-  Telemetry.collected  tests/test_collection.py::test_collected_bytes_of_copy_are_counted_once
+  Telemetry.collected  tests/test_collection.py::test_combine_of_two_segments_leaves_one
   - if result.size_after:
   + if True:
 @ msgstore.engine.compact.pinning

@@ -253,16 +253,8 @@ def _typed(kind: Any, value: object, where: str) -> Any:
         raise ConfigError(f"{where}: {value!r} is not a list. Write [{json.dumps(value, default=str)}].")
     try:
         return _converter.structure(value, kind)
-    except cattrs.BaseValidationError as error:
-        raise ConfigError(f"{where}: {'; '.join(_leaf_messages(error))}") from error
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def _leaf_messages(error: BaseException) -> list[str]:
-    if isinstance(error, BaseExceptionGroup):
-        return [message for inner in error.exceptions for message in _leaf_messages(inner)]
-    return [str(error)]
 
 
 def _exactly(kind: type, noun: str) -> Any:
@@ -324,7 +316,7 @@ def _structure_path(value: object, _: object) -> Path:
     return Path(value)
 
 
-_converter = cattrs.Converter()
+_converter = cattrs.Converter(detailed_validation=False)  # the first error, as itself
 _converter.register_structure_hook(Size, lambda value, _: parse_size(value))
 _converter.register_structure_hook(Duration, lambda value, _: parse_duration(value))
 _converter.register_structure_hook(Backend, _structure_backend)

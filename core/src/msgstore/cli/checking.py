@@ -1,8 +1,14 @@
-"""Check of a store, segment by segment: every byte against the format, every live record against the index, and the counts."""
+"""Check of a store, segment by segment: every byte against the format, every live record against the index, and the counts.
+
+Segments can be read at a limited rate. Bytes that the disk cannot read are damage, and the rest is checked.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import heapq
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,14 +18,85 @@ import attrs
 
 from msgstore.cli.scrub_state import DamagedSpan, Finding
 from msgstore.cli.stores import StoreTarget
-from msgstore.cli.throttled_reading import Content, Throttle, read_throttled
 from msgstore.contract import BrokenPlugin, Buffer, MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
 from msgstore.engine.store import Store, StoredMessage
-from msgstore.files import Files
+from msgstore.files import READ_WHOLE, Files
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 
 MAX_READS = 3
 """Reads of a segment that the collector changes meanwhile."""
+CHUNK = 2**18
+"""Bytes per read: the largest burst, and the span that counts as unreadable around a read error."""
+MAX_CREDIT_SECONDS = 0.25
+"""Reading time that can be saved up while the caller processes bytes."""
+
+
+class Throttle:
+    """Limits reading to ``rate`` bytes per second. Without a rate there is no limit."""
+
+    def __init__(
+        self,
+        rate: int | None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._rate = rate
+        self._now = now
+        self._sleep = sleep
+        self._next_read = now()
+        """Time at which the next bytes may be read."""
+
+    def spend(self, size: int) -> None:
+        """Account for ``size`` bytes that were read. Blocks until the next read is allowed. Unused time is saved for up to
+        MAX_CREDIT_SECONDS, so that processing does not reduce the rate."""
+        if self._rate:
+            now = self._now()
+            self._next_read = max(self._next_read, now - MAX_CREDIT_SECONDS) + size / self._rate
+            if self._next_read > now:
+                self._sleep(self._next_read - now)
+
+
+@attrs.frozen
+class Content:
+    """Bytes of a segment."""
+
+    data: Buffer | None
+    """Unreadable bytes are zeros. None if the file has unreadable bytes and is too large for memory."""
+    state: tuple[int, int]
+    """(size, modification time) before the read."""
+    unreadable: list[DamagedSpan]
+
+
+@contextlib.contextmanager
+def read_throttled(files: Files, throttle: Throttle, path: Path) -> Iterator[Content]:
+    """Yield the content of the file. A file that is too large for memory is mapped after a throttled read."""
+    fd = files.open_read(path)
+    try:
+        state = size, _ = files.size_and_mtime(fd)
+        parts: list[bytes] = []
+        unreadable: list[DamagedSpan] = []
+        for offset in range(0, size, CHUNK):
+            length = min(CHUNK, size - offset)
+            try:
+                part = files.pread(fd, length, offset)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
+                part = bytes(length)
+            if size <= READ_WHOLE:
+                parts.append(part)
+            throttle.spend(length)
+        if size <= READ_WHOLE:
+            yield Content(b"".join(parts), state, unreadable)
+        elif unreadable:  # access to the mapping there would kill the process
+            yield Content(None, state, unreadable)
+        else:
+            with files.view(path) as data:
+                yield Content(data, state, unreadable)
+    finally:
+        files.close(fd)
 
 
 class Checked(NamedTuple):
@@ -60,7 +137,7 @@ class Checker:
                     spans, scan = self._check(path, form, content, entries)
             except FileNotFoundError:
                 return Checked(self.check_gone(path, entries), read, 0, None)
-            if not spans or self._state(path) == content.state:
+            if not spans or self._files.list(path.parent).get(path.name) == content.state:
                 break
         return Checked(spans, read, size, scan)
 
@@ -108,17 +185,6 @@ class Checker:
             return True
         return False
 
-    def _state(self, path: Path) -> tuple[int, int] | None:
-        """Return (size, modification time) of the file, or None if it is missing."""
-        try:
-            fd = self._files.open_read(path)
-        except FileNotFoundError:
-            return None
-        try:
-            return self._files.size_and_mtime(fd)
-        finally:
-            self._files.close(fd)
-
 
 def _scan(path: Path, form: OpenFormat, data: Buffer) -> SegmentScan:
     try:
@@ -151,31 +217,14 @@ class SegmentCheck:
     checked: Checked
     findings: Sequence[Finding]
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Number and bytes of live records, as the segment's row has them."""
-        return (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
-
-    @property
-    def format(self) -> str:
-        return self.segment.format if self.segment else "?"
-
-    @property
-    def counts_agree(self) -> bool:
-        """True if the segment's row has the counts of the index."""
-        return self.counts == (len(self.entries), sum(entry.size for entry in self.entries))
-
-    @property
-    def unreachable(self) -> list[DamagedSpan]:
-        """The spans of live messages that cannot be read, or whose record is not where the index says."""
-        return [span for span in self.checked.spans if span.msg_id is not None]
-
     def as_json(self) -> dict[str, Any]:
         scan = self.checked.scan or SegmentScan()
+        counts = (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
+        unreachable = [span for span in self.checked.spans if span.msg_id is not None]
         return {
             "kind": "segment",
             "path": str(self.path),
-            "format": self.format,
+            "format": self.segment.format if self.segment else "?",
             "size": self.checked.size,
             "found": self.checked.scan is not None,
             "header": scan.header,
@@ -184,13 +233,12 @@ class SegmentCheck:
             "duplicates": len(scan.duplicates),
             "damage": [attrs.asdict(damage) for damage in scan.damage],
             "end": attrs.asdict(scan.end),
-            "live_count": self.counts[0],
-            "live_bytes": self.counts[1],
-            "counts_agree": self.counts_agree,
-            "verified": len(self.entries) - len(self.unreachable),
+            "live_count": counts[0],
+            "live_bytes": counts[1],
+            "counts_agree": counts == (len(self.entries), sum(entry.size for entry in self.entries)),
+            "verified": len(self.entries) - len(unreachable),
             "unreachable": [
-                {"id": span.msg_id, "offset": span.offset, "size": span.size, "reason": span.reason}
-                for span in self.unreachable
+                {"id": span.msg_id, "offset": span.offset, "size": span.size, "reason": span.reason} for span in unreachable
             ],
             "findings": [finding.as_json() for finding in self.findings],
             "ok": self.checked.scan is not None and not self.checked.spans and not self.findings,

@@ -23,6 +23,7 @@ class InputArgument:
 
     path: Path
     form: OpenFormat
+    size: int
     listed: bool = False
     """True if found in a directory instead of named. A collector may delete such a segment before it is read."""
 
@@ -38,8 +39,7 @@ class Inputs:
         self.not_read: list[NotRead] = []
         """Files in broker directories that were recognised and are not read."""
         self._records = dict(records or {})
-        self._formats: dict[Path, FormatSet] = {}
-        self._remembered: dict[Path, Settings | None] = {}
+        self._found: dict[Path, tuple[FormatSet, Settings | None]] = {}
         self._files = Files()
 
     def find(self, paths: Iterable[Path]) -> Iterator[InputArgument]:
@@ -56,15 +56,15 @@ class Inputs:
         if path.suffix not in formats.extensions:
             known = ", ".join(f"*{extension} ({name})" for extension, name in sorted(formats.extensions.items()))
             raise StoreError(f"{path}: no installed format reads such files. Known: {known or 'none'}")
-        return InputArgument(path, _form(path, formats, path.suffix))
+        return InputArgument(path, _form(path, formats, path.suffix), path.stat().st_size)
 
     def _directory(self, path: Path) -> list[InputArgument]:
-        formats = self.formats(path)
+        formats, settings = self._formats_and_settings(path)
         segments = list_segments(self._files, path, formats.extensions)
-        formats.check_all_read(path, self._files.list(path), self._remembered.get(path))
+        formats.check_all_read(path, self._files.list(path), settings)
         if not segments and not any((path / name).exists() for name in (SETTINGS, CLEAN)):
             return self._tree(path, formats)
-        return [InputArgument(segment.path, _form(path, formats, segment.extension), listed=True) for segment in segments]
+        return [InputArgument(one.path, _form(path, formats, one.extension), one.size, listed=True) for one in segments]
 
     def _tree(self, top: Path, formats: FormatSet) -> list[InputArgument]:
         """Return the segments in a broker's directory, store by store. Raises StoreError for any other tree, and names its
@@ -78,24 +78,21 @@ class Inputs:
 
     def formats(self, directory: Path) -> FormatSet:
         """Return the formats of the segments of a directory."""
-        if directory not in self._formats:
-            settings = self._settings(directory)
-            self._remembered[directory] = settings
-            settings = settings or Settings()
-            catalogue = attrs.evolve(self.catalogue, remembered=settings.distributions)
-            self._formats[directory] = FormatSet(catalogue, self._bindings(settings), where=str(directory))
-        return self._formats[directory]
+        return self._formats_and_settings(directory)[0]
 
-    def _settings(self, directory: Path) -> Settings | None:
-        try:
-            return read_settings(self._files, directory)
-        except StoreError as error:
-            self.damaged_settings.append(str(error))
-            return error.copy if isinstance(error, DamagedSettings) else None
-
-    def _bindings(self, settings: Settings) -> dict[str, int]:
-        given = self._records
-        return {name: byte for name, byte in settings.records.items() if byte not in given.values()} | given
+    def _formats_and_settings(self, directory: Path) -> tuple[FormatSet, Settings | None]:
+        if directory not in self._found:
+            try:
+                settings = read_settings(self._files, directory)
+            except StoreError as error:
+                self.damaged_settings.append(str(error))
+                settings = error.copy if isinstance(error, DamagedSettings) else None
+            known = settings or Settings()
+            given = self._records
+            bindings = {name: byte for name, byte in known.records.items() if byte not in given.values()} | given
+            catalogue = attrs.evolve(self.catalogue, remembered=known.distributions)
+            self._found[directory] = FormatSet(catalogue, bindings, where=str(directory)), settings
+        return self._found[directory]
 
 
 def _form(path: Path, formats: FormatSet, extension: str) -> OpenFormat:

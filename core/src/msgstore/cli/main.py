@@ -15,20 +15,17 @@ import click
 from click.exceptions import Exit
 
 import msgstore
-from msgstore.cli.commands.compact import compact
+from msgstore.cli.commands.compact import compact, migrate
+from msgstore.cli.commands.compare import diff, reconcile
 from msgstore.cli.commands.config import config
 from msgstore.cli.commands.demo import demo
-from msgstore.cli.commands.diff import diff
-from msgstore.cli.commands.export import export
-from msgstore.cli.commands.import_ import import_
+from msgstore.cli.commands.exchange import export, import_
 from msgstore.cli.commands.info import info
 from msgstore.cli.commands.inventory import inventory
 from msgstore.cli.commands.map import map_
 from msgstore.cli.commands.messages import get, ls, put, rm
-from msgstore.cli.commands.migrate import migrate
 from msgstore.cli.commands.new_plugin import new_plugin
 from msgstore.cli.commands.plugins import plugins
-from msgstore.cli.commands.reconcile import reconcile
 from msgstore.cli.commands.salvage import salvage
 from msgstore.cli.commands.scan import scan
 from msgstore.cli.commands.top import top

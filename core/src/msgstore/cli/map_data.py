@@ -1,4 +1,7 @@
-"""Data of the page of ``map --html``, as one JSON object. ``map_paint.js`` reads it."""
+"""Data of the page of ``map --html``, as one JSON object. ``map_paint.js`` reads it.
+
+If there are more spans than a page can hold, short neighbours are merged.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +9,91 @@ import base64
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
 import msgstore
-from msgstore.cli.downsampling import MAX_SPANS, Downsampler, MergedSpans, Piece
 from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import KINDS, LiveReferences, Span, spans
 from msgstore.contract import MsgStoreError, RecordTypeDescriptor
 from msgstore.engine.segment.segment import Segment
 from msgstore.jobs.policy_forecast import as_segment, forecast, make_policy_input
-from msgstore.scan import FormatSet, SegmentReport
+from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
 MAX_LISTED_SPANS = 200
 """Damaged spans per directory that the page lists with their reasons."""
 _CODES = {kind: chr(ord("a") + at) for at, kind in enumerate(KINDS)}
 _MERGED = "+"
+MAX_SPANS = 100_000
+"""Approximate number of spans that a page draws one by one: about 5 MB, and a second in a browser."""
+
+
+class MergedSpans(NamedTuple):
+    """Neighbouring spans that are too many to show one by one."""
+
+    offset: int
+    size: int
+    counts: Counter[str]
+    """Number of spans of each kind."""
+    sizes: Counter[str]
+    """Bytes of each kind."""
+
+
+Piece = Span | MergedSpans
+
+
+def downsample(pieces: Iterable[Piece], grain: int) -> Iterator[Piece]:
+    """Merge runs of pieces shorter than ``grain`` bytes until each run has that size. Together the result has the same bytes.
+
+    Yields at most 3 pieces per ``grain`` bytes, plus one. A short piece without a short neighbour is unchanged.
+    """
+    short: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if piece.size >= grain:
+            yield from _merge(short)
+            yield piece
+            short, size = [], 0
+            continue
+        short.append(piece)
+        size += piece.size
+        if size >= grain:
+            yield from _merge(short)
+            short, size = [], 0
+    yield from _merge(short)
+
+
+def totals(pieces: Iterable[Piece]) -> tuple[Counter[str], Counter[str]]:
+    """Return the number of spans and the bytes of each kind."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for piece in pieces:
+        if isinstance(piece, MergedSpans):
+            counts.update(piece.counts)
+            sizes.update(piece.sizes)
+        else:
+            counts[piece.kind] += 1
+            sizes[piece.kind] += piece.size
+    return counts, sizes
+
+
+def _merge(pieces: list[Piece]) -> list[Piece]:
+    if len(pieces) < 2:
+        return pieces
+    counts, sizes = totals(pieces)
+    return [MergedSpans(pieces[0].offset, sum(sizes.values()), counts, sizes)]
 
 
 @attrs.define
-class _MapRow:
-    """One segment of the page, with the counts and bytes of each kind."""
-
-    segment: Segment
-    counts: Counter[str] = attrs.field(factory=Counter)
-    sizes: Counter[str] = attrs.field(factory=Counter)
-
-
-@attrs.define
-class _DirectoryRows:
+class _Directory:
     """Segments and damaged spans of one directory."""
 
     path: Path
     live_known: bool
-    rows: list[_MapRow] = attrs.field(factory=list)
+    segments: list[Segment] = attrs.field(factory=list)
     damaged_spans: list[tuple[str, int, int, str]] = attrs.field(factory=list)
     damaged_count: int = 0
 
@@ -51,40 +102,59 @@ class PageData:
     """Collects scan results segment by segment. Keeps no more spans than a page can show."""
 
     def __init__(self, inputs: Inputs, all_bytes: int, limit: int = MAX_SPANS) -> None:
-        """``all_bytes``: total size of all segments that will be added."""
+        """``all_bytes``: total size of all segments that will be added. They decide the resolution, the same for all segments,
+        once there are more than ``limit`` spans."""
         self._inputs = inputs
-        self._downsampler = Downsampler(all_bytes, limit)
-        self._directories: list[_DirectoryRows] = []
+        self._kept: list[list[Piece]] = []
+        """Pieces of each added segment."""
+        self._room = limit
+        self._grain = 0
+        """Bytes below which neighbours are merged; 0 while none are."""
+        self._coarse = max(1, -(-3 * all_bytes // limit))
+        self._directories: list[_Directory] = []
         self._words: dict[str, int] = {}
 
     def add(self, report: SegmentReport, live: LiveReferences | None) -> None:
         """Add one segment. Segments of one directory must be added one after another."""
         parent = report.path.parent
         if not self._directories or self._directories[-1].path != parent:
-            self._directories.append(_DirectoryRows(parent, live is not None))
+            self._directories.append(_Directory(parent, live is not None))
         directory = self._directories[-1]
-        row = _MapRow(as_segment(report, live is not None and report.path.name in live.quarantined))
-        directory.rows.append(row)
-        self._downsampler.add(_counted(spans(report, live), row, directory))
-        row.segment.live_count = row.counts["live"] + row.counts["record"]
-        row.segment.live_bytes = row.sizes["live"] + row.sizes["record"]
+        directory.segments.append(as_segment(report, live is not None and report.path.name in live.quarantined))
+        damaged = [(report.path.name, span.offset, span.size, span.reason) for span in damaged_spans(report) if span.size]
+        directory.damaged_count += len(damaged)
+        directory.damaged_spans += sorted(damaged)[: MAX_LISTED_SPANS - len(directory.damaged_spans)]
+        self._keep(spans(report, live))
+
+    def _keep(self, pieces: Iterator[Piece]) -> None:
+        """Keep the spans of one segment. If the limit is exceeded, downsample all segments."""
+        if not self._grain:
+            first = list(islice(pieces, self._room + 1))
+            if len(first) <= self._room:
+                self._room -= len(first)
+                self._kept.append(first)
+                return
+            self._grain = self._coarse
+            self._kept = [list(downsample(earlier, self._grain)) for earlier in self._kept]
+            pieces = chain(first, pieces)
+        self._kept.append(list(downsample(pieces, self._grain)))
 
     def as_json(self, now: float) -> dict[str, Any]:
         """Return the data of the page. ``now``: time for the policies, in seconds since the epoch."""
-        kept = iter(self._downsampler.kept)
+        kept = iter(self._kept)
         stores = [self._directory(directory, kept, now) for directory in self._directories]
         return {
             "made": datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "version": msgstore.__version__,
             "kinds": [[_CODES[kind], kind, meaning] for kind, meaning in KINDS.items()],
-            "grain": self._downsampler.grain,
+            "grain": self._grain,
             "stores": stores,
             "words": list(self._words),
         }
 
-    def _directory(self, directory: _DirectoryRows, kept: Iterator[list[Piece]], now: float) -> dict[str, Any]:
+    def _directory(self, directory: _Directory, kept: Iterator[list[Piece]], now: float) -> dict[str, Any]:
         names = _type_names(self._inputs.formats(directory.path))
-        segments = [self._segment(row, next(kept), names) for row in directory.rows]
+        segments = [self._segment(segment, next(kept), names) for segment in directory.segments]
         return {
             "path": str(directory.path),
             "live_known": directory.live_known,
@@ -93,16 +163,20 @@ class PageData:
             "spot_count": directory.damaged_count,
         } | self._plans(directory, now)
 
-    def _segment(self, row: _MapRow, pieces: list[Piece], names: Mapping[tuple[str, int], str]) -> dict[str, Any]:
-        form = row.segment.form
+    def _segment(self, segment: Segment, pieces: list[Piece], names: Mapping[tuple[str, int], str]) -> dict[str, Any]:
+        """Return the data of a segment, and set its live records for the policies."""
+        form = segment.form
+        counts, sizes = totals(pieces)
+        segment.live_count = counts["live"] + counts["record"]
+        segment.live_bytes = sizes["live"] + sizes["record"]
         records = [piece for piece in pieces if isinstance(piece, Span) and piece.msg_id]
         types = (names.get((form.name, r.type_byte), f"type {r.type_byte}") if form.typed else "" for r in records)
         return {
-            "file": row.segment.path.name,
+            "file": segment.path.name,
             "format": form.name,
-            "size": row.segment.size,
-            "quarantined": row.segment.quarantined,
-            "totals": {_CODES[kind]: [row.counts[kind], row.sizes[kind]] for kind in row.counts},
+            "size": segment.size,
+            "quarantined": segment.quarantined,
+            "totals": {_CODES[kind]: [counts[kind], sizes[kind]] for kind in counts},
             "kinds": "".join(_CODES[piece.kind] if isinstance(piece, Span) else _MERGED for piece in pieces),
             "sizes": [piece.size for piece in pieces],
             "ids": base64.b64encode(b"".join(record.msg_id for record in records)).decode(),
@@ -120,11 +194,11 @@ class PageData:
         """Return the index of a text in the shared list, so that repeated texts are stored once."""
         return self._words.setdefault(text, len(self._words))
 
-    def _plans(self, directory: _DirectoryRows, now: float) -> dict[str, Any]:
+    def _plans(self, directory: _Directory, now: float) -> dict[str, Any]:
         """Return the forecasts of the policies, or why none was made."""
         catalogue, formats = self._inputs.catalogue, self._inputs.formats(directory.path)
         try:
-            policy_input = make_policy_input(directory.path, catalogue, formats, [row.segment for row in directory.rows])
+            policy_input = make_policy_input(directory.path, catalogue, formats, directory.segments)
         except MsgStoreError as error:
             return {"unasked": str(error), "plans": []}
         return {
@@ -134,18 +208,6 @@ class PageData:
             "current": policy_input.current,
             "not_shown": policy_input.not_shown,
         }
-
-
-def _counted(all_spans: Iterable[Span], row: _MapRow, directory: _DirectoryRows) -> Iterator[Span]:
-    """Yield the spans, and add them to the counts of the row and the directory."""
-    for span in all_spans:
-        row.counts[span.kind] += 1
-        row.sizes[span.kind] += span.size
-        if span.kind in ("torn", "damaged"):
-            directory.damaged_count += 1
-            if len(directory.damaged_spans) < MAX_LISTED_SPANS:
-                directory.damaged_spans.append((row.segment.path.name, span.offset, span.size, span.why))
-        yield span
 
 
 def _runs(values: Iterable[int]) -> list[int]:

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
 from msgstore.cli.output import Output
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore.scan import bind_records
 from msgstore.units import parse_duration, parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 FILE = click.Path(path_type=Path)
 
+
+def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
+    """Return an option whose value is a path."""
+    return click.option(*names, type=FILE, metavar=metavar, **keys)
+
+
 as_json = click.option(
     "--json", "out", is_flag=True, help="Print JSON Lines: one compact object per line.",
     callback=lambda _, __, value: Output(as_json=value),
 )  # fmt: skip
-config_file = click.option("--config", "config_file", type=FILE, metavar="FILE", help="Configuration in which STORE is a name.")
+config_file = file("--config", "config_file", help="Configuration in which STORE is a name.")
 store = click.argument("store", metavar="STORE")
-refcounts = click.option(
-    "--refcounts", "refcounts_file", type=FILE, metavar="FILE",
+refcounts = file(
+    "--refcounts",
+    "refcounts_file",
     help="Lines 'id,count', used where counts must be rebuilt (a RabbitMQ directory, a crash). Other ids are garbage.",
-)  # fmt: skip
+)
 adopt = click.option(
     "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
 )
@@ -50,23 +60,26 @@ def bundle(name: str, make: Callable[..., object], **parts: Decorator[Any]) -> D
     return decorate
 
 
+@contextlib.contextmanager
+def _bad_parameter() -> Iterator[None]:
+    """Convert ValueError to BadParameter, which names the option."""
+    try:
+        yield
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 def message_id(value: str) -> bytes:
     """Parse 32 hexadecimal digits. Raises BadParameter."""
-    try:
-        msg_id = bytes.fromhex(value) if len(value) == 32 else b""
-    except ValueError:
-        msg_id = b""
-    if len(msg_id) != 16:
+    if re.fullmatch("[0-9A-Fa-f]{32}", value) is None:
         raise click.BadParameter(f"{value!r} is not a message id: 32 hexadecimal digits")
-    return msg_id
+    return bytes.fromhex(value)
 
 
 def size(value: str) -> int:
     """Parse a positive size in bytes, as in a configuration. Raises BadParameter."""
-    try:
+    with _bad_parameter():
         found = parse_size(int(value) if value.isascii() and value.isdigit() else value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
     if not found:
         raise click.BadParameter("the size must not be 0")
     return found
@@ -77,10 +90,8 @@ def seconds(value: str) -> float:
     given: float | str = value
     with contextlib.suppress(ValueError):
         given = float(value)
-    try:
+    with _bad_parameter():
         found = parse_duration(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
     if found < 0.1:
         raise click.BadParameter("at least 100ms")
     return found
@@ -94,6 +105,12 @@ def binding(value: str) -> tuple[str, int]:
     return name, int(byte)
 
 
-records = click.option(
-    "--record", "records", type=binding, multiple=True, metavar="NAME=BYTE", help="Bind a record type to a type byte."
-)
+def bindings(option: str, text: str) -> Decorator[Any]:
+    """Return a repeatable option NAME=BYTE. The command gets ``records``: record type to type byte, checked."""
+    return click.option(
+        option, "records", type=binding, multiple=True, metavar="NAME=BYTE", help=text,
+        callback=lambda _, __, given: bind_records(load_catalogue(), given, option) if given else {},
+    )  # fmt: skip
+
+
+records = bindings("--record", "Bind a record type to a type byte.")

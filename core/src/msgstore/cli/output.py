@@ -6,9 +6,9 @@ import contextlib
 import errno
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -72,10 +72,10 @@ class Output:
         if not self.as_json:
             self.console.print(text, style=style, **options)
 
-    def table(self, title: str | None, rows: Iterable[Mapping[str, Any]], **options: Any) -> None:
+    def table(self, title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], **options: Any) -> None:
         """For people: print a :func:`table`."""
         if not self.as_json:
-            self.console.print(table(title, rows, **options))
+            self.console.print(table(title, columns, rows, **options))
 
     def more(self, total: int, limit: int = MAX_LISTED, noun: str = "more") -> None:
         """For people: say that a list was cut after ``limit`` of ``total`` entries, if it was."""
@@ -90,27 +90,19 @@ class Output:
             return
         several = len({Path(span.path).parent for span in spans}) > 1
         rows = (
-            {
-                "file": span.path if several else Path(span.path).name,
-                "offset": count(span.offset, "red"),
-                "size": size_cell(span.size),
-                "reason": span.reason,
-            }
+            (span.path if several else Path(span.path).name, count(span.offset, "red"), size_cell(span.size), span.reason)
             for span in spans[:MAX_LISTED]
         )
-        self.table("damaged spans", rows, style="red")
+        self.table("damaged spans", ("file", "offset", "size", "reason"), rows, style="red")
         self.more(len(spans))
 
     def not_read(self, found: Sequence[NotRead]) -> None:
         """Print in either form which files of a broker's directory no command reads."""
         self.emit(*(one.as_json() for one in found))
         if found:
-            rows = (
-                {"path": one.path, "what": one.what, "files": one.files, "size": size_cell(one.size)}
-                for one in found[:MAX_LISTED]
-            )
+            rows = ((one.path, one.what, one.files, size_cell(one.size)) for one in found[:MAX_LISTED])
             self.print()
-            self.table("not read, may contain messages", rows, style="yellow")
+            self.table("not read, may contain messages", ("path", "what", "files", "size"), rows, style="yellow")
             self.more(len(found))
 
     def finish(self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None) -> None:
@@ -123,22 +115,12 @@ class Output:
             click.get_current_context().exit(code)
 
     @contextlib.contextmanager
-    def lines(self) -> Iterator[Callable[[str], None]]:
+    def lines(self) -> Iterator[Callable[[str], object]]:
         """Yield a function that prints one line of a long list: at once to a terminal, in blocks to a file or pipe."""
-        pending: list[str] = []
-        block_size = 1 if sys.stdout.isatty() else 500
-
-        def add(line: str) -> None:
-            pending.append(line)
-            if len(pending) >= block_size:
-                click.echo("\n".join(pending))
-                pending.clear()
-
         try:
-            yield add
+            yield lambda line: sys.stdout.write(f"{line}\n")  # ``click.echo`` would flush every line
         finally:
-            if pending:
-                click.echo("\n".join(pending))
+            sys.stdout.flush()
 
     def progress(self, what: str) -> contextlib.AbstractContextManager[Bar | None]:
         """Yield ``progress(done, total)`` as :func:`progress` does; None with ``--json``."""
@@ -160,19 +142,30 @@ def note(text: str) -> None:
     click.echo(f"msgstore: {text}", err=True)
 
 
-def table(title: str | None, rows: Iterable[Mapping[str, Any]], *, style: str = "", bold_last: bool = False) -> Table:
-    """Return a plain table. Each row maps the name of a column to its cell: text, or a number, which becomes a :func:`count`.
+def table(
+    title: str | None,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    optional: Collection[str] = (),
+    style: str = "",
+    bold_last: bool = False,
+) -> Table:
+    """Return a plain table. A cell is text, or a number, which becomes a :func:`count`.
 
-    A column is numeric, and then never wrapped, if one of its cells is.
+    A column is numeric, and then never wrapped, if one of its cells is. An ``optional`` column without any text is omitted.
     """
-    cells = [{name: count(cell) if isinstance(cell, int) else cell for name, cell in row.items()} for row in rows]
+    cells = [[count(cell) if isinstance(cell, int) else cell for cell in row] for row in rows]
     drawn = _plain_table(title)
     drawn.show_header = bool(cells)
-    for name in cells[0] if cells else [""]:
-        numeric = any(isinstance(row[name], Text) and row[name].justify == "right" for row in cells)
-        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric, header_style="dim")
+    columns = columns if cells else ("",)  # without a column, no title is printed
+    shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in cells)]
+    for at in shown:
+        numeric = any(isinstance(row[at], Text) and row[at].justify == "right" for row in cells)
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        drawn.add_column(columns[at], justify=justify, overflow="fold", no_wrap=numeric, header_style="dim")
     for row in cells:
-        drawn.add_row(*row.values(), style=style)
+        drawn.add_row(*(row[at] for at in shown), style=style)
     if bold_last and cells:
         drawn.rows[-1].style = "bold"
     return drawn

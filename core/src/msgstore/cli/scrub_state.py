@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,34 +15,30 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import Buffer
+from msgstore.cli.output import note
+from msgstore.config import structure
+from msgstore.contract import Buffer, ConfigError
+from msgstore.directory import SETTINGS
 from msgstore.files import Files
 
 STATE = "msgstore-scrub.json"
+SAVE_INTERVAL_SECONDS = 1.0
+"""Time between two writes of the state. A killed check repeats at most this much."""
 _LAYOUT = 1
+_AT_LEAST = attrs.validators.ge(-1)
 _MAX_STATE_BYTES = 16 * 2**20
 """Size limit of the file: a hundred thousand damaged spans."""
-
-
-def _check_count(_: object, field: attrs.Attribute[int], value: object) -> None:
-    if type(value) is not int or value < -1:
-        raise ValueError(f"its {field.name} is not a number")
-
-
-def _check_text(_: object, field: attrs.Attribute[str], value: object) -> None:
-    if not isinstance(value, str):
-        raise ValueError(f"its {field.name} is not text")  # noqa: TRY004 - ValueError for every invalid state
 
 
 @attrs.frozen
 class DamagedSpan:
     """A damaged span, or a record that does not match the index."""
 
-    file: str = attrs.field(validator=_check_text)
-    offset: int = attrs.field(validator=_check_count)
-    size: int = attrs.field(validator=_check_count)
-    reason: str = attrs.field(validator=_check_text)
-    msg_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_text))
+    file: str
+    offset: int
+    size: int
+    reason: str
+    msg_id: str | None = None
     """Hexadecimal id, or None if it is not a live record."""
 
     def as_json(self, directory: Path) -> dict[str, Any]:
@@ -59,12 +56,12 @@ class DamagedSpan:
 class Finding:
     """A contradiction between index, counts and segments. Without an id it concerns the whole segment."""
 
-    file: str = attrs.field(validator=_check_text)
-    what: str = attrs.field(validator=_check_text)
-    detail: str = attrs.field(validator=_check_text)
-    msg_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_text))
-    offset: int | None = attrs.field(default=None, validator=attrs.validators.optional(_check_count))
-    size: int | None = attrs.field(default=None, validator=attrs.validators.optional(_check_count))
+    file: str
+    what: str
+    detail: str
+    msg_id: str | None = None
+    offset: int | None = None
+    size: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {"what": self.what, "id": self.msg_id, "offset": self.offset, "size": self.size, "detail": self.detail}
@@ -74,10 +71,10 @@ class Finding:
 class ScrubState:
     """Results of a check up to and including the segment ``behind``. The names of the fields are keys in the file."""
 
-    behind: int = attrs.field(default=-1, validator=_check_count)
-    segments: int = attrs.field(default=0, validator=_check_count)
-    records: int = attrs.field(default=0, validator=_check_count)
-    bytes: int = attrs.field(default=0, validator=_check_count)
+    behind: int = attrs.field(default=-1, validator=_AT_LEAST)
+    segments: int = attrs.field(default=0, validator=_AT_LEAST)
+    records: int = attrs.field(default=0, validator=_AT_LEAST)
+    bytes: int = attrs.field(default=0, validator=_AT_LEAST)
     spots: list[DamagedSpan] = attrs.field(factory=list)
     findings: list[Finding] = attrs.field(factory=list)
 
@@ -120,10 +117,8 @@ def parse_state(data: Buffer) -> ScrubState:
             raise ValueError("its checksum is wrong")
         if members.pop("layout") != _LAYOUT:
             raise ValueError("it was written by a newer msgstore")
-        members["spots"] = [DamagedSpan(**span) for span in members["spots"]]
-        members["findings"] = [Finding(**finding) for finding in members.get("findings", [])]
-        state = ScrubState(**members)
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        state = structure(ScrubState, members, "")
+    except (ConfigError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("it is not what a check writes") from error
     found = [*map(attrs.astuple, state.spots), *map(attrs.astuple, state.findings)]
     texts = (text for values in found for text in values if isinstance(text, str))
@@ -139,11 +134,44 @@ def write_state(files: Files, directory: Path, state: ScrubState) -> None:
     files.write_file(directory / STATE, [text.encode() + b"\n"], sync=False)
 
 
-def remove_state(files: Files, directory: Path) -> None:
-    """Remove the saved state after a complete check. One that cannot be removed does no harm: the next check replaces it."""
-    with contextlib.suppress(OSError):
-        files.unlink(directory / STATE)
-
-
 def _checksum(members: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(members, sort_keys=True).encode())
+
+
+class StateFile:
+    """State of a check on disk. If it cannot be written, the check prints that once and continues."""
+
+    def __init__(self, files: Files, directory: Path, *, writes: bool) -> None:
+        self._files = files
+        self._directory = directory
+        self._written = time.monotonic()
+        self._writes = writes and (directory / SETTINGS).exists()  # nothing is written to a broker's directory
+
+    def read(self) -> ScrubState:
+        """Return the saved state, or a new one if it is missing or damaged."""
+        try:
+            state = read_state(self._files, self._directory) or ScrubState()
+        except ValueError as error:
+            note(f"{self._directory / STATE}: cannot be used: {error}. Starting at the first segment.")
+            return ScrubState()
+        if state.behind >= 0:
+            note(f"{self._directory}: resumed after segment {state.behind}. Without --resume (scrub: with --restart), "
+                 "the check starts at the first segment.")  # fmt: skip
+        return state
+
+    def write(self, state: ScrubState, *, now: bool = False) -> None:
+        """Write the state, at most once per SAVE_INTERVAL_SECONDS unless ``now`` is set."""
+        if not self._writes or (not now and time.monotonic() - self._written < SAVE_INTERVAL_SECONDS):
+            return
+        try:
+            write_state(self._files, self._directory, state)
+        except OSError as error:
+            self._writes = False
+            note(f"{self._directory / STATE}: cannot be written: {error.strerror}. If stopped, this check starts again.")
+        self._written = time.monotonic()
+
+    def remove(self) -> None:
+        """Remove the state after a complete check. One that cannot be removed does no harm: the next check replaces it."""
+        if self._writes:
+            with contextlib.suppress(OSError):
+                self._files.unlink(self._directory / STATE)

@@ -76,21 +76,18 @@ _KNOWN_EXTENSIONS = {".rdq": "v1", ".rdt": "v1", ".sqs": "v2"}
 _KNOWN_BODIES = {b"\x83h": "erlang", b"\x83m": "erlang"}
 """First bytes of bodies that brokers store, to the body codec: an external term that is a tuple or a binary."""
 
-_PROTOCOLS: dict[type[Descriptor], type] = {
-    SegmentFormatDescriptor: SegmentFormat,
-    RecordTypeDescriptor: RecordType,
-    IndexDescriptor: Index,
-    GcPolicyDescriptor: GcPolicy,
-    BodyCodecDescriptor: BodyCodec,
-}
-"""Protocol of the objects that each kind's factory makes, without optional methods. Job runners are not part of the
-contract."""
-_EXTRA_PROTOCOLS: dict[tuple[type[Descriptor], Capability], type] = {
+_PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
+    (SegmentFormatDescriptor, None): SegmentFormat,
     (SegmentFormatDescriptor, Capability.COMPACTABLE): CompactableFormat,
+    (RecordTypeDescriptor, None): RecordType,
     (RecordTypeDescriptor, Capability.FIELDS): RecordTypeWithFields,
+    (IndexDescriptor, None): Index,
+    (GcPolicyDescriptor, None): GcPolicy,
+    (BodyCodecDescriptor, None): BodyCodec,
     (BodyCodecDescriptor, Capability.FIELDS): BodyCodecWithFields,
 }
-"""Protocol with the optional methods of each capability."""
+"""Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
+of the contract."""
 
 
 @attrs.frozen
@@ -185,10 +182,13 @@ class Catalogue:
         """Yield one line for everything that would be an error if it were selected."""
         for failure in self.failures:
             yield f"{failure.provider} {failure.what}"
-        for kind, key in dict.fromkeys(_key(found) for found in self.registrations):
-            same = [found for found in self.registrations if _key(found) == (kind, key)]
+        named: dict[tuple[str, str, str], list[Registration]] = {}
+        for found in self.registrations:
+            of_format = found.descriptor.format if isinstance(found.descriptor, RecordTypeDescriptor) else ""
+            named.setdefault((found.kind, found.descriptor.name, of_format), []).append(found)
+        for (kind, name, _), same in named.items():
             try:
-                self._choose(kind, key[0], same)
+                self._choose(kind, name, same)
             except PluginError as error:
                 yield str(error)
         for extension in dict.fromkeys(map(str.lower, self.formats_by_extension())):
@@ -208,15 +208,9 @@ class Catalogue:
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
         """Call the factory of ``descriptor``. Exceptions of the plugin and missing methods become BrokenPlugin."""
-        try:
+        with self.attribute_errors(descriptor, "cannot be created"):
             backend = descriptor.load_factory()(argument)
             _check_complete(backend, descriptor)
-        except PluginError:
-            raise
-        except (OSError, ConfigError):
-            raise  # about the store, not about the plugin
-        except (Exception, SystemExit) as error:
-            raise self._broken(descriptor, "cannot be created", error) from error
         return backend
 
     @contextmanager
@@ -224,7 +218,7 @@ class Catalogue:
         """Convert exceptions of calls to a backend to BrokenPlugin. ``failed`` says what the plugin could not do, and where."""
         try:
             yield
-        except (MsgStoreError, OSError):
+        except (MsgStoreError, OSError):  # about the store, not about the plugin
             raise
         except (Exception, SystemExit) as error:
             raise self._broken(descriptor, failed, error) from error
@@ -359,22 +353,14 @@ def _check_complete(backend: object, descriptor: Descriptor) -> None:
 
 def _missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
     """Yield the names that the protocols of the descriptor require and ``backend`` does not have."""
-    protocols = [protocol for kind, protocol in _PROTOCOLS.items() if isinstance(descriptor, kind)]
-    for (kind, capability), protocol in _EXTRA_PROTOCOLS.items():
-        if isinstance(descriptor, kind) and capability in descriptor.capabilities:
-            protocols.append(protocol)
-    for protocol in protocols:
+    for (kind, capability), protocol in _PROTOCOLS.items():
+        if not isinstance(descriptor, kind) or capability not in (None, *descriptor.capabilities):
+            continue
         yield from (name for name in inspect.get_annotations(protocol) if not hasattr(backend, name))
         for name, method in vars(protocol).items():
             public = not name.startswith("_") or name == "__len__"
             if public and inspect.isfunction(method) and not callable(getattr(backend, name, None)):
                 yield name
-
-
-def _key(found: Registration) -> tuple[str, tuple[str, str]]:
-    """Return (kind, (name, format of a record type))."""
-    of_format = found.descriptor.format if isinstance(found.descriptor, RecordTypeDescriptor) else ""
-    return found.kind, (found.descriptor.name, of_format)
 
 
 def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:

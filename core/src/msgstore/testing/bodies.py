@@ -14,10 +14,10 @@ from msgstore.contract import BodyCodec, BodyCodecDescriptor, Capability, Record
 from msgstore.testing.concurrency import BetweenLines, at_once, long_body
 from msgstore.testing.data import tried
 from msgstore.testing.formats.segments import check_body
-from msgstore.testing.guard import KitTests
+from msgstore.testing.guard import KitTests, skip_without
 from msgstore.testing.limits import is_linear, peak_of, within
 from msgstore.testing.records import check_values
-from msgstore.testing.subjects import Subject, skip_without
+from msgstore.testing.subjects import Subject
 
 ID = bytes(range(16))
 LARGE = 2**20

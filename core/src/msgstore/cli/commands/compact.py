@@ -1,19 +1,29 @@
-"""Command ``compact``: reclaim the space of removed messages. Also prints the results of segments that were rewritten in
-place."""
+"""Commands ``compact`` and ``migrate``: reclaim the space of removed messages, and rewrite segments in another format."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
 import click
 
-from msgstore.cli import options, output, stores
+from msgstore.cli import options, output, runners, stores
+from msgstore.cli.commands import salvage
 from msgstore.cli.commands.scan import span_reports
+from msgstore.config import Backend
+from msgstore.contract import ConfigError, MsgStoreError, StoreError
+from msgstore.directory import SETTINGS
 from msgstore.engine.compact.gc_context import CollectionResult
+from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
 from msgstore.files import Files
+from msgstore.jobs.output.staging_directory import check_destination, working_directory
 from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import scan_file
 
 
@@ -33,15 +43,15 @@ def compact(store: stores.StoreArgument, everything: bool, out: output.Output) -
     """
     target = store.find()
     with target.open("rw") as opened, out.progress("compacting") as progress:
-        spans = damage_at_opening(target, opened)
+        spans = _damage_at_opening(target, opened)
         if everything:
             opened.roll()
         results = opened.compact(everything=everything, progress=progress)
         quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
-    report(out, results, quarantined, spans, "compacted", "nothing to compact")
+    _report(out, results, quarantined, spans, "compacted", "nothing to compact")
 
 
-def damage_at_opening(target: stores.StoreTarget, store: Store) -> list[SpanReport]:
+def _damage_at_opening(target: stores.StoreTarget, store: Store) -> list[SpanReport]:
     """Return the damaged spans of the segments in which this opening found damage, and the missing segments. Call it before a
     collection."""
     formats = target.backends(target.settings()).formats
@@ -56,7 +66,7 @@ def damage_at_opening(target: stores.StoreTarget, store: Store) -> list[SpanRepo
     return spans
 
 
-def report(
+def _report(
     out: output.Output,
     results: list[CollectionResult],
     quarantined: list[str],
@@ -72,7 +82,8 @@ def report(
     skipped |= {file: "damage was found in it earlier" for file in quarantined if file not in skipped}
     out.emit(*({"kind": "segment", **attrs.asdict(result)} for result in results))
     if results:
-        out.table(None, (_row(result, action) for result in results))
+        columns = ("file", "before", "after", "moved", "written", "")
+        out.table(None, columns, (_row(result, action) for result in results))
     else:
         out.print(idle)
     if spans:
@@ -93,13 +104,106 @@ def report(
     out.finish(damaged=bool(skipped or spans), summary=summary)
 
 
-def _row(result: CollectionResult, action: str) -> dict[str, Any]:
+def _row(result: CollectionResult, action: str) -> tuple[Any, ...]:
     is_unchanged = result.size_after == result.size_before and not result.written
-    return {
-        "file": result.file,
-        "before": output.size_cell(result.size_before),
-        "after": output.size_cell(result.size_after) if result.size_after else output.right("deleted"),
-        "moved": result.moved_records,
-        "written": output.size_cell(result.written),
-        "": "skipped" if result.skipped else "nothing to gain" if is_unchanged else action,
-    }
+    before, after, written = map(output.size_cell, (result.size_before, result.size_after, result.written))
+    outcome = "skipped" if result.skipped else "nothing to gain" if is_unchanged else action
+    return result.file, before, after if result.size_after else output.right("deleted"), result.moved_records, written, outcome
+
+
+@click.command()
+@stores.changed
+@click.argument("destination", metavar="[DEST]", required=False, type=options.FILE)
+@click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
+@runners.options
+@options.as_json
+def migrate(
+    store: stores.StoreArgument,
+    destination: Path | None,
+    to_format: str,
+    runner: runners.RunnerOptions,
+    out: output.Output,
+) -> None:
+    """Rewrite a store's segments in FORMAT: in place, or into a new store at DEST.
+
+    In place, each segment of an older format is rewritten and then deleted, and new messages are written in FORMAT from then
+    on. With DEST, the store is only read, by the chosen runner, and every message with a reference is copied with its count. If
+    such a message is missing or damaged, or the store has lost its counts, the command fails without creating DEST.
+
+    \b
+    Examples:
+      msgstore migrate data/orders --to v2
+      msgstore migrate msg_store_persistent --to v2 --adopt --refcounts counts.csv
+      msgstore migrate msg_store_persistent new-store --to v2 --refcounts counts.csv --processes 8
+    """
+    if destination is not None:
+        _copy(attrs.evolve(store, adopt=False).resolve(), destination, to_format, runner, out)
+        return
+    target = store.find()
+    if runner != runners.RunnerOptions():
+        raise ConfigError(
+            "migrate: options of runners apply only to copies. Omit them to migrate in place, or add DEST to copy."
+        )
+    form = target.config.format if target.config.format.name == to_format else Backend(to_format)
+    # on_legacy: the opening must neither refuse segments to migrate, nor migrate them without a report.
+    target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
+    with target.open("rw") as opened, out.progress("migrating") as progress:
+        spans = _damage_at_opening(target, opened)
+        results = opened.migrate(progress=progress)
+    _report(out, results, [], spans, "migrated", f"nothing to migrate: no segment is older than {to_format}")
+
+
+def _copy(
+    target: stores.StoreTarget, destination: Path, to_format: str, runner: runners.RunnerOptions, out: output.Output
+) -> None:
+    """Copy the store to DEST with a salvage job that fails unless every counted message is copied."""
+    with _counts(target, destination) as counts:
+        job = plan_salvage(
+            target.catalogue,
+            [target.path],
+            destination,
+            index=target.config.index.name,
+            format=to_format,
+            body=target.config.body.name,
+            records=target.backends(target.settings()).settings.records,
+            counts=counts,
+            complete=True,
+        )
+        salvage.run(job, target.catalogue, runner, out, "migrating")
+
+
+@contextlib.contextmanager
+def _counts(target: stores.StoreTarget, destination: Path) -> Iterator[Path | None]:
+    """Yield a file with the counts of the copy: the given one, else one with the counts that the store or a broker saved.
+
+    The file is next to the destination, where every worker of a runner can read it. Raises StoreError if the store has lost its
+    counts: with one reference each, dead messages would return, and losses would not be noticed.
+    """
+    given, is_adopted = target.refcounts_file, (target.path / SETTINGS).exists()
+    if given is not None or not (is_adopted or (target.path / SAVED_COUNTS).exists()):
+        yield given
+        return
+    check_destination(destination, [target.path])
+    neighbour = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
+    with working_directory(Files(), neighbour) as directory:
+        path = directory / "counts.csv"
+        counts: Path | None = path
+        try:
+            _write_counts(target, path, is_adopted=is_adopted)
+        except MsgStoreError:
+            if is_adopted:
+                raise
+            counts = None  # the job reports, file by file, why a broker's directory cannot be opened
+        yield counts
+
+
+def _write_counts(target: stores.StoreTarget, path: Path, *, is_adopted: bool) -> None:
+    with target.open("r") as opened:
+        if is_adopted and not opened.stats().recovery.counts_are_kept:
+            raise StoreError(
+                f"{target.path}: its counts are lost: the index must be rebuilt from the segments, because a process was "
+                "killed with the store open, or a file is missing or was changed. Give counts (--refcounts FILE), "
+                "or copy all messages with one reference each: msgstore salvage"
+            )
+        with path.open("w", encoding="ascii") as file:
+            file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tomllib
 from collections.abc import Callable, Iterator
@@ -26,10 +27,7 @@ def config() -> None:
 
 
 @config.command()
-@click.option(
-    "--config", "config_file", type=options.FILE, metavar="FILE", default=Path("msgstore.toml"), show_default=True,
-    help="The file to check.",
-)  # fmt: skip
+@options.file("--config", "config_file", default=Path("msgstore.toml"), show_default=True, help="The file to check.")
 @options.as_json
 def check(config_file: Path, out: output.Output) -> None:
     """Check every key, and that every named backend is installed and accepts its options. Opens no store.
@@ -53,13 +51,19 @@ def check(config_file: Path, out: output.Output) -> None:
 
 def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]]:
     """Yield (store, path, errors) of every store. The store is None for errors of the file as a whole."""
-    table, file_error = _load(file)
-    catalogue = None
+    catalogue = file_error = None
+    disabled: tuple[str, ...] = ()
     try:
-        catalogue = load_catalogue(read_config(file).disabled if file_error is None else ())
+        disabled = read_config(file).disabled
+    except ConfigError as error:
+        file_error = str(error)
+    try:
+        catalogue = load_catalogue(disabled)
     except ConfigError as error:
         file_error = f"{file}: {error}"
-    stores = table.get("stores", {})
+    stores = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # what can be read is checked
+        stores = tomllib.loads(file.read_text(encoding="utf-8")).get("stores")
     checked = []
     for name, keys in stores.items() if isinstance(stores, dict) else ():
         if isinstance(keys, dict):
@@ -73,19 +77,6 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
     elif not checked:
         yield None, None, [f"{file}: there is no table [stores.NAME]"]
     yield from checked
-
-
-def _load(file: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the tables of a file, as far as it is TOML, and its first error."""
-    try:
-        read_config(file)
-        first_error = None
-    except ConfigError as error:
-        first_error = str(error)
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8")), first_error
-    except (OSError, ValueError, RecursionError):
-        return {}, first_error
 
 
 def _key_checks(table: dict[str, Any], where: str, base: Path) -> list[Callable[[], object]]:

@@ -35,12 +35,8 @@ class ExpectedMessage:
 
 
 @click.command()
-@click.option(
-    "--dir",
-    "directory",
-    type=options.FILE,
-    metavar="DIR",
-    help="Work in DIR and leave the store there. DIR must not exist or must be empty.",
+@options.file(
+    "--dir", "directory", metavar="DIR", help="Work in DIR and leave the store there. DIR must not exist or must be empty."
 )
 @options.as_json
 def demo(directory: Path | None, out: output.Output) -> None:

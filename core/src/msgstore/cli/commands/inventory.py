@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,23 @@ import click
 
 from msgstore.cli import options, output, runners
 from msgstore.cli.commands.scan import show_types
-from msgstore.jobs.inventory import plan_inventory
-from msgstore.jobs.inventory_report import InventoryReport, totals
-from msgstore.jobs.reports import SegmentStock
+from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
 from msgstore.plugins.catalogue import load_catalogue
-from msgstore.scan import bind_records
+
+_NUMBERS = ("size", "records", "types", "live", "garbage", "of it", "holes", "copies", "damaged")
 
 
 @click.command()
 @options.paths
-@click.option(
+@options.file(
     "--refcounts",
     "counts",
-    type=options.FILE,
-    metavar="FILE",
     help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
 )
 @options.records
 @runners.options
 @options.as_json
-def inventory(
-    paths: tuple[Path, ...],
-    counts: Path | None,
-    records: tuple[tuple[str, int], ...],
-    runner: runners.RunnerOptions,
-    out: output.Output,
-) -> None:
+def inventory(paths: tuple[Path, ...], runner: runners.RunnerOptions, out: output.Output, **choices: Any) -> None:
     """Measure PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would free.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob. It is only read, and may be in use. All
@@ -50,8 +40,7 @@ def inventory(
       msgstore inventory '/backups/*/msg_store_persistent' --json
     """
     catalogue = load_catalogue()
-    bound = bind_records(catalogue, records, "--record")
-    job = plan_inventory(catalogue, paths, time.time(), counts=counts, records=bound)
+    job = plan_inventory(catalogue, paths, time.time(), **choices)
     report = runner.run(catalogue, job.size, out.progress("counting"), lambda by, bar: by.inventory(job, bar))
     for store in report.stores:
         out.emit(*(segment.as_json() for segment in store.segments), store.as_json())
@@ -64,41 +53,27 @@ def inventory(
 def _show(out: output.Output, report: InventoryReport) -> None:
     listed = list(report.segments())
     for store in report.stores if len(listed) <= output.MAX_LISTED else ():
-        typed = _has_types(store.segments)
-        rows = [
-            {
-                "file": Path(segment.path).name,
-                "format": segment.format,
-                **_numbers(totals([segment]), typed=typed),
-                "state": output.state(segment.state),
-            }
+        rows: list[tuple[Any, ...]] = [
+            (Path(segment.path).name, segment.format, *_numbers(totals([segment])), output.state(segment.state))
             for segment in reversed(store.segments)
         ]
-        out.table(store.path, rows)
+        out.table(store.path, ("file", "format", *_NUMBERS, "state"), rows, optional=("types",))
         out.print()
     if len(report.stores) > 1 or len(listed) > output.MAX_LISTED:
-        typed = _has_types(listed)
         rows = []
         for path, segments in [*((store.path, list(store.segments)) for store in report.stores), ("total", listed)]:
             sums = totals(segments)
             states = ", ".join(f"{count:,} {state}" for state, count in sums["states"].items())
-            rows.append({"store": path, "segments": len(segments), **_numbers(sums, typed=typed), "state": states})
-        out.table(None, rows, bold_last=True)
+            rows.append((path, len(segments), *_numbers(sums), states))
+        out.table(None, ("store", "segments", *_NUMBERS, "state"), rows, optional=("types",), bold_last=True)
         out.print()
     if policies := report.policies():
-        rows = [
-            {
-                "policy": policy.name,
-                "options": policy.options,
-                "frees": output.size_cell(policy.gives_back),
-                "messages lost": output.count(policy.messages_lost, "bold red"),
-                "steps": policy.errors[0]
-                if policy.errors
-                else ", ".join(f"{action} {count:,}" for action, count in policy.steps.items()) or "nothing",
-            }
-            for policy in policies
-        ]
-        out.table("what policies would do", rows)
+        rows = []
+        for policy in policies:
+            steps = ", ".join(f"{action} {count:,}" for action, count in policy["steps"].items()) or "nothing"
+            frees, lost = output.size_cell(policy["gives_back"]), output.count(policy["messages_lost"], "bold red")
+            rows.append((policy["name"], policy["options"], frees, lost, policy["errors"][0] if policy["errors"] else steps))
+        out.table("what policies would do", ("policy", "options", "frees", "messages lost", "steps"), rows)
         out.print()
     errors = [store.unasked for store in report.stores if store.unasked]
     if errors:
@@ -108,20 +83,16 @@ def _show(out: output.Output, report: InventoryReport) -> None:
         out.print(f"no counts for {unknown}: every record is taken to be live (--refcounts gives counts)", "dim")
 
 
-def _has_types(segments: Iterable[SegmentStock]) -> bool:
-    """Return True if there are record types other than the format's own."""
-    return bool(show_types(totals(segments)["types"]))
-
-
-def _numbers(sums: dict[str, Any], *, typed: bool) -> dict[str, Any]:
-    return {
-        "size": output.size_cell(sums["size"]),
-        "records": sums["records"],
-        **({"types": show_types(sums["types"])} if typed else {}),
-        "live": output.right("?") if sums["live"] is None else sums["live"],
-        "garbage": output.size_cell(sums["garbage"]),
-        "of it": f"{sums['fragmentation']:.0%}",
-        "holes": sums["holes"],
-        "copies": output.count(sums["duplicates"], "yellow"),
-        "damaged": output.size_cell(sums["damaged"]),
-    }
+def _numbers(sums: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the cells of the columns ``_NUMBERS``."""
+    return (
+        output.size_cell(sums["size"]),
+        sums["records"],
+        show_types(sums["types"]),
+        output.right("?") if sums["live"] is None else sums["live"],
+        output.size_cell(sums["garbage"]),
+        f"{sums['fragmentation']:.0%}",
+        sums["holes"],
+        output.count(sums["duplicates"], "yellow"),
+        output.size_cell(sums["damaged"]),
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.cli.commands.scan import scan_inputs, show_types
-from msgstore.cli.inputs import InputArgument, Inputs
+from msgstore.cli.inputs import Inputs
 from msgstore.cli.map_data import PageData
 from msgstore.cli.map_page import check_target, write_page
-from msgstore.cli.spans import KINDS, LiveReferences, Span, live_records, spans
+from msgstore.cli.spans import KINDS, LiveReferences, live_records, spans
 from msgstore.jobs.counts import sums_of
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
@@ -35,8 +34,8 @@ CELL_STYLES = {
     "damaged": ("X", "X", "bold red"),
 }
 """Kind of bytes to its glyph, its ASCII glyph and its style. Kinds differ also without colour, and on an ASCII terminal."""
-_ALWAYS_SHOWN = ("damaged", "torn")
-"""A cell with at least one byte of these kinds shows that kind."""
+_PRIORITIES = {"damaged": 2, "torn": 1}
+"""A cell with at least one byte of these kinds shows that kind, the highest number first."""
 
 
 @attrs.frozen
@@ -77,10 +76,9 @@ class Drawing:
 @click.command(name="map")
 @options.paths
 @options.refcounts
-@click.option(
-    "--html", "page", type=options.FILE, metavar="FILE",
-    help="Instead, write a page for a browser to FILE, with every record and what each GC policy would do.",
-)  # fmt: skip
+@options.file(
+    "--html", "page", help="Instead, write a page for a browser to FILE, with every record and what each GC policy would do."
+)
 @click.option("--force", is_flag=True, help="Replace FILE even if it is not a page of 'msgstore map'.")
 @options.as_json
 def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None, force: bool, out: output.Output) -> None:
@@ -101,7 +99,7 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
     inputs = Inputs(catalogue)
     refcounts = None if refcounts_file is None else list(sums_of(refcounts_file).items())
     found = list(inputs.find(paths))
-    data = None if target is None else PageData(inputs, _total_bytes(found))
+    data = None if target is None else PageData(inputs, sum(segment.size for segment in found))
     drawings = []
     damaged = False
     for directory, group in groupby(found, key=lambda segment: segment.path.parent):
@@ -125,25 +123,13 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
     out.finish(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
 
 
-def _total_bytes(found: Iterable[InputArgument]) -> int:
-    """Return the total size of the segments. A segment that a collector has deleted meanwhile counts as 0."""
-    total = 0
-    for segment in found:
-        with suppress(FileNotFoundError):
-            total += segment.path.stat().st_size
-    return total
-
-
 def draw(report: SegmentReport, live: LiveReferences | None) -> Drawing:
     """Return one segment with neighbouring spans of one kind merged."""
-    merged = list(_merged(spans(report, live)))
-    return Drawing(report.path, report.format.name, report.size, merged, live is not None, report.count_types())
-
-
-def _merged(all_spans: Iterable[Span]) -> Iterator[tuple[str, int, int]]:
-    for kind, group in groupby(all_spans, key=lambda span: span.kind):
+    merged = []
+    for kind, group in groupby(spans(report, live), key=lambda span: span.kind):
         run = list(group)
-        yield kind, run[0].offset, sum(span.size for span in run)
+        merged.append((kind, run[0].offset, sum(span.size for span in run)))
+    return Drawing(report.path, report.format.name, report.size, merged, live is not None, report.count_types())
 
 
 def show(console: output.Terminal, drawings: list[Drawing]) -> None:
@@ -207,7 +193,4 @@ def _bar(kinds: list[str], *, ascii_only: bool) -> Text:
 
 def _dominant(weight: dict[str, int]) -> str:
     """Return the kind that a cell shows: damage first, else the kind with the most bytes."""
-    for kind in _ALWAYS_SHOWN:
-        if kind in weight:
-            return kind
-    return max(weight, key=lambda kind: weight[kind], default="hole")
+    return max(weight, key=lambda kind: (_PRIORITIES.get(kind, 0), weight[kind]), default="hole")

@@ -10,9 +10,9 @@ import re
 import secrets
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata, resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
 
@@ -26,6 +26,7 @@ from msgstore.contract import CONTRACT_VERSION, ConfigError
 from msgstore.contract.formats import RESERVED_EXTENSIONS
 from msgstore.plugins.catalogue import load_catalogue
 
+_SKELETONS = resources.files("msgstore.cli") / "skeletons"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PROBE = "probe-of-names"
 """Name of the plugin that is rendered to find the names that templates use."""
@@ -33,57 +34,33 @@ _STORE_EXTENSIONS = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
 """Extensions of files in stores or next to them, whether or not a plugin reads them."""
 _MAX_NAME = 40
 """Characters. Names of backends have at most 64."""
+KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "observer")
 
 
 @attrs.frozen
-class Kind:
-    """Differences between the kinds of plugins."""
+class Skeleton:
+    """Differences between the kinds of plugins, as ``skeleton.toml`` in the directory of a kind has them."""
 
     noun: str
     part: str
     """The module with the implementation."""
     summary: str
+    contract_module: str
     use: str
     """Text of the README that says how to select the backend."""
-    contract_module: str
-    catalogue: str | None
+    catalogue: str | None = None
     """Kind of the backend in the catalogue; None if it cannot be selected."""
 
 
-def _toml(text: str) -> str:
-    return f'```toml\n# msgstore.toml\n[stores.orders]\npath = "data/orders"\n{text}\n```'
-
-
-KINDS = {
-    "record-type": Kind(
-        "a record type", "record", "A record type of segment format v2 that keeps a time and a source with each message",
-        _toml('record = "$name"\nformat = { use = "v2", records = { $name = { byte = 200, source = "shop" } } }')
-        + "\n\nThe byte, from 128 to 255, is chosen once: the directory remembers it.", "records", "record",
-    ),
-    "format": Kind(
-        "a segment format", "format", "A segment format of marked records with a checksum",
-        _toml('format = "$name"'), "formats", "format",
-    ),
-    "index": Kind("an index", "index", "An index in memory", _toml('index = "$name"'), "indexes", "index"),
-    "gc-policy": Kind(
-        "a GC policy", "policy", "A GC policy that compacts segments with very much garbage",
-        _toml('gc = { use = "$name", garbage = 0.8 }'), "policies", "gc",
-    ),
-    "body-codec": Kind(
-        "a body codec", "codec", "A body codec that compresses with zlib",
-        _toml('body = { use = "$name", level = 9 }'), "bodies", "body",
-    ),
-    "observer": Kind(
-        "an observer", "counting", "An observer that counts events of stores",
-        "An installed observer receives all events. `disabled` in a configuration excludes it.", "events", None,
-    ),
-}  # fmt: skip
+def skeleton(kind: str) -> Skeleton:
+    """Return the skeleton of a kind of plugin."""
+    return Skeleton(**tomllib.loads((_SKELETONS / kind / "skeleton.toml").read_text(encoding="utf-8")))
 
 
 @click.command(name="new-plugin")
-@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
-@click.option("--into", type=options.FILE, metavar="DIR", default=Path(), help="Parent of the new directory.")
+@options.file("--into", metavar="DIR", default=Path(), help="Parent of the new directory.")
 @options.as_json
 def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
     """Write the start of a plugin: a distribution that can be installed, works, and passes its tests.
@@ -110,22 +87,18 @@ def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
 
 def render(kind: str, name: str) -> dict[str, str]:
     """Return path below the plugin's directory to text."""
-    template = KINDS[kind]
+    template = skeleton(kind)
     module = name.replace("-", "_")
     words = {
+        **attrs.asdict(template),
         "name": name,
         "module": module,
         "class_name": _class_name(name),
-        "part": template.part,
-        "summary": template.summary,
-        "a_noun": template.noun,
         "contract": str(CONTRACT_VERSION),
-        "contract_module": template.contract_module,
         "versions": _versions(msgstore.__version__),
         "use": Template(template.use).substitute(name=name),
     }
-    templates = resources.files("msgstore.cli") / "skeletons"
-    own, common = templates / kind, templates / "common"
+    own, common = _SKELETONS / kind, _SKELETONS / "common"
     sources = {
         "README.md": common / "README.md.tmpl",
         "pyproject.toml": common / "pyproject.toml.tmpl",
@@ -134,15 +107,11 @@ def render(kind: str, name: str) -> dict[str, str]:
         f"src/{module}/{template.part}.py": own / f"{template.part}.py.tmpl",
         f"tests/test_{module}.py": own / "test.py.tmpl",
     }
-    return {path: _fill(source, words) for path, source in sources.items()}
+    return {path: Template(source.read_text(encoding="utf-8")).substitute(words) for path, source in sources.items()}
 
 
 def _class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("-"))
-
-
-def _fill(source: Traversable, words: dict[str, str]) -> str:
-    return Template(source.read_text(encoding="utf-8")).substitute(words)
 
 
 def _versions(version: str) -> str:
@@ -153,11 +122,11 @@ def _versions(version: str) -> str:
 
 def _name_errors(kind: str, name: str) -> Iterator[str]:
     """Yield why a name is invalid, taken, or would clash with other names."""
-    module, class_name = name.replace("-", "_"), _class_name(name)
+    module, class_name, own = name.replace("-", "_"), _class_name(name), skeleton(kind)
     if _NAME.fullmatch(name) is None or len(name) > _MAX_NAME:
         yield (
             f"{name!r} is not a name: use words of lower-case letters and digits, joined by '-', a letter first, at most "
-            f"{_MAX_NAME} characters, such as acme-{KINDS[kind].part}"
+            f"{_MAX_NAME} characters, such as acme-{own.part}"
         )
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("msgstore", "src", "test", "tests"):
         yield f"{name!r} cannot be the name of a package: {module!r} is a name of Python or of msgstore"
@@ -169,8 +138,8 @@ def _name_errors(kind: str, name: str) -> Iterator[str]:
         others = f"those of the format {owner!r}" if owner else "other files of stores"
         yield f"the files of a format {name!r} would end in {extension}, as {others} do. Choose another name."
     for found in catalogue.registrations:
-        if (found.kind, found.descriptor.name) == (KINDS[kind].catalogue, name):
-            yield f"{KINDS[kind].noun} {name!r} already exists in {found.provider.distribution}. Choose another name."
+        if (found.kind, found.descriptor.name) == (own.catalogue, name):
+            yield f"{own.noun} {name!r} already exists in {found.provider.distribution}. Choose another name."
     if taken := _installed(name, module):
         yield f"{name!r} would replace {taken}. Choose another name."
 

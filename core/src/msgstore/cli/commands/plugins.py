@@ -12,7 +12,7 @@ from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.config import read_config
-from msgstore.contract import BodyCodecDescriptor, Descriptor, RecordTypeDescriptor
+from msgstore.contract import BodyCodecDescriptor, RecordTypeDescriptor
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import Provider
 
@@ -22,7 +22,7 @@ _WIDE_COLUMNS = 130
 
 @click.command()
 @click.option("--check", is_flag=True, help="Also import every backend. Exit with 2 if there is a problem.")
-@click.option("--config", "config_file", type=options.FILE, metavar="FILE", help="Omit plugins that FILE disables.")
+@options.file("--config", "config_file", help="Omit plugins that FILE disables.")
 @options.as_json
 def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     """List the installed formats, record types, indexes, GC policies, body codecs, job runners and observers.
@@ -36,7 +36,9 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
     out.emit(*_as_json(catalogue))
     out.emit(*({"kind": "problem", "message": problem} for problem in problems))
-    out.table(None, _rows(catalogue, wide=out.console.width >= _WIDE_COLUMNS))
+    columns = ("kind", "name", "distribution", "contract", "capabilities", "summary")
+    rows = _rows(catalogue, wide=out.console.width >= _WIDE_COLUMNS)
+    out.table(None, columns, rows, optional=("contract", "capabilities"))
     if catalogue.disabled:
         out.print(f"disabled: {', '.join(catalogue.disabled)}")
     for problem in problems:
@@ -50,6 +52,9 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
 def _as_json(catalogue: Catalogue) -> Iterator[dict[str, object]]:
     for found in catalogue.registrations:
         descriptor = found.descriptor
+        fields: dict[str, object] = {}
+        if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
+            fields["fields"] = [attrs.asdict(field) for field in descriptor.fields]
         yield {
             "kind": found.kind,
             "name": descriptor.name,
@@ -57,7 +62,7 @@ def _as_json(catalogue: Catalogue) -> Iterator[dict[str, object]]:
             "contract": list(descriptor.contract),
             "capabilities": sorted(capability.value for capability in descriptor.capabilities),
             "summary": descriptor.summary,
-            **_fields(descriptor),
+            **fields,
         }
     for provider, hooks in _observers(catalogue):
         yield {"kind": "observer", "name": provider.entry_point, **_origin(provider), "events": hooks}
@@ -65,12 +70,6 @@ def _as_json(catalogue: Catalogue) -> Iterator[dict[str, object]]:
 
 def _origin(provider: Provider) -> dict[str, str]:
     return {"distribution": provider.distribution, "version": provider.version, "entry_point": provider.entry_point}
-
-
-def _fields(descriptor: Descriptor) -> dict[str, object]:
-    if not isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
-        return {}
-    return {"fields": [attrs.asdict(field) for field in descriptor.fields]}
 
 
 def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
@@ -81,24 +80,23 @@ def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
     ]
 
 
-def _rows(catalogue: Catalogue, *, wide: bool) -> Iterator[dict[str, object]]:
+def _rows(catalogue: Catalogue, *, wide: bool) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each backend and observer. Unless ``wide``, contract and capabilities are below the summary."""
     for found in sorted(catalogue.registrations, key=lambda found: (found.kind, found.descriptor.name)):
         descriptor = found.descriptor
         contract = ".".join(map(str, descriptor.contract))
         capabilities = ", ".join(sorted(capability.value for capability in descriptor.capabilities))
-        narrow = Text.assemble(descriptor.summary, (f"\ncontract {contract}{capabilities and f'; {capabilities}'}", "dim"))
-        yield {
-            **_start(found.kind, descriptor.name, found.provider),
-            **({"contract": contract, "capabilities": capabilities or "-"} if wide else {}),
-            "summary": descriptor.summary if wide else narrow,
-        }
+        start = found.kind, descriptor.name, _distribution(found.provider)
+        if wide:
+            yield *start, contract, capabilities or "-", descriptor.summary
+        else:
+            below = f"\ncontract {contract}{capabilities and f'; {capabilities}'}"
+            yield *start, "", "", Text.assemble(descriptor.summary, (below, "dim"))
+    dash = "-" if wide else ""
     for provider, hooks in _observers(catalogue):
-        yield {
-            **_start("observer", provider.entry_point, provider),
-            **({"contract": "-", "capabilities": "-"} if wide else {}),
-            "summary": f"receives {output.plural(len(hooks), 'kind')} of events",
-        }
+        summary = f"receives {output.plural(len(hooks), 'kind')} of events"
+        yield "observer", provider.entry_point, _distribution(provider), dash, dash, summary
 
 
-def _start(kind: str, name: str, provider: Provider) -> dict[str, object]:
-    return {"kind": kind, "name": name, "distribution": Text(f"{provider.distribution} {provider.version}", no_wrap=True)}
+def _distribution(provider: Provider) -> Text:
+    return Text(f"{provider.distribution} {provider.version}", no_wrap=True)

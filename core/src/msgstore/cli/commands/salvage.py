@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output, runners
-from msgstore.jobs.reports import SETTINGS_DAMAGED, InputReport
-from msgstore.jobs.salvage import SalvageJob, plan_salvage
+from msgstore.jobs.reports import SETTINGS_DAMAGED
+from msgstore.jobs.salvage import InputReport, SalvageJob, plan_salvage
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
-from msgstore.scan import bind_records
+
+_NUMBERS = ("size", "copied", "recovered", "intact", "copies", "dead", "holes", "damaged")
 
 
 @click.command()
@@ -23,31 +24,16 @@ from msgstore.scan import bind_records
 @click.option("--format", default="v2", metavar="NAME", show_default=True, help="Format of the new store.")
 @click.option("--record", metavar="NAME", help="Record type that all records are encoded as. Default: their own type.")
 @click.option("--body", metavar="NAME", help="Body codec of the new store. Every body must be valid for it.")
-@click.option(
-    "--source-record",
-    "records",
-    type=options.binding,
-    multiple=True,
-    metavar="NAME=BYTE",
-    help="A record type of the sources that their directories do not remember.",
-)
-@click.option(
+@options.bindings("--source-record", "A record type of the sources that their directories do not remember.")
+@options.file(
     "--refcounts",
     "counts",
-    type=options.FILE,
-    metavar="FILE",
     help="Lines 'id,count', or Parquet. Other ids are dead and omitted. The new store has these counts.",
 )
 @runners.options
 @options.as_json
 def salvage(
-    sources: tuple[Path, ...],
-    destination: Path,
-    body: str | None,
-    records: tuple[tuple[str, int], ...],
-    runner: runners.RunnerOptions,
-    out: output.Output,
-    **choices: Any,
+    sources: tuple[Path, ...], destination: Path, runner: runners.RunnerOptions, out: output.Output, **choices: Any
 ) -> None:
     """Copy every intact record in SRC into a new store at DEST, and report every damaged span. SRC is only read.
 
@@ -63,8 +49,7 @@ def salvage(
       msgstore salvage /backups/node1 rescued --runner spark --master 'local[4]'
     """
     catalogue = load_catalogue()
-    bound = bind_records(catalogue, records, "--source-record")
-    job = plan_salvage(catalogue, sources, destination, body=body, check_body=body, records=bound, **choices)
+    job = plan_salvage(catalogue, sources, destination, check_body=choices["body"], **choices)
     run(job, catalogue, runner, out, "salvaging")
 
 
@@ -77,21 +62,13 @@ def run(job: SalvageJob, catalogue: Catalogue, runner: runners.RunnerOptions, ou
     several, counted = len(stores) > 1, any(found.dead for found in report.inputs)
     title = f"{', '.join(report.sources)} to {report.destination}"
     if len(report.inputs) > output.MAX_LISTED:
-        rows = [
-            {"store": name, "segments": len(found), **_numbers(found, counted=counted)}
-            for name, found in [*stores.items(), ("total", report.inputs)]
-        ]
-        out.table(title, rows, bold_last=True)
+        groups = [*stores.items(), ("total", report.inputs)]
+        rows = [(name, len(found), *_numbers(found, counted=counted)) for name, found in groups]
+        out.table(title, ("store", "segments", *_NUMBERS), rows, optional=("dead",), bold_last=True)
     else:
-        rows = [
-            {
-                "file": one.path if several else Path(one.path).name,
-                "format": one.format,
-                **_numbers([one], counted=counted),
-            }
-            for one in reversed(report.inputs)
-        ]
-        out.table(title, rows)
+        names = {one.path: one.path if several else Path(one.path).name for one in report.inputs}
+        rows = [(names[one.path], one.format, *_numbers([one], counted=counted)) for one in reversed(report.inputs)]
+        out.table(title, ("file", "format", *_NUMBERS), rows, optional=("dead",))
     out.print()
     out.damage(report.damage)
     if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
@@ -107,17 +84,15 @@ def run(job: SalvageJob, catalogue: Catalogue, runner: runners.RunnerOptions, ou
     out.finish(damaged=bool(report.damage or report.missing), not_read=report.not_read, summary=report.as_json())
 
 
-def _numbers(inputs: Sequence[InputReport], *, counted: bool) -> dict[str, Any]:
-    return {
-        "size": output.size_cell(sum(found.size for found in inputs)),
-        "copied": sum(found.records for found in inputs),
-        "recovered": output.count(sum(len(found.recovered) for found in inputs), "yellow"),
-        "intact": output.size_cell(sum(found.good for found in inputs)),
-        "copies": output.size_cell(sum(found.duplicates for found in inputs)),
-        **({"dead": output.size_cell(sum(found.dead for found in inputs))} if counted else {}),
-        "holes": output.size_cell(sum(found.holes for found in inputs)),
-        "damaged": output.size_cell(sum(found.damaged for found in inputs)),
-    }
+def _numbers(inputs: Sequence[InputReport], *, counted: bool) -> tuple[Any, ...]:
+    """Return the cells of the columns ``_NUMBERS``."""
+    size, good, duplicates, dead, holes, damaged = (
+        output.size_cell(sum(getattr(found, name) for found in inputs))
+        for name in ("size", "good", "duplicates", "dead", "holes", "damaged")
+    )
+    recovered = output.count(sum(len(found.recovered) for found in inputs), "yellow")
+    copied = sum(found.records for found in inputs)
+    return size, copied, recovered, good, duplicates, dead if counted else "", holes, damaged
 
 
 def _abbreviate(names: list[str], limit: int = 20) -> str:

@@ -19,7 +19,9 @@ from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import is_valid
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
-from msgstore.scan.bindings import OWN_RECORD, bind_records
+from msgstore.scan.bindings import OWN_RECORD
+
+_COLUMNS = ("file", "format", "size", "records", "types", "holes", "duplicates", "damage", "end")
 
 
 @click.command()
@@ -27,7 +29,7 @@ from msgstore.scan.bindings import OWN_RECORD, bind_records
 @click.option("--body", metavar="NAME", help="Body codec that every body must be valid for, such as erlang.")
 @options.records
 @options.as_json
-def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, int], ...], out: output.Output) -> None:
+def scan(paths: tuple[Path, ...], body: str | None, records: Mapping[str, int], out: output.Output) -> None:
     """Read segments record by record and report what is in them. Writes nothing, and needs no index.
 
     PATH is a segment, a directory with segments, or a broker's directory with stores. Segments of a directory come in number
@@ -41,7 +43,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: tuple[tuple[str, in
     """
     catalogue = load_catalogue()
     check_body = body_check(catalogue, body)
-    inputs = Inputs(catalogue, bind_records(catalogue, records, "--record"))
+    inputs = Inputs(catalogue, records)
     damaged = show(out, scan_inputs(inputs.find(paths), check_body, fields=out.as_json))
     for problem in inputs.damaged_settings:
         output.note(f"{problem} Only the format's own record types were read; --record NAME=BYTE binds others.")
@@ -97,24 +99,23 @@ def show(out: output.Output, reports: Iterable[SegmentReport]) -> bool:
             rows.append((report.path.parent, _row(report)))
     if not out.as_json:
         for directory, group in groupby(rows, key=lambda row: row[0]):
-            members = [row for _, row in group]
-            hidden = () if any(row["types"] for row in members) else ("types",)
-            out.table(str(directory), ({key: row[key] for key in row if key not in hidden} for row in members))
+            out.table(str(directory), _COLUMNS, (row for _, row in group), optional=("types",))
             out.print()
         out.damage(spans)
     return damaged
 
 
-def _row(report: SegmentReport) -> dict[str, Any]:
+def _row(report: SegmentReport) -> tuple[Any, ...]:
+    """Return the cells of the columns ``_COLUMNS``."""
     found = report.scan
-    return {
-        "file": report.path.name,
-        "format": report.format.name,
-        "size": output.size_cell(report.size),
-        "records": len(found.records),
-        "types": show_types(report.count_types()),
-        "holes": len(found.hole_offsets),
-        "duplicates": output.count(len(found.duplicates), "yellow"),
-        "damage": output.count(len(damaged_spans(report)), "bold red"),
-        "end": output.state(found.end.state),
-    }
+    return (
+        report.path.name,
+        report.format.name,
+        output.size_cell(report.size),
+        len(found.records),
+        show_types(report.count_types()),
+        len(found.hole_offsets),
+        output.count(len(found.duplicates), "yellow"),
+        output.count(len(damaged_spans(report)), "bold red"),
+        output.state(found.end.state),
+    )

@@ -160,25 +160,20 @@ def _segments(console: output.Terminal, snapshot: DirectorySnapshot, change: Sna
     """Return a table of the segments that changed last, as many as fit on the screen."""
     newest = sorted(snapshot.segments, key=lambda name: snapshot.segments[name][1], reverse=True)
     fitting = max(console.height - _HEADER_ROWS, _MIN_SEGMENT_ROWS) if console.is_terminal else _MIN_SEGMENT_ROWS
-    rows: list[dict[str, Any]] = []
+    columns = ("changed last", "size", "live", "garbage", "")
+    rows: list[tuple[Any, ...]] = []
     for name in newest[:fitting]:
         size, _ = snapshot.segments[name]
         live = snapshot.index_figures.live_bytes.get(name) if snapshot.index_figures else None
         garbage = "-" if live is None else f"{100 * max(0, size - live) / size:.0f} %" if size else "0 %"
         new = change is not None and name in change.created
         cut = change is not None and name in change.shrunk
-        rows.append(
-            {
-                "changed last": name,
-                "size": output.size_cell(size),
-                "live": output.right("-" if live is None else output.size(live)),
-                "garbage": output.right(garbage),
-                "": Text("created", style="green") if new else Text("cut", style="yellow") if cut else "",
-            }
-        )
+        mark = Text("created", style="green") if new else Text("cut", style="yellow") if cut else ""
+        shown = output.right("-" if live is None else output.size(live))
+        rows.append((name, output.size_cell(size), shown, output.right(garbage), mark))
     if len(newest) > fitting:
-        rows.append(dict.fromkeys(rows[0], "") | {"changed last": f"... and {len(newest) - fitting:,} more"})
-    return output.table(None, rows)
+        rows.append((f"... and {len(newest) - fitting:,} more", "", "", "", ""))
+    return output.table(None, columns, rows)
 
 
 def _rate(size: int, change: SnapshotDiff) -> str:

@@ -9,17 +9,13 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output, stores
-from msgstore.cli.checking import SegmentCheck, check_segments
+from msgstore.cli.checking import SegmentCheck, Throttle, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
-from msgstore.cli.scrub_state import STATE, DamagedSpan, ScrubState, read_state, remove_state, write_state
-from msgstore.cli.throttled_reading import Throttle
-from msgstore.directory import SETTINGS
+from msgstore.cli.scrub_state import DamagedSpan, ScrubState, StateFile
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
 
-SAVE_INTERVAL_SECONDS = 1.0
-"""Time between two writes of the state. A killed check repeats at most this much."""
 _EXACT_COUNTS = ("index", "given", "msg_store_index.ets")
 """Origins of counts with which a record is known to be a live message."""
 
@@ -73,46 +69,9 @@ def _verify_all(store: stores.StoreArgument, out: output.Output, rate: int | Non
     out.finish(damaged=not all(verdicts), not_read=others)
 
 
-class _StateFile:
-    """State of the check on disk. If it cannot be written, the check prints that once and continues."""
-
-    def __init__(self, files: Files, directory: Path, *, writes: bool) -> None:
-        self._files = files
-        self._directory = directory
-        self._written = time.monotonic()
-        self._writes = writes and (directory / SETTINGS).exists()  # nothing is written to a broker's directory
-
-    def read(self) -> ScrubState:
-        """Return the saved state, or a new one if it is missing or damaged."""
-        try:
-            state = read_state(self._files, self._directory) or ScrubState()
-        except ValueError as error:
-            output.note(f"{self._directory / STATE}: cannot be used: {error}. Starting at the first segment.")
-            return ScrubState()
-        if state.behind >= 0:
-            output.note(f"{self._directory}: resumed after segment {state.behind}. Without --resume (scrub: with --restart), "
-                        "the check starts at the first segment.")  # fmt: skip
-        return state
-
-    def write(self, state: ScrubState, *, now: bool = False) -> None:
-        """Write the state, at most once per SAVE_INTERVAL_SECONDS unless ``now`` is set."""
-        if not self._writes or (not now and time.monotonic() - self._written < SAVE_INTERVAL_SECONDS):
-            return
-        try:
-            write_state(self._files, self._directory, state)
-        except OSError as error:
-            self._writes = False
-            output.note(f"{self._directory / STATE}: cannot be written: {error.strerror}. If stopped, this check starts again.")
-        self._written = time.monotonic()
-
-    def remove(self) -> None:
-        if self._writes:
-            remove_state(self._files, self._directory)
-
-
 def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, *, resume: bool, saves: bool) -> bool:
     """Check one store and print the findings. Returns False if anything is wrong."""
-    file = _StateFile(Files(), target.path, writes=saves)
+    file = StateFile(Files(), target.path, writes=saves)
     state = file.read() if resume else ScrubState()  # always describes a whole number of segments
     resumed = state.behind if state.behind >= 0 else None
     begin, before = time.monotonic(), state.bytes
@@ -126,9 +85,10 @@ def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, 
                 for check in check_segments(target, opened, throttle, state.behind):
                     state.add(check.number, len(check.entries), check.checked.bytes, check.checked.spans, check.findings)
                     file.write(state)
-                    out.emit(*(span.as_json(target.path) for span in check.checked.spans), check.as_json())
+                    found = check.as_json()
+                    out.emit(*(span.as_json(target.path) for span in check.checked.spans), found)
                     if not out.as_json:
-                        rows.append(_row(check))
+                        rows.append(_row(check, found))
                     if progress:
                         progress(state.segments, total)
         except BaseException:
@@ -137,7 +97,8 @@ def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, 
         summary = _summary(target, opened, state, resumed, time.monotonic() - begin)
     file.remove()
     if not out.as_json:
-        out.table(str(target.path), rows)
+        columns = ("file", "format", "size", "live", "verified", "unreachable", "damage", "counts", "end")
+        out.table(str(target.path), columns, rows)
         out.print()
         _show(target, out, state, summary, state.bytes - before)
     out.emit(summary)
@@ -178,20 +139,18 @@ def _summary(
     }
 
 
-def _row(check: SegmentCheck) -> dict[str, Any]:
-    lost = len(check.unreachable)
-    scan = check.checked.scan
-    return {
-        "file": check.path.name,
-        "format": check.format,
-        "size": output.size_cell(check.checked.size),
-        "live": len(check.entries),
-        "verified": len(check.entries) - lost,
-        "unreachable": output.count(lost, "bold red"),
-        "damage": output.count(len(check.checked.spans), "bold red"),
-        "counts": "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
-        "end": output.state(scan.end.state) if scan else "missing",
-    }
+def _row(check: SegmentCheck, found: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        check.path.name,
+        found["format"],
+        output.size_cell(found["size"]),
+        len(check.entries),
+        found["verified"],
+        output.count(len(found["unreachable"]), "bold red"),
+        output.count(len(check.checked.spans), "bold red"),
+        "agree" if found["counts_agree"] else f"{found['live_count']:,} expected",
+        output.state(found["end"]["state"]) if found["found"] else "missing",
+    )
 
 
 def _show(target: stores.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int) -> None:

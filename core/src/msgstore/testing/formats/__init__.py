@@ -12,7 +12,8 @@ from msgstore.testing.formats.gaps import GapTests
 from msgstore.testing.formats.roundtrip import RoundTripTests
 from msgstore.testing.formats.segments import check_scan, made, written
 from msgstore.testing.golden import described, difference, golden
-from msgstore.testing.subjects import Subject, skip_without
+from msgstore.testing.guard import skip_without
+from msgstore.testing.subjects import Subject
 
 
 class SegmentFormatTests(RoundTripTests, DamageTests, GapTests):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import assume, given
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from msgstore.contract import ScanEnd, SegmentFormat
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
-from msgstore.testing.formats.hostile import HOSTILE, hostile
-from msgstore.testing.formats.segments import Placed, check_records, check_scan, expected, made, rows, written
+from msgstore.testing.formats.roundtrip import check_anything
+from msgstore.testing.formats.segments import Placed, check_records, check_scan, encoded, expected, made, rows, written
 from msgstore.testing.guard import KitTests
 from msgstore.testing.limits import is_linear, peak_of, within
 from msgstore.testing.subjects import Subject
@@ -22,6 +23,49 @@ MULTIPLE, BESIDE = 16, 2 * 2**20
 """Memory limit of a scan: a multiple of the size of the segment, and a constant number of bytes."""
 SIZE = 60_000
 """Bytes of the smaller inputs that are timed; the larger inputs have four times as many."""
+
+
+def hostile(form: SegmentFormat, kind: str, size: int) -> bytes:
+    """A segment of about ``size`` bytes."""
+    return form.header + HOSTILE[kind](form, size)
+
+
+def _filled(piece: bytes, size: int) -> bytes:
+    return piece * (size // len(piece) + 1)
+
+
+def _records(form: SegmentFormat, count: int, body: bytes = b"") -> bytes:
+    return encoded(form, numbered(count, body), 0)[0]
+
+
+def _one_id(form: SegmentFormat, size: int) -> bytes:
+    record = _records(form, 1)
+    return encoded(form, [(bytes(16), b"")] * (size // len(record)), 0)[0]
+
+
+def _nested(form: SegmentFormat, size: int) -> bytes:
+    record = _records(form, 1)
+    while len(record) < size:
+        record = _records(form, 1, record)
+    return record
+
+
+HOSTILE: dict[str, Callable[[SegmentFormat, int], bytes]] = {
+    "zeros": lambda _, size: bytes(size),
+    "ones": lambda _, size: b"\1" * size,
+    "high bytes": lambda _, size: b"\xff" * size,
+    "noise": lambda _, size: Random(size).randbytes(size),
+    "smallest records": lambda form, size: _records(form, size // len(_records(form, 1))),
+    "smallest records, cut off": lambda form, size: _records(form, size // len(_records(form, 1)))[:-1],
+    "records of one id": _one_id,
+    "heads of large records": lambda form, size: _filled(_records(form, 1, bytes(size // 2))[:24], size),
+    "half heads": lambda form, size: _filled(_records(form, 1)[:3], size),
+    "records in records": _nested,
+    "records in records, cut off": lambda form, size: _nested(form, size)[: size // 2],
+    "chains that break": lambda form, size: _filled(_records(form, 9)[:-1], size),
+    "records that are cut off": lambda form, size: _filled(_records(form, 1, b"x" * 60)[:40], size),
+}
+"""Name to a function that makes the segment, without its header."""
 
 
 class DamageTests(KitTests):
@@ -59,40 +103,6 @@ class DamageTests(KitTests):
             wrong = bytes(byte ^ 0xFF for byte in form.header) + data[len(form.header) :]
             check_scan(form, wrong, form.scan(wrong))
             assert form.scan(wrong).header not in (None, "ok")
-
-    @tried(6)
-    @given(messages=batches(texts, least=2, most=5))
-    def test_a_flipped_bit(self, subject: Subject, messages: Batch) -> None:
-        """A failure means that one wrong bit makes a scan or a read raise, hang or use too much memory, or loses records before
-        it."""
-        form = made(subject)
-        data, placed = written(form, messages)
-        with within():
-            begin = len(form.header)
-            for at in (*range(0, begin, begin // 64 + 1), *range(begin, len(data))):
-                for bit in range(8):
-                    flipped = bytearray(data)
-                    flipped[at] ^= 1 << bit
-                    check_flipped(form, bytes(flipped), placed, at)
-
-    @tried(250)
-    @given(
-        headed=st.booleans(),
-        messages=batches(),
-        edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.binary(max_size=9)), max_size=4),
-        more=st.binary(max_size=400),
-        start=st.integers(0, 420),
-    )
-    def test_arbitrary_bytes(
-        self, subject: Subject, headed: bool, messages: Batch, edits: list[tuple[int, int, bytes]], more: bytes, start: int
-    ) -> None:
-        """A failure means that ``scan`` or ``find_chain`` raises for damaged records or for bytes that no writer wrote, or that
-        a scan does not report each byte exactly once."""
-        form = made(subject)
-        data = written(form, messages)[0] if headed else b""
-        for at, left_out, put_in in edits:
-            data = data[:at] + put_in + data[at + left_out :]
-        check_anything(form, data + more, start)
 
     @tried(60)
     @given(
@@ -169,28 +179,6 @@ class DamageTests(KitTests):
 
 def _on_hostile(call: Callable[[bytes], object], form: SegmentFormat, kind: str, size: int) -> Callable[[], object]:
     return partial(call, hostile(form, kind, size))
-
-
-def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
-    check_scan(form, data, form.scan(data))
-    for begin in {min(start, len(data)), len(form.header)}:
-        if begin <= len(data):
-            check_scan(form, data, form.scan(data, start=begin), begin)
-    form.scan(data, check_body=lambda _, body: len(body) % 3 == 0)
-    found = form.find_chain(data, start)
-    assert found is None or start <= found < len(data), f"a chain at {found}, asked for from {start} on"
-    if found is not None:
-        scan = form.scan(data, start=found)
-        assert len(scan.records) or scan.damage, f"no record at {found}, where find_chain has found some"
-
-
-def check_flipped(form: SegmentFormat, data: bytes, placed: list[Placed], at: int) -> None:
-    scan = form.scan(data)
-    check_scan(form, data, scan)
-    form.find_chain(data, len(form.header))
-    if at >= len(form.header):
-        before = expected([record for record in placed if record.end <= at])
-        assert rows(scan.records)[: len(before)] == before, f"a flipped bit at {at} costs records that stand before it"
 
 
 def salvaged(form: SegmentFormat, data: bytes) -> set[tuple[bytes, int, int]]:

@@ -5,18 +5,30 @@ from __future__ import annotations
 import contextlib
 import mmap
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, RecordError, ScanEnd
+from msgstore.contract import Capability, RecordError, ScanEnd, SegmentFormat, SegmentScan
 from msgstore.locations import LIMIT
 from msgstore.testing.concurrency import ROUNDS, at_once, long_body
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
-from msgstore.testing.formats.segments import check_records, check_rows, check_scan, encoded, expected, rows, spans, written
+from msgstore.testing.formats.segments import (
+    Placed,
+    check_records,
+    check_rows,
+    check_scan,
+    encoded,
+    expected,
+    rows,
+    spans,
+    written,
+)
 from msgstore.testing.guard import KitTests
+from msgstore.testing.limits import within
 from msgstore.testing.subjects import Subject
 
 LARGE = 16 * 2**20
@@ -204,3 +216,79 @@ class RoundTripTests(KitTests):
         found = ((record, form.body_span(data, record.offset, record.size)) for record in placed)
         frames = {(begin - record.offset, record.end - end) for record, (begin, end) in found}
         assert len(frames) == 1, f"bytes in front of a body and behind it: {', '.join(map(str, sorted(frames)))}"
+
+    @tried(6)
+    @given(messages=batches(texts, least=2, most=5))
+    def test_a_flipped_bit(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that one wrong bit makes a scan or a read raise, hang or use too much memory, loses records before
+        it, or that scans and reads disagree: clients get what a scan calls damaged. Damage need not be detected; but what
+        one of them detects, both must."""
+        form = self.form(subject)
+        data, placed = written(form, messages)
+        with within():
+            begin = len(form.header)
+            for at in (*range(0, begin, begin // 64 + 1), *range(begin, len(data))):
+                for bit in range(8):
+                    flipped = bytearray(data)
+                    flipped[at] ^= 1 << bit
+                    scan = check_spoilt(form, bytes(flipped), placed)
+                    form.find_chain(bytes(flipped), begin)
+                    before = expected([record for record in placed if record.end <= at])
+                    kept = at < begin or rows(scan.records)[: len(before)] == before
+                    assert kept, f"a flipped bit at {at} costs records that stand before it"
+
+    @tried(250)
+    @given(
+        headed=st.booleans(),
+        messages=batches(),
+        edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.binary(max_size=9)), max_size=4),
+        cut=st.none() | st.integers(0, 60),
+        more=st.binary(max_size=400),
+        start=st.integers(0, 420),
+    )
+    def test_arbitrary_bytes(
+        self,
+        subject: Subject,
+        headed: bool,
+        messages: Batch,
+        edits: list[tuple[int, int, bytes]],
+        cut: int | None,
+        more: bytes,
+        start: int,
+    ) -> None:
+        """A failure means that ``scan``, ``find_chain`` or a read raises for damaged records or bytes that no writer wrote,
+        such as those behind a sound beginning of a record; or that a scan does not report each byte exactly once."""
+        form = self.form(subject)
+        data, placed = written(form, messages) if headed else (b"", [])
+        for at, left_out, put_in in edits:
+            data = data[:at] + put_in + data[at + left_out :]
+        if placed and cut is not None:
+            last = placed[-1]
+            data = data[: last.offset + min(cut, last.size)]
+            check_spoilt(form, (data + more)[: last.end].ljust(last.end, b"\0"), placed)
+        check_anything(form, data + more, start)
+
+
+def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
+    check_scan(form, data, form.scan(data))
+    for begin in {min(start, len(data)), len(form.header)}:
+        if begin <= len(data):
+            check_scan(form, data, form.scan(data, start=begin), begin)
+    form.scan(data, check_body=lambda _, body: len(body) % 3 == 0)
+    found = form.find_chain(data, start)
+    assert found is None or start <= found < len(data), f"a chain at {found}, asked for from {start} on"
+    if found is not None:
+        scan = form.scan(data, start=found)
+        assert len(scan.records) or scan.damage, f"no record at {found}, where find_chain has found some"
+
+
+def check_spoilt(form: SegmentFormat, data: bytes, placed: Sequence[Placed]) -> SegmentScan:
+    """Scans and reads detect the same damage in records whose type, size and id are intact."""
+    scan = form.scan(data)
+    check_scan(form, data, scan)
+    damaged = {(spot.offset, spot.size) for spot in scan.damage}
+    for record in placed:
+        if (record.offset, record.size) in damaged:
+            with pytest.raises(RecordError):  # else clients get what a scan calls damaged
+                form.decode(record.msg_id, data[record.offset : record.end])
+    return scan
