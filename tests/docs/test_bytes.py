@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+import subprocess
+import sys
 import zlib
+from importlib.util import find_spec
 
 import pytest
 
@@ -133,3 +137,19 @@ def test_the_checksum_of_the_directory_page_is_right():
     crc = members.pop("crc32")
     assert zlib.crc32(json.dumps(members, sort_keys=True).encode()) == crc
     assert "msgstore-lmdb" in text
+
+
+# -- figures come from a command that prints the rows of the page ---------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not (find_spec("msgstore_ets_index") and find_spec("msgstore_format_v2")), reason="the store that is timed has ets and v2"
+)
+def test_what_a_hook_costs():
+    page = DOCS / "explanation/plugins-are-resolved-once.md"
+    (shown,) = (text for language, text in blocks(page) if language == "text")
+    command = [sys.executable, ROOT / "bench/hooks.py", "--calls", "200"]
+    printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    row = re.compile(r"^ *([\d,]+) ns  (.+)$", re.MULTILINE)
+    assert [name for _, name in row.findall(printed)] == [name for _, name in row.findall(shown)]
+    assert len(row.findall(printed)) == len(printed.splitlines()) == 6
