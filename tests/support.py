@@ -29,7 +29,7 @@ from msgstore.builtin.options import LocalOptions
 from msgstore.cli.main import main
 from msgstore.files import Files
 from msgstore.testing import stores
-from msgstore.testing.faults import RecordingFiles, UnsyncedFiles, listing
+from msgstore.testing.faults import RecordingFiles, StoppingFiles, UnsyncedFiles, listing
 
 DATA = Path(__file__).parent / "data"
 DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn"]
@@ -300,6 +300,18 @@ def counts_file(path: Path, counts: Iterable[tuple[bytes, int]]) -> Path:
     """Write reference counts, or their changes, as lines."""
     path.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in counts))
     return path
+
+
+def stops(least: int = 5) -> Iterator[tuple[str, StoppingFiles]]:
+    """Yield (name, files) that end the process at each change in turn, until files that the block does not use up. Fails if
+    there are not more than ``least``."""
+    for stop in range(1000):
+        files = StoppingFiles(stop)
+        yield str(stop), files
+        if not files.stopped:
+            assert stop > least, "the block changes too little"
+            return
+    pytest.fail("there is always one more change")
 
 
 @contextlib.contextmanager
