@@ -17,8 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.commands.top import Totals
-from msgstore.cli.directory_snapshot import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff
+from msgstore.cli.commands.top import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff, Totals
 from msgstore.cli.main import main
 from msgstore.cli.stores import StoreArgument
 from msgstore.files import Files
