@@ -102,10 +102,11 @@ class Observer:
 class Loaded:
     """Result of loading all entry points."""
 
-    registrations: tuple[Registration, ...]
-    observers: tuple[Observer, ...]
-    failures: tuple[Failure, ...]
-    providers: tuple[Provider, ...]
+    registrations: tuple[Registration, ...] = ()
+    observers: tuple[Observer, ...] = ()
+    """Receivers of events. Observers have no names to select: every installed, enabled one is used."""
+    failures: tuple[Failure, ...] = ()
+    providers: tuple[Provider, ...] = ()
     """Every plugin that was loaded without a failure, in the order of loading."""
 
 

@@ -47,14 +47,10 @@ class Drawing:
     size: int
     spans: list[tuple[str, int, int]]
     """(kind, offset, size). The kinds are the keys of KINDS."""
-    live_known: bool
-    types: Mapping[str, int] = attrs.field(factory=dict)
+    live_bytes: int | None
+    """Bytes of live records, or None if unknown."""
+    types: Mapping[str, int]
     """Record type name to number of records."""
-
-    @property
-    def live_bytes(self) -> int | None:
-        """Bytes of live records, or None if unknown."""
-        return sum(size for kind, _, size in self.spans if kind == "live") if self.live_known else None
 
     @property
     def live_percent(self) -> float | None:
@@ -129,7 +125,8 @@ def draw(report: SegmentReport, live: LiveReferences | None) -> Drawing:
     for kind, group in groupby(spans(report, live), key=lambda span: span.kind):
         run = list(group)
         merged.append((kind, run[0].offset, sum(span.size for span in run)))
-    return Drawing(report.path, report.format.name, report.size, merged, live is not None, report.count_types())
+    live_bytes = None if live is None else sum(size for kind, _, size in merged if kind == "live")
+    return Drawing(report.path, report.format.name, report.size, merged, live_bytes, report.count_types())
 
 
 def show(console: output.Terminal, drawings: list[Drawing]) -> None:
