@@ -23,17 +23,6 @@ from msgstore.jobs.counts import sums_of
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
 
-CELL_STYLES = {
-    "header": ("H", "H", "dim"),
-    "live": ("█", "#", "green"),
-    "record": ("▓", "=", "cyan"),
-    "dead": ("▒", "-", "yellow"),
-    "hole": ("·", ".", "bright_black"),
-    "other": ("≡", "o", "dim"),
-    "torn": ("~", "~", "magenta"),
-    "damaged": ("X", "X", "bold red"),
-}
-"""Kind of bytes to its glyph, its ASCII glyph and its style. Kinds differ also without colour, and on an ASCII terminal."""
 _PRIORITIES = {"damaged": 2, "torn": 1}
 """A cell with at least one byte of these kinds shows that kind, the highest number first."""
 
@@ -151,12 +140,12 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
             line.append(f"  {percent}" if percent else "", style="dim")
             console.print(line, no_wrap=True, soft_wrap=True)
     legend = Text("\n")
-    for kind, (*glyphs, style) in CELL_STYLES.items():
+    for kind, (meaning, *glyphs, style) in KINDS.items():
         if kind in shown:
             legend.append(glyphs[ascii_only], style=style)
-            legend.append(f" {KINDS[kind]}   ")
+            legend.append(f" {meaning}   ")
     drawn = {kind for drawing in drawings for kind, _, size in drawing.spans if size}
-    if small := [word for kind, word in KINDS.items() if kind in drawn - shown - {"header"}]:
+    if small := [meaning for kind, (meaning, *_) in KINDS.items() if kind in drawn - shown - {"header"}]:
         legend.append(f"\ntoo small to be shown here: {', '.join(small)}", style="dim")
     console.print(legend)
     counts: Counter[str] = Counter()
@@ -183,7 +172,7 @@ def _cells(drawing: Drawing, cells: int) -> list[str]:
 def _bar(kinds: list[str], *, ascii_only: bool) -> Text:
     bar = Text()
     for kind, run in groupby(kinds):
-        *glyphs, style = CELL_STYLES[kind]
+        _, *glyphs, style = KINDS[kind]
         bar.append(glyphs[ascii_only] * len(list(run)), style=style)
     return bar
 
