@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, Sample, catalogue, opening
+from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, HookedFiles, Sample, catalogue, opening
 
 EVERY_CELL = CELLS | ACME_CELLS | FOREIGN_CELLS
 SPREAD = ["ets-v1", "lmdb-v2", "ets-v2-checksum"]
@@ -110,6 +110,30 @@ def opened(request: pytest.FixtureRequest, cell: Cell, tmp_path: Path) -> Iterat
     """``opened(files=None, **keys)`` opens the store of the test with ``KEYS`` of its module; at the end all are abandoned."""
     with opening(tmp_path / "store", cell, **getattr(request.module, "KEYS", {})) as open_it:
         yield open_it
+
+
+@pytest.fixture
+def store(opened: Callable[..., Any]) -> Any:
+    """The store of the test, opened with ``KEYS`` of its module."""
+    return opened()
+
+
+@pytest.fixture
+def client(store: Any) -> Any:
+    return store.client()
+
+
+@pytest.fixture
+def files() -> HookedFiles:
+    """A file layer to which a test adds hooks."""
+    return HookedFiles()
+
+
+@pytest.fixture(params=["ets", "lmdb"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each index, whatever cells were chosen."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture

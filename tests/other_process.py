@@ -1,30 +1,16 @@
-"""The other process of test_other_processes.py.
-
-Run as a program with ``load`` it writes, removes, rolls and compacts as fast as it can, until it has confirmed enough or is
-killed, and tells what happened on standard output, in records of 17 bytes (one letter, 16 bytes)::
-
-    O  process id        the store is open
-    C  message id        confirmed
-    R  message id        about to be removed
-    D  message id        removed, and a flush has returned since
-    F  nothing           it is done, and has closed the store
-
-With ``obey`` it carries out one line of Python after the other, and answers each with what it is worth.
-"""
+"""The other processes of test_other_processes.py: one that writes as fast as it can, and one that does what it is told."""
 
 from __future__ import annotations
 
 import ast
-import json
-import os
 import random
-import sys
 import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgstore
 
-RECORD = 17
 SIZES = (0, 1, 40, 300, 1500, 9000)
 """Bytes of bodies; the last is a large message."""
 SMALL: dict[str, Any] = {"file_size_limit": "32KiB", "large_message": 8000}
@@ -38,20 +24,22 @@ def body_of(msg_id: bytes) -> bytes:
     return (msg_id * (size // 16 + 1))[:size]
 
 
-def tell(letter: bytes, ids: list[bytes]) -> None:
-    """In pieces that a pipe takes whole, so that nothing that was told is lost with the process."""
-    for at in range(0, len(ids), 200):
-        os.write(1, b"".join(letter + msg_id for msg_id in ids[at : at + 200]))
+def load(pipe: Connection, path: Path, keys: dict[str, Any], confirms: int, seed: str) -> None:
+    """Write, remove, roll and compact until enough is confirmed. Report ids as ``open``, ``confirmed``, ``going`` (about to be
+    removed), ``removed`` (and a flush has returned since) and ``closed``."""
 
+    def report(what: str, ids: list[bytes]) -> None:
+        """In pieces that a pipe takes whole, so that nothing that was told is lost with the process."""
+        for at in range(0, len(ids), 150):
+            pipe.send((what, ids[at : at + 150]))
 
-def load(path: str, keys: dict[str, Any], confirms: int, seed: str) -> None:
     chance = random.Random(seed)
     store = msgstore.open_store(path, **keys, **SMALL, sync_interval="1ms")
-    tell(b"O", [os.getpid().to_bytes(16)])
+    pipe.send(("open", []))
     confirmed: list[bytes] = []
 
     def confirm(ids: list[bytes]) -> None:
-        tell(b"C", ids)
+        report("confirmed", ids)
         confirmed.extend(ids)
 
     client = store.client("load", on_confirm=confirm)
@@ -63,35 +51,30 @@ def load(path: str, keys: dict[str, Any], confirms: int, seed: str) -> None:
         chance.shuffle(alive)
         old, alive = alive[KEPT:], alive[:KEPT]
         if old:
-            tell(b"R", old)
+            report("going", old)
             client.remove(old)
         if chance.random() < 0.3:
             store.flush()
-            tell(b"D", old)
+            report("removed", old)
         if chance.random() < 0.05:
             store.roll()
         if chance.random() < 0.1:
             store.compact(everything=chance.random() < 0.5)
     store.close()
-    tell(b"F", [bytes(16)])
+    pipe.send(("closed", []))
 
 
-def obey() -> None:
-    names: dict[str, Any] = {"msgstore": msgstore, "os": os, "body_of": body_of, "SMALL": SMALL}
-    for line in sys.stdin:
-        tree = ast.parse(json.loads(line))
+def obey(pipe: Connection) -> None:
+    """Run one piece of Python after the other. Answer each with the value of its last expression, or with a traceback."""
+    names: dict[str, Any] = {"msgstore": msgstore, "body_of": body_of, "SMALL": SMALL}
+    exec("import os; from pathlib import Path", names)
+    while True:
+        tree = ast.parse(pipe.recv())
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         try:
             exec(compile(tree, "<told>", "exec"), names)
-            worth = eval(compile(ast.Expression(last.value), "<told>", "eval"), names) if last is not None else None
-            answer = repr(worth)
+            value = eval(compile(ast.Expression(last.value), "<told>", "eval"), names) if last is not None else None
+            answer: tuple[str, Any] = ("", value)
         except BaseException:
-            answer = "raised " + traceback.format_exc()
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "load":
-        load(sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
-    else:
-        obey()
+            answer = (traceback.format_exc(), None)
+        pipe.send(answer)

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import functools
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner, Result
 
 import msgstore
+from msgstore.builtin.options import LocalOptions
+from msgstore.cli.main import main
 from msgstore.files import Files
 from msgstore.testing import stores
-from msgstore.testing.faults import UnsyncedFiles
+from msgstore.testing.faults import RecordingFiles, UnsyncedFiles, listing
 
 DATA = Path(__file__).parent / "data"
 DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn"]
@@ -89,6 +95,40 @@ class FullDisk(UnsyncedFiles):
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().pwrite(fd, data, offset)
+
+
+class HookedFiles(RecordingFiles):
+    """Records every operation, and calls functions of the test before or after some of them.
+
+    ``files.before("pwrite", act, ".tmp")`` calls ``act()`` once, before the next write to a file whose name has ``.tmp`` in it;
+    ``times=None`` does so each time. What ``act`` raises, the operation raises. A ``replace`` has two names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: list[list[Any]] = []
+
+    def before(self, names: str, act: Callable[[], object], name: str = "", *, times: int | None = 1) -> None:
+        """``names``: of operations, separated by spaces."""
+        self.hooks.append([names.split(), act, name, times, False])
+
+    def after(self, names: str, act: Callable[[], object], name: str = "", *, times: int | None = 1) -> None:
+        self.hooks.append([names.split(), act, name, times, True])
+
+    def _run(self, name: str, *args: Any) -> Any:
+        paths = [arg for arg in args[:2] if isinstance(arg, Path)] or [Path(self._paths.get(args[0]) or "")]
+        names = " ".join(path.name for path in paths)
+        self._act(name, names, after=False)
+        result = super()._run(name, *args)
+        self._act(name, names, after=True)
+        return result
+
+    def _act(self, operation: str, name: str, *, after: bool) -> None:
+        for hook in list(self.hooks):
+            operations, act, part, times, is_after = hook
+            if is_after == after and operation in operations and part in name and times != 0:
+                hook[3] = None if times is None else times - 1
+                act()
 
 
 def open_with(path: Path, files: Files | None = None, **keys: Any) -> msgstore.Store:
@@ -176,6 +216,82 @@ def collect(store: msgstore.Store, *actions: Any) -> list[Any]:
     return store.compact()
 
 
+def command(*arguments: object, code: int | None = 0, stdin: bytes | str | None = None) -> Result:
+    """Run the command line in this process. Fails for another exit code, unless ``code`` is None."""
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(main, [str(argument) for argument in arguments], input=stdin)
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    assert code in (None, result.exit_code), result.output
+    return result
+
+
+def json_of(*arguments: object, code: int | None = 0) -> list[dict[str, Any]]:
+    """Return the objects that a command with ``--json`` prints."""
+    return [json.loads(line) for line in command(*arguments, "--json", code=code).stdout.splitlines()]
+
+
+def run_job(job: Any, processes: int = 1) -> Any:
+    """Run a job, such as ``ExportJob``, in local processes. Return its report."""
+    from msgstore.jobs.local.runner import LocalRunner  # needs pyarrow for some jobs
+
+    verb = type(job).__name__.removesuffix("Job").lower()
+    return getattr(LocalRunner(LocalOptions(processes=processes)), verb)(job)
+
+
+def records_in(found: Any) -> list[dict[str, Any]]:
+    """Rows of all records of a ``SegmentInput``, record by record, by the methods that a store reads with."""
+    from msgstore.jobs.inputs import open_input
+
+    form, data, rows = open_input(found), Path(found.path).read_bytes(), []
+    for msg_id, offset, size, kind in form.format.scan(data).records.rows():
+        body = form.format.decode(msg_id, data[offset : offset + size])
+        rows.append({
+            "store": found.store, "file": Path(found.path).name, "format": found.format, "offset": offset, "size": size,
+            "type": kind if form.typed else None, "id": msg_id, "body": body,
+        })  # fmt: skip
+    return rows
+
+
+def records_of(*sources: Path) -> list[dict[str, Any]]:
+    """The same, of all segments of these paths."""
+    from msgstore.jobs.inputs import find_inputs
+
+    return [row for found in find_inputs(catalogue(), sources).inputs for row in records_in(found)]
+
+
+def counts_file(path: Path, counts: Iterable[tuple[bytes, int]]) -> Path:
+    """Write reference counts, or their changes, as lines."""
+    path.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in counts))
+    return path
+
+
+@contextlib.contextmanager
+def unchanged(directory: Path, *, but: Iterable[str] = ("lock.mdb",), traceless: bool = False) -> Iterator[None]:
+    """Fail if the block changes bytes, times or names of files below a directory. ``but``: names of files that may change.
+    ``traceless``: no file may come and go, either."""
+
+    def state() -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, known in listing(directory).items():
+            path = directory / name
+            if path.is_file() and path.name not in but:
+                found[name] = (known, path.read_bytes())
+            elif path.is_dir():
+                found[name] = known if traceless and not list(path.glob("lock.mdb")) else None
+        return found
+
+    before = state()
+    yield
+    assert state() == before, f"{directory} was changed"
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
 def failing(error: int = errno.EIO) -> Callable[..., Any]:
     """Return a replacement for an operation that raises OSError."""
 
@@ -210,9 +326,16 @@ def in_threads(*calls: Callable[[], object], seconds: float = 60) -> None:
         thread.start()
     for thread in threads:
         thread.join(seconds)
-        assert not thread.is_alive(), "a thread hangs"
+        assert not thread.is_alive(), f"a thread hangs; all threads are at\n{_stacks()}"
     if errors:
         raise errors[0]
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
 
 
 def hashes(store: msgstore.Store) -> dict[bytes, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from msgstore.jobs.inputs import SegmentInput, find_inputs, open_input
 from msgstore.jobs.reading.segment_check import SegmentRange, checksum, judge
 from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
-from support import DATA, catalogue, needs_foreign
+from support import DATA, catalogue, needs_foreign, records_in
 
 pa = pytest.importorskip("pyarrow")
 
 from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch  # noqa: E402
-from msgstore.jobs.columns.codecs import OpenCodec, open_codec  # noqa: E402
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema  # noqa: E402
+from msgstore.jobs.workers import OpenCodec, open_codec  # noqa: E402
 
 ALL = find_inputs(catalogue(), [DATA]).inputs
 WITH_BODIES = find_inputs(catalogue(), [DATA / "msg-store" / "*" / "store"]).inputs
@@ -48,20 +47,9 @@ def scanned(found: SegmentInput) -> SegmentReport:
     return scan_file(Files(), Path(found.path), open_input(found))
 
 
-def expected(found: SegmentInput) -> Iterator[dict[str, Any]]:
-    """Record by record, by the methods that a store reads with."""
-    form, data = open_input(found), Path(found.path).read_bytes()
-    for msg_id, offset, size, kind in scanned(found).scan.records.rows():
-        body = form.format.decode(msg_id, data[offset : offset + size])
-        yield {
-            "store": found.store, "file": Path(found.path).name, "format": found.format, "offset": offset, "size": size,
-            "type": kind if form.typed else None, "id": msg_id, "body": body,
-        }  # fmt: skip
-
-
 @pytest.mark.parametrize("found", ALL, ids=lambda found: str(Path(found.path).relative_to(DATA)))
 def test_real_segments_record_by_record(found: SegmentInput) -> None:
-    assert read(found) == list(expected(found))
+    assert read(found) == records_in(found)
     judgement = judge(found)
     assert list(judgement.damage) == damaged_spans(scanned(found))
     check_sum(found, damaged=bool(judgement.damage))
@@ -104,7 +92,7 @@ def test_every_format_and_record_type(keys: dict[str, Any], tmp_path: Path, monk
     bodies: dict[bytes, bytes] = {}
     for found in inputs:
         rows = read(found)
-        assert [{name: row[name] for name in RECORD.names} for row in rows] == list(expected(found))
+        assert [{name: row[name] for name in RECORD.names} for row in rows] == records_in(found)
         check_sum(found, damaged=False)
         bodies |= {row["id"]: row["body"] for row in rows}
     assert bodies == {n.to_bytes(16): body for n, body in enumerate(some_bodies(500))}
@@ -117,7 +105,7 @@ def test_bodies_behind_keys_of_any_length(tmp_path: Path) -> None:
     (tmp_path / "0.ledger").write_bytes(foreign_ledger.ledger(messages.items()))
     [found] = find_inputs(catalogue(), [tmp_path]).inputs
     rows = read(found)
-    assert rows == list(expected(found))
+    assert rows == records_in(found)
     assert {row["id"]: row["body"] for row in rows} == {foreign_ledger.message_id(k): body for k, body in messages.items()}
 
 
@@ -139,7 +127,7 @@ def mixed(path: Path) -> SegmentInput:
 def test_several_types_in_one_segment(tmp_path: Path) -> None:
     found = mixed(tmp_path / "0.sqs")
     rows = read(found)
-    assert [{name: row[name] for name in RECORD.names} for row in rows] == list(expected(found))
+    assert [{name: row[name] for name in RECORD.names} for row in rows] == records_in(found)
     assert [row["type"] for row in rows] == [3, 4, 200] * 10
     assert {(row["type"], row["actor"], row["time"] is None) for row in rows} == {
         (3, None, True),
@@ -323,7 +311,7 @@ def test_bodies_beside_large_gaps_and_large_bodies_are_batches_of_their_own(
     schema = project(records_schema([found]), ["body"])
     sizes = [batch.num_rows for batch in record_batches(found, schema, Wanted(("body",)))]
     assert sizes == [1, 1, 1, 3]
-    assert read(found) == list(expected(found))
+    assert read(found) == records_in(found)
 
 
 def test_a_body_larger_than_a_value_can_be_is_null(tmp_path: Path) -> None:
@@ -350,7 +338,7 @@ def test_a_mapped_segment_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     batches: Any = record_batches(found, schema, Wanted(tuple(schema.names)))
     first = next(batches)
     batches.close()  # the mapping cannot be closed while anything points into it
-    assert first.to_pylist() == everything[: first.num_rows] == list(expected(found))[: first.num_rows]
+    assert first.to_pylist() == everything[: first.num_rows] == records_in(found)[: first.num_rows]
 
 
 def damaged(tmp_path: Path) -> list[SegmentInput]:

@@ -8,26 +8,20 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
 import msgstore
+from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
-from msgstore.files import Files
+from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import RecordingFiles
-from support import A, B, C, D, counts, in_threads
+from support import A, B, C, D, HookedFiles, counts, in_threads, until
 
 KEYS = {"sync_interval": "1h"}
-
-
-@pytest.fixture
-def quick_switching():
-    """Threads meet between any two instructions, not every 5 ms."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
+IDS = [bytes([number]) * 16 for number in range(1, 9)]
 
 
 # -- counts ---------------------------------------------------------------------------------------------------------------
@@ -53,29 +47,17 @@ SEQUENCES = {
 """``1+A``: the client 1 writes A; ``1-AA``: removes A twice; ``1x``: deletes and closes it; f: flush; r: roll; {}: inside."""
 
 
-class Meeting(Files):
-    """Calls ``meet`` once inside a write to disk: it runs during a flush."""
-
-    meet = None
-
-    def pwrite(self, fd, data, offset):
-        meet, self.meet = self.meet, None
-        if meet:
-            meet()
-        super().pwrite(fd, data, offset)
-
-
 @pytest.mark.parametrize(("sequence", "expected"), SEQUENCES.values(), ids=SEQUENCES)
-def test_reference_counts_after_sequence_are_exact(opened, sequence, expected):
+def test_reference_counts_after_sequence_are_exact(opened, files, sequence, expected):
     """Before and after the last flush; when the rest is removed, nothing is left."""
-    files = Meeting()
     store = opened(files)
     clients = defaultdict(store.client)
 
     def run(steps):
         for step, meanwhile in re.findall(r"(\S[^\s{}]*)(?:\{(.*?)\})?", steps):
             if step in "fr":
-                files.meet = partial(run, meanwhile) if meanwhile else None
+                if meanwhile:
+                    files.before("pwrite", partial(run, meanwhile))
                 store.roll() if step == "r" else store.flush()
                 continue
             client = clients[step[0]]
@@ -100,10 +82,8 @@ def test_reference_counts_after_sequence_are_exact(opened, sequence, expected):
     assert (store.stats().live_bytes, store.segments()) == (0, [])
 
 
-def test_second_body_of_an_id_is_ignored(opened):
+def test_second_body_of_an_id_is_ignored(store, client):
     """One id names one body permanently; until the flush either of two is read."""
-    store = opened()
-    client = store.client()
     client.write(A, b"body")
     store.flush()
     client.write(A, b"ignored")
@@ -121,61 +101,47 @@ def test_dead_record_of_current_segment_is_revived(opened):
     one.remove([A])
     store.flush()
     before = files.count("pwrite")
-    two.write(A, b"body")
-    two.write(A, b"body")
+    two.write_many([(A, b"body")] * 2)
     store.flush()
     assert files.count("pwrite") == before
     assert (store.references(A), two.read(A)) == (2, b"body")
 
 
-@pytest.mark.parametrize("calls", ["1+A 1-A 1+B 1-B", "1+A 1+B 1x"])
-def test_removed_before_flush_writes_no_record(opened, calls):
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["removed", "client deleted"])
+def test_removed_before_flush_writes_no_record(store, is_deleted):
     confirmed = []
-    store = opened()
     client = store.client(on_confirm=confirmed.extend)
     for msg_id in (A, B):
         client.write(msg_id, b"body")
-        if "-" in calls:
+        if not is_deleted:
             client.remove([msg_id])
-    if "x" in calls:
+    if is_deleted:
         client.delete_and_close()
     store.flush()
-    assert confirmed == ([A, B] if "-" in calls else [])
+    assert confirmed == ([] if is_deleted else [A, B])
     assert store.stats().bytes_on_disk == 0
 
 
 @pytest.mark.parametrize("wrong", [b"short", [], 7])
-def test_removal_with_wrong_id_keeps_messages(opened, wrong):
+def test_removal_with_wrong_id_keeps_messages(store, wrong):
     """What was popped before the mistake was found is given back or removed; nothing is half there."""
-    store = opened()
     one, two = store.client(), store.client()
     for client in (one, two):
         client.write(A, b"1")
-    one.write(B, b"2")
-    with pytest.raises(ValueError, match="16 bytes"):
-        two.remove([B, wrong])
-    with pytest.raises(ValueError, match="16 bytes"):
-        two.remove([A, B, wrong])
+    one.write_many([(B, b"2"), (C, b"3")])
+    for ids in ([B, wrong], [A, B, wrong], [C, wrong]):
+        with pytest.raises(ValueError, match="16 bytes"):
+            two.remove(ids)
     assert store.references(A) >= 1
+    if wrong != []:  # what cannot be hashed is found after the removal of the others
+        assert (store.references(C), one.read(C)) == (1, b"3"), "a single reference"
     store.flush()
     assert one.read(A) == b"1"
-    assert store.stats().pending == 0
-    assert store._buffer.shared == {}
+    assert (store.stats().pending, store._buffer.shared) == (0, {})
 
 
-def test_removal_with_wrong_id_keeps_single_reference(opened):
-    store = opened()
-    one, two = store.client(), store.client()
-    one.write(A, b"1")
-    with pytest.raises(ValueError, match="16 bytes"):
-        two.remove([A, b"short"])
-    assert (store.references(A), one.read(A)) == (1, b"1")
-
-
-def test_write_while_entry_is_popped_is_counted(opened):
+def test_write_while_entry_is_popped_is_counted(store, client):
     """A removal has popped the entry of two references when a third one is written."""
-    store = opened()
-    client = store.client()
     client.write_many([(A, b"1")] * 2)
     store._buffer.pending.pop(A)
     client.write(A, b"1")
@@ -183,46 +149,38 @@ def test_write_while_entry_is_popped_is_counted(opened):
     assert store.references(A) == 3
 
 
-def test_removal_of_too_many_references_names_id(opened):
-    store = opened()
-    client = store.client()
+def test_removal_of_too_many_references_names_id(store, client):
     client.write_many([(A, b"1")] * 2)
     with pytest.raises(msgstore.MessageNotFound, match=A.hex()):
         client.remove([A, A, A])
     assert store.references(A) == 0
 
 
-def test_write_during_flush_is_confirmed_later(opened):
-    files = Meeting()
-    store = opened(files)
-    confirmed = []
+def test_write_during_flush_is_confirmed_later(opened, files):
+    store, confirmed = opened(files), []
     client = store.client(on_confirm=confirmed.extend)
     client.write(A, b"1")
-    files.meet = lambda: client.write(B, b"2")
+    files.before("pwrite", lambda: client.write(B, b"2"))
     store.flush()
     assert confirmed == [A], "a flush confirmed a message that was written after it had begun"
     store.flush()
     assert confirmed == [A, B]
 
 
-def test_flush_of_several_chunks_writes_all(opened, monkeypatch):
+def test_flush_of_several_chunks_writes_all(store, monkeypatch):
     monkeypatch.setattr(flusher, "FLUSH_CHUNK", 1000)
-    store = opened()
     confirmed = []
-    client = store.client(on_confirm=confirmed.extend)
-    ids = [bytes([number]) * 16 for number in range(1, 8)]
-    client.write_many((msg_id, b"x" * 900) for msg_id in ids)
+    store.client(on_confirm=confirmed.extend).write_many((msg_id, b"x" * 900) for msg_id in IDS)
     store.flush()
-    assert confirmed == ids
+    assert confirmed == IDS
     assert store.stats().pending == 0, "messages are confirmed, and only in memory"
 
 
-def test_removal_during_flush_leaves_revivable_garbage(opened):
-    files = Meeting()
+def test_removal_during_flush_leaves_revivable_garbage(opened, files):
     store = opened(files)
     client = store.client()
     client.write_many([(A, b"1"), (B, b"2")])
-    files.meet = lambda: client.remove([A])
+    files.before("pwrite", lambda: client.remove([A]))
     store.flush()
     assert not client.contains(A)
     stats = store.segments()[-1]
@@ -232,10 +190,8 @@ def test_removal_during_flush_leaves_revivable_garbage(opened):
     assert store.segments()[-1].size == stats.size
 
 
-def test_record_dying_while_reference_waits_is_rewritten(opened, monkeypatch):
+def test_record_dying_while_reference_waits_is_rewritten(store, client, monkeypatch):
     """The flush finds the id in the index and writes nothing; before it can add a reference the record is gone."""
-    store = opened()
-    client = store.client()
     client.write(A, b"1")
     store.roll()
     client.write(A, b"1")
@@ -251,27 +207,19 @@ def test_record_dying_while_reference_waits_is_rewritten(opened, monkeypatch):
 
     monkeypatch.setattr(store._flusher._batches, "_known", known_and_gone)
     store.flush()
-    assert client.read(A) == b"1"
-    assert store.references(A) == 1
-    assert store.stats().pending == 0
+    assert (client.read(A), store.references(A), store.stats().pending) == (b"1", 1, 0)
 
 
-@pytest.mark.usefixtures("quick_switching")
-def test_counts_after_concurrent_changes_are_exact(opened):
+def test_counts_after_concurrent_changes_are_exact(store, client):
     """Threads write and remove the same few ids, the same body objects too, while others flush and read."""
-    store = opened()
-    ids = [bytes([number]) * 16 for number in range(8)]
-    bodies = {msg_id: msg_id * 3 for msg_id in ids}
+    bodies = {msg_id: msg_id * 3 for msg_id in IDS}
     outcomes: list[Counter[bytes]] = []
-    going = [True]
 
     def work(seed):
         """What it has removed it has written before, so no removal can miss."""
-        rng = random.Random(seed)
-        client = store.client()
-        mine: Counter[bytes] = Counter()
+        rng, client, mine = random.Random(seed), store.client(), Counter()
         for _ in range(3000):
-            msg_id = rng.choice(ids)
+            msg_id = rng.choice(IDS)
             if mine[msg_id] and rng.random() < 0.5:
                 client.remove([msg_id])
                 mine[msg_id] -= 1
@@ -283,44 +231,31 @@ def test_counts_after_concurrent_changes_are_exact(opened):
         outcomes.append(mine)
 
     def flush():
-        while going[0]:
+        while len(outcomes) < 6:
             store.flush()
 
-    flusher = threading.Thread(target=flush)
-    flusher.start()
-    try:
-        in_threads(*(lambda seed=seed: work(seed) for seed in range(6)))
-    finally:
-        going[0] = False
-        flusher.join()
+    with eager_switching():
+        in_threads(flush, *(partial(work, seed) for seed in range(6)))
     store.flush()
     wanted = sum(outcomes, Counter())
-    assert {msg_id: store.references(msg_id) for msg_id in ids} == {msg_id: wanted[msg_id] for msg_id in ids}
+    assert {msg_id: store.references(msg_id) for msg_id in IDS} == {msg_id: wanted[msg_id] for msg_id in IDS}
     assert store._buffer.shared == {}
-    client = store.client()
-    for msg_id, count in wanted.items():
-        client.remove([msg_id] * count)
-    assert store.stats().messages == 0
-    assert sum(s.live_count for s in store.segments()) == 0
+    client.remove(wanted.elements())
+    assert store.stats().messages == sum(s.live_count for s in store.segments()) == 0
 
 
-@pytest.mark.usefixtures("quick_switching")
-def test_concurrent_first_writes_of_one_object_count(opened):
-    store = opened()
+def test_concurrent_first_writes_of_one_object_count(store):
     for round_number in range(200):
-        msg_id = round_number.to_bytes(16)
-        body = b"the very same object"
-        clients = [store.client() for _ in range(3)]
-        in_threads(*(partial(client.write, msg_id, body) for client in clients))
+        msg_id, body = round_number.to_bytes(16), b"the very same object"
+        with eager_switching():
+            in_threads(*(partial(store.client().write, msg_id, body) for _ in range(3)))
         assert store.references(msg_id) == 3
 
 
 # -- confirms -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick_switching")
-def test_each_write_is_confirmed_once_in_order(opened):
-    store = opened()
+def test_each_write_is_confirmed_once_in_order(store):
     told: list[list[bytes]] = [[] for _ in range(4)]
     written: list[list[bytes]] = [[] for _ in range(4)]
 
@@ -334,52 +269,53 @@ def test_each_write_is_confirmed_once_in_order(opened):
                 store.flush()
                 assert told[number] == written[number]
 
-    in_threads(*(lambda number=number: work(number) for number in range(4)))
+    with eager_switching():
+        in_threads(*(partial(work, number) for number in range(4)))
     store.flush()
     assert told == written
 
 
-def test_confirm_callback_raising_is_logged_and_counted(opened, caplog):
+def test_confirm_callback_raising_is_logged_and_counted(store, caplog):
     def fail(ids):
         raise RuntimeError("the client's own mistake")
 
     confirmed = []
-    store = opened()
     store.client("bad", on_confirm=fail).write(A, b"1")
     store.client("good", on_confirm=confirmed.extend).write(B, b"2")
     store.flush()
-    assert confirmed == [B]
-    assert store.stats().callback_failures == 1
+    assert (confirmed, store.stats().callback_failures) == ([B], 1)
     assert "the client's own mistake" in caplog.text
 
 
 def test_exit_in_background_confirm_is_counted_and_others_are_confirmed(opened):
-    confirmed = threading.Event()
-    store = opened(sync_interval=0.01)
-    with store.client(on_confirm=lambda _: sys.exit(1)) as client, store.client(on_confirm=lambda _: confirmed.set()) as other:
-        client.write(A, b"1")
-        other.write(B, b"2")
-        assert confirmed.wait(30)
-        assert store.stats().callback_failures == 1
+    """In that flush, and in those after it."""
+    store, confirmed = opened(sync_interval=0.01), []
+    exiting, other = store.client(on_confirm=lambda _: sys.exit(1)), store.client(on_confirm=confirmed.extend)
+    for number, msg_id in enumerate([A, B], 1):
+        exiting.write(msg_id, b"1")
+        other.write(msg_id, b"1")
+        until(lambda: confirmed == [A, B][:number] and store.stats().callback_failures == number)  # noqa: B023
 
 
 # -- bounds, and who waits for whom ----------------------------------------------------------------------------------------
 
 
-class Held(Files):
-    """Syncs wait until they are let go."""
+class Held(HookedFiles):
+    """Syncs wait while ``go_on`` is not set."""
 
     def __init__(self):
-        self.syncs = 0
-        self.inside = threading.Event()
-        self.go_on = threading.Event()
+        super().__init__()
+        self.inside, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
+        self.before("sync", self._wait, times=None)
 
-    def sync(self, fd):
-        self.syncs += 1
+    def _wait(self):
         self.inside.set()
         assert self.go_on.wait(60)
-        super().sync(fd)
+
+    def hold(self):
+        self.inside.clear()
+        self.go_on.clear()
 
 
 def test_write_during_sync_does_not_wait(opened):
@@ -387,8 +323,7 @@ def test_write_during_sync_does_not_wait(opened):
     store = opened(files, durability="fsync")
     client = store.client()
     client.write(A, b"1")
-    files.inside.clear()
-    files.go_on.clear()
+    files.hold()
     flushing = threading.Thread(target=store.flush)
     flushing.start()
     assert files.inside.wait(30)
@@ -405,11 +340,10 @@ def test_write_during_sync_does_not_wait(opened):
 
 
 def test_write_at_unconfirmed_bound_waits(opened):
-    files = Held()
+    files, done = Held(), threading.Event()
     store = opened(files, durability="fsync", max_unconfirmed="1MiB")
     client = store.client()
-    files.go_on.clear()
-    done = threading.Event()
+    files.hold()
 
     def fill():
         for number in range(100):
@@ -431,9 +365,8 @@ def test_concurrent_flushes_share_their_syncs(opened):
     store = opened(files, durability="fsync")
     store.client().write(A, b"the segment is there")
     store.flush()
-    files.inside.clear()
-    files.go_on.clear()
-    before = files.syncs
+    files.hold()
+    before = files.count("sync")
 
     def one(number):
         store.client().write(bytes([number]) * 16, b"body")
@@ -444,20 +377,17 @@ def test_concurrent_flushes_share_their_syncs(opened):
     assert files.inside.wait(30)  # the others come while the first one's sync is under way
     for thread in threads[1:]:
         thread.start()
-    deadline = time.monotonic() + 30
-    while store.stats().pending < 16 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(lambda: store.stats().pending == 16)
     files.go_on.set()
     for thread in threads:
         thread.join(30)
     assert store.stats().pending == 0
     # The first one's, and one for all others; a commit of a persistent index syncs in LMDB, not here.
-    assert files.syncs - before == 2
+    assert files.count("sync") - before == 2
 
 
-def test_waiting_flushes_are_served_by_one_run(opened, monkeypatch):
+def test_waiting_flushes_are_served_by_one_run(store, monkeypatch):
     """Sixteen flushes at once, two runs: the one under way, which lasts until all have come, and one for all the others."""
-    store = opened()
     monkeypatch.setattr(flusher, "_RETRY_SECONDS", 60)
     flush, run, taken, come = store._flusher.flush_locked, store._flusher._group.run, [], []
 
@@ -467,9 +397,7 @@ def test_waiting_flushes_are_served_by_one_run(opened, monkeypatch):
 
     def held():
         taken.append(1)
-        latest = time.monotonic() + 30
-        while len(taken) == 1 and len(come) < 16 and time.monotonic() < latest:
-            time.sleep(0.001)  # the others need the interpreter
+        until(lambda: len(taken) > 1 or len(come) == 16)
         time.sleep(0.02)  # the last of them is between two lines
         flush()
 
@@ -480,25 +408,20 @@ def test_waiting_flushes_are_served_by_one_run(opened, monkeypatch):
 
 
 def test_flusher_with_fsync_every_syncs(opened):
-    files = Held()
+    files, confirmed = Held(), threading.Event()
     store = opened(files, durability={"fsync_every": "10ms"}, sync_interval="10ms", gc_interval=0)
-    confirmed = threading.Event()
     files.inside.clear()
     store.client(on_confirm=lambda ids: confirmed.set()).write(A, b"1")
     assert confirmed.wait(30)
     assert files.inside.wait(30)
-    deadline = time.monotonic() + 30
-    while store._segments.unsynced and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not store._segments.unsynced
+    until(lambda: not store._segments.unsynced)
 
 
 # -- clients that go ------------------------------------------------------------------------------------------------------
 
 
-def test_client_close_confirms_and_refuses_later_calls(opened):
+def test_client_close_confirms_and_refuses_later_calls(store):
     confirmed = []
-    store = opened()
     client = store.client(on_confirm=confirmed.extend)
     write = client.write
     write(A, b"1")
@@ -510,9 +433,8 @@ def test_client_close_confirms_and_refuses_later_calls(opened):
     assert store.client().read(A) == b"1"
 
 
-def test_delete_and_close_drops_own_buffered_messages(opened):
+def test_delete_and_close_drops_own_buffered_messages(store):
     confirmed = []
-    store = opened()
     going, staying = store.client(on_confirm=confirmed.extend), store.client()
     going.write(A, b"known")
     store.flush()
@@ -527,55 +449,36 @@ def test_delete_and_close_drops_own_buffered_messages(opened):
     assert counts(store) == {A: 2, C: 1}
 
 
-@pytest.mark.usefixtures("quick_switching")
-def test_delete_and_close_beside_writers_leaves_nothing(opened):
-    store = opened()
-    ids = [bytes([number]) * 16 for number in range(4)]
-
+def test_delete_and_close_beside_writers_leaves_nothing(store):
     def come_and_go(seed):
         rng = random.Random(seed)
         for _ in range(150):
             client = store.client()
-            for msg_id in rng.sample(ids, 3):
-                client.write(msg_id, b"body")
+            client.write_many((msg_id, b"body") for msg_id in rng.sample(IDS[:4], 3))
             client.delete_and_close()
 
     def stay():
         client = store.client()
         for _ in range(1500):
-            for msg_id in ids:
+            for msg_id in IDS[:4]:
                 client.write(msg_id, b"body")
                 assert client.read(msg_id) == b"body"
                 client.remove([msg_id])
 
-    in_threads(*(lambda seed=seed: come_and_go(seed) for seed in range(3)), stay, stay)
-    assert store._buffer.pending == {}
-    assert store._buffer.shared == {}
+    with eager_switching():
+        in_threads(*(partial(come_and_go, seed) for seed in range(3)), stay, stay)
+    assert (store._buffer.pending, store._buffer.shared) == ({}, {})
 
 
 # -- one object for many readers ------------------------------------------------------------------------------------------
 
 
-class BeforeRead(Files):
-    """Calls ``action`` before the next ``pread``: after the reader has looked the location up."""
-
-    action = None
-
-    def pread(self, fd, size, offset):
-        action, self.action = self.action, None
-        if action:
-            action()
-        return super().pread(fd, size, offset)
-
-
 @pytest.mark.parametrize("call", ["read", "read_many"])
-def test_local_read_takes_no_lock_and_follows_compaction(opened, call):
-    files = BeforeRead()
+def test_local_read_takes_no_lock_and_follows_compaction(opened, files, call):
     store = opened(files, reads="pread")
     client = store.client()
     ids = [bytes([number]) * 16 for number in range(1, 21)]
-    for msg_id in ids:
-        client.write(msg_id, msg_id * 20)
+    client.write_many((msg_id, msg_id * 20) for msg_id in ids)
     store.roll()
     client.remove(ids[::2])
     client.read(ids[1])  # opens the descriptor, under the lock
@@ -585,21 +488,32 @@ def test_local_read_takes_no_lock_and_follows_compaction(opened, call):
         assert not store._accounting.state_lock.locked()
         done.extend(store.compact(everything=True))
 
-    files.action = compact
+    files.before("pread", compact)  # after the reader has looked the location up
     bodies = client.read_many(ids[1::2]) if call == "read_many" else {msg_id: client.read(msg_id) for msg_id in ids[1::2]}
     assert bodies == {msg_id: msg_id * 20 for msg_id in ids[1::2]}
     assert done, "the segment was compacted between the look-up and the read"
 
 
-def test_read_of_shared_body_returns_one_object(opened):
-    store = opened()
+def test_contains_of_present_id_takes_no_lock(store):
+    client = store.client()
+    client.write(A, b"on disk")
+    store.flush()
+    client.write(B, b"buffered")
+    with ThreadPoolExecutor(1) as pool, store._accounting.state_lock:
+        assert [pool.submit(client.contains, msg_id).result(timeout=10) for msg_id in (A, B)] == [True, True]
+    assert not client.contains(C)
+    store.close()
+    with pytest.raises(StoreClosed):
+        store.contains(A)
+
+
+def test_read_of_shared_body_returns_one_object(store):
     one, two = store.client(), store.client()
     for client in (one, two):
         client.write(A, b"shared" * 100)
     one.write(B, b"alone" * 100)
     store.flush()
-    assert one.read(A) is two.read(A)
-    assert two.read_many([A, B])[A] is one.read(A)
+    assert one.read(A) is two.read(A) is two.read_many([A, B])[A] is one.read(A)
     assert one.read(B) is not two.read(B)
     one.remove([A])
     two.remove([A])
@@ -611,12 +525,11 @@ def test_read_of_shared_body_returns_one_object(opened):
 def test_cache_of_shared_bodies_is_bounded(opened):
     store = opened(shared_cache="10KiB")
     one, two = store.client(), store.client()
-    for number in range(30):
-        for client in (one, two):
-            client.write(bytes([number]) * 16, bytes([number]) * 1000)
+    bodies = {bytes([number]) * 16: bytes([number]) * 1000 for number in range(30)}
+    for client in (one, two):
+        client.write_many(bodies.items())
     store.flush()
-    for number in range(30):
-        assert one.read(bytes([number]) * 16) == bytes([number]) * 1000
+    assert {msg_id: one.read(msg_id) for msg_id in bodies} == bodies
     shared = store._accounting.shared
     assert shared._bytes == sum(map(len, shared._bodies.values())) <= 10 * 1024
     assert len(shared._bodies) == 10

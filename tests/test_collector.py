@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import random
 import threading
-import time
-from functools import partial
 
 import pytest
 
-import msgstore
-from msgstore.files import Files
-from support import in_threads
+from support import failing, until
 
 LIMIT = 64 * 2**10
 BODY = b"b" * 500
 KEYS = {"file_size_limit": LIMIT, "sync_interval": "10ms", "gc_interval": "10ms"}
 
 
-def fill(client, count, start=0):
-    ids = [number.to_bytes(16) for number in range(start, start + count)]
+def fill(store, count):
+    """Return the client, and the ids of so many messages in sealed segments."""
+    client, ids = store.client(), [number.to_bytes(16) for number in range(count)]
     for msg_id in ids:
         client.write(msg_id, BODY)
-    return ids
+    store.roll()
+    return client, ids
 
 
-def until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
+def remove_most(client, ids):
+    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
 
 
 def sizes(directory):
@@ -45,11 +39,8 @@ def sizes(directory):
 @pytest.mark.parametrize("policy", ["half-empty", "combine"])
 def test_collector_reclaims_space_of_removed_messages(opened, policy):
     store = opened(gc=policy)
-    client = store.client()
-    ids = fill(client, 2000)
-    store.roll()
-    rng = random.Random(1)
-    kept = set(rng.sample(ids, 400))
+    client, ids = fill(store, 2000)
+    kept = set(random.Random(1).sample(ids, 400))
     for msg_id in ids:
         if msg_id not in kept:
             client.remove([msg_id])
@@ -62,13 +53,10 @@ def test_collector_reclaims_space_of_removed_messages(opened, policy):
 @pytest.mark.parametrize("order", ["first in, first out", "random"])
 def test_directory_at_full_speed_stays_small(opened, order, tmp_path):
     """Twice what is alive and four segments, at every moment, whatever the load; the files themselves are counted."""
-    limit = 2**20
+    limit, size, worst = 2**20, 4096, 0.0
     store = opened(file_size_limit=limit, gc_interval="900ms", sync_interval="50ms")
-    client = store.client()
-    rng = random.Random(2)
+    client, rng = store.client(), random.Random(2)
     alive: list[bytes] = []
-    size = 4096
-    worst = 0.0
     for number in range(30_000):
         msg_id = number.to_bytes(16)
         client.write(msg_id, b"b" * size)
@@ -79,47 +67,26 @@ def test_directory_at_full_speed_stays_small(opened, order, tmp_path):
             client.remove([alive.pop(0)])
         if number % 500 == 0:
             live = len(alive) * (size + 21)  # of which some are held back in memory
-            on_disk = sum(sizes(tmp_path / "store"))
-            worst = max(worst, on_disk / (2 * live + 4 * limit))
+            worst = max(worst, sum(sizes(tmp_path / "store")) / (2 * live + 4 * limit))
     assert worst <= 1
     assert store.stats().counters.collections or store.stats().counters.deleted_segments
 
 
-class Full(Files):
-    """No room for a while."""
-
-    def __init__(self):
-        self.full = False
-        self.refused = 0
-
-    def open_write(self, path):
-        """For compaction in place."""
-        self._check()
-        return super().open_write(path)
-
-    def create(self, path):
-        """For copies."""
-        if path.suffix == ".tmp":
-            self._check()
-        return super().create(path)
-
-    def _check(self):
-        if self.full:
-            self.refused += 1
-            raise OSError(errno.ENOSPC, "No space left on device")
+def at_collection(files, act, *, times=None):
+    """Call ``act`` when a segment is opened for compaction in place, or created for copies."""
+    files.before("open_write", act, times=times)
+    files.before("create", act, ".rdq.tmp", times=times)
+    files.before("create", act, ".sqs.tmp", times=times)
 
 
-def test_collector_after_full_disk_tries_again(opened):
-    files = Full()
-    store = opened(files)
-    client = store.client()
-    ids = fill(client, 1000)
-    store.roll()
-    files.full = True
-    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
-    until(lambda: files.refused > 2)
+def test_collector_after_full_disk_tries_again(opened, files):
+    store, refused = opened(files), []
+    client, ids = fill(store, 1000)
+    at_collection(files, lambda: (refused.append(1), failing()()))
+    remove_most(client, ids)
+    until(lambda: len(refused) > 2)
     before = store.stats().bytes_on_disk
-    files.full = False
+    files.hooks.clear()
     until(lambda: store.stats().bytes_on_disk < before / 2)
     assert client.read(ids[0]) == BODY
 
@@ -127,9 +94,7 @@ def test_collector_after_full_disk_tries_again(opened):
 def test_collector_finishes_without_further_removals(opened):
     """Everything is removed at once, while the collector is busy, and then nothing happens any more."""
     store = opened(gc_interval="20ms")
-    client = store.client()
-    ids = fill(client, 3000)
-    store.roll()
+    client, ids = fill(store, 3000)
     client.remove(ids[:1400])
     client.remove(ids[1500:])
     until(lambda: store.stats().bytes_on_disk < 4 * LIMIT)
@@ -137,56 +102,33 @@ def test_collector_finishes_without_further_removals(opened):
 
 def test_store_without_gc_interval_collects_nothing(opened):
     store = opened(gc_interval=0)
-    client = store.client()
-    ids = fill(client, 1000)
-    store.roll()
-    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
+    remove_most(*fill(store, 1000))
     store.flush()
     before = store.stats().bytes_on_disk
     assert not any("collector" in thread.name for thread in threading.enumerate() if thread.is_alive())
     assert store.stats().bytes_on_disk == before
 
 
-def test_confirm_callback_writes_while_collector_is_behind(opened):
+def test_confirm_callback_writes_while_collector_is_behind(store):
     """It has what the collector needs: it must not wait for it."""
-    store = opened()
     done = threading.Event()
 
     def answer(ids):
         store._background_collector.is_behind = True
-        other = store.client()
-        for number in range(40):
-            other.write(bytes([number]) * 16, b"b" * 2**20)
+        store.client().write_many((bytes([number]) * 16, b"b" * 2**20) for number in range(40))
         done.set()
 
-    client = store.client(on_confirm=answer)
-    client.write(b"i" * 16, BODY)
+    store.client(on_confirm=answer).write(b"i" * 16, BODY)
     threading.Thread(target=store.flush, daemon=True).start()
     assert done.wait(60)
 
 
-def test_close_during_collection_preempts_it(opened):
+def test_close_during_collection_preempts_it(opened, files):
     inside, go_on = threading.Event(), threading.Event()
-
-    class Slow(Files):
-        def open_write(self, path):
-            self._wait()
-            return super().open_write(path)
-
-        def create(self, path):
-            if path.name.endswith((".rdq.tmp", ".sqs.tmp")):
-                self._wait()
-            return super().create(path)
-
-        def _wait(self):
-            inside.set()
-            assert go_on.wait(60)
-
-    store = opened(Slow())
-    client = store.client()
-    ids = fill(client, 1000)
-    store.roll()
-    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
+    store = opened(files)
+    client, ids = fill(store, 1000)
+    at_collection(files, lambda: (inside.set(), go_on.wait(60)))
+    remove_most(client, ids)
     assert inside.wait(60)
     closing = threading.Thread(target=store.close)
     closing.start()
@@ -197,9 +139,8 @@ def test_close_during_collection_preempts_it(opened):
     assert sorted(entry.msg_id for entry in store.entries()) == ids[::4]
 
 
-def test_collector_after_failed_check_goes_on(opened, monkeypatch):
+def test_collector_after_failed_check_goes_on(store, monkeypatch):
     """Writers would wait for ever for one that has ended."""
-    store = opened()
     total_bytes, failures = store._accounting.total_bytes, []
 
     def fail():
@@ -209,16 +150,12 @@ def test_collector_after_failed_check_goes_on(opened, monkeypatch):
         return total_bytes()
 
     monkeypatch.setattr(store._accounting, "total_bytes", fail)
-    client = store.client()
-    ids = fill(client, 1000)
-    store.roll()
-    client.remove([msg_id for at, msg_id in enumerate(ids) if at % 4])
+    remove_most(*fill(store, 1000))
     until(lambda: len(failures) == 3 and store.stats().bytes_on_disk < 6 * LIMIT)
     assert store._background_collector._thread.is_alive()
 
 
-def test_writers_do_not_wait_for_stopped_collector(opened):
-    store = opened()
+def test_writers_do_not_wait_for_stopped_collector(store):
     store._background_collector.stop(wait=True)
     store._background_collector.is_behind = True
     store._background_collector.wait_for_backlog()
@@ -241,32 +178,3 @@ def test_total_bytes_beside_new_segments_is_computed(opened):
         assert store._accounting.total_bytes() == (0, 0)
     finally:
         by_number.clear()
-
-
-@pytest.mark.slow
-def test_threads_beside_collector_lose_nothing(opened):
-    store = opened(gc="combine")
-
-    def work(number):
-        rng = random.Random(number)
-        client = store.client()
-        alive = []
-        for count in range(2000):
-            msg_id = bytes([number]) * 8 + count.to_bytes(8)
-            client.write(msg_id, msg_id * rng.randrange(1, 60))
-            alive.append(msg_id)
-            if len(alive) > 100:
-                gone = alive.pop(rng.randrange(len(alive)))
-                client.remove([gone])
-                assert not client.contains(gone)
-                with pytest.raises(msgstore.MessageNotFound):
-                    client.read(gone)
-            kept = rng.choice(alive)
-            assert client.read(kept).startswith(kept)
-            if count % 100 == 0:
-                store.flush()
-        assert client.read_many(alive).keys() == set(alive)
-
-    in_threads(*(partial(work, number) for number in range(4)), seconds=120)
-    assert store.stats().messages == 400
-    assert store.stats().quarantined == 0

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import msgstore
-from msgstore.builtin.options import LocalOptions
-from msgstore.cli.main import main
 from msgstore.contract import StoreError
 from msgstore.jobs.diff import DiffReport, plan_diff
-from msgstore.jobs.inputs import find_inputs, open_input
-from msgstore.jobs.local.runner import LocalRunner
 from msgstore.scan import FormatSet
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, json_of, records_of, run_job
 
 
 def compare(a: Path, b: Path, processes: int = 1) -> DiffReport:
-    return LocalRunner(LocalOptions(processes=processes)).diff(plan_diff(catalogue(), a, b))
+    return run_job(plan_diff(catalogue(), a, b), processes)
 
 
 def store_of(name: str) -> Path:
@@ -35,11 +29,8 @@ def store_of(name: str) -> Path:
 def truth(directory: Path) -> dict[bytes, str]:
     """Id to the hash of its body, by a scan of each segment: the highest number's first record counts."""
     found: dict[bytes, str] = {}
-    for item in find_inputs(catalogue(), [directory]).inputs:
-        data, form = Path(item.path).read_bytes(), open_input(item).format
-        for msg_id, offset, size, _ in form.scan(data).records.rows():
-            body = form.decode(msg_id, data[offset : offset + size])
-            found.setdefault(msg_id, hashlib.sha256(body).hexdigest())
+    for row in records_of(directory):
+        found.setdefault(row["id"], hashlib.sha256(row["body"]).hexdigest())
     return found
 
 
@@ -119,28 +110,24 @@ def test_damage_is_told_for_each_side_and_never_fails(tmp_path):
     job = plan_diff(catalogue(), copy, copy)
     first = Path(job.found_a.inputs[0].path)
     first.unlink()
-    gone = LocalRunner(LocalOptions(processes=1)).diff(job)
+    gone = run_job(job)
     assert [s.reason for s in gone.a.damage if s.path == str(first)] == ["unreadable: No such file or directory"]
 
 
 def test_the_command(tmp_path):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
-    run = functools.partial(CliRunner().invoke, main)
-    same = run(["diff", str(store_of("v2_clean")), str(path)])
-    assert same.exit_code == 0
-    assert f"{len(truth(path)):,} the same, 0 with another body, 0 only in A, 0 only in B" in same.stdout
+    arguments = ["diff", store_of("v2_clean"), path]
+    assert f"{len(truth(path)):,} the same, 0 with another body, 0 only in A, 0 only in B" in command(*arguments).stdout
     truth.cache_clear()
     (path / "1.sqs").unlink()
     lost = sorted(truth(store_of("v2_clean")).keys() - truth(path).keys())
-    result = run(["diff", str(store_of("v2_clean")), str(path), "--json"])
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert result.exit_code == 1
-    assert lines[:-1] == [{"kind": "only_a", "id": msg_id.hex()} for msg_id in lost]
-    assert (lines[-1]["only_a"], lines[-1]["only_b"], lines[-1]["differing"]) == (len(lost), 0, 0)
-    shown = run(["diff", str(store_of("v2_clean")), str(path)])
-    assert (shown.exit_code, shown.stdout.count("only in A: ")) == (1, 20)
-    assert f"... and {len(lost) - 20:,} more only in A" in shown.stdout
-    for wrong in (tmp_path / "none", tmp_path):
-        (tmp_path / "empty").mkdir(exist_ok=True)
+    *lines, summary = json_of(*arguments, code=1)
+    assert lines == [{"kind": "only_a", "id": msg_id.hex()} for msg_id in lost]
+    assert (summary["only_a"], summary["only_b"], summary["differing"]) == (len(lost), 0, 0)
+    shown = command(*arguments, code=1).stdout
+    assert shown.count("only in A: ") == 20
+    assert f"... and {len(lost) - 20:,} more only in A" in shown
+    (tmp_path / "empty").mkdir()
+    for wrong in (tmp_path / "none", tmp_path / "empty"):
         with pytest.raises(StoreError):
-            plan_diff(catalogue(), path, wrong if wrong != tmp_path else tmp_path / "empty")
+            plan_diff(catalogue(), path, wrong)

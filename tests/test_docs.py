@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -128,16 +128,12 @@ def test_the_reference_is_what_the_code_says():
 @needs_all_plugins
 def test_a_page_that_is_stale_is_told(tmp_path):
     """The same program, on a copy in which a default was changed by hand."""
-    for file in DOCS.rglob("*"):
-        if file.is_file() and file.suffix in (".md", ".py"):
-            copy = tmp_path / file.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
-    projects = [ROOT / "core/pyproject.toml", ROOT / "pipeline/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")]
-    for read in [*projects, *ROOT.glob("pipeline/src/*/*.py")]:
-        copy = tmp_path / read.relative_to(ROOT)
+    read = [path for path in DOCS.rglob("*") if path.suffix in (".md", ".py")]
+    read += [*ROOT.glob("core/pyproject.toml"), *ROOT.glob("pipeline/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml")]
+    for path in [*read, *ROOT.glob("pipeline/src/*/*.py")]:
+        copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(read.read_bytes())
+        copy.write_bytes(path.read_bytes())
     page = tmp_path / "docs/reference/configuration.md"
     page.write_text(page.read_text(encoding="utf-8").replace('`"200ms"`', '`"300ms"`'), encoding="utf-8")
     command = [sys.executable, tmp_path / "docs/tools/generate.py"]
@@ -146,40 +142,70 @@ def test_a_page_that_is_stale_is_told(tmp_path):
     assert '-| `sync_interval` | time | `"300ms"`' in checked.stdout
     assert "python docs/tools/generate.py" in checked.stderr
     subprocess.run(command, check=True, capture_output=True)
-    assert page.read_text(encoding="utf-8") == (DOCS / "reference/configuration.md").read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == reference("configuration")
 
 
 # -- nothing is left out --------------------------------------------------------------------------------------------------
 
 
-def test_every_key_of_the_configuration_is_explained():
-    page = (DOCS / "reference/configuration.md").read_text(encoding="utf-8")
-    keys = [name for name in attrs.fields_dict(StoreConfig) if name != "where"]
-    assert [key for key in [*keys, "disabled"] if f"| `{key}` |" not in page] == []
+def reference(*names: str) -> str:
+    return "".join((DOCS / f"reference/{name}.md").read_text(encoding="utf-8") for name in names)
+
+
+def errors(kind: type[MsgStoreError] = MsgStoreError) -> set[str]:
+    found = {kind.__name__}.union(*map(errors, kind.__subclasses__()))
+    return {name for name in found if hasattr(msgstore.contract, name)}
+
+
+def loggers() -> set[str]:
+    sources = [*(ROOT / "core/src").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
+    calls = re.compile(r"getLogger\(\"(msgstore\.\w+)\"\)")
+    return {name for path in sources for name in calls.findall(path.read_text(encoding="utf-8"))}
+
+
+def fields(*kinds: type) -> list[str]:
+    return [name for kind in kinds for name in attrs.fields_dict(kind) if name != "where"]
+
+
+CELL = "| `{}` |"
+EXPLAINED: dict[str, tuple[Callable[[], Iterable[str]], int, tuple[str, ...], list[str]]] = {
+    "key of the configuration": (lambda: [*fields(StoreConfig), "disabled"], 10, ("configuration",), [CELL]),
+    "counter": (lambda: fields(Recovery, StoreStats, Counters), 20, ("logging-and-events",), [CELL]),
+    "logger": (loggers, 8, ("logging-and-events",), [CELL]),
+    "error": (errors, 16, ("errors",), ["- **`{}`**"]),
+    "name of the package": (lambda: msgstore.__all__, 10, ("python", "errors"), ["`{}`", "msgstore.{}("]),
+    "name of the contract": (lambda: {*msgstore.contract.__all__} - {"events"}, 10, ("contract", "errors"), ["`{}`"]),
+}
+"""What: names, how many there are at least, pages of the reference, and texts that explain a name."""
+
+
+@pytest.mark.parametrize("what", EXPLAINED)
+def test_every_name_is_explained(what):
+    names, least, pages, texts = EXPLAINED[what]
+    assert len(set(names())) >= least
+    page = reference(*pages)
+    assert [name for name in names() if not any(text.format(name) in page for text in texts)] == []
 
 
 def test_the_whole_configuration_is_shown_with_its_defaults():
     """The first block of the page: every key, and the store that it describes is the one of no key but the path."""
     shown = tomllib.loads(blocks(DOCS / "reference/configuration.md")[0][1])
     (table,) = shown["stores"].values()
-    assert table.keys() == attrs.fields_dict(StoreConfig).keys() - {"where"}
+    assert table.keys() == set(fields(StoreConfig))
     assert store_config(table, "", Path()) == store_config({"path": table["path"]}, "", Path())
     assert shown["disabled"] == []
 
 
 @needs_all_plugins
 def test_every_option_of_a_backend_is_explained():
-    configuration, jobs = ((DOCS / f"reference/{name}.md").read_text(encoding="utf-8") for name in ("configuration", "jobs"))
-    missing, names = [], []
+    configuration, jobs = reference("configuration"), reference("jobs")
+    names = []
     for found in msgstore.load_catalogue().registrations:
-        if not found.provider.distribution.startswith("msgstore"):
-            continue  # strangers have READMEs of their own
-        for name in attrs.fields_dict(found.descriptor.options):
-            names.append(name)
-            explained = f"`{name}`: " in jobs if found.kind == "runner" else f"| `{name}` |" in configuration
-            missing += [] if explained else [name]
-    assert {"map_size", "processes"} <= set(names)
-    assert missing == []
+        if found.provider.distribution.startswith("msgstore"):  # third parties have READMEs of their own
+            text, page = ("`{}`: ", jobs) if found.kind == "runner" else (CELL, configuration)
+            names += [(name, text.format(name) in page) for name in fields(found.descriptor.options)]
+    assert {"map_size", "processes"} <= {name for name, _ in names}
+    assert [name for name, is_explained in names if not is_explained] == []
 
 
 def _verbs(group: click.Group, prefix: str) -> list[tuple[str, click.Command]]:
@@ -193,7 +219,7 @@ def _verbs(group: click.Group, prefix: str) -> list[tuple[str, click.Command]]:
     ("name", "command"), _verbs(main, "msgstore"), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_every_verb_and_option_is_explained(name, command):
-    page = (DOCS / "reference/command-line.md").read_text(encoding="utf-8")
+    page = reference("command-line")
     section = re.search(rf"^## `{re.escape(name)}[ `].*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section, f"no section about {name}"
     visible = [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
@@ -206,7 +232,7 @@ def test_every_verb_and_option_is_explained(name, command):
 @pytest.mark.slow
 @needs_all_plugins
 def test_every_member_of_the_json_objects_is_explained(reader):
-    page = (DOCS / "reference/command-line.md").read_text(encoding="utf-8")
+    page = reference("command-line")
     reader.shell("cp -r tests/data/msg-store/mixed_upgrade/store one && cp -r tests/data/msg-store/v2_clean/store two")
     reader.shell("cp -r tests/data/msg-store/v2_dirty_torn/store broken")
     with msgstore.open_store(reader.directory / "contradictory") as store:
@@ -248,7 +274,7 @@ def _keys(value: object) -> set[str]:
 
 
 def test_every_hook_and_argument_is_explained():
-    page = (DOCS / "reference/hooks.md").read_text(encoding="utf-8")
+    page = reference("hooks")
     hooks = {name: call for name, call in vars(hookspecs).items() if name.startswith("msgstore_")}
     assert hooks.keys() == EVENT_HOOKS.keys() | {hook for hook, _ in HOOKS.values()}
     for name, call in hooks.items():
@@ -256,48 +282,13 @@ def test_every_hook_and_argument_is_explained():
         assert [argument for argument in inspect.signature(call).parameters if f"`{argument}`" not in row] == []
 
 
-def test_every_event_and_counter_is_explained():
-    page = (DOCS / "reference/logging-and-events.md").read_text(encoding="utf-8")
-    missing = set()
+def test_every_event_is_explained():
+    page = reference("logging-and-events")
     for hook, event in EVENT_HOOKS.items():
         section = re.search(rf"^### `{hook}`\n.*?(?=^### |\Z)", page, re.MULTILINE | re.DOTALL)
         assert section, hook
         members = attrs.fields_dict(event).keys() - attrs.fields_dict(events.Event).keys()
-        missing |= {f"{hook}: {name}" for name in members if f"| `{name}` |" not in section[0]}
-    for made in (Recovery, StoreStats, Counters):
-        missing |= {f"{made.__name__}: {name}" for name in attrs.fields_dict(made) if f"| `{name}` |" not in page}
-    assert missing == set()
-
-
-def _errors(kind: type[MsgStoreError]) -> set[str]:
-    return {kind.__name__}.union(*map(_errors, kind.__subclasses__()))
-
-
-def test_every_error_is_explained():
-    page = (DOCS / "reference/errors.md").read_text(encoding="utf-8")
-    ours = {name for name in _errors(MsgStoreError) if hasattr(msgstore.contract, name)}
-    assert len(ours) >= 16
-    assert [name for name in sorted(ours) if f"- **`{name}`**" not in page] == []
-
-
-def test_every_name_that_can_be_imported_is_explained():
-    pages = {
-        name: (DOCS / f"reference/{name}.md").read_text(encoding="utf-8") for name in ("python", "errors", "contract", "hooks")
-    }
-    python = pages["python"] + pages["errors"]
-    assert [name for name in msgstore.__all__ if f"`{name}`" not in python and f"msgstore.{name}(" not in python] == []
-    contract = pages["contract"] + pages["errors"]
-    assert [name for name in msgstore.contract.__all__ if f"`{name}`" not in contract and name != "events"] == []
-
-
-def test_every_logger_is_explained():
-    page = (DOCS / "reference/logging-and-events.md").read_text(encoding="utf-8")
-    sources = [*(ROOT / "core/src").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
-    loggers = {
-        name for path in sources for name in re.findall(r"getLogger\(\"(msgstore\.\w+)\"\)", path.read_text(encoding="utf-8"))
-    }
-    assert len(loggers) >= 8
-    assert [name for name in sorted(loggers) if f"| `{name}` |" not in page] == []
+        assert {name for name in members if CELL.format(name) not in section[0]} == set(), hook
 
 
 def test_every_page_is_on_the_map():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import stat
 from pathlib import Path
 
@@ -11,25 +10,20 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import msgstore
-from msgstore.builtin.options import LocalOptions
-from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
 from msgstore.jobs.export import ExportReport, plan_export
-from msgstore.jobs.inputs import find_inputs, open_input
-from msgstore.jobs.local.runner import LocalRunner
 from msgstore.jobs.output import datasets
 from msgstore.jobs.reconcile import plan_reconcile
 from msgstore.jobs.salvage import plan_salvage
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, json_of, records_of, run_job
+from support import failing as raise_io_error
 
 
 def export(sources: list[Path], to: Path, processes: int = 1, **options: object) -> ExportReport:
-    job = plan_export(catalogue(), sources, to, **options)
-    return LocalRunner(LocalOptions(processes=processes)).export(job)
+    return run_job(plan_export(catalogue(), sources, to, **options), processes)
 
 
 def rows_of(to: Path) -> list[dict]:
@@ -39,14 +33,7 @@ def rows_of(to: Path) -> list[dict]:
 
 def scanned(*sources: Path) -> list[dict]:
     """The same rows, from scans."""
-    rows = []
-    for item in find_inputs(catalogue(), sources).inputs:
-        data, form = Path(item.path).read_bytes(), open_input(item)
-        for msg_id, offset, size, kind in form.format.scan(data).records.rows():
-            body = form.format.decode(msg_id, data[offset : offset + size])
-            rows.append({"store": item.store, "file": Path(item.path).name, "format": item.format, "offset": offset,
-                         "size": size, "type": kind if form.typed else None, "id": msg_id, "body": body})  # fmt: skip
-    return sorted(rows, key=lambda row: (row["store"], row["file"], row["offset"]))
+    return sorted(records_of(*sources), key=lambda row: (row["store"], row["file"], row["offset"]))
 
 
 @pytest.mark.slow
@@ -132,9 +119,7 @@ def test_wrong_places(tmp_path):
 def test_after_a_failure_nothing_is_left_and_it_can_be_done_again(failing, tmp_path, monkeypatch):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
 
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", "somewhere")
-
+    fail = raise_io_error(errno.ENOSPC)
     with monkeypatch.context() as patch:
         if failing == "write":
             patch.setattr("pyarrow.parquet.ParquetWriter.write", fail)
@@ -154,12 +139,10 @@ def test_a_name_that_cannot_be_synced_is_there_all_the_same(tmp_path, monkeypatc
     path = RealDirectory.load("v2_clean").copy(tmp_path / "in")
     sync = Files.sync_directory
 
-    def fail(files: Files, directory: Path) -> None:
-        if directory == tmp_path:
-            raise OSError(errno.EIO, "Input/output error")
-        sync(files, directory)
-
-    monkeypatch.setattr(Files, "sync_directory", fail)
+    fail = raise_io_error()
+    monkeypatch.setattr(
+        Files, "sync_directory", lambda files, directory: (fail if directory == tmp_path else sync)(files, directory)
+    )
     with pytest.raises(StoreIOError, match=f"Input/output error. Everything is at {tmp_path}/to, and whole"):
         export([path], tmp_path / "to")
     assert rows_of(tmp_path / "to") == scanned(path)
@@ -191,7 +174,7 @@ def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
     path = RealDirectory.load("v2_clean").copy(tmp_path)
     job = plan_export(catalogue(), [path], tmp_path / "to")
     (path / "0.sqs").unlink()
-    report = LocalRunner(LocalOptions(processes=1)).export(job)
+    report = run_job(job)
     assert [(spot.path, spot.reason) for spot in report.damage] == [
         (str(path / "0.sqs"), "unreadable: No such file or directory")
     ]
@@ -203,24 +186,20 @@ def test_a_body_that_decodes_to_more_than_a_value_can_be_is_an_error_that_says_w
     with msgstore.open_store(tmp_path / "store", body="zstd") as store, store.client() as client:
         client.write(b"i" * 16, bytes(1000))
     monkeypatch.setattr("msgstore.jobs.columns.batches.MAX_VALUE", 999)
-    arguments = ["export", str(tmp_path / "store"), str(tmp_path / "to"), "--processes", "1", "--body", "zstd"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2, result.output
+    arguments = ["export", tmp_path / "store", tmp_path / "to", "--processes", "1", "--body", "zstd"]
+    result = command(*arguments, code=2)
     assert f"{tmp_path / 'store' / '0.sqs'}: at offset 64: the body codec 'zstd' makes 1000 bytes of 'payload'" in result.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
-    assert CliRunner().invoke(main, [*arguments, "--columns", "id,body"]).exit_code == 0
+    command(*arguments, "--columns", "id,body")
 
 
 def test_the_command(tmp_path):
-    arguments = ["export", str(DATA / "msg-store" / "v2_dirty_torn"), str(tmp_path / "to"), "--processes", "1"]
-    result = CliRunner().invoke(main, [*arguments, "--columns", "id, size", "--json"])
-    assert result.exit_code == 1, result.output
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    arguments = ["export", DATA / "msg-store" / "v2_dirty_torn", tmp_path / "to", "--processes", "1"]
+    lines = json_of(*arguments, "--columns", "id, size", code=1)
     assert [line["kind"] for line in lines] == ["input", "input", "damage", "summary"]
     assert lines[-1]["columns"] == ["id", "size"]
     assert lines[-1]["rows"] == ds.dataset(tmp_path / "to").count_rows()
-    again = CliRunner().invoke(main, arguments)
-    assert (again.exit_code, "choose a new name" in again.stderr) == (2, True)
+    assert "choose a new name" in command(*arguments, code=2).stderr
 
 
 def test_a_column_that_is_named_twice(tmp_path):

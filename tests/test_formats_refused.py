@@ -17,7 +17,7 @@ from msgstore.scan import FormatSet
 from msgstore.testing import stores
 from msgstore_ets_index.index import EtsIndex
 from msgstore_format_v2.format import SegmentFormatV2
-from support import catalogue, counts
+from support import catalogue, contents, counts
 
 ACME = Provider("acme-odd", "1.2", "odd", "acme_odd.plugin")
 HOLES = frozenset({Capability.SELF_DESCRIBING, Capability.COMPACTABLE})
@@ -102,11 +102,6 @@ def fill(store):
     return left
 
 
-def contents(store):
-    with store.client() as client:
-        return client.read_many([entry.msg_id for entry in store.entries()])
-
-
 def files_of(path):
     return {file.name: file.read_bytes() for file in path.iterdir() if file.name[0].isdigit()}
 
@@ -133,39 +128,23 @@ def scanning(spoil):
     return scan
 
 
-def unordered(scan):
-    scan.records = columns_of(sorted(scan.records.rows(), reverse=True))
-
-
-def overlapping(scan):
-    scan.records.sizes[1] += 1
-
-
-def out_of_bounds(scan):
-    scan.records.sizes[-1] += 10**6
-
-
-def short_ids(scan):
-    del scan.records.ids[-3:]
-
-
-def short_sizes(scan):
-    scan.records.sizes.pop()
-
-
-def no_integers(scan):
-    scan.records.offsets = [str(offset) for offset in scan.records.offsets]
-
-
-def too_early(scan):
-    scan.ended("clean", scan.records.offsets[1])
-
-
 def raising(*_, **__):
     raise ZeroDivisionError("of acme")
 
 
-SCANS = [unordered, overlapping, out_of_bounds, short_ids, short_sizes, no_integers, too_early]
+def nothing(*_, **__):
+    return None
+
+
+SPOILED = {
+    "unordered": lambda scan: setattr(scan, "records", columns_of(sorted(scan.records.rows(), reverse=True))),
+    "overlapping": lambda scan: scan.records.sizes.__setitem__(1, scan.records.sizes[1] + 1),
+    "out of bounds": lambda scan: scan.records.sizes.__setitem__(-1, scan.records.sizes[-1] + 10**6),
+    "short of ids": lambda scan: scan.records.ids.__delitem__(slice(-3, None)),
+    "short of sizes": lambda scan: scan.records.sizes.pop(),
+    "no integers": lambda scan: setattr(scan.records, "offsets", [str(offset) for offset in scan.records.offsets]),
+    "too early": lambda scan: scan.ended("clean", scan.records.offsets[1]),
+}
 
 
 # -- what else a format says --------------------------------------------------------------------------------------------------
@@ -181,10 +160,6 @@ def changed(**members):
         return attrs.evolve(fill, **{step: make(getattr(fill, step), records) for step, make in members.items()})
 
     return fill_gap
-
-
-def nothing(*_, **__):
-    return None
 
 
 FILLS = {
@@ -220,71 +195,46 @@ ENCODES = {
     "encode mixes ids": ("encode", lambda _, call, ids, bodies: call(ids[::-1], bodies)),
 }
 DECODES = {"decode raises": ("decode", raising), "decode gives None": ("decode", nothing)}
-SCANNED = {f"scan is {fault.__name__}": ("scan", scanning(fault)) for fault in SCANS}
+SCANNED = {f"scan is {fault}": ("scan", scanning(spoil)) for fault, spoil in SPOILED.items()}
 SCANNED |= {"scan raises": ("scan", raising), "scan gives None": ("scan", nothing)}
 
 
-def refused(store, path, left, faults, caplog, call, collect):
+COLLECTED = {
+    "compaction in place": ("odd", "odd", msgstore.Store.compact, {"everything": True}, SCANNED | FILLS),
+    "compaction by copy": ("copied", "copied", msgstore.Store.compact, {"everything": True}, SCANNED | ENCODES | DECODES),
+    "migration, whose copy is read and written": ("v1", "odd", msgstore.Store.migrate, {}, SCANNED | ENCODES),
+}
+"""Formats of the segments and of the store, the collection, and the faults."""
+
+
+@pytest.mark.parametrize(("collection", "fault"), [(name, fault) for name, (*_, found) in COLLECTED.items() for fault in found])
+def test_collection_format_fails_changes_nothing(collection, fault, opened, tmp_path, faults, caplog):
     """The collection is refused, and as if it had never been. Then the plugin is mended."""
-    before = files_of(path), counts(store)
-    name, fault = call
-    faults[name] = fault
+    written, target, collect, options, found = COLLECTED[collection]
+    store = opened(written)
+    left = fill(store)
+    if target != written:
+        store.close()
+        store = opened(target)
+    before = files_of(tmp_path), counts(store)
+    name, faults[name] = found[fault]
     with caplog.at_level(logging.WARNING, "msgstore.collection"):
-        done = collect(store)
+        done = collect(store, **options)
     faults.clear()
     assert [one.outcome for one in done] == ["none"], "the segment was collected"
     assert "of acme-odd 1.2 (entry point" in done[0].skipped
     assert f"failed in {name}" in done[0].skipped
-    assert f"{path / done[0].file}: the segment format 'o" in caplog.text or "copied" in caplog.text
-    assert (files_of(path), counts(store)) == before, "the segment was changed"
+    assert f"{tmp_path / done[0].file}: the segment format 'o" in caplog.text or "copied" in caplog.text
+    assert (files_of(tmp_path), counts(store)) == before, "the segment was changed"
     assert contents(store) == left, "messages are lost"
-    done = collect(store)
+    done = collect(store, **options)
     assert [one.skipped for one in done] == [None], "a plugin that was mended is not used"
     assert contents(store) == left
     store.close()
-
-
-@pytest.mark.parametrize("fault", [*SCANNED, *FILLS])
-def test_compaction_in_place_format_fails_changes_nothing(fault, opened, tmp_path, faults, caplog):
-    store = opened("odd")
-    left = fill(store)
-    refused(store, tmp_path, left, faults, caplog, (SCANNED | FILLS)[fault], lambda s: s.compact(everything=True))
-    assert contents(opened("odd")) == left
-
-
-@pytest.mark.parametrize("fault", [*SCANNED, *ENCODES, *DECODES])
-def test_compaction_by_copy_format_fails_changes_nothing(fault, opened, tmp_path, faults, caplog):
-    store = opened("copied")
-    left = fill(store)
-    call = (SCANNED | ENCODES | DECODES)[fault]
-    refused(store, tmp_path, left, faults, caplog, call, lambda s: s.compact(everything=True))
-
-
-@pytest.mark.parametrize("fault", [*SCANNED, *ENCODES])
-def test_migrate_target_format_fails_changes_nothing(fault, opened, tmp_path, faults, caplog):
-    """What the copy is read with, and what it is written with."""
-    store = opened("v1")
-    left = fill(store)
-    store.close()
-    refused(opened("odd"), tmp_path, left, faults, caplog, (SCANNED | ENCODES)[fault], lambda s: s.migrate())
+    assert contents(opened(target)) == left
 
 
 # -- indexes ------------------------------------------------------------------------------------------------------------------
-
-
-def misplaced(self, call, ids, old, new):
-    return call(ids, old, [location + (1 << 40) for location in new])
-
-
-def garbage(self, call, ids, old, new):
-    self._entries.update(dict.fromkeys(ids, "anywhere"))
-    return len(ids)
-
-
-def forgotten(self, call, ids, old, new):
-    for msg_id in ids:
-        del self._entries[msg_id]
-    return len(ids)
 
 
 def halfway(self, call, ids, old, new):
@@ -292,31 +242,32 @@ def halfway(self, call, ids, old, new):
     raise ZeroDivisionError("of acme")
 
 
-def silent(self, call, ids, old, new):
-    call(ids, old, new)
+def all_of(ids, act):
+    act(ids)
+    return len(ids)
 
 
 RELOCATES = {
     "does nothing": nothing,
     "says that it did, and did nothing": lambda self, call, ids, old, new: len(ids),
-    "gives None": silent,
-    "stores other places": misplaced,
-    "stores garbage": garbage,
-    "forgets entries": forgotten,
+    "gives None": lambda self, call, *columns: nothing(call(*columns)),
+    "stores other places": lambda self, call, ids, old, new: call(ids, old, [location + (1 << 40) for location in new]),
+    "stores garbage": lambda self, call, ids, *_: all_of(ids, lambda ids: self._entries.update(dict.fromkeys(ids, "anywhere"))),
+    "forgets entries": lambda self, call, ids, *_: all_of(ids, lambda ids: [self._entries.pop(msg_id) for msg_id in ids]),
     "fails halfway": halfway,
 }
-COLLECTIONS = {
-    "compaction in place": ("v2", "v2", lambda store: store.compact(everything=True)),
-    "compaction by copy": ("v1", "v1", lambda store: store.compact(everything=True)),
-    "migration": ("v1", "v2", lambda store: store.migrate()),
-}
+COLLECTIONS = {"compaction in place": ("v2", "v2"), "compaction by copy": ("v1", "v1"), "migration": ("v1", "v2")}
 
 
 @pytest.mark.parametrize("collected", COLLECTIONS)
 @pytest.mark.parametrize("fault", RELOCATES)
 def test_collection_index_relocate_fails_loses_nothing(fault, collected, opened, tmp_path, faults, caplog):
     """Neither in this store, nor for a start after a crash, nor the references of what has several."""
-    written, target, collect = COLLECTIONS[collected]
+    written, target = COLLECTIONS[collected]
+
+    def collect(store):
+        return store.compact(everything=True) if target == written else store.migrate()
+
     store = opened(written, "odds")
     left = fill(store)
     if target != written:
@@ -343,7 +294,7 @@ def test_collection_index_relocate_fails_loses_nothing(fault, collected, opened,
 # -- openings -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [fault for fault in SCANNED if fault != "scan is too_early"])
+@pytest.mark.parametrize("fault", [fault for fault in SCANNED if fault != "scan is too early"])
 def test_opening_scan_fails_names_plugin_and_file(fault, opened, tmp_path, faults):
     """A store that is not opened loses nothing."""
     store = opened("odd")
@@ -360,13 +311,13 @@ def test_opening_scan_fails_names_plugin_and_file(fault, opened, tmp_path, fault
     assert everything <= contents(opened("odd")).keys()
 
 
-@pytest.mark.parametrize("spoil", [unordered, overlapping, out_of_bounds, short_ids])
-def test_salvage_scan_fails_is_no_chain(spoil, opened, tmp_path, faults):
+@pytest.mark.parametrize("fault", ["unordered", "overlapping", "out of bounds", "short of ids"])
+def test_salvage_scan_fails_is_no_chain(fault, opened, tmp_path, faults):
     """Its caller reports the segment as unreadable; nothing is copied from wrong places."""
     store = opened("odd")
     fill(store)
     store.close()
     odd = FormatSet(odd_catalogue()).by_name("odd").format
-    faults["scan"] = scanning(spoil)
+    faults["scan"] = scanning(SPOILED[fault])
     with pytest.raises(ValueError, match="the scan returns records"):
         read_chains(odd, (tmp_path / "0.odd").read_bytes())

@@ -30,6 +30,7 @@ from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, needs_foreign
 
 Messages = list[tuple[bytes, bytes]]
 LIMIT = 2**20
+V2 = CELLS["ets-v2"]
 
 
 def some(count: int, *, first: int = 0, size: int = 3000, large: Iterable[int] = ()) -> Messages:
@@ -45,6 +46,11 @@ def some(count: int, *, first: int = 0, size: int = 3000, large: Iterable[int] =
 def target_of(path: Path, cell: Cell, **more: Any) -> Target:
     records = (("audit", 200),) if cell.record == "audit" else ()
     return Target(str(path), cell.index, cell.format, cell.record, records=records, file_size_limit=LIMIT, **more)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return target_of(tmp_path / "store", V2)
 
 
 def write(staging: Staging, task: int, messages: Messages, step: int = 700, files: Files | None = None) -> Part:
@@ -136,7 +142,6 @@ def test_parts_are_numbered_by_task(name: str, tmp_path: Path) -> None:
 
 # -- what is given ------------------------------------------------------------------------------------------------------------
 
-V2 = CELLS["ets-v2"]
 A, B = some(400), some(300, first=1000)
 
 
@@ -165,9 +170,8 @@ def test_counts_below_one_make_no_message(tmp_path: Path) -> None:
     assert content(tmp_path / "store") == {}
 
 
-def test_references_of_parts_are_summed(tmp_path: Path) -> None:
+def test_references_of_parts_are_summed(target: Target, tmp_path: Path) -> None:
     """Every part brings its own; they are added up, as if each row were so many writes."""
-    target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as staging:
         parts = []
         for task, messages in enumerate([A, B + A[:2], []]):
@@ -185,8 +189,7 @@ def test_references_of_parts_are_summed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, None, 2.0, True, 2**80])
-def test_wrong_reference_count_is_refused(count: Any, tmp_path: Path) -> None:
-    target = target_of(tmp_path / "store", V2)
+def test_wrong_reference_count_is_refused(count: Any, target: Target) -> None:
     message = f"{b'k'.hex() * 16} has {count} references; a message has from 1 to"
     with (
         Staging.begin(target) as staging,
@@ -196,8 +199,7 @@ def test_wrong_reference_count_is_refused(count: Any, tmp_path: Path) -> None:
         writer.add([b"i" * 16, b"k" * 16], [b"", b""], [1, count])
 
 
-def test_references_of_some_messages_are_refused(tmp_path: Path) -> None:
-    target = target_of(tmp_path / "store", V2)
+def test_references_of_some_messages_are_refused(target: Target, tmp_path: Path) -> None:
     with Staging.begin(target) as staging:
         for first, second in [(None, [1]), ([1], None)]:
             with PartWriter(target, staging.path, 0) as writer:
@@ -257,8 +259,7 @@ def test_copies_of_an_id_are_merged(name: str, where: str, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counted", "store"]
 
 
-def test_commit_takes_only_the_given_attempts(tmp_path: Path) -> None:
-    target = target_of(tmp_path / "store", V2)
+def test_commit_takes_only_the_given_attempts(target: Target, tmp_path: Path) -> None:
     with Staging.begin(target) as staging:
         lost = write(staging, 0, B)
         killed = PartWriter(target, staging.path, 0)  # its worker never came to an end
@@ -272,8 +273,7 @@ def test_commit_takes_only_the_given_attempts(tmp_path: Path) -> None:
     check(tmp_path / "store", A)
 
 
-def test_wrong_messages_are_refused(tmp_path: Path) -> None:
-    target = target_of(tmp_path / "store", V2)
+def test_wrong_messages_are_refused(target: Target, tmp_path: Path) -> None:
     with Staging.begin(target) as staging:
         parts = Path(staging.path, "parts")
         for ids, bodies, message in [
@@ -395,8 +395,7 @@ def test_wrong_backend_names_make_no_directory(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_destination_taken_meanwhile_is_refused(tmp_path: Path) -> None:
-    target = target_of(tmp_path / "store", V2)
+def test_destination_taken_meanwhile_is_refused(target: Target, tmp_path: Path) -> None:
     with Staging.begin(target) as staging:
         part = write(staging, 0, A)
         (tmp_path / "store").mkdir()
@@ -409,9 +408,8 @@ def test_destination_taken_meanwhile_is_refused(tmp_path: Path) -> None:
 # -- crashes, errors, and other jobs ------------------------------------------------------------------------------------------
 
 
-def test_every_file_is_synced_before_store_appears(tmp_path: Path) -> None:
+def test_every_file_is_synced_before_store_appears(target: Target) -> None:
     files = RecordingFiles()
-    target = target_of(tmp_path / "store", V2)
     make(target, some(700), some(700, first=1000), files=files)
     happened = [(name, path) for name, path, _ in files.operations]
     appeared = happened.index(("replace", target.path))
@@ -478,9 +476,8 @@ def test_job_failed_at_any_operation_leaves_nothing(name: str, tmp_path: Path) -
     assert outcomes == {"made", "failed"}
 
 
-def test_second_job_of_destination_is_refused(tmp_path: Path) -> None:
+def test_second_job_of_destination_is_refused(target: Target, tmp_path: Path) -> None:
     """Jobs for other destinations are none of its business, whatever their names."""
-    target = target_of(tmp_path / "store", V2)
     with Staging.begin(target) as first, Staging.begin(target_of(tmp_path / "store.msgstore-0123456789abcdef", V2)) as other:
         with pytest.raises(StoreLocked, match=f"process {os.getpid()} is writing a store there") as caught:
             Staging.begin(target)
@@ -492,9 +489,8 @@ def test_second_job_of_destination_is_refused(tmp_path: Path) -> None:
     check(tmp_path / "store", A)
 
 
-def test_first_of_two_racing_jobs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_of_two_racing_jobs_wins(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to be done wins; the other one gets an error, and nothing of it is mixed in or left."""
-    target = target_of(tmp_path / "store", V2)
     monkeypatch.setattr(claims, "remove_stale", lambda files, destination: None)
     with Staging.begin(target) as first, Staging.begin(target) as second:
         parts = [write(first, 0, A), write(second, 0, B)]
@@ -504,9 +500,8 @@ def test_first_of_two_racing_jobs_wins(tmp_path: Path, monkeypatch: pytest.Monke
     check(tmp_path / "store", B)
 
 
-def test_swept_staging_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swept_staging_directory_is_made_again(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job comes between its making and its locking, and takes it for left over: then there is another."""
-    target = target_of(tmp_path / "store", V2)
     lock = claims.WriterLock
     seen = []
 
@@ -524,9 +519,8 @@ def test_swept_staging_directory_is_made_again(tmp_path: Path, monkeypatch: pyte
     check(tmp_path / "store", A)
 
 
-def test_workers_of_ended_job_fail_clearly(tmp_path: Path) -> None:
+def test_workers_of_ended_job_fail_clearly(target: Target, tmp_path: Path) -> None:
     """They fail at their next file, with an error that says so, and bring nothing back."""
-    target = target_of(tmp_path / "store", V2)
     staging = Staging.begin(target)
     writer = PartWriter(target, staging.path, 0)
     writer.add([i for i, _ in A], [b for _, b in A])

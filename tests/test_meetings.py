@@ -19,7 +19,6 @@ from msgstore.contract import Combine
 from msgstore.engine.compact import copy_compaction
 from msgstore.engine.write import flusher
 from msgstore.engine.write.writer import BUFFER_TARGET
-from msgstore.files import Files
 from msgstore.testing.faults import Crash, RecordingFiles
 from support import A, B, C, D, collect, failing, id_of, in_threads, open_with
 from support import counts as on_disk
@@ -41,9 +40,17 @@ def raising(error: BaseException, *before):
     raise error
 
 
-def once(call: Callable[..., Any], after: Callable[[], object]) -> Callable[..., Any]:
-    """Return ``call``, which runs ``after`` at the end of its first run."""
-    left = [after]
+def crash(*_: object) -> None:
+    raise Crash
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def after(monkeypatch: pytest.MonkeyPatch, target: object, name: str, act: Callable[[], object]) -> None:
+    """Call ``act`` once, after the next call of a method."""
+    call, left = getattr(target, name), [act]
 
     def wrapped(*arguments: Any) -> Any:
         result = call(*arguments)
@@ -51,27 +58,15 @@ def once(call: Callable[..., Any], after: Callable[[], object]) -> Callable[...,
             left.pop()()
         return result
 
-    return wrapped
+    monkeypatch.setattr(target, name, wrapped)
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def crash(*_: object) -> None:
-    raise Crash
+def record_commits(monkeypatch: pytest.MonkeyPatch, store: msgstore.Store, files: RecordingFiles) -> None:
+    commit = store._accounting.index.commit
+    monkeypatch.setattr(store._accounting.index, "commit", lambda: (files.operations.append(("commit", "", 0)), commit()))
 
 
 # -- callbacks ------------------------------------------------------------------------------------------------------------
-
-
-def test_confirm_callback_exiting_keeps_the_flusher(opened):
-    store, told = opened(sync_interval="1ms"), threading.Event()
-    exiting, other = store.client(on_confirm=lambda ids: sys.exit()), store.client(on_confirm=lambda ids: told.set())
-    exiting.write(A, b"a")
-    threading.Event().wait(0.2)
-    other.write(B, b"b")
-    assert told.wait(SECONDS)
 
 
 def test_confirm_callback_writing_gets_every_confirm(opened):
@@ -86,8 +81,7 @@ def test_confirm_callback_writing_gets_every_confirm(opened):
     client.write(id_of(0), b"body")
     store.flush()
     assert set(told) <= on_disk(store).keys()
-    assert store.stats().callback_failures == 0
-    assert len(told) == 2000
+    assert (store.stats().callback_failures, len(told)) == (0, 2000)
 
 
 def test_progress_callback_writes_while_collector_is_behind(opened):
@@ -113,11 +107,10 @@ def test_progress_callback_writes_while_collector_is_behind(opened):
 
 @pytest.mark.parametrize("references", [1, 2])
 @pytest.mark.parametrize("end", [None, b"short"], ids=["done", "refused"])
-def test_flush_inside_removal_writes_the_removed(opened, references, end):
+def test_flush_inside_removal_writes_the_removed(store, references, end):
     """A removal that is refused leaves what the flush confirmed; one of two references is removed afterwards."""
-    store, told = opened(), []
-    client = store.client(on_confirm=told.extend)
-    client.write_many([(A, b"a")] * references)
+    told = []
+    store.client(on_confirm=told.extend).write_many([(A, b"a")] * references)
 
     def ids():
         yield A
@@ -136,63 +129,51 @@ def test_flush_inside_removal_writes_the_removed(opened, references, end):
         assert store.references(A) == references - 1
 
 
-def test_removal_interrupted_loses_no_message(opened):
-    store = opened()
-    client = store.client()
-    client.write_many([(A, b"a")] * 2)
+def test_removal_failing_ids_keeps_other_messages(store, client):
+    client.write_many([(A, b"a"), (B, b"b"), (B, b"b"), (C, b"c"), (C, b"c")])
+    other = store.client()
+    for before, error in (([B], KeyError("mine")), ([B], TypeError("mine")), ([], TypeError("mine"))):
+        with pytest.raises(type(error), match="mine"):
+            other.remove(raising(error, *before))
+    assert (store.references(A), store.references(B)) == (1, 0)
     with pytest.raises(KeyboardInterrupt):
-        client.remove(raising(KeyboardInterrupt(), A))
+        client.remove(raising(KeyboardInterrupt(), C))
     store.flush()
-    assert on_disk(store).keys() == {A}
+    assert on_disk(store).keys() == {A, C}
 
 
-def test_removal_by_closed_client_removes_nothing(opened):
-    store, told = opened(), []
-    closed, other = store.client(), store.client(on_confirm=told.extend)
+def test_removal_by_closed_client_removes_nothing(store):
+    told, closed = [], store.client()
     remove = closed.remove
     closed.close()
-    other.write(A, b"a")
+    store.client(on_confirm=told.extend).write(A, b"a")
     with pytest.raises(msgstore.StoreClosed):
         remove([A])
     store.flush()
-    assert told == [A]
-    assert on_disk(store) == {A: 1}
+    assert (told, on_disk(store)) == ([A], {A: 1})
 
 
-def test_client_deleted_inside_flush_confirms_nothing(opened, monkeypatch):
-    store, told = opened(), []
+def test_client_deleted_inside_flush_confirms_nothing(store, monkeypatch):
+    told = []
     client = store.client(on_confirm=told.extend)
     client.write(A, b"a")
     append = store._appender.append
     monkeypatch.setattr(store._appender, "append", lambda *columns: (client.delete_and_close(), append(*columns))[1])
     store.flush()
-    assert on_disk(store) == {}
-    assert told == []
+    assert (told, on_disk(store)) == ([], {})
 
 
-def test_removal_failed_does_not_revive_deleted_message(opened):
-    store = opened()
-    one, other = store.client(), store.client()
-    one.write(A, b"a")
+def test_removal_failed_does_not_revive_deleted_message(store, client):
+    client.write(A, b"a")
 
     def ids():
         yield A
-        one.delete_and_close()
+        client.delete_and_close()
         yield b"short"
 
     with pytest.raises(ValueError, match="16 bytes"):
-        other.remove(ids())
+        store.client().remove(ids())
     assert store.references(A) == 0
-
-
-def test_removal_failing_ids_keeps_other_messages(opened):
-    store = opened()
-    one, other = store.client(), store.client()
-    one.write_many([(A, b"a"), (B, b"b"), (B, b"b")])
-    for before, error in (([B], KeyError), ([B], TypeError), ([], TypeError)):
-        with pytest.raises(error, match="mine"):
-            other.remove(raising(error("mine"), *before))
-    assert (store.references(A), store.references(B)) == (1, 0)
 
 
 @pytest.mark.parametrize("how", ["close", "abandon"])
@@ -221,34 +202,41 @@ def test_removal_after_lock_wait_sees_close(opened, how):
     assert on_disk(opened()) == {A: 1}
 
 
+@contextlib.contextmanager
+def tracing(code: Any, act: Callable[[Any], object]):
+    """Call ``act`` with the frame before each line of a function."""
+
+    def trace(frame, event, arg):
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            act(frame)
+        return trace
+
+    usual = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(usual)
+
+
 def test_write_flushed_before_registered_is_confirmed(opened):
     """A flush comes between a message's entry in the write buffer and its id in the list of ids to confirm."""
     store, told = opened(sync_interval="1ms"), threading.Event()
     client = store.client(on_confirm=lambda ids: told.set())
     store.flush()
-
-    def trace(frame, event, arg):
-        if frame.f_code is client.write.__code__:
-            if event == "line" and A in store._buffer.pending:
-                in_threads(store.flush)
-            return trace
-        return None
-
-    usual = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with tracing(client.write.__code__, lambda frame: A in store._buffer.pending and in_threads(store.flush)):
         client.write(A, b"a")
-    finally:
-        sys.settrace(usual)
     assert told.wait(SECONDS)
 
 
 # -- segments that become empty -------------------------------------------------------------------------------------------
 
 
-def test_empty_segment_of_killed_store_is_deleted(tmp_path, monkeypatch):
+def test_empty_segment_of_killed_store_is_deleted(tmp_path, files):
     """The commit that emptied the segment is on disk, and the deletion is not."""
-    files, keys = Files(), {"index": "lmdb", **KEYS}
+    keys = {"index": "lmdb", **KEYS}
     store = open_with(tmp_path, files, **keys)
     client = store.client()
     client.write(A, b"a")
@@ -256,7 +244,7 @@ def test_empty_segment_of_killed_store_is_deleted(tmp_path, monkeypatch):
     client.write(B, b"b")
     store.flush()
     client.remove([A])
-    monkeypatch.setattr(files, "unlink", crash)
+    files.before("unlink", crash)
     with pytest.raises(Crash):
         store.flush()
     store.abandon()
@@ -267,8 +255,7 @@ def test_empty_segment_of_killed_store_is_deleted(tmp_path, monkeypatch):
         assert not left.exists()
 
 
-def test_segment_emptied_after_commit_survives_until_next(opened, cell, monkeypatch):
-    files = Files()
+def test_segment_emptied_after_commit_survives_until_next(opened, files, cell, monkeypatch):
     store = opened(files)
     client = store.client()
     client.write_many([(A, b"a"), (B, b"b")])
@@ -280,10 +267,9 @@ def test_segment_emptied_after_commit_survives_until_next(opened, cell, monkeypa
 
     def remove():
         client.remove([C])
-        monkeypatch.setattr(files, "unlink", once(files.unlink, crash))
+        files.after("unlink", crash)
 
-    index = store._accounting.index
-    monkeypatch.setattr(index, "commit", once(index.commit, remove))
+    after(monkeypatch, store._accounting.index, "commit", remove)
     client.write(D, b"d")
     store._accounting._committed = False  # with an index that is not persistent, too
     with contextlib.suppress(Crash):
@@ -300,11 +286,9 @@ def test_copy_emptied_for_a_moment_is_kept(opened, monkeypatch):
     store = opened(file_size_limit="1MiB")
     client = store.client()
     monkeypatch.setattr(copy_compaction, "_AT_ONCE", 1000)
-    for number in range(6):
-        client.write(id_of(number), bytes(600))
-        if number == 2:
-            store.roll()
-    store.roll()
+    for numbers in (range(3), range(3, 6)):
+        client.write_many((id_of(number), bytes(600)) for number in numbers)
+        store.roll()
     swap, batches = copy_compaction._swap, []
 
     def swap_and_remove(site, batch):
@@ -324,37 +308,33 @@ def test_copy_emptied_for_a_moment_is_kept(opened, monkeypatch):
     assert client.read_many(left) == dict.fromkeys(left, bytes(600))
 
 
-def test_empty_segments_after_undeletable_one_are_deleted(opened, tmp_path, monkeypatch):
-    files = Files()
+def test_empty_segments_after_undeletable_one_are_deleted(opened, files, tmp_path):
     store = opened(files)
     client = store.client()
     for number in range(4):
         client.write(id_of(number), b"body")
         store.roll()
     names = [segment.file for segment in store.segments()]
-    with monkeypatch.context() as patch:
-        unlink = files.unlink
-        patch.setattr(files, "unlink", lambda path: (failing() if path.name == names[0] else unlink)(path))
-        client.remove([id_of(number) for number in range(4)])
-        with pytest.raises(msgstore.StoreIOError):
-            store.flush()
+    files.before("unlink", failing(), names[0], times=None)
+    client.remove([id_of(number) for number in range(4)])
+    with pytest.raises(msgstore.StoreIOError):
+        store.flush()
+    files.hooks.clear()
     store.flush()
     assert not [name for name in names if (tmp_path / "store" / name).exists()]
 
 
-def test_segment_not_begun_is_known_to_index(opened, cell, monkeypatch):
+def test_segment_not_begun_is_known_to_index(opened, files, cell):
     """A new segment gets no header, and cannot be deleted again."""
-    files = Files()
     store = opened(files)
     client = store.client()
     client.write_many([(A, b"a"), (D, b"d")])
     store.roll()
     client.write(B, b"b")
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "pwrite", failing())
-        patch.setattr(files, "unlink", failing())
-        with pytest.raises(msgstore.StoreIOError):
-            store.flush()
+    files.before("pwrite unlink", failing(), times=None)
+    with pytest.raises(msgstore.StoreIOError):
+        store.flush()
+    files.hooks.clear()
     store.flush()
     client.remove([D])
     store.flush()
@@ -369,15 +349,14 @@ def test_segment_not_begun_is_known_to_index(opened, cell, monkeypatch):
 # -- interrupts -----------------------------------------------------------------------------------------------------------
 
 
-def test_interrupt_after_append_closes_the_store(opened, monkeypatch):
+def test_interrupt_after_append_closes_the_store(opened, files):
     """tests/test_interrupts.py has more of them."""
-    files = Files()
     store = opened(files)
     client = store.client()
     client.write(A, b"same size")
     store.flush()
     client.write_many([(B, b"same size"), (C, b"same size")])
-    monkeypatch.setattr(files, "pwrite", once(files.pwrite, interrupt))
+    files.after("pwrite", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.flush()
     for call in (store.flush, lambda: client.remove([C]), lambda: client.read(A), store.close):
@@ -387,42 +366,33 @@ def test_interrupt_after_append_closes_the_store(opened, monkeypatch):
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync"])
-def test_interrupt_beginning_a_segment_leaves_no_message(opened, operation, monkeypatch):
-    files = Files()
+def test_interrupt_beginning_a_segment_leaves_no_message(opened, files, operation):
     store = opened(files, durability="fsync")
     store.client().write(A, b"a")
-    monkeypatch.setattr(files, operation, once(getattr(files, operation), interrupt))
+    files.after(operation, interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.flush()
     store.abandon()
-    again = opened()
-    again.client().write(B, b"b")
-    again.flush()
-    assert on_disk(again) == {B: 1}
-    again.close()
+    with opened() as again:
+        again.client().write(B, b"b")
+        again.flush()
+        assert on_disk(again) == {B: 1}
 
 
 @pytest.mark.parametrize("line", range(1, 22))
 def test_group_commit_interrupted_frees_the_next(line, monkeypatch):
     """Interrupted at each line, as by a signal handler."""
     monkeypatch.setattr(flusher, "_RETRY_SECONDS", 0.1)
-    group, done, usual, lines = flusher.GroupCommit(threading.Lock()), [], sys.gettrace(), []
+    group, done, lines = flusher.GroupCommit(threading.Lock()), [], []
 
-    def trace(frame, event, arg):
-        if frame.f_code is not flusher.GroupCommit.run.__code__:
-            return None
-        if event == "line" and frame.f_lineno not in lines:  # the end of a with block is not interrupted
+    def interrupt_at_line(frame):
+        if frame.f_lineno not in lines:  # the end of a with block is not interrupted
             lines.append(frame.f_lineno)
             if len(lines) == line:
                 raise KeyboardInterrupt
-        return trace
 
-    sys.settrace(trace)
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            group.run(lambda: None)
-    finally:
-        sys.settrace(usual)
+    with tracing(flusher.GroupCommit.run.__code__, interrupt_at_line), contextlib.suppress(KeyboardInterrupt):
+        group.run(lambda: None)
     in_threads(partial(group.run, lambda: done.append(1)), seconds=SECONDS)
     assert done
 
@@ -456,8 +426,9 @@ def test_flusher_failed_commit_is_tried_again(cell, opened, change, monkeypatch)
     assert done.wait(SECONDS)
 
 
-def with_200_messages(opened):
-    """Open a store that allows about 100 uncommitted removals. Return it and a client."""
+@pytest.fixture
+def limited(persistent, opened):
+    """A store of 200 messages that allows about 100 uncommitted removals, and a client."""
     store = opened(max_unconfirmed="100KiB")
     client = store.client()
     client.write_many((id_of(number), b"a") for number in range(200))
@@ -465,9 +436,8 @@ def with_200_messages(opened):
     return store, client
 
 
-@pytest.mark.usefixtures("persistent")
-def test_removals_with_failing_commits_are_refused(opened, monkeypatch):
-    store, client = with_200_messages(opened)
+def test_removals_with_failing_commits_are_refused(limited, monkeypatch):
+    store, client = limited
     monkeypatch.setattr(store._accounting.index, "commit", failing(errno.ENOSPC))
     refused = 0
     for number in range(200):
@@ -481,9 +451,8 @@ def test_removals_with_failing_commits_are_refused(opened, monkeypatch):
     assert store.stats().messages == refused, "a removal that was refused took effect"
 
 
-@pytest.mark.usefixtures("persistent")
-def test_removal_during_slow_failing_commit_is_refused(opened, monkeypatch):
-    store, client = with_200_messages(opened)
+def test_removal_during_slow_failing_commit_is_refused(limited, monkeypatch):
+    store, client = limited
     begun, raised = threading.Event(), threading.Event()
 
     def commit():
@@ -509,8 +478,8 @@ def test_removal_during_slow_failing_commit_is_refused(opened, monkeypatch):
     assert store.stats().messages == len(list(ids)) + 2, "a removal that was refused took effect"
 
 
-def test_messages_refused_by_index_stay_buffered(opened, monkeypatch):
-    store, told = opened(), []
+def test_messages_refused_by_index_stay_buffered(store, monkeypatch):
+    told = []
     client = store.client(on_confirm=told.extend)
     client.write_many([(A, b"a"), (B, b"b")])
     with monkeypatch.context() as patch:
@@ -520,8 +489,7 @@ def test_messages_refused_by_index_stay_buffered(opened, monkeypatch):
     assert told == []
     assert client.read_many([A, B]) == {A: b"a", B: b"b"}
     store.flush()
-    assert told == [A, B]
-    assert on_disk(store) == {A: 1, B: 1}
+    assert (told, on_disk(store)) == ([A, B], {A: 1, B: 1})
 
 
 # -- order of file operations, and bounds ---------------------------------------------------------------------------------
@@ -531,16 +499,13 @@ def names_of(files: RecordingFiles, *wanted: str) -> list[str]:
     return [name for name, _, _ in files.operations if name in wanted]
 
 
-def test_deleted_segment_is_synced_before_commit(opened, monkeypatch):
-    files = RecordingFiles()
+def test_deleted_segment_is_synced_before_commit(opened, files, monkeypatch):
     store = opened(files, durability={"fsync_every": "1h"})
     client = store.client()
     for msg_id in (A, B):
         client.write(msg_id, b"a")
         store.roll()
-    index = store._accounting.index
-    commit = index.commit
-    monkeypatch.setattr(index, "commit", lambda: (files.operations.append(("commit", "", 0)), commit()))
+    record_commits(monkeypatch, store, files)
     client.remove([A])
     files.operations.clear()
     store.roll()
@@ -553,8 +518,7 @@ def test_deleted_segment_is_synced_before_commit(opened, monkeypatch):
 
 
 @pytest.mark.parametrize("durability", ["fsync", {"fsync_every": "1h"}], ids=["at once", "later"])
-def test_new_segment_name_is_synced_before_messages(opened, durability):
-    files = RecordingFiles()
+def test_new_segment_name_is_synced_before_messages(opened, files, durability):
     store = opened(files, durability=durability)
     client = store.client()
     client.write(A, b"a")
@@ -569,20 +533,8 @@ def test_new_segment_name_is_synced_before_messages(opened, durability):
     assert "sync_directory" in names[names.index("create") :], "a power loss would take the segment with all that is in it"
 
 
-@pytest.mark.usefixtures("persistent")
-def test_uncommitted_bytes_with_late_sync_are_bounded(opened):
-    store = opened(durability={"fsync_every": "1h"}, max_unconfirmed="1MiB")
-    client = store.client()
-    client.write_many((id_of(number), b"body") for number in range(3000))
-    store.flush()
-    client.remove([id_of(number) for number in range(3000)])
-    assert store._flusher.uncommitted_bytes <= 2**20
-
-
 def test_write_buffer_of_many_clients_is_bounded(opened):
     store = opened(max_unconfirmed="1GiB")
     for first in range(0, 400, 4):
-        client = store.client()
-        for number in range(first, first + 4):
-            client.write(id_of(number), bytes(100 * 2**10))
+        store.client().write_many((id_of(number), bytes(100 * 2**10)) for number in range(first, first + 4))
     assert store._buffer.charged_bytes() < BUFFER_TARGET + 12 * 2**20

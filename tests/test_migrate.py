@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import msgstore
-from msgstore.cli.main import main
-
-
-def id_of(n: int) -> bytes:
-    return n.to_bytes(16, "big")
+from support import command, counts, counts_file, id_of
 
 
 def make(path: Path, index: str, *, killed: bool = False) -> dict[bytes, int]:
@@ -34,28 +30,20 @@ def make(path: Path, index: str, *, killed: bool = False) -> dict[bytes, int]:
 
 
 def migrate(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, ["migrate", *map(str, arguments), "--to", "v2", "--processes", "1"])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return command("migrate", *arguments, "--to", "v2", "--processes", "1", code=None)
 
 
 def counts_of(path: Path) -> dict[bytes, int]:
     with msgstore.open_store(path, mode="r") as store:
-        return {entry.msg_id: entry.references for entry in store.entries()}
+        return counts(store)
 
 
-@pytest.mark.parametrize("name", ["ets", "lmdb"])
-def test_counts_go_along(name: str, tmp_path: Path) -> None:
-    truth = make(tmp_path / "in", name)
+@pytest.mark.parametrize(("name", "killed"), [("ets", False), ("lmdb", False), ("lmdb", True)])
+def test_counts_go_along(name: str, killed: bool, tmp_path: Path) -> None:
+    truth = make(tmp_path / "in", name, killed=killed)
     assert migrate(tmp_path / "in", tmp_path / "out").exit_code == 0
     assert counts_of(tmp_path / "out") == truth
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
-
-
-def test_counts_of_a_killed_store_that_keeps_them(tmp_path: Path) -> None:
-    truth = make(tmp_path / "in", "lmdb", killed=True)
-    assert migrate(tmp_path / "in", tmp_path / "out").exit_code == 0
-    assert counts_of(tmp_path / "out") == truth
 
 
 @pytest.mark.parametrize(
@@ -69,8 +57,7 @@ def test_lost_counts_are_told(name: str, lost: str, tmp_path: Path) -> None:
     result = migrate(tmp_path / "in", tmp_path / "out")
     assert (result.exit_code, "its counts are lost" in result.stderr) == (2, True), result.output
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    (tmp_path / "counts").write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in truth.items()))
-    result = migrate(tmp_path / "in", tmp_path / "out", "--refcounts", tmp_path / "counts")
+    result = migrate(tmp_path / "in", tmp_path / "out", "--refcounts", counts_file(tmp_path / "counts", truth.items()))
     if lost:
         assert "messages that have references are not there" in result.stderr
     else:
@@ -86,26 +73,21 @@ def test_what_a_killed_migration_left_is_cleared_away(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
-def test_a_configuration_knows_the_record_types_of_a_directory_that_forgot_them(tmp_path: Path) -> None:
-    bound = {"format": {"use": "v2", "records": {"audit": 200}}, "record": "audit"}
-    with msgstore.open_store(tmp_path / "in", **bound) as store, store.client() as client:
-        client.write(id_of(1), b"one")
-    (tmp_path / "in" / "msgstore.json").unlink()
-    config = tmp_path / "c.toml"
-    config.write_text('[stores.a]\npath = "in"\nrecord = "audit"\nformat = { use = "v2", records = { audit = 200 } }\n')
-    result = migrate("a", tmp_path / "out", "--config", config)
-    assert (result.exit_code, counts_of(tmp_path / "out")) == (0, {id_of(1): 1}), result.output
+BOUND = "{ use = 'v2', records = { %s = %s } }"
 
 
-@pytest.mark.parametrize("record", ["audit", "checksum"])
-def test_the_record_types_that_a_directory_remembers(record: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("record", "forgets"), [("audit", False), ("checksum", False), ("audit", True)])
+def test_the_record_types_of_a_directory_or_a_configuration(record: str, forgets: bool, tmp_path: Path) -> None:
+    """The directory remembers them, or has forgotten them, and the configuration knows."""
     bound = {"format": {"use": "v2", "records": {record: 200}}, "record": record}
     with msgstore.open_store(tmp_path / "in", **bound) as store, store.client() as client:
         client.write(id_of(1), b"one")
+    if forgets:
+        (tmp_path / "in" / "msgstore.json").unlink()
     config = tmp_path / "c.toml"
-    options = f'record = "{record}"\nformat = {{ use = "v2", records = {{ {record} = {{}} }} }}\n'
-    config.write_text(f'[stores.a]\npath = "in"\n{options}')
-    for number, source in enumerate(([tmp_path / "in"], ["a"])):
-        more = ["--config", config] if number else []
-        result = migrate(*source, tmp_path / f"{number}", *more)
+    form = BOUND % (record, "200" if forgets else "{}")
+    config.write_text(f"[stores.a]\npath = 'in'\nrecord = '{record}'\nformat = {form}\n")
+    sources = [["a", "--config", config]] if forgets else [["a", "--config", config], [tmp_path / "in"]]
+    for number, (source, *more) in enumerate(sources):
+        result = migrate(source, tmp_path / f"{number}", *more)
         assert (result.exit_code, counts_of(tmp_path / f"{number}")) == (0, {id_of(1): 1}), result.output

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from msgstore.cli.main import main
 from msgstore.jobs.inputs import find_inputs
-from support import DATA, catalogue
+from support import DATA, catalogue, command, counts_file, json_of
 
 CLEAN = DATA / "rabbitmq-3.10" / "clean"
 VHOSTS = CLEAN / "msg_stores" / "vhosts"
@@ -26,9 +22,7 @@ Verb = Callable[[Path, Path], list[object]]
 
 def _deltas(room: Path) -> Path:
     """Counts with which everything agrees."""
-    path = room / "deltas.csv"
-    path.write_text(f"{'00' * 16},0\n")
-    return path
+    return counts_file(room / "deltas.csv", [(bytes(16), 0)])
 
 
 VERBS: dict[str, Verb] = {
@@ -45,15 +39,10 @@ VERBS: dict[str, Verb] = {
 }
 
 
-def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(main, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout
-
-
-def not_read(stdout: str) -> dict[tuple[str, str], dict[str, Any]]:
-    rows = [json.loads(line) for line in stdout.splitlines()]
-    return {(row["path"], row["what"]): row for row in rows if row.get("kind") == "not_read"}
+def not_read(*arguments: object) -> dict[tuple[str, str], tuple[int, int]]:
+    """(path, what) to (files, bytes), of a command that ends with 3."""
+    rows = [row for row in json_of(*arguments, code=3) if row.get("kind") == "not_read"]
+    return {(row["path"], row["what"]): (row["files"], row["size"]) for row in rows}
 
 
 def total(directory: Path, *patterns: str) -> tuple[int, int]:
@@ -84,8 +73,7 @@ def node(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("verb", VERBS)
 def test_verb_on_vhost_names_queues_and_exits_3(verb, tmp_path):
     queues = VHOST / "queues"
-    code, shown = run(*VERBS[verb](VHOST, tmp_path))
-    assert code == 3, f"{verb} did not say that something was left out"
+    shown = command(*VERBS[verb](VHOST, tmp_path), code=3).stdout
     for what in ("queue indexes", "queue stores"):
         assert [line for line in shown.splitlines() if line.startswith(f"{queues} ") and what in line], f"{what} are not named"
 
@@ -93,10 +81,7 @@ def test_verb_on_vhost_names_queues_and_exits_3(verb, tmp_path):
 @pytest.mark.parametrize("verb", VERBS)
 def test_verb_on_node_emits_all_as_json(verb, node, tmp_path):
     queues = node / "msg_stores" / "vhosts" / VHOST.name / "queues"
-    code, printed = run(*VERBS[verb](node, tmp_path), "--json")
-    assert code == 3
-    found = {key: (row["files"], row["size"]) for key, row in not_read(printed).items()}
-    assert found == {
+    assert not_read(*VERBS[verb](node, tmp_path)) == {
         (str(queues), "queue indexes"): total(queues, "*.idx", "*.qi", "journal.jif"),
         (str(queues), "queue stores"): total(queues, "*.qs"),
         (str(node / "quorum"), "quorum queues"): (3, 820 + 5904 + 2372),
@@ -106,39 +91,27 @@ def test_verb_on_node_emits_all_as_json(verb, node, tmp_path):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_store_given_directly_is_alone(verb, tmp_path):
-    code, shown = run(*VERBS[verb](STORE, tmp_path))
-    assert (code, "not read" in shown) == (0, False)
+    assert "not read" not in command(*VERBS[verb](STORE, tmp_path)).stdout
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "migrate"])
 def test_damage_beats_what_was_not_read(verb, node, tmp_path):
     segment = node / "msg_stores" / "vhosts" / VHOST.name / STORE.name / "0.rdq"
     segment.write_bytes(segment.read_bytes() + b"\0\0\0\1torn")
-    code, shown = run(*VERBS[verb](node, tmp_path))
-    assert code == 1
-    assert str(node / "quorum") in shown
+    assert str(node / "quorum") in command(*VERBS[verb](node, tmp_path), code=1).stdout
 
 
 def test_glob_of_vhosts_names_their_queues():
-    code, printed = run("inventory", VHOSTS / "*", "--json")
-    assert code == 3
-    assert {path for path, _ in not_read(printed)} == {str(vhost / "queues") for vhost in VHOSTS.iterdir()}
-
-
-def test_glob_of_stores_searches_no_siblings():
-    assert run("inventory", VHOSTS / "*" / "msg_store_persistent")[0] == 0
+    found = not_read("inventory", VHOSTS / "*")
+    assert {path for path, _ in found} == {str(vhost / "queues") for vhost in VHOSTS.iterdir()}
+    command("inventory", VHOSTS / "*" / "msg_store_persistent")  # a glob of stores searches no siblings
 
 
 def test_tree_of_own_stores_exits_0(tmp_path):
     for name in ("queues", "quorum", "stream"):
-        run("put", _made(tmp_path / "tree" / name), "00" * 16)
-    code, shown = run("inventory", tmp_path / "tree")
-    assert (code, "not read" in shown) == (0, False)
-
-
-def _made(path: Path) -> Path:
-    path.mkdir(parents=True)
-    return path
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        command("put", tmp_path / "tree" / name, "00" * 16)
+    assert "not read" not in command("inventory", tmp_path / "tree").stdout
 
 
 def test_one_directory_given_twice_counts_once(node):
@@ -148,11 +121,10 @@ def test_one_directory_given_twice_counts_once(node):
 
 @pytest.mark.parametrize("verb", ["info", "ls"])
 def test_verb_of_one_store_names_those_beneath(verb, node):
-    result = CliRunner().invoke(main, [verb, str(node)])
-    assert result.exit_code == 2
+    result = command(verb, node, code=2)
     assert str(node / "quorum") in result.stderr
     assert f"{VHOST.name}/msg_store_persistent" in result.stderr
 
 
 def test_verify_of_several_stores_refuses_counts(node, tmp_path):
-    assert run("verify", node, "--refcounts", _deltas(tmp_path))[0] == 2
+    command("verify", node, "--refcounts", _deltas(tmp_path), code=2)

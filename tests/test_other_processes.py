@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,73 +21,73 @@ from msgstore.engine.read import reader
 from msgstore.engine.read import segment_file_cache as found_files
 from msgstore.engine.read import writer_tracker as following
 from msgstore.writer_lock import WriterLock
-from other_process import KEPT, RECORD, SMALL, body_of
-from support import Cell
+from other_process import KEPT, SMALL, body_of, load, obey
+from support import Cell, until
 
-PROGRAM = Path(__file__).with_name("other_process.py")
 LIVE = [Cell("lmdb", "v1"), Cell("lmdb", "v2"), Cell("lmdb", "v2", "checksum")]
 CONFIRMS = 4000
 """Of each writer at full speed."""
+SPAWN = multiprocessing.get_context("spawn")
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="LMDB's readers and kill -9 are tried on POSIX only")
 
 
-class Load:
+class Child:
+    """A process that runs a function of other_process.py, and this end of its pipe."""
+
+    def __init__(self, target: Callable[..., None], *arguments: object, duplex: bool) -> None:
+        self.pipe, theirs = SPAWN.Pipe(duplex)
+        self._process = SPAWN.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def end(self) -> None:
+        self.kill()
+        self.pipe.close()
+
+
+class Load(Child):
     """A writer at full speed, and what it has told so far."""
 
     def __init__(self, path: Path, cell: Cell, *, confirms: int = CONFIRMS, seed: str = "0") -> None:
-        command = [sys.executable, PROGRAM, "load", path, json.dumps(cell.keys), str(confirms), seed]
-        self._child = subprocess.Popen(command, stdout=subprocess.PIPE)
-        self._rest = b""
+        super().__init__(load, path, cell.keys, confirms, seed, duplex=False)
         self.alive: set[bytes] = set()
         """Confirmed, and nobody was about to remove it."""
         self.dead: set[bytes] = set()
         """Removed, and a flush has returned since."""
         self._going: set[bytes] = set()
         self.confirmed = 0
-        self.open = self.finished = False
+        self.told: set[str] = set()
+
+    @property
+    def finished(self) -> bool:
+        return "closed" in self.told
 
     def hear(self) -> None:
         """Everything that was told before this call."""
-        os.set_blocking(self._child.stdout.fileno(), False)
-        while data := self._read():
-            data = self._rest + data
-            whole = len(data) // RECORD * RECORD
-            self._rest = data[whole:]
-            for at in range(0, whole, RECORD):
-                self._note(data[at : at + 1], data[at + 1 : at + RECORD])
+        with contextlib.suppress(EOFError):
+            while self.pipe.poll():
+                what, told = self.pipe.recv()
+                self.told.add(what)
+                if what == "confirmed":
+                    self.confirmed += len(told)
+                    self.alive.update(set(told) - self._going - self.dead)
+                elif what == "going":
+                    self.alive.difference_update(told)
+                    self._going.update(told)
+                elif what == "removed":
+                    self._going.difference_update(told)
+                    self.dead.update(told)
 
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._child.stdout.fileno(), 2**20)
-        except BlockingIOError:
-            return b""
-
-    def _note(self, letter: bytes, msg_id: bytes) -> None:
-        if letter == b"C":
-            self.confirmed += 1
-            if msg_id not in self._going and msg_id not in self.dead:
-                self.alive.add(msg_id)
-        elif letter == b"R":
-            self.alive.discard(msg_id)
-            self._going.add(msg_id)
-        elif letter == b"D":
-            self._going.discard(msg_id)
-            self.dead.add(msg_id)
-        self.open |= letter == b"O"
-        self.finished |= letter == b"F"
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        while not condition():
+    def wait(self, what: str) -> None:
+        while what not in self.told:
             self.hear()
-            assert self._child.poll() is None or condition(), f"the writer ended: {self._child.returncode}"
-
-    def hold_until(self, condition: Callable[[], bool]) -> None:
-        """Without hearing anything."""
-        latest = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < latest
-            time.sleep(0.005)  # other processes need the time
+            assert self._process.is_alive() or what in self.told, f"the writer ended: {self._process.exitcode}"
 
     def check(self, client: msgstore.Client, chance: random.Random) -> None:
         """One of the three ways to read, of ids that were confirmed or removed before."""
@@ -114,33 +111,23 @@ class Load:
         assert not missing, f"{len(missing)} confirmed messages were not found"
 
     def kill(self) -> None:
-        os.kill(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        super().kill()
         self.hear()
 
-    def end(self) -> None:
-        self._child.kill()
-        self._child.wait()
-        self._child.stdout.close()
 
-
-class Other:
+class Other(Child):
     """A process that does what it is told."""
 
     def __init__(self) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, PROGRAM, "obey"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.pid = self._child.pid
+        super().__init__(obey, duplex=True)
 
     def tell(self, code: str) -> None:
-        self._child.stdin.write(json.dumps(code) + "\n")
-        self._child.stdin.flush()
+        self.pipe.send(code)
 
     def answer(self) -> Any:
-        answer = json.loads(self._child.stdout.readline())
-        assert not answer.startswith("raised"), answer
-        return ast.literal_eval(answer)
+        raised, value = self.pipe.recv()
+        assert not raised, raised
+        return value
 
     def do(self, code: str) -> Any:
         self.tell(code)
@@ -150,44 +137,46 @@ class Other:
         keys = {"gc_interval": 0} | keys  # it collects when it is told to
         self.do(f"store = msgstore.open_store({str(path)!r}, **{keys!r}); client = store.client(); None")
 
-    def write(self, numbers: range, more: str = "") -> None:
-        self.do(f"for n in {numbers!r}: client.write(n.to_bytes(16), body_of(n.to_bytes(16)))\nstore.flush(); None{more}")
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        self._child.wait()
-
-    def end(self) -> None:
-        self._child.kill()
-        self._child.wait()
-        self._child.stdin.close()
-        self._child.stdout.close()
+    def write(self, numbers: range) -> None:
+        self.do(f"for n in {numbers!r}: client.write(n.to_bytes(16), body_of(n.to_bytes(16)))\nstore.flush(); None")
 
 
 @pytest.fixture
-def others() -> Iterator[Callable[[], Other]]:
-    made: list[Other] = []
-
-    def make() -> Other:
-        made.append(Other())
-        return made[-1]
-
-    yield make
-    for other in made:
-        other.end()
+def children() -> Iterator[Callable[[Child], Any]]:
+    """Ends these processes when the test ends."""
+    made: list[Child] = []
+    yield lambda child: (made.append(child), child)[1]
+    for child in made:
+        child.end()
 
 
 @pytest.fixture
-def loads() -> Iterator[Callable[..., Load]]:
-    made: list[Load] = []
+def others(children: Callable[[Child], Any]) -> Callable[[], Other]:
+    return lambda: children(Other())
 
-    def make(*arguments: Any, **options: Any) -> Load:
-        made.append(Load(*arguments, **options))
-        return made[-1]
 
-    yield make
-    for load in made:
-        load.end()
+@pytest.fixture
+def writer(others: Callable[[], Other]) -> Other:
+    return others()
+
+
+@pytest.fixture
+def loads(children: Callable[[Child], Any]) -> Callable[..., Load]:
+    return lambda *arguments, **options: children(Load(*arguments, **options))
+
+
+def reading(path: Path, index: str = "lmdb") -> msgstore.Store:
+    return msgstore.open_store(path, mode="r", index=index)
+
+
+@pytest.fixture
+def beside_ten(tmp_path: Path, writer: Other) -> Iterator[tuple[Other, msgstore.Store, msgstore.Client]]:
+    """A writer of ten messages, a reader of its store, and the reader's client."""
+    writer.open(tmp_path, index="lmdb")
+    writer.write(range(10))
+    with reading(tmp_path) as store, store.client() as client:
+        assert client.read_many(ids(range(10))) == bodies(range(10))
+        yield writer, store, client
 
 
 def ids(numbers: range) -> list[bytes]:
@@ -218,26 +207,26 @@ read_all()
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LIVE, ids=str)
 def test_readers_beside_fast_writer_find_confirmed_messages(kind, tmp_path, others, loads):
-    load = loads(tmp_path / "store", kind)
-    load.wait(lambda: load.open)
+    writing = loads(tmp_path / "store", kind)
+    writing.wait("open")
     path, stop = str(tmp_path / "store"), str(tmp_path / "stop")
     readers = {tmp_path / "reading-1": others(), tmp_path / "reading-2": others()}
-    for reading, other in readers.items():
-        other.tell(READ_ALL.format(path=path, keys=kind.keys, stop=stop, reading=str(reading)))
+    for reads, other in readers.items():
+        other.tell(READ_ALL.format(path=path, keys=kind.keys, stop=stop, reading=str(reads)))
     # The writer does not get far before they are there: nobody hears what it has to tell, and the pipe is full.
-    load.hold_until(lambda: all(reading.exists() for reading in readers))
+    until(lambda: all(path.exists() for path in readers))
     chance, checks = random.Random(str(kind)), 0
     with msgstore.open_store(path, mode="r", **kind.keys) as store, store.client() as client:
-        while not load.finished:
-            load.check(client, chance)
+        while not writing.finished:
+            writing.check(client, chance)
             checks += 1
-        load.check(client, chance)
-        assert {entry.msg_id for entry in store.entries()} == load.alive
-        assert store.stats().messages == len(load.alive) <= KEPT
+        writing.check(client, chance)
+        assert {entry.msg_id for entry in store.entries()} == writing.alive
+        assert store.stats().messages == len(writing.alive) <= KEPT
         assert len(files_of(store)._open) <= found_files.MAX_OPEN
     (tmp_path / "stop").touch()
     assert all(other.answer() > 0 for other in readers.values())
-    assert load.confirmed >= CONFIRMS
+    assert writing.confirmed >= CONFIRMS
     assert checks > 20
 
 
@@ -252,28 +241,27 @@ def test_reader_survives_killed_writers(kind, tmp_path, loads, monkeypatch):
     dead: set[bytes] = set()
     with msgstore.open_store(tmp_path / "store", mode="r", **kind.keys) as store, store.client() as client:
         for round_ in range(8):
-            load = loads(tmp_path / "store", kind, seed=str(round_), confirms=10**9 if round_ % 4 else 200)
-            load.alive, load.dead = alive, dead
-            enough = load.confirmed + chance.randrange(1, 400)
-            while not load.finished and load.confirmed < enough:
-                load.check(client, chance)
-            if not load.finished:
-                load.kill()
+            writing = loads(tmp_path / "store", kind, seed=str(round_), confirms=10**9 if round_ % 4 else 200)
+            writing.alive, writing.dead = alive, dead
+            enough = writing.confirmed + chance.randrange(1, 400)
+            while not writing.finished and writing.confirmed < enough:
+                writing.check(client, chance)
+            if not writing.finished:
+                writing.kill()
             for _ in range(5):  # nobody writes, and the lock names a dead process
-                load.check(client, chance)
-            assert load.alive <= {entry.msg_id for entry in store.entries()}
-            alive, dead = load.alive, load.dead
+                writing.check(client, chance)
+            assert writing.alive <= {entry.msg_id for entry in store.entries()}
+            alive, dead = writing.alive, writing.dead
             # What was about to be removed or confirmed may be there or not; from now on it is what it is.
             alive |= {entry.msg_id for entry in store.entries()}
             dead -= alive
 
 
-def test_reader_of_empty_directory_sees_first_writer(tmp_path, others):
+def test_reader_of_empty_directory_sees_first_writer(tmp_path, writer):
     (tmp_path / "store").mkdir()
-    with msgstore.open_store(tmp_path / "store", mode="r", index="lmdb") as store, store.client() as client:
+    with reading(tmp_path / "store") as store, store.client() as client:
         assert store.stats().messages == 0
         assert not client.contains(bytes(16))
-        writer = others()
         writer.open(tmp_path / "store", index="lmdb")
         assert (store.stats().messages, store.stats().recovery.how) == (0, "live")
         writer.write(range(50))
@@ -292,7 +280,7 @@ def test_reader_follows_compaction_migration_and_reopening(tmp_path, others):
     writer = others()
     writer.open(path, index="lmdb", format="v1", **SMALL)
     writer.write(range(500))
-    with msgstore.open_store(path, mode="r", index="lmdb") as store, store.client() as client:
+    with reading(path) as store, store.client() as client:
         with pytest.raises(msgstore.StoreReadOnly):
             client.write(bytes(16), b"")
         with pytest.raises(msgstore.StoreReadOnly):
@@ -325,7 +313,7 @@ def test_reader_follows_compaction_migration_and_reopening(tmp_path, others):
         writer.do("store.close()")
         assert store.stats().messages == 100
         assert sum(segment.live_count for segment in store.segments()) == 100
-    with msgstore.open_store(path, mode="r", index="lmdb") as store:
+    with reading(path) as store:
         assert store.stats().recovery.how == "trust"
 
 
@@ -350,13 +338,12 @@ def in_between(store: msgstore.Store, action: Callable[[], object], *, times: in
 
 
 @pytest.fixture
-def beside(tmp_path, others):
+def beside(tmp_path, writer):
     """A writer with 20 messages of 300 bytes, of which the even ones are removed, and a reader."""
-    writer = others()
     writer.open(tmp_path, index="lmdb")
     writer.do("for n in range(20): client.write(bytes([n, 3]) * 8, body_of(bytes([n, 3]) * 8))\nstore.roll()")
     writer.do("client.remove(bytes([n, 3]) * 8 for n in range(0, 20, 2)); store.flush()")
-    with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
+    with reading(tmp_path) as store, store.client() as client:
         assert client.contains(LAST)
         yield writer, store, client
 
@@ -426,14 +413,14 @@ def test_damaged_record_beside_writer_names_place(beside):
 @pytest.mark.slow
 def test_threads_of_one_reader_find_bodies(tmp_path, loads):
     cell = LIVE[1]
-    load = loads(tmp_path / "store", cell, confirms=CONFIRMS // 2)
-    load.wait(lambda: load.open)
+    writing = loads(tmp_path / "store", cell, confirms=CONFIRMS // 2)
+    writing.wait("open")
     wrong: list[object] = []
     with msgstore.open_store(tmp_path / "store", mode="r", **cell.keys) as store, store.client() as client:
 
         def read() -> None:
             try:
-                while not load.finished:
+                while not writing.finished:
                     found = {entry.msg_id for entry in store.entries()}
                     for msg_id in found:
                         with contextlib.suppress(msgstore.MessageNotFound):
@@ -445,7 +432,7 @@ def test_threads_of_one_reader_find_bodies(tmp_path, loads):
             threads = [threading.Thread(target=read) for _ in range(4)]
             for thread in threads:
                 thread.start()
-            load.wait(lambda: load.finished)
+            writing.wait("closed")
             for thread in threads:
                 thread.join()
     assert wrong == []
@@ -455,7 +442,7 @@ def test_growing_lmdb_map_is_followed(tmp_path, others):
     keys = {"index": {"use": "lmdb", "map_size": "1MiB"}}
     writer = others()
     writer.open(tmp_path, **keys)
-    with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
+    with reading(tmp_path) as store, store.client() as client:
         for begin in range(0, 40_000, 10_000):
             writer.do(f"for n in range({begin}, {begin + 10_000}): client.write(n.to_bytes(16, 'little'), b'x')\nstore.flush()")
             newest = (begin + 9_999).to_bytes(16, "little")
@@ -524,79 +511,67 @@ def test_writer_lock_excludes_and_outlives_no_process(tmp_path, others):
         first, second = second, others()
 
 
-def test_reader_with_ets_index_is_refused(tmp_path, others):
-    writer = others()
+def test_reader_with_ets_index_is_refused(tmp_path, writer):
     writer.open(tmp_path, index="ets")
     with pytest.raises(
         msgstore.StoreLocked, match=f'process {writer.pid} .* A store with index = "lmdb" can be read'
     ) as caught:
-        msgstore.open_store(tmp_path, mode="r", index="ets")
+        reading(tmp_path, "ets")
     assert caught.value.pid == writer.pid
     with pytest.raises(msgstore.StoreMismatch, match="kept with the index 'ets' now"):
-        msgstore.open_store(tmp_path, mode="r", index="lmdb")
+        reading(tmp_path)
     writer.do("store.close()")
-    with msgstore.open_store(tmp_path, mode="r", index="ets") as store:
+    with reading(tmp_path, "ets") as store:
         assert store.stats().messages == 0
 
 
-def test_writer_with_another_index_stops_reader(tmp_path, others):
+def test_writer_with_another_index_stops_reader(tmp_path, beside_ten):
+    writer, store, client = beside_ten
+    writer.do("store.close()")
+    writer.open(tmp_path, index="ets")
+    writer.do("client.remove([bytes(16)]); store.flush()")
+    for call in (lambda: client.contains(bytes(16)), store.stats, lambda: client.read_many([])):
+        with pytest.raises(msgstore.StoreMismatch, match="kept with the index 'ets' now"):
+            call()
+    writer.do("store.close()")
+    writer.open(tmp_path, index="lmdb")
+    assert client.read_many(ids(range(10))) == bodies(range(1, 10))
+
+
+def test_reader_follows_a_replaced_index(tmp_path, beside_ten, others):
+    writer, _, client = beside_ten
+    writer.kill()
+    data = tmp_path / "msgstore-lmdb" / "data.mdb"
+    damaged = data.with_name("damaged")
+    damaged.write_bytes(b"not LMDB's" * 1000)
+    damaged.replace(data)
     writer = others()
     writer.open(tmp_path, index="lmdb")
-    writer.write(range(10))
-    with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
-        assert client.read_many(ids(range(10))) == bodies(range(10))
-        writer.do("store.close()")
-        writer.open(tmp_path, index="ets")
-        writer.do("client.remove([bytes(16)]); store.flush()")
-        for call in (lambda: client.contains(bytes(16)), store.stats, lambda: client.read_many([])):
-            with pytest.raises(msgstore.StoreMismatch, match="kept with the index 'ets' now"):
-                call()
-        writer.do("store.close()")
-        writer.open(tmp_path, index="lmdb")
-        assert client.read_many(ids(range(10))) == bodies(range(1, 10))
+    assert (tmp_path / "msgstore-lmdb.damaged-1").is_dir()
+    writer.write(range(10, 20))
+    assert client.read_many(ids(range(20))) == bodies(range(20))
 
 
-def test_reader_follows_a_replaced_index(tmp_path, others):
-    writer = others()
-    writer.open(tmp_path, index="lmdb")
-    writer.write(range(10))
-    with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
-        assert client.read_many(ids(range(10))) == bodies(range(10))
-        writer.kill()
-        data = tmp_path / "msgstore-lmdb" / "data.mdb"
-        damaged = data.with_name("damaged")
-        damaged.write_bytes(b"not LMDB's" * 1000)
-        damaged.replace(data)
-        writer = others()
-        writer.open(tmp_path, index="lmdb")
-        assert (tmp_path / "msgstore-lmdb.damaged-1").is_dir()
-        writer.write(range(10, 20))
-        assert client.read_many(ids(range(20))) == bodies(range(20))
-
-
-def test_reader_waits_for_an_opening_writer(tmp_path, others, monkeypatch):
-    writer = others()
-    writer.open(tmp_path, index="lmdb")
-    writer.write(range(10))
-    with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
-        writer.do("store.close(); from pathlib import Path; from msgstore.writer_lock import WriterLock")
-        writer.do(f"lock = WriterLock(Path({str(tmp_path)!r}))")
-        monkeypatch.setattr(following, "OPENING_TIMEOUT_SECONDS", 0.05)
-        with pytest.raises(msgstore.StoreLocked, match=f"process {writer.pid} has been opening the store") as caught:
-            client.contains(bytes(16))
-        assert caught.value.pid == writer.pid
-        with pytest.raises(msgstore.StoreLocked, match="has been opening"):
-            msgstore.open_store(tmp_path, mode="r", index="lmdb")
-        monkeypatch.undo()
-        begin = time.monotonic()
-        writer.tell("import time; time.sleep(0.2); lock.opened()")  # it is opening for longer than a reader takes to ask
-        assert client.contains(bytes(16))
-        assert time.monotonic() - begin > 0.1
-        writer.answer()
-        # Killed while it was opening: what it found is still right.
-        writer.do(f"lock.release(); lock = WriterLock(Path({str(tmp_path)!r})); None")
-        writer.kill()
-        assert client.contains(bytes(16))
+def test_reader_waits_for_an_opening_writer(tmp_path, beside_ten, monkeypatch):
+    writer, _, client = beside_ten
+    writer.do(f"from msgstore.writer_lock import WriterLock; path = Path({str(tmp_path)!r})")
+    writer.do("store.close(); lock = WriterLock(path)")
+    monkeypatch.setattr(following, "OPENING_TIMEOUT_SECONDS", 0.05)
+    with pytest.raises(msgstore.StoreLocked, match=f"process {writer.pid} has been opening the store") as caught:
+        client.contains(bytes(16))
+    assert caught.value.pid == writer.pid
+    with pytest.raises(msgstore.StoreLocked, match="has been opening"):
+        reading(tmp_path)
+    monkeypatch.undo()
+    begin = time.monotonic()
+    writer.tell("import time; time.sleep(0.2); lock.opened()")  # it is opening for longer than a reader takes to ask
+    assert client.contains(bytes(16))
+    assert time.monotonic() - begin > 0.1
+    writer.answer()
+    # Killed while it was opening: what it found is still right.
+    writer.do("lock.release(); lock = WriterLock(path)")
+    writer.kill()
+    assert client.contains(bytes(16))
 
 
 STOP_AFTER_THREE_COMMITS = """
@@ -611,61 +586,56 @@ LmdbIndex.commit = stop
 """
 
 
-def test_reader_refuses_a_half_rebuilt_index(tmp_path, others):
-    writer = others()
+def test_reader_refuses_a_half_rebuilt_index(tmp_path, writer, others):
     writer.open(tmp_path, index="lmdb", **SMALL)
     writer.write(range(200))
-    with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
+    with reading(tmp_path) as store, store.client() as client:
         assert len(client.read_many(ids(range(200)))) == 200
         writer.do("store.close()")
         (tmp_path / "file_summary.ets").touch()  # RabbitMQ was here
         writer.do(STOP_AFTER_THREE_COMMITS)
         writer.tell(f"msgstore.open_store({str(tmp_path)!r}, index='lmdb')")
-        writer._child.wait(30)
+        writer._process.join(30)
         with pytest.raises(msgstore.StoreError, match="the last writer was stopped while it rebuilt it"):
             client.read(bytes(16))
-        second = others()
-        second.open(tmp_path, index="lmdb")
+        others().open(tmp_path, index="lmdb")
         assert len(client.read_many(ids(range(200)))) == 200
 
 
-def test_reader_without_lock_permission_is_refused(tmp_path, others, monkeypatch):
-    writer = others()
+def test_reader_without_lock_permission_is_refused(tmp_path, writer, monkeypatch):
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(msgstore.StoreIOError, match=r"readers must be registered there"):
-        msgstore.open_store(tmp_path, mode="r", index="lmdb")
+        reading(tmp_path)
     writer.do("store.close()")
-    with msgstore.open_store(tmp_path, mode="r", index="lmdb") as store, store.client() as client:
+    with reading(tmp_path) as store, store.client() as client:
         assert client.read_many(ids(range(10))) == bodies(range(10))
         writer.open(tmp_path, index="lmdb")
         with pytest.raises(msgstore.StoreError, match=r"cannot read beside it: .* readers must be registered there"):
             client.read(bytes(16))
 
 
-def test_reading_verbs_beside_writer_work(tmp_path, others):
-    writer, tool = others(), others()
+def test_reading_verbs_beside_writer_work(tmp_path, writer, others):
+    tool = others()
     writer.open(tmp_path, index="lmdb")
     writer.write(range(10))
-    tool.do("from click.testing import CliRunner; from msgstore.cli.main import main")
+    tool.do("from support import command")
 
-    def run(*arguments: str) -> tuple[int, str]:
-        return tool.do(f"r = CliRunner().invoke(main, {list(arguments)!r}); (r.exit_code, r.output)")
+    def run(*arguments: object, code: int = 0) -> str:
+        return tool.do(f"command(*{list(map(str, arguments))!r}, code={code}).output")
 
-    path = str(tmp_path)
-    assert json.loads(run("info", "--json", path)[1])["recovery"]["how"] == "live"
-    assert len(run("ls", path)[1].splitlines()) == 11
-    assert run("get", path, ids(range(3, 4))[0].hex())[0] == 0
-    code, said = run("verify", path)
-    assert (code, f"process {writer.pid} has the store open for writing" in said) == (2, True)
+    assert json.loads(run("info", "--json", tmp_path))["recovery"]["how"] == "live"
+    assert len(run("ls", tmp_path).splitlines()) == 11
+    run("get", tmp_path, ids(range(3, 4))[0].hex())
+    assert f"process {writer.pid} has the store open for writing" in run("verify", tmp_path, code=2)
 
 
 def test_second_store_in_process_is_refused(tmp_path):
     """LMDB cannot be opened twice in one process; and a writer in this process is no other process."""
     with msgstore.open_store(tmp_path, index="lmdb"), pytest.raises(msgstore.StoreLocked, match="this process"):
-        msgstore.open_store(tmp_path, mode="r", index="lmdb")
+        reading(tmp_path)
     lock = WriterLock(tmp_path)
     with pytest.raises(msgstore.StoreLocked, match="this process"):
-        msgstore.open_store(tmp_path, mode="r", index="lmdb")
+        reading(tmp_path)
     lock.release()

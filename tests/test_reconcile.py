@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import random
 import sys
@@ -15,33 +13,24 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import msgstore
-from msgstore.builtin.options import LocalOptions
-from msgstore.cli.main import main
 from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
 from msgstore.jobs.counts import read_counts, sums_of
 from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
-from msgstore.jobs.local.runner import LocalRunner
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, failing, json_of, run_job
 
 Rows = list[tuple[bytes, int]]
 
 
 def run(sources: list[Path], deltas: list[Path], to: Path | None = None, processes: int = 1) -> ReconcileReport:
-    return LocalRunner(LocalOptions(processes=processes)).reconcile(plan_reconcile(catalogue(), sources, deltas, to=to))
-
-
-def write_lines(path: Path, rows: Rows) -> Path:
-    path.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in rows))
-    return path
+    return run_job(plan_reconcile(catalogue(), sources, deltas, to=to), processes)
 
 
 def write_parquet(path: Path, rows: Rows) -> Path:
@@ -80,15 +69,17 @@ def test_real_directories_with_every_write_and_remove_of_their_history(name, tmp
     ]
     random.Random(name).shuffle(history)
     half = len(history) // 2
-    files = [write_lines(tmp_path / "a.csv", history[:half]), write_parquet(tmp_path / "b.parquet", history[half:])]
+    files = [counts_file(tmp_path / "a.csv", history[:half]), write_parquet(tmp_path / "b.parquet", history[half:])]
     source = DATA / "msg-store" / name / "store"
     report = run([source], files, tmp_path / "to", processes=2)
 
-    there = {row["id"]: row["size"] for row in scanned(source)}
+    sizes: Counter[bytes] = Counter()
+    for row in scanned(source):
+        sizes[row["id"]] += row["size"]
     sums: Counter[bytes] = Counter()
     for msg_id, change in history:
         sums[msg_id] += change
-    truth = classes_of(sums, set(there))
+    truth = classes_of(sums, set(sizes))
     assert {i for i, _ in truth["live"]} >= real.live.keys()
     lost = {bytes.fromhex(message["id"]) for message in real.manifest["messages"] if not message["confirmed"]}
     assert {i for i, _ in truth["dangling"]} - lost == ({real.torn_id} if real.torn_id else set())
@@ -96,9 +87,6 @@ def test_real_directories_with_every_write_and_remove_of_their_history(name, tmp
         assert written(tmp_path / "to", which) == truth[which]
     assert {which: found.ids for which, found in report.classes.items()} == {which: len(truth[which]) for which in truth}
     assert report.changes == len(history)
-    sizes: Counter[bytes] = Counter()
-    for row in scanned(source):
-        sizes[row["id"]] += row["size"]
     assert report.classes["orphan"].size == sum(sizes[i] for i, _ in truth["orphan"])
     assert report.classes["live"].references == sum(count for _, count in truth["live"])
     assert bool(report.damage) == ("torn" in real.manifest)
@@ -106,8 +94,7 @@ def test_real_directories_with_every_write_and_remove_of_their_history(name, tmp
 
 
 def scanned(source: Path) -> list[dict]:
-    result = CliRunner().invoke(main, ["scan", "--json", str(source)])
-    segments = [json.loads(line) for line in result.stdout.splitlines()]
+    segments = json_of("scan", source, code=None)
     rows = [row for segment in segments for row in segment["records"] + segment["duplicates"]]
     return [{"id": bytes.fromhex(row["id"]), "size": row["size"]} for row in rows]
 
@@ -116,7 +103,7 @@ def test_records_of_a_third_party(tmp_path):
     with msgstore.open_store(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
         for n in range(20):
             client.write(bytes([n]) * 16, b"body")
-    report = run([tmp_path / "store"], [write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, n % 3) for n in range(21)])])
+    report = run([tmp_path / "store"], [counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, n % 3) for n in range(21)])])
     assert {name: found.ids for name, found in report.classes.items() if found.ids} == {
         "live": 13,
         "orphan": 7,
@@ -127,7 +114,7 @@ def test_records_of_a_third_party(tmp_path):
 
 def test_damage_is_reported_and_records_behind_it_count(tmp_path):
     source = DATA / "msg-store" / "v2_corrupt" / "type0_byte"
-    report = run([source], [write_lines(tmp_path / "d.csv", [])])
+    report = run([source], [counts_file(tmp_path / "d.csv", [])])
     assert len(scanned(source)) == 3
     assert (report.classes["orphan"].ids, report.classes["orphan"].size) == (5, 682)
     assert [(spot.offset, spot.size, spot.reason) for spot in report.damage] == [(478, 1, "unrecognised_record_type")]
@@ -136,10 +123,10 @@ def test_damage_is_reported_and_records_behind_it_count(tmp_path):
 
 def test_a_segment_that_cannot_be_read_is_damage_as_a_whole(tmp_path):
     source = RealDirectory.load("v2_clean").copy(tmp_path)
-    job = plan_reconcile(catalogue(), [source], [write_lines(tmp_path / "d.csv", [])])
+    job = plan_reconcile(catalogue(), [source], [counts_file(tmp_path / "d.csv", [])])
     gone = Path(job.found.inputs[0].path)
     gone.unlink()
-    report = LocalRunner(LocalOptions(processes=1)).reconcile(job)
+    report = run_job(job)
     assert [(spot.path, spot.reason) for spot in report.damage] == [(str(gone), "unreadable: No such file or directory")]
     assert report.classes["orphan"].ids > 0
 
@@ -173,7 +160,7 @@ def read(shares: Iterable[DeltaShare]) -> Rows:
 
 def test_the_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
     monkeypatch.delattr("msgstore.jobs.deltas.read_lines")
-    path = write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, n - 50) for n in range(100)])
+    path = counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, n - 50) for n in range(100)])
     path.write_text("id,count\n" + path.read_text())
     assert read(find_shares([path], 300)) == [(bytes([n]) * 16, n - 50) for n in range(100)]
 
@@ -320,29 +307,26 @@ def test_a_damaged_page_is_one_of_a_file(tmp_path):
     path.write_bytes(whole[:4] + bytes(8) + whole[12:])
     store = RealDirectory.load("v2_clean").copy(tmp_path)
     for verb in (("reconcile", store, "--deltas", path), ("inventory", store, "--refcounts", path)):
-        result = CliRunner().invoke(main, [*map(str, verb), "--processes", "1"])
-        assert (result.exit_code, result.stdout) == (2, "")
+        result = command(*verb, "--processes", "1", code=2)
+        assert result.stdout == ""
         assert f"msgstore: {path}: is not Parquet with the columns" in result.stderr
 
 
 def test_what_the_disk_does_not_give_is_no_fault_of_parquet(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "d.parquet", [(b"i" * 16, 1)])
 
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", failing)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", failing())
     for reading in (lambda: read(find_shares([path])), lambda: list(read_counts(path))):
         with pytest.raises(StoreIOError, match=f"^{path}: Input/output error"):
             reading()
 
 
-@pytest.mark.parametrize("write", [write_lines, lambda path, rows: pq.write_table(counts_of(pa.int64(), rows), path)])
+@pytest.mark.parametrize("write", [counts_file, lambda path, rows: pq.write_table(counts_of(pa.int64(), rows), path)])
 def test_sums_are_what_they_are_at_the_end(tmp_path, write):
     ids = [bytes([n]) * 16 for n in range(3)]
     rows = [(ids[0], 2**62), (ids[1], 3), (ids[0], 2**62), (ids[2], -(2**63)), (ids[0], 5 - 2**63), (ids[2], -(2**63))]
     for n, some in enumerate((rows, rows[::-1])):
-        write(tmp_path / f"{n}.parquet" if write is not write_lines else tmp_path / f"{n}.csv", some)
+        write(tmp_path / f"{n}.parquet" if write is not counts_file else tmp_path / f"{n}.csv", some)
     for path in tmp_path.iterdir():
         assert sums_of(path) == {ids[0]: 5, ids[1]: 3, ids[2]: -(2**64)}
         write(path, [*rows, (ids[0], 2**48 - 4)])
@@ -352,8 +336,8 @@ def test_sums_are_what_they_are_at_the_end(tmp_path, write):
 
 def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
     rows = [(b"i" * 16, 1)]
-    lines, parquet = write_lines(tmp_path / "d.csv", rows), write_parquet(tmp_path / "part-0", rows)
-    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.deltas", "msgstore.jobs.reading.parquet_files"):
+    lines, parquet = counts_file(tmp_path / "d.csv", rows), write_parquet(tmp_path / "part-0", rows)
+    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.deltas", "msgstore.jobs.columns.arrays"):
         monkeypatch.setitem(sys.modules, name, None)
     assert list(read_counts(lines)) == rows
     for path in (parquet, tmp_path):
@@ -368,13 +352,11 @@ def test_names_that_are_no_text(tmp_path):
     except OSError:
         pytest.skip("this file system has only names that are text")
     source = RealDirectory.load("v2_clean").copy(tmp_path)
-    lines = write_lines(tmp_path / "d.csv", [(bytes([n]) * 16, 1) for n in range(9)])
+    lines = counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, 1) for n in range(9)])
     counts = odd / "to" / "class=dangling"
 
     def run_verb(verb: str, *arguments: object) -> None:
-        result = CliRunner().invoke(main, [verb, *map(str, arguments), "--processes", "1"])
-        assert result.exit_code == (1 if verb == "reconcile" else 0), result.output
-        assert isinstance(result.exception, SystemExit | None)
+        command(verb, *arguments, "--processes", "1", code=1 if verb == "reconcile" else 0)
 
     run_verb("reconcile", source, "--deltas", lines, "--to", odd / "to")
     [file] = counts.iterdir()
@@ -388,7 +370,7 @@ def test_names_that_are_no_text(tmp_path):
 
 
 def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
-    source, deltas = RealDirectory.load("v2_clean").copy(tmp_path), write_lines(tmp_path / "d.csv", [])
+    source, deltas = RealDirectory.load("v2_clean").copy(tmp_path), counts_file(tmp_path / "d.csv", [])
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
     (tmp_path / "empty").mkdir()
     for bad, said in (("none.csv", "no such file"), ("no.parquet", "is not Parquet"), ("empty", "no Parquet files")):
@@ -438,12 +420,10 @@ def test_rows_are_added_up_in_buckets(sequential, in_memory, monkeypatch, tmp_pa
 def test_the_command_and_what_it_writes(tmp_path):
     real = RealDirectory.load("v2_dirty_torn")
     source = real.copy(tmp_path)
-    deltas = write_lines(tmp_path / "d.csv", [(i, real.refcounts[i]) for i in [*real.live, real.torn_id]])
+    deltas = counts_file(tmp_path / "d.csv", [(i, real.refcounts[i]) for i in [*real.live, real.torn_id]])
     to = tmp_path / "classes"
-    arguments = ["reconcile", str(source), "--deltas", str(deltas), "--processes", "1"]
-    result = CliRunner().invoke(main, [*arguments, "--to", str(to), "--json"])
-    assert result.exit_code == 1, result.output
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    arguments = ["reconcile", source, "--deltas", deltas, "--processes", "1"]
+    lines = json_of(*arguments, "--to", to, code=1)
     assert [line["kind"] for line in lines] == ["damage", "dangling", "summary"]
     assert lines[1] == {"kind": "dangling", "id": real.torn_id.hex(), "count": real.refcounts[real.torn_id]}
     assert lines[2]["classes"]["live"]["ids"] == len(real.live)
@@ -452,18 +432,16 @@ def test_the_command_and_what_it_writes(tmp_path):
     assert Counter(table["class"].to_pylist())["live"] == len(real.live)
     assert dict(read_counts(to / "class=live")) == {i: real.refcounts[i] for i in real.live}
 
-    shown = CliRunner().invoke(main, arguments)
-    assert shown.exit_code == 1
-    assert f"dangling: {real.torn_id.hex()} ({real.refcounts[real.torn_id]:+})" in shown.stdout
-    again = CliRunner().invoke(main, [*arguments, "--to", str(to)])
-    assert (again.exit_code, again.stdout) == (2, "")
+    assert f"dangling: {real.torn_id.hex()} ({real.refcounts[real.torn_id]:+})" in command(*arguments, code=1).stdout
+    again = command(*arguments, "--to", to, code=2)
+    assert again.stdout == ""
     assert "choose a new name" in again.stderr
 
 
 def test_only_the_first_of_many_are_named(tmp_path):
     (tmp_path / "0.rdq").touch()
     ids = [random.Random(n).randbytes(16) for n in range(3 * NAMED)]
-    report = run([tmp_path], [write_lines(tmp_path / "d.csv", [(msg_id, 2) for msg_id in ids])])
+    report = run([tmp_path], [counts_file(tmp_path / "d.csv", [(msg_id, 2) for msg_id in ids])])
     assert report.named["dangling"] == [(msg_id, 2) for msg_id in sorted(ids)[:NAMED]]
     assert report.classes["dangling"].ids == 3 * NAMED
 

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from msgstore.contract import BodyCodecDescriptor, BodyRefused, MessageTooLarge, RecordError, StoredBody
-from msgstore.testing import Subject, reference
+from msgstore.testing import Subject
 from msgstore.testing.stores import StoreFactory
 
 A, B, C = (bytes([n]) * 16 for n in range(1, 4))
@@ -61,7 +61,7 @@ class Bound(Deflate):
 @pytest.fixture(autouse=True)
 def _small_records(monkeypatch):
     """A record that holds no more than a megabyte."""
-    monkeypatch.setattr(reference.PlainFormat, "max_body", 2**20)
+    monkeypatch.setattr("msgstore_format_v2.format.MAX_RECORD", 2**20)
 
 
 def stores(factory, path):

@@ -10,16 +10,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import msgstore
-from msgstore.cli.main import main
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
-from support import DATA, catalogue, failing, flip, needs_erlang, open_with
+from support import DATA, catalogue, command, failing, flip, json_of, needs_erlang, open_with
 from support import counts as references_of
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
@@ -49,11 +48,6 @@ def made(tmp_path_factory):
     return stores
 
 
-@pytest.fixture(params=["ets", "lmdb"])
-def kind(request):
-    return request.param
-
-
 @pytest.fixture
 def path(made, kind, tmp_path):
     """Three segments of three live messages and a removed one each, with counts from 1 to 11."""
@@ -69,32 +63,31 @@ def warnings(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
 
 
-def verified(path: Path) -> tuple[int, dict]:
-    result = CliRunner().invoke(main, ["verify", str(path), "--json"])
-    return result.exit_code, json.loads(result.stdout.splitlines()[-1])
+def verified(path: Path, code: int | None = None) -> dict[str, Any]:
+    return json_of("verify", path, code=code)[-1]
 
 
-def append_a_byte(path: Path) -> None:
+def remembered(path: Path) -> dict[str, Any]:
+    return json.loads((path / "msgstore.json").read_bytes())
+
+
+def append(path: Path, data: bytes = b"x") -> None:
     with (path / "1.sqs").open("ab") as file:
-        file.write(b"x")
+        file.write(data)
 
 
-def flip_a_bit(path: Path) -> None:
-    flip(path / "clean.dot", 5, 1)
+DAMAGES = {
+    "a byte more": append,
+    "a bit of the marker": lambda path: flip(path / "clean.dot", 5, 1),
+    "an empty segment": lambda path: (path / "99.sqs").touch(),
+    "no marker": lambda path: (path / "clean.dot").unlink(),
+}
 
 
-def add_an_empty_segment(path: Path) -> None:
-    (path / "99.sqs").write_bytes(b"")
-
-
-def remove_the_marker(path: Path) -> None:
-    (path / "clean.dot").unlink()
-
-
-@pytest.mark.parametrize("damage", [append_a_byte, flip_a_bit, add_an_empty_segment, remove_the_marker])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_small_damage_keeps_every_count(path, kind, damage, caplog):
-    damage(path)
-    _, summary = verified(path)
+    DAMAGES[damage](path)
+    summary = verified(path)
     assert (summary["kept"], summary["missing"], summary["revived"]) == (9, 0, 0)
     assert summary["distrust"]
     counts, recovery = reopened(path, kind)
@@ -111,8 +104,8 @@ def test_replaced_segment_tells_missing_messages(path, kind, tmp_path, caplog):
     fill(tmp_path / "other", kind, others)
     assert (tmp_path / "other" / "0.sqs").stat().st_size == (path / "1.sqs").stat().st_size
     (path / "1.sqs").write_bytes((tmp_path / "other" / "0.sqs").read_bytes())
-    code, summary = verified(path)
-    assert (code, summary["missing"], summary["revived"], summary["ok"]) == (1, 3, 4, False)
+    summary = verified(path, 1)
+    assert (summary["missing"], summary["revived"], summary["ok"]) == (3, 4, False)
     counts, recovery = reopened(path, kind)
     left = {msg_id: count for msg_id, count in COUNTS.items() if msg_id not in IDS[4:8]}
     assert counts == left | dict.fromkeys(others, 1)
@@ -122,16 +115,14 @@ def test_replaced_segment_tells_missing_messages(path, kind, tmp_path, caplog):
 
 
 def test_replaced_counts_are_kept_as_a_file(path, kind, tmp_path):
-    saved = {name: (path / name).read_bytes() for name in ("1.sqs",)}
+    saved = (path / "1.sqs").read_bytes()
     (path / "1.sqs").write_bytes((path / "0.sqs").read_bytes())
     _, recovery = reopened(path, kind)
     assert recovery.copy == "msgstore-counts-1.csv"
     lines = (path / recovery.copy).read_text().splitlines()
     assert {bytes.fromhex(line[:32]): int(line[33:]) for line in lines[1:]} == COUNTS
-    for name, data in saved.items():
-        (path / name).write_bytes(data)
-    arguments = ["rm", str(path), IDS[0].hex(), "--refcounts", str(path / recovery.copy)]
-    assert CliRunner().invoke(main, arguments).exit_code == 0
+    (path / "1.sqs").write_bytes(saved)
+    command("rm", path, IDS[0].hex(), "--refcounts", path / recovery.copy)
     counts, _ = reopened(path, kind)
     assert set(counts) == COUNTS.keys() - {IDS[0]}
 
@@ -139,32 +130,27 @@ def test_replaced_counts_are_kept_as_a_file(path, kind, tmp_path):
 def test_copied_segment_reports_revived_messages(path, kind, caplog):
     """As an operator's backup in the same directory."""
     shutil.copy2(path / "1.sqs", path / "99.sqs")
-    result, summary = verified(path)
-    with open_with(path, index=kind, file_size_limit=350) as store:
-        back = {entry.msg_id for entry in store.entries()} - COUNTS.keys()
-        assert back
-        assert store.stats().recovery.revived == len(back)
-    assert (result, summary["revived"]) == (1, len(back))
+    summary = verified(path, 1)
+    counts, recovery = reopened(path, kind)
+    back = counts.keys() - COUNTS.keys()
+    assert recovery.revived == summary["revived"] == len(back) > 0
     assert f"{len(back)} may have been removed and are live again" in warnings(caplog)
 
 
 def test_damaged_snapshot_keeps_other_counts(made, tmp_path, caplog):
-    shutil.copytree(made["ets"], tmp_path / "store")
-    path = tmp_path / "store"
+    path = copy_of(made["ets"], tmp_path / "store")
     data = flip(path / "msgstore-ets.snapshot", 41, 1)  # in the first id
-    result, summary = verified(path)
-    with open_with(path, file_size_limit=350) as store:
-        counts = references_of(store)
+    verified(path, 1)
+    counts, _ = reopened(path, "ets")
     assert sum(counts.get(msg_id) != count for msg_id, count in COUNTS.items()) <= 1
     assert len(counts.keys() - COUNTS.keys()) <= 1, "the dead of other segments are back"
     assert (path / "msgstore-ets.snapshot.damaged").read_bytes() == data
-    assert result == 1, summary
     assert "keep their counts, 1 are missing" in warnings(caplog)
 
 
 def test_missing_segment_beside_other_damage_keeps_counts(path, kind):
     (path / "0.sqs").unlink()
-    append_a_byte(path)
+    append(path)
     counts, recovery = reopened(path, kind)
     assert counts == {msg_id: count for msg_id, count in COUNTS.items() if msg_id not in IDS[:4]}
     assert (recovery.missing, [lost.reason for lost in recovery.lost]) == (3, ["missing"])
@@ -182,30 +168,21 @@ def test_grown_segment_enters_only_what_is_new(path, kind):
     """Below the size that the index knows, what it does not have is dead."""
     with open_with(path.with_name("other"), index=kind, sync_interval="1h") as store:
         store.client().write(b"n" * 16, b"new")
-    data = (path.with_name("other") / "0.sqs").read_bytes()[64:]  # without the header
-    with (path / "1.sqs").open("ab") as file:
-        file.write(data)
+    append(path, (path.with_name("other") / "0.sqs").read_bytes()[64:])  # without the header
     counts, recovery = reopened(path, kind)
     assert counts == COUNTS | {b"n" * 16: 1}
     assert recovery.revived == 0
 
 
-def test_unchanged_segments_are_not_read(path, kind):
-    append_a_byte(path)
-    read = []
-
-    class Watching(Files):
-        def open_read(self, path):
-            read.append(path.name)
-            return super().open_read(path)
-
-    open_with(path, Watching(), index=kind, file_size_limit=350).close()
-    assert "1.sqs" in read
-    assert not {"0.sqs", "2.sqs"} & set(read)
+def test_unchanged_segments_are_not_read(path, kind, files):
+    append(path)
+    open_with(path, files, index=kind, file_size_limit=350).close()
+    read = {Path(name).name for operation, name, _ in files.operations if operation == "open_read"}
+    assert read & {"0.sqs", "1.sqs", "2.sqs"} == {"1.sqs"}
 
 
 def test_given_counts_still_rebuild(path, kind):
-    flip_a_bit(path)
+    flip(path / "clean.dot", 5, 1)
     counts, recovery = reopened(path, kind, refcounts=[(IDS[0], 7), (IDS[3], 2)])
     assert (recovery.how, counts) == ("rebuild", {IDS[0]: 7, IDS[3]: 2})
     assert recovery.copy is not None
@@ -215,55 +192,47 @@ def test_broker_use_in_between_warns_of_the_dead(path, kind, caplog):
     """Counts are the broker's to know then; without them the removed messages are back, and it is said how many."""
     (path / "msg_store_index.ets").write_bytes(b"what the broker saved")
     (path / "clean.dot").write_bytes(b"{client_refs,[]}.\n{last_v1_file,none}.\n")
-    code, summary = verified(path)
-    assert (code, summary["revived"], summary["ok"]) == (1, 3, False)
-    text = CliRunner().invoke(main, ["verify", str(path)]).stdout
-    assert "no damage" not in text
+    summary = verified(path, 1)
+    assert (summary["revived"], summary["ok"]) == (3, False)
+    assert "no damage" not in command("verify", path, code=1).stdout
     counts, recovery = reopened(path, kind)
     assert counts == dict.fromkeys(IDS, 1)
     assert (recovery.how, recovery.revived, recovery.copy) == ("rebuild", 3, "msgstore-counts-1.csv")
     assert "3 may have been removed and are live again" in warnings(caplog)
 
 
-def test_failed_reconciliation_can_be_repeated(path, kind):
-    append_a_byte(path)
-
-    class Full(Files):
-        def replace(self, source, target):
-            if target.name in ("msgstore-clean.dot", "msgstore.json"):
-                failing(errno.ENOSPC)()
-            super().replace(source, target)
-
+def test_failed_reconciliation_can_be_repeated(path, kind, files):
+    append(path)
+    for name in (" msgstore-clean.dot", " msgstore.json"):  # the targets
+        files.before("replace", failing(errno.ENOSPC), name, times=None)
     with pytest.raises(msgstore.MsgStoreError):
-        open_with(path, Full(), index=kind, file_size_limit=350)
+        open_with(path, files, index=kind, file_size_limit=350)
     assert reopened(path, kind)[0] == COUNTS
 
 
 # -- msgstore.json ----------------------------------------------------------------------------------------------------------
 
-TORN = {"empty": b"", "torn": None, "zeros": b"\0" * 134}
+TORN = {"empty": lambda text: b"", "torn": lambda text: text[:60], "zeros": lambda text: b"\0" * 134}
 
 
 def tear(path: Path, how: str, *, copy: bool = False) -> bytes:
     """Damage the settings. Unless ``copy`` is kept, there is nothing but the directory to rebuild them from."""
     if not copy:
         (path / "msgstore.json.copy").unlink()
-    text = (path / "msgstore.json").read_bytes()
-    damaged = TORN[how]
-    (path / "msgstore.json").write_bytes(text[:60] if damaged is None else damaged)
-    return (path / "msgstore.json").read_bytes()
+    damaged = TORN[how]((path / "msgstore.json").read_bytes())
+    (path / "msgstore.json").write_bytes(damaged)
+    return damaged
 
 
 @pytest.mark.parametrize("how", TORN)
 def test_damaged_settings_are_rebuilt(path, kind, how, caplog):
-    was = (path / "msgstore.json").read_bytes()
+    was = remembered(path)
     damaged = tear(path, how)
     with msgstore.open_store(path) as store:  # with the default index
         assert references_of(store) == COUNTS
     assert (path / "msgstore.json.damaged-1").read_bytes() == damaged
     assert "msgstore.json: is damaged" in warnings(caplog)
-    settings = json.loads((path / "msgstore.json").read_bytes())
-    assert (settings["index"], settings["format"]) == ("ets", json.loads(was)["format"])
+    assert (remembered(path)["index"], remembered(path)["format"]) == ("ets", was["format"])
 
 
 @pytest.mark.parametrize("how", TORN)
@@ -273,8 +242,8 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
     damaged = tear(path, how, copy=True)
     with msgstore.open_store(path, index=kind, mode=mode) as store:
         assert references_of(store) == COUNTS
-    assert "msgstore.json: is damaged" in warnings(caplog)
-    assert "Its copy is used" in warnings(caplog)
+    for part in ("msgstore.json: is damaged", "Its copy is used"):
+        assert part in warnings(caplog)
     if mode == "rw":
         assert (path / "msgstore.json.damaged-1").read_bytes() == damaged
     assert (path / "msgstore.json").read_bytes() == (was if mode == "rw" else damaged)
@@ -283,8 +252,7 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
 def test_copy_of_settings_names_the_index(tmp_path):
     """Files of two indexes have the same age, as after copying a directory: only the copy names the one that was used."""
     with open_with(tmp_path, index="lmdb") as store:
-        for msg_id in IDS:
-            store.client().write(msg_id, b"body")
+        store.client().write_many((msg_id, b"body") for msg_id in IDS)
     with open_with(tmp_path, index="ets") as store:
         store.client().remove(IDS[:2])
         store.client().write(IDS[2], b"")
@@ -298,16 +266,17 @@ def test_copy_of_settings_names_the_index(tmp_path):
 
 
 @needs_erlang
-@pytest.mark.parametrize("body", ["raw", "erlang"])
-def test_copy_of_settings_names_the_codec(body, tmp_path):
+@pytest.mark.parametrize(("body", "copy"), [("raw", True), ("erlang", True), ("erlang", False)])
+def test_damaged_settings_keep_the_codec(body, copy, tmp_path):
+    """Named by the copy, or found in the records of a broker."""
     term = b"\x83m\0\0\0\5hello"
     with open_with(tmp_path, body=body) as store:
         store.client().write(IDS[0], term)
-    tear(tmp_path, "empty", copy=True)
+    tear(tmp_path, "empty", copy=copy)
     for mode in ("r", "rw"):
         with open_with(tmp_path, mode=mode) as store:
-            assert store.client().read(IDS[0]) == term
-    assert json.loads((tmp_path / "msgstore.json").read_text())["body"] == body
+            assert store.client().read(IDS[0]) == term, "a damaged msgstore.json changed what is read"
+    assert remembered(tmp_path)["body"] == body
 
 
 @needs_erlang
@@ -316,8 +285,8 @@ def test_reader_beside_writer_uses_copy_of_settings(tmp_path):
         store.client().write(IDS[0], b"body")
         store.flush()
         tear(tmp_path, "empty", copy=True)
-        command = [sys.executable, "-m", "msgstore", "get", str(tmp_path), IDS[0].hex()]
-        assert subprocess.run(command, capture_output=True, check=True).stdout == b"body"
+        arguments = [sys.executable, "-m", "msgstore", "get", str(tmp_path), IDS[0].hex()]
+        assert subprocess.run(arguments, capture_output=True, check=True).stdout == b"body"
 
 
 def test_settings_without_a_copy_get_one(path, kind):
@@ -342,7 +311,7 @@ def test_every_verb_works_without_settings(path, kind, verb, tmp_path):
         "get": [IDS[0].hex()], "rm": [IDS[0].hex()], "put": ["ab" * 16], "export": [str(tmp_path / "out")],
         "migrate": ["--to", "v2"],
     }  # fmt: skip
-    result = CliRunner().invoke(main, [verb, str(path), *more.get(verb, [])], input="body")
+    result = command(verb, path, *more.get(verb, []), stdin="body", code=None)
     assert result.exit_code in ((0, 1, 3) if verb in ("scan", "export", "inventory") else (0,)), result.output
     if verb in ("info", "verify"):
         assert str(len(COUNTS)) in result.stdout
@@ -350,9 +319,7 @@ def test_every_verb_works_without_settings(path, kind, verb, tmp_path):
 
 def test_settings_unknown_type_byte_is_refused(path, kind):
     """A record of it would be taken for damage, and its message be lost."""
-    data = bytearray((path / "1.sqs").read_bytes())
-    data[64] = 200
-    (path / "1.sqs").write_bytes(data)
+    flip(path / "1.sqs", 64, 200 ^ 3)
     tear(path, "empty")
     with pytest.raises(msgstore.MsgStoreError, match=r"bound to byte 200. Bind it in the configuration"):
         open_with(path, index=kind, file_size_limit=350)
@@ -365,25 +332,7 @@ def test_settings_assigned_record_type_is_found(tmp_path):
     tear(tmp_path, "torn")
     with open_with(tmp_path, index="lmdb") as store:
         assert store.client().read(IDS[0]) == b"body"
-    assert json.loads((tmp_path / "msgstore.json").read_text())["records"] == {"checksum": 4}
-
-
-def test_settings_are_synced_before_first_segment(tmp_path):
-    done = []
-
-    class Watching(Files):
-        def write_file(self, path, chunks, *, sync):
-            done.append((path.name, sync))
-            super().write_file(path, chunks, sync=sync)
-
-        def create(self, path):
-            done.append((path.name, None))
-            return super().create(path)
-
-    with open_with(tmp_path, Watching(), durability="os", sync_interval="1h") as store:
-        store.client().write(IDS[0], b"body")
-    assert ("msgstore.json", True) in done
-    assert done.index(("msgstore.json", True)) < done.index(("0.sqs", None))
+    assert remembered(tmp_path)["records"] == {"checksum": 4}
 
 
 @pytest.mark.skipif("zstd" not in catalogue().names("body"), reason="pip install -e ./examples/acme_zstd_body")
@@ -395,22 +344,10 @@ def test_settings_unknown_body_codec_is_refused(tmp_path):
     for mode in ("r", "rw"):
         with pytest.raises(msgstore.StoreMismatch, match='Name it: body = "zstd"'):
             open_with(tmp_path, mode=mode)
-    assert CliRunner().invoke(main, ["get", str(tmp_path), IDS[0].hex()]).exit_code == 2
-    with open_with(tmp_path, body="zstd") as store:
-        assert store.client().read(IDS[0]) == b"body"
-    with open_with(tmp_path) as store:
-        assert store.client().read(IDS[0]) == b"body"
-
-
-@needs_erlang
-def test_settings_codec_of_broker_is_found(tmp_path):
-    with open_with(tmp_path, body="erlang") as store:
-        store.client().write(IDS[0], b"body")
-    tear(tmp_path, "empty")
-    with open_with(tmp_path, mode="r") as store:
-        assert store.client().read(IDS[0]) == b"body", "a damaged msgstore.json changed what is read"
-    open_with(tmp_path).close()
-    assert json.loads((tmp_path / "msgstore.json").read_text())["body"] == "erlang"
+    command("get", tmp_path, IDS[0].hex(), code=2)
+    for keys in ({"body": "zstd"}, {}):
+        with open_with(tmp_path, **keys) as store:
+            assert store.client().read(IDS[0]) == b"body"
 
 
 def test_settings_of_any_size_are_kept_in_parts(path, kind):

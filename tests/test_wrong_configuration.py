@@ -263,14 +263,8 @@ def misspelt(machine: Machine) -> None:
     machine.file.write_text('[stores.orders]\npath = "orders"\nindx = "lmdb"\nfile_size_limit = "16 megs"\n')
 
 
-def nothing(machine: Machine) -> None:
-    """Leave everything of this repository installed, and no store."""
-
-
-ROWS: dict[str, Callable[[Machine], object]] = {
+PREPARED: dict[str, Callable[[Machine], object]] = {
     "Missing plugin": lambda m: m.uninstall("msgstore-lmdb-index"),
-    "Misspelt name": nothing,
-    "Unknown name": nothing,
     "Two plugins of one name": two_ets,
     "Wrong contract version": lambda m: rocks(m, contract="(2, 0)"),
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
@@ -283,37 +277,14 @@ ROWS: dict[str, Callable[[Machine], object]] = {
     "Format with the extension of other files": lambda m: claiming(m, extension=".tmp"),
     "Index that cannot load what it saved": lambda m: failing_rocks(m, load="raise ValueError('hm')"),
     "Index that cannot begin": lambda m: failing_rocks(m, freeze="raise ValueError('hm')"),
-    "Disabled plugin": nothing,
-    "Misspelt in disabled": nothing,
-    "Disabled is not a list": nothing,
-    "Not TOML": nothing,
-    "Missing path": nothing,
-    "Path of an unknown user": nothing,
-    "Path with a NUL character": nothing,
-    "Unknown key": nothing,
-    "Unknown option of a backend": nothing,
-    "Unknown option of a format with record types": nothing,
-    "Bad size": nothing,
-    "Size that is too large": nothing,
-    "Bad time": nothing,
-    "Time that is too long": nothing,
-    "Bad choice": nothing,
-    "Backend without a name": nothing,
-    "Retention without a limit": nothing,
-    "Invalid share": nothing,
     "Several mistakes at once": misspelt,
     "Unknown store": lambda m: m.file.write_text('[stores.orders]\npath = "orders"\n'),
     "Record-type byte bound twice": stamped,
-    "Record-type byte out of range": nothing,
     "Record type with an option that it does not have": stamped,
     "Record type with a bad option": stamped,
     "Record type with options and no byte": stamped,
-    "Option of a record type without options": nothing,
-    "Record types that are not a table": nothing,
     "Record type whose option has no default": lambda m: stamped(m, default=""),
-    "Other byte for the format's own record type": nothing,
     "Unbound record type": stamped,
-    "Record type in a format without types": nothing,
     "Other binding than the directory remembers": lambda m: m.write_store(format={"use": "v2", "records": {"checksum": 4}}),
     "Byte of another record type": bound_to_128,
     "Store opened without its record type": lambda m: (
@@ -330,15 +301,17 @@ ROWS: dict[str, Callable[[Machine], object]] = {
     "Second writer in one process": lambda m: m.keep_open(),
     "Change of a store that was opened for reading": lambda m: m.write_store(),
 }
+"""What stands before the cause of a section; before all others nothing: everything of this repository is installed."""
 
 
-def test_page_has_exactly_these_rows():
-    assert list(SECTIONS) == list(ROWS)
+def test_page_has_all_sections():
+    assert PREPARED.keys() <= SECTIONS.keys()
+    assert len(SECTIONS) >= 58, "a section went, and with it a message that is tried"
 
 
-@pytest.mark.parametrize("title", ROWS)
+@pytest.mark.parametrize("title", SECTIONS)
 def test_program_prints_the_message_of_page(title, machine):
-    ROWS[title](machine)
+    PREPARED.get(title, lambda _: None)(machine)
     assert machine.run(SECTIONS[title]) == SECTIONS[title].message
 
 

@@ -1,39 +1,43 @@
-"""Reading a damaged segment to its end: what a false end hides is found, what belongs into a body stays there."""
+"""Reading a damaged segment to its end: what a false end hides is found, what belongs into a body stays there.
+
+``tests/test_fuzz.py`` measures the time that hostile segments take.
+"""
 
 from __future__ import annotations
 
 import functools
 import random
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 import msgstore
-from msgstore.contract import Damage, SegmentFormat
-from msgstore.jobs.reading.chains import SIZE_MISMATCH, Chains, read_chains
+from core_support import store_of
+from msgstore.contract import Damage
+from msgstore.jobs.reading.chains import SIZE_MISMATCH, read_chains
 from msgstore.scan import FormatSet
 
-STORES = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
-CLEAN, COMPACTED, OLD = (STORES / name for name in ("v2_clean/store/0.sqs", "v2_compacted/store/0.sqs", "v1_clean/store/0.rdq"))
+CLEAN, COMPACTED, OLD = (
+    store_of(name) / file for name, file in (("v2_clean", "0.sqs"), ("v2_compacted", "0.sqs"), ("v1_clean", "0.rdq"))
+)
 CHAIN = 8
 """Records in a row that are found behind a corrupt spot, wherever they are."""
-Row = tuple[int, int, bytes]
 
 
 @functools.cache
-def form(name: str) -> SegmentFormat:
+def form(name):
     catalogue = msgstore.load_catalogue()
     if name != "checksum":
         return FormatSet(catalogue).by_name(name).format
     return FormatSet(catalogue, {name: 4}, record=name, options_of="v2").by_name("v2").format
 
 
-def read(name: str, data: bytes) -> tuple[list[Row], Chains]:
-    """The records, and that every byte is told once."""
+def read(name, data) -> tuple[list[Any], Any]:
+    """Return the records, (offset, size, id) each, and the chains. Fails unless every byte is told once."""
     chains = read_chains(form(name), data)
     rows = [row[:3] for row in chains.rows()]
-    spans = [row[:2] for row in rows] + [(spot.offset, spot.size) for spot in chains.damage]
+    spans = [row[:2] for row in rows] + spots(chains)
     for chain in chains.found:
         holes = zip(chain.scan.hole_offsets, chain.scan.hole_sizes, strict=True)
         spans += [(offset + chain.shift, size) for offset, size in holes]
@@ -45,22 +49,120 @@ def read(name: str, data: bytes) -> tuple[list[Row], Chains]:
     return rows, chains
 
 
-def flip(data: bytearray, name: str, row: Row, bit: int) -> int:
+def spots(chains):
+    return [(spot.offset, spot.size) for spot in chains.damage]
+
+
+def flip(data, name, row, bit):
     """Flip a bit of the size that a record says that it has; returns where it ends then."""
     last, more = (row[0] + 7, 9) if name == "v1" else (row[0] + 4, 0)
     data[last - bit // 8] ^= 1 << bit % 8
     return row[0] + int.from_bytes(data[last - 3 : last + 1], "big") + more
 
 
-def with_checksums(data: bytes) -> bytes:
+def with_checksums(data):
     """The same messages as records with a checksum."""
     rows, _ = read("v2", data)
     bodies = [data[slice(*form("v2").body_span(data, offset, size))] for offset, size, _ in rows]
     return form("checksum").header + form("checksum").encode([msg_id for _, _, msg_id in rows], bodies)[0]
 
 
+def id_of(n):
+    return bytes([0xA0, n >> 8, n & 255]).rjust(16, b"i")
+
+
+def segment(*parts):
+    """(bytes, records) of a segment of v2; each part: the type of some records, and their numbers."""
+    data, rows = bytearray(form("checksum").header), []
+    for name, numbers in parts:
+        bodies = [b"message %d " % n * (5 + n % 7) for n in numbers]
+        encoded, sizes = form(name).encode([id_of(n) for n in numbers], bodies)
+        for n, size in zip(numbers, sizes, strict=True):
+            rows.append((sum(rows[-1][:2]) if rows else len(data), size, id_of(n)))
+        data += encoded
+    return data, rows
+
+
+def grow(data, rows, first, end):
+    """Let the size of the first record reach over all up to the last."""
+    data[rows[first][0] + 1 : rows[first][0] + 5] = sum(row[1] for row in rows[first:end]).to_bytes(4)
+
+
+def check_damage(data, rows, lost, reason, spans=None):
+    """All records are found but some, those behind the first damage again; the damage is the spans of the lost ones."""
+    found, chains = read("checksum", bytes(data))
+    assert found == [row for n, row in enumerate(rows) if n not in lost]
+    assert spots(chains) == [row[:2] for row in spans or [rows[n] for n in lost]]
+    assert {spot.reason for spot in chains.damage} <= {reason}
+    return [row[:3] for row in chains.rows() if row[3]]
+
+
+def test_records_behind_corrupt_spot_are_found():
+    data, rows = segment(("v2", range(100)))
+    for n in (20, 21, 60):
+        data[rows[n][0]] = 0
+    spans = [(rows[20][0], rows[20][1] + rows[21][1]), rows[60]]
+    recovered = check_damage(data, rows, (20, 21, 60), "unrecognised_record_type", spans)
+    assert recovered == [row for n, row in enumerate(rows) if n > 21 and n != 60]
+
+
+@pytest.mark.parametrize(("byte", "value"), [(1, 0x10), (2, 0x10), (3, 0x10), (4, 0xFF)])
+def test_flipped_size_hides_no_other_record(byte, value):
+    data, rows = segment(("v2", range(300)))
+    data[rows[50][0] + byte] = value
+    found, chains = read("v2", bytes(data))
+    assert (found, spots(chains)) == (rows[:50] + rows[51:], [rows[50][:2]])
+
+
+@pytest.mark.parametrize("swallowed", [1, 2, 20])
+@pytest.mark.parametrize("inside", ["checksum", "v2"])
+def test_records_inside_damaged_one_are_found(swallowed, inside):
+    """With checks of their own, or without."""
+    data, rows = segment((inside, range(10)), ("checksum", range(10, 11)), (inside, range(11, 60)))
+    grow(data, rows, 10, 11 + swallowed)
+    assert check_damage(data, rows, [10], "checksum_mismatch") == rows[11 : 11 + swallowed]
+
+
+def test_damage_inside_damage_loses_only_what_it_hits():
+    data, rows = segment(("checksum", range(60)))
+    grow(data, rows, 10, 30)
+    grow(data, rows, 12, 20)
+    data[sum(rows[15][:2]) - 1] ^= 0x10
+    data[rows[29][0]] = 0  # what is inside does not lead to the end, but each record proves itself
+    found, chains = read("checksum", bytes(data))
+    lost = (10, 12, 15, 29)
+    assert found == [row for n, row in enumerate(rows) if n not in lost]
+    assert spots(chains) == [rows[n][:2] for n in lost]
+
+
+def test_unchecked_records_inside_must_lead_to_end():
+    quoted, _ = segment(("v2", range(20)))
+    data, sizes = form("checksum").encode([id_of(100), id_of(101)], [bytes(quoted[64:]) + b"!", b"behind"])
+    data = bytearray(form("checksum").header + data)
+    data[64 + sizes[0] - 1] ^= 0x10
+    found, chains = read("checksum", bytes(data))
+    assert found == [(64 + sizes[0], sizes[1], id_of(101))]
+    assert chains.damage == [Damage(64, sizes[0], "checksum_mismatch")]
+
+
+def test_random_flips_lose_only_what_they_hit():
+    original, rows = segment(("checksum", range(400)))
+    chance = random.Random(7)
+    for trial in range(40):
+        data, hit = bytearray(original), set()
+        for _ in range(chance.randrange(1, 6)):
+            at = chance.randrange(64, len(data))
+            data[at] ^= 1 << chance.randrange(8)
+            hit.add(next(n for n, (offset, size, _) in enumerate(rows) if offset <= at < offset + size))
+        found, chains = read("checksum", bytes(data))
+        assert set(found) <= set(rows)
+        missing = {n for n, row in enumerate(rows) if row not in found}
+        assert missing <= hit | {n + 1 for n in hit if n + 1 < 400 and n + 1 >= 392}, (trial, missing, hit)
+        assert chains.damage
+
+
 @pytest.mark.parametrize("name", ["v2", "checksum"])
-def test_damage_inside_a_false_end(name: str) -> None:
+def test_damage_inside_false_end_is_passed(name):
     """The chain inside the false end stops in front of it, at the next damaged record; the one behind that passes it."""
     data = bytearray(CLEAN.read_bytes() if name == "v2" else with_checksums(CLEAN.read_bytes()))
     rows, _ = read(name, bytes(data))
@@ -68,11 +170,12 @@ def test_damage_inside_a_false_end(name: str) -> None:
     data[rows[20][0]] ^= 0x40
     found, chains = read(name, bytes(data))
     assert found == rows[:10] + rows[11:20] + rows[21:]
-    assert chains.damage == [Damage(*rows[10][:2], SIZE_MISMATCH), Damage(*rows[20][:2], "unrecognised_record_type")]
+    assert spots(chains) == [rows[10][:2], rows[20][:2]]
+    assert [spot.reason for spot in chains.damage] == [SIZE_MISMATCH, "unrecognised_record_type"]
 
 
 @pytest.mark.parametrize("behind", [3, 5])
-def test_few_records_between_damage_and_a_false_end(behind: int) -> None:
+def test_few_records_behind_false_end_prove_it(behind):
     """They are too few for a chain, and lost, but they tell that the end is false: those in front of them are not."""
     data = bytearray(CLEAN.read_bytes())
     rows, _ = read("v2", bytes(data))
@@ -84,7 +187,7 @@ def test_few_records_between_damage_and_a_false_end(behind: int) -> None:
     assert found == rows[:10] + rows[11 : last - 2] + rows[last + behind + 1 :]
 
 
-def test_a_false_end_in_a_second_damaged_record() -> None:
+def test_false_end_in_second_damaged_record_is_found():
     """No chain passes it then, but it is wrong by one bit."""
     data = bytearray(CLEAN.read_bytes())
     rows, _ = read("v2", bytes(data))
@@ -95,7 +198,7 @@ def test_a_false_end_in_a_second_damaged_record() -> None:
     assert found == rows[:10] + rows[11:other] + rows[other + 1 :]
 
 
-def test_a_false_end_at_a_byte_that_reads_as_a_hole() -> None:
+def test_false_end_at_hole_byte_is_found():
     data = CLEAN.read_bytes()
     rows, _ = read("v2", data)
     tried = 0
@@ -109,7 +212,7 @@ def test_a_false_end_at_a_byte_that_reads_as_a_hole() -> None:
     assert tried > 5
 
 
-def test_a_hole_that_swallows() -> None:
+def test_records_swallowed_by_hole_are_found():
     data = COMPACTED.read_bytes()
     rows, chains = read("v2", data)
     scan = chains.found[0].scan
@@ -124,7 +227,7 @@ def test_a_hole_that_swallows() -> None:
     assert chains.damage[0] == Damage(at, rows[first][0] - at, SIZE_MISMATCH)
 
 
-def test_a_body_that_is_a_segment_stays_one() -> None:
+def test_body_that_is_a_segment_stays_one():
     """Whatever is damaged in it, and although the record behind it is damaged: what is inside ends where the body does."""
     inner = COMPACTED.read_bytes()
     rows, _ = read("v2", inner)
@@ -147,16 +250,16 @@ def test_a_body_that_is_a_segment_stays_one() -> None:
         assert chains.damage == [Damage(spot, size, "unrecognised_record_type")]
 
 
-def intact_runs(count: int, hit: set[int]) -> set[int]:
+def intact_runs(count, hit):
     """Which records stand among so many undamaged ones that they make a chain, or lead to the end of the file."""
     borders = [-1, *sorted(hit), count]
     runs = [range(begin + 1, end) for begin, end in pairwise(borders)]
     return {n for run in runs if len(run) >= CHAIN or run.stop == count for n in run}
 
 
-def damage(name: str, data: bytearray, rows: list[Row], chance: random.Random) -> dict[int, int | None]:
+def damage(name, data, rows, chance):
     """Two or three records, at least one of them with a false end: which, and the false ends."""
-    ends: dict[int, int | None] = {}
+    ends = {}
     for n in chance.sample(range(len(rows)), chance.choice((2, 3))):
         if not ends or chance.random() < 0.6:
             said = rows[n][1] - (9 if name == "v1" else 0)
@@ -168,7 +271,7 @@ def damage(name: str, data: bytearray, rows: list[Row], chance: random.Random) -
 
 
 @pytest.mark.parametrize(("name", "path", "seeds"), [("v2", CLEAN, 400), ("v2", COMPACTED, 300), ("v1", OLD, 300)])
-def test_damage_costs_no_run_of_intact_records(name: str, path: Path, seeds: int) -> None:
+def test_damage_costs_no_run_of_intact_records(name, path, seeds):
     """Left out are ends that nothing tells from true ones: where a record or a hole begins; in the middle of a second damaged
     record, if the one that reaches there stood in front of a hole; and in v1 at a byte 255."""
     data = path.read_bytes()

@@ -2,82 +2,64 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import msgstore
+from core_support import copy_of, objects, raising, refused, rows_of, run, store_of
+from msgstore.cli.commands import demo
 from msgstore.cli.main import _ErrorEcho, main
 
-DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 PROGRAM = [sys.executable, "-m", "msgstore"]
+CLEAN = store_of("v2_clean")
 
 
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def objects(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def test_a_path_above_a_table_is_in_one_piece(tmp_path: Path) -> None:
+def test_path_above_table_is_in_one_piece(tmp_path):
     """However narrow the terminal: a path that is cut looks like another one."""
-    store = shutil.copytree(DATA / "v2_dirty" / "store", tmp_path / ("long" * 20))
+    store = copy_of("v2_dirty", tmp_path / ("long" * 20))
     for verb in ("scan", "info", "inventory"):
-        assert str(store) in CliRunner(env={"COLUMNS": "40"}).invoke(main, [verb, str(store)]).stdout.splitlines()
+        assert str(store) in run(verb, store, columns=40).stdout.splitlines()
 
 
-def test_version_and_help() -> None:
+def test_version_and_help_are_printed():
     assert msgstore.__version__ in run("--version").stdout
     for verb in main.commands:
         text = run(verb, "--help").stdout
-        assert "Usage:" in text
-        if verb != "config":
-            assert "--json" in text
-            assert "Examples:" in text
+        parts = ["Usage:"] if verb == "config" else ["Usage:", "--json", "Examples:"]
+        assert [part for part in parts if part not in text] == []
 
 
-def test_as_a_process() -> None:
-    done = subprocess.run([*PROGRAM, "scan", "--json", DATA / "v2_dirty_torn" / "store"], capture_output=True, check=False)
-    assert done.returncode == 1
-    assert len(objects(done.stdout.decode())) == 2
-    assert done.stderr == b""
+def test_program_as_process_has_exit_codes():
+    done = subprocess.run([*PROGRAM, "scan", "--json", store_of("v2_dirty_torn")], capture_output=True, check=False)
+    assert (done.returncode, len(objects(done.stdout.decode())), done.stderr) == (1, 2, b"")
     done = subprocess.run([*PROGRAM, "scan", "nowhere"], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.decode().splitlines() == ["msgstore: nowhere: there is no such file or directory"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    command = [*PROGRAM, "scan", "--json", *[str(DATA / "v2_clean" / "store")] * 20]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == 141
+def test_reader_that_goes_away_is_no_error():
+    command = [*PROGRAM, "scan", "--json", *[str(CLEAN)] * 20]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
 
 
-VERBS = [["--help"], ["--version"], ["scan", "--help"], ["plugins", "--json"], ["scan", str(DATA / "v2_clean" / "store")]]
+VERBS = [["--help"], ["--version"], ["scan", "--help"], ["plugins", "--json"], ["scan", str(CLEAN)]]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
-def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+def test_output_that_cannot_be_written_is_one_line(arguments):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (2, b"msgstore: No space left on device\n")
@@ -86,10 +68,10 @@ def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a shell that closes files")
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
-def test_closed_output_is_misuse(arguments: list[str]) -> None:
+def test_closed_output_is_misuse(arguments):
     """Nothing is printed then, and a program that reads the exit code alone would take it for an empty answer."""
 
-    def closing(*numbers: str) -> subprocess.CompletedProcess[bytes]:
+    def closing(*numbers):
         script = f'exec "$@" {" ".join(f"{number}>&-" for number in numbers)}'
         return subprocess.run(["sh", "-c", script, "sh", *PROGRAM, *arguments], capture_output=True, check=False)
 
@@ -98,70 +80,85 @@ def test_closed_output_is_misuse(arguments: list[str]) -> None:
     assert done.stderr == b"msgstore: standard output is closed. To discard the output, write >/dev/null.\n"
     assert closing("1", "2").returncode == 2
     done = closing("2")
-    assert done.returncode == 0
-    assert done.stdout
+    assert (done.returncode, bool(done.stdout)) == (0, True)
 
 
-def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("msgstore.cli.commands.scan.load_catalogue", interrupt)
-    result = run("scan", DATA)
-    assert (result.exit_code, result.stderr) == (130, "msgstore: interrupted\n")
-
-
-def test_an_error_of_the_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", "some/file")
-
-    monkeypatch.setattr("msgstore.files.Files.view", refuse)
-    result = run("scan", DATA / "v2_clean" / "store")
-    assert (result.exit_code, result.stderr) == (2, "msgstore: some/file: Permission denied\n")
+@pytest.mark.parametrize(
+    ("function", "error", "code", "said"),
+    [
+        ("cli.commands.scan.load_catalogue", KeyboardInterrupt(), 130, "interrupted"),
+        ("files.Files.view", PermissionError(13, "Permission denied", "some/file"), 2, "some/file: Permission denied"),
+    ],
+)
+def test_error_is_one_line(monkeypatch, function, error, code, said):
+    monkeypatch.setattr(f"msgstore.{function}", raising(error))
+    assert run("scan", CLEAN, code=code).stderr == f"msgstore: {said}\n"
 
 
-def test_plugins() -> None:
-    result = run("plugins", "--check", "--json")
-    assert result.exit_code == 0
-    found = {(entry["kind"], entry["name"]): entry for entry in objects(result.stdout)}
+def test_logged_error_says_why():
+    handler = _ErrorEcho([])
+
+    def printed(message, error):
+        info = error and (type(error), error, None)
+        with CliRunner().isolation() as streams:
+            handler.emit(logging.LogRecord("msgstore.x", logging.ERROR, "x.py", 1, message, (), info or None))
+            return streams[1].getvalue().decode()
+
+    assert printed("the policy failed", ValueError("no\n limit")) == "msgstore: the policy failed: ValueError: no limit\n"
+    assert printed("the policy failed", ValueError()) == "msgstore: the policy failed: ValueError\n"
+    assert printed("dropped: hm", ValueError("hm")) == "msgstore: dropped: hm\n"
+    assert printed("two  words", None) == "msgstore: two  words\n"
+
+
+# -- plugins --------------------------------------------------------------------------------------------------------------
+
+
+def test_plugins_lists_what_is_installed():
+    found = {(entry["kind"], entry["name"]): entry for entry in rows_of("plugins", "--check")}
     assert {("format", "v1"), ("format", "v2"), ("index", "ets"), ("gc", "half-empty"), ("body", "raw")} <= set(found)
-    observer = found["observer", "prometheus-observer"]
+    observer, v2 = found["observer", "prometheus-observer"], found["format", "v2"]
     assert observer["distribution"] == "msgstore-prometheus-observer"
     assert "msgstore_store_opened" in observer["events"]
-    v2 = found["format", "v2"]
     assert (v2["distribution"], v2["contract"]) == ("msgstore-format-v2", [1, 0])
     assert v2["capabilities"] == ["compactable", "self-describing", "typed-records", "verbatim"]
-    for width in ("80", "150"):
-        text = CliRunner(env={"COLUMNS": width}).invoke(main, ["plugins"]).stdout
-        assert "msgstore-format-v2" in text
-        assert "prometheus-observer" in text
-        assert "no problems" in text
-        assert max(map(len, text.splitlines())) <= int(width)
+    for width in (80, 150):
+        text = run("plugins", columns=width).stdout
+        assert all(part in text for part in ("msgstore-format-v2", "prometheus-observer", "no problems"))
+        assert max(map(len, text.splitlines())) <= width
 
 
-def test_plugins_with_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_with_problem_fails_on_check(monkeypatch):
     monkeypatch.setattr("msgstore.plugins.catalogue.Catalogue.problems", lambda _: iter(["it does not load"]))
-    assert run("plugins").exit_code == 0
-    result = run("plugins", "--check", "--json")
-    assert result.exit_code == 2
-    assert objects(result.stdout)[-1] == {"kind": "problem", "message": "it does not load"}
+    run("plugins", code=0)
+    assert rows_of("plugins", "--check", code=2)[-1] == {"kind": "problem", "message": "it does not load"}
     assert "problem: it does not load" in run("plugins", "--check").stdout
 
 
-def test_config_check(tmp_path: Path) -> None:
-    file = tmp_path / "msgstore.toml"
-    file.write_text('[stores.a]\npath = "a"\nindex = { use = "lmdb", map_size = "1GiB" }\n[stores.b]\npath = "b"\n')
-    result = run("config", "check", "--config", file)
-    assert (result.exit_code, result.stderr) == (0, "")
+# -- config check ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(tmp_path):
+    """``check(text)``: what ``config check`` says of a file with this text, or the objects that it prints."""
+
+    def checked(text, *options, code=2):
+        (tmp_path / "msgstore.toml").write_text(text)
+        return run("config", "check", "--config", tmp_path / "msgstore.toml", *options, code=code)
+
+    return checked
+
+
+def test_config_check_of_good_file_names_stores(check, tmp_path):
+    text = '[stores.a]\npath = "a"\nindex = { use = "lmdb", map_size = "1GiB" }\n[stores.b]\npath = "b"\n'
+    result = check(text, code=0)
+    assert result.stderr == ""
     assert result.stdout.splitlines() == [f"a: ok ({tmp_path / 'a'})", f"b: ok ({tmp_path / 'b'})"]
     assert not (tmp_path / "a").exists()
-    assert [entry["ok"] for entry in objects(run("config", "check", "--json", "--config", file).stdout)] == [True, True]
+    assert [entry["ok"] for entry in objects(check(text, "--json", code=0))] == [True, True]
 
 
-def test_config_check_tells_every_error(tmp_path: Path) -> None:
-    file = tmp_path / "msgstore.toml"
-    file.write_text(
-        """
+def test_config_check_tells_every_error(check, tmp_path):
+    text = """
         disabld = []
         [stores.a]
         path = "a"
@@ -178,24 +175,12 @@ def test_config_check_tells_every_error(tmp_path: Path) -> None:
         [stores.d]
         path = "d"
         """
-    )
-    result = run("config", "check", "--config", file)
-    assert result.exit_code == 2
-    errors = result.stderr
-    for part in (
-        "'disabled'",
-        "'index'",
-        "'os', 'fsync'",
-        "map_size",
-        "checksum = 5",
-        "'erlang'",
-        "half-empty",
-        "path is missing",
-    ):
-        assert part in errors
-    assert all(line.startswith(f"msgstore: {file}") for line in errors.splitlines())
+    result = check(text)
+    parts = ("'disabled'", "'index'", "'os', 'fsync'", "map_size", "checksum = 5", "'erlang'", "half-empty", "path is missing")
+    assert [part for part in parts if part not in result.stderr] == []
+    assert all(line.startswith(f"msgstore: {tmp_path / 'msgstore.toml'}") for line in result.stderr.splitlines())
     assert result.stdout == f"d: ok ({tmp_path / 'd'})\n"
-    by_store = {entry["store"]: entry for entry in objects(run("config", "check", "--json", "--config", file).stdout)}
+    by_store = {entry["store"]: entry for entry in objects(check(text, "--json"))}
     assert len(by_store["b"]["errors"]) == 4
     assert by_store[None]["ok"] is False
 
@@ -215,14 +200,10 @@ def test_config_check_tells_every_error(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:30],
 )
-def test_a_strange_value_is_told(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "msgstore.toml"
-    file.write_text(f"[stores.a]\n{text}\n")
-    for arguments in (["config", "check", "--config", file], ["info", "a", "--config", file]):
-        result = run(*arguments)
-        if arguments[0] == "config" or "records" not in text:
-            assert result.exit_code == 2
-            assert message in result.stderr or arguments[0] == "info"
+def test_strange_value_is_told(check, tmp_path, text, message):
+    assert message in check(f"[stores.a]\n{text}\n").stderr
+    if "records" not in text:
+        run("info", "a", "--config", tmp_path / "msgstore.toml", code=2)
 
 
 @pytest.mark.parametrize(
@@ -234,90 +215,56 @@ def test_a_strange_value_is_told(tmp_path: Path, text: str, message: str) -> Non
          'format = { use = "v2", records = { acme-stamp = { byte = 200, ... } } }'),
     ],
 )  # fmt: skip
-def test_a_record_type_is_named_and_bound_with_the_format(tmp_path: Path, record: str, form: str, bound: str) -> None:
-    file = tmp_path / "msgstore.toml"
-    file.write_text(f"[stores.a]\npath = 'a'\nrecord = {record}\n{form}\n")
-    [error] = run("config", "check", "--config", file).stderr.splitlines()
-    assert error.startswith(f"msgstore: {file}: [stores.a] record: {{'use': 'acme-stamp'")
+def test_record_type_with_options_is_told_where_they_go(check, tmp_path, record, form, bound):
+    [error] = check(f"[stores.a]\npath = 'a'\nrecord = {record}\n{form}\n").stderr.splitlines()
+    assert error.startswith(f"msgstore: {tmp_path / 'msgstore.toml'}: [stores.a] record: {{'use': 'acme-stamp'")
     assert error.endswith(f'is not a name. Write record = "acme-stamp" and {bound}.')
 
 
-def test_what_is_logged_with_an_error_says_why() -> None:
-    handler = _ErrorEcho([])
-
-    def printed(message: str, error: Exception | None) -> str:
-        info = error and (type(error), error, None)
-        with CliRunner().isolation() as streams:
-            handler.emit(logging.LogRecord("msgstore.x", logging.ERROR, "x.py", 1, message, (), info or None))
-            return streams[1].getvalue().decode()
-
-    assert printed("the policy failed", ValueError("no\n limit")) == "msgstore: the policy failed: ValueError: no limit\n"
-    assert printed("the policy failed", ValueError()) == "msgstore: the policy failed: ValueError\n"
-    assert printed("dropped: hm", ValueError("hm")) == "msgstore: dropped: hm\n"
-    assert printed("two  words", None) == "msgstore: two  words\n"
+STORE = "[stores.a]\npath = 'a'\n"
 
 
-@pytest.mark.parametrize("verb", ["inventory", "export", "salvage", "diff"])
-def test_directories_beneath_a_store_are_named_by_every_job(verb: str, tmp_path: Path) -> None:
-    store = shutil.copytree(DATA / "v2_dirty" / "store", tmp_path / "store")
-    shutil.copytree(DATA / "v2_dirty" / "store", store / "backup")
-    more = {"export": [tmp_path / "to"], "salvage": [tmp_path / "to"], "diff": [store / "backup"]}
-    lines = run(verb, store, *more.get(verb, [])).stderr.splitlines()
-    named = f"left out, beneath directories that have segments of their own: {store / 'backup'}; name"
-    assert [named in line for line in lines].count(True) == 1
-
-
-def test_disabled_is_a_list(tmp_path: Path) -> None:
-    file = tmp_path / "msgstore.toml"
-    for value in ('"lmdb"', "{ a = 1 }", "4"):
-        file.write_text(f"disabled = {value}\n[stores.a]\npath = 'a'\n")
-        result = run("config", "check", "--config", file)
-        assert result.exit_code == 2
-        assert "is not a list. Write [" in result.stderr
-
-
-def test_config_check_of_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((f"disabled = {value}\n{STORE}", "is not a list. Write [") for value in ('"lmdb"', "{ a = 1 }", "4")),
+        (None, "msgstore.toml: cannot be read"),
+        ("[stores", "is not TOML"),
+        (f"disabled = ['nothing']\n{STORE}", "no installed distribution has an entry point 'nothing'"),
+        ("", "there is no table [stores.NAME]"),
+    ],
+)
+def test_config_check_of_no_configuration_fails(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
-    result = run("config", "check")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "msgstore.toml: cannot be read" in result.stderr
-    (tmp_path / "msgstore.toml").write_text("[stores")
-    assert "is not TOML" in run("config", "check").stderr
-    (tmp_path / "msgstore.toml").write_text("disabled = ['nothing']\n[stores.a]\npath = 'a'\n")
-    assert "no installed distribution has an entry point 'nothing'" in run("config", "check").stderr
-    (tmp_path / "msgstore.toml").write_text("")
-    assert "there is no table [stores.NAME]" in run("config", "check").stderr
+    if text is not None:
+        Path("msgstore.toml").write_text(text)
+    assert message in run("config", "check", code=2).stderr
 
 
-def test_demo(tmp_path: Path) -> None:
-    result = run("demo", "--dir", tmp_path / "tour")
-    assert result.exit_code == 0
+# -- demo -----------------------------------------------------------------------------------------------------------------
+
+
+def test_demo_shows_and_keeps_a_store(tmp_path):
+    result = run("demo", "--dir", tmp_path / "tour", code=0)
     assert result.stdout.splitlines()[-1] == "all 468 live messages intact"
     assert result.stdout.count("468 of 468 live messages") == 4
-    assert run("verify", tmp_path / "tour").exit_code == 0
-    again = run("demo", "--dir", tmp_path / "tour")
-    assert again.exit_code == 2
-    assert "is not empty" in again.stderr
+    run("verify", tmp_path / "tour", code=0)
+    assert "is not empty" in refused("demo", "--dir", tmp_path / "tour")
 
 
-def test_demo_for_programs() -> None:
-    result = run("demo", "--json")
-    assert result.exit_code == 0
-    *steps, summary = objects(result.stdout)
+def test_demo_json_tells_each_step():
+    *steps, summary = rows_of("demo")
     assert summary == {"kind": "summary", "messages": 468, "intact": True}
     assert [step["verified"] for step in steps if "verified" in step] == [468] * 4
 
 
-def test_demo_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from msgstore.cli.commands import demo
-
+def test_demo_notices_what_is_lost(monkeypatch):
     expected = demo.expected_messages()
     expected[next(iter(expected))] = demo.ExpectedMessage(1, "0" * 64)
     monkeypatch.setattr(demo, "expected_messages", lambda: expected)
-    assert run("demo").exit_code == 1
+    run("demo", code=1)
 
 
-def test_the_demo_ships_what_the_broker_wrote() -> None:
-    shipped = Path(msgstore.__file__).parent / "demo" / "mixed_upgrade"
-    original = DATA / "mixed_upgrade" / "store"
+def test_demo_ships_what_the_broker_wrote():
+    shipped, original = Path(msgstore.__file__).parent / "demo" / "mixed_upgrade", store_of("mixed_upgrade")
     assert {p.name: p.read_bytes() for p in shipped.iterdir()} == {p.name: p.read_bytes() for p in original.iterdir()}

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import msgstore
-from msgstore.cli.main import main
+from core_support import columns, objects, rows_of, run
 from msgstore.locations import pack_location
 
 IDS = [bytes([n]) * 16 for n in range(10)]
 
 
-def verify(store: Path) -> tuple[int, list[dict[str, Any]], dict[str, Any], str]:
-    """(exit code, findings, summary, text)."""
-    result = CliRunner().invoke(main, ["verify", "--json", str(store)])
-    *found, summary = map(json.loads, result.stdout.splitlines())
-    segments = [one for one in found if one["kind"] == "segment"]
-    text = CliRunner().invoke(main, ["verify", str(store)])
-    assert text.exit_code == result.exit_code == (0 if summary["ok"] else 1)
-    findings = [finding for segment in segments for finding in segment["findings"]]
-    assert summary["findings"] == len(findings)
-    return result.exit_code, findings, summary, text.stdout
+def verify(store):
+    """(findings, summary, text), which agree with the exit code."""
+    result = run("verify", "--json", store)
+    *found, summary = objects(result)
+    findings = [finding for one in found if one["kind"] == "segment" for finding in one["findings"]]
+    text = run("verify", store, code=result.exit_code).stdout
+    assert (result.exit_code, summary["findings"]) == (0 if summary["ok"] else 1, len(findings))
+    return findings, summary, text
 
 
 @pytest.fixture(params=["ets", "lmdb"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> msgstore.Store:
+def store(request, tmp_path):
     """Ten messages of 25 bytes each in ``0.sqs``, on disk; whoever damages the index closes it."""
     opened = msgstore.open_store(tmp_path, index=request.param, gc_interval=0)
     with opened.client() as client:
@@ -38,10 +32,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> msgstore.Store:
     return opened
 
 
-def test_verify_of_sound_store_finds_nothing(store: msgstore.Store) -> None:
+def test_verify_of_sound_store_finds_nothing(store):
     store.close()
-    code, findings, summary, text = verify(store.path)
-    assert (code, findings, summary["counted"], summary["verified"]) == (0, [], 10, 10)
+    findings, summary, text = verify(store.path)
+    assert (findings, summary["ok"], summary["counted"], summary["verified"]) == ([], True, 10, 10)
     assert "10 of 10 live messages verified" in text
 
 
@@ -58,13 +52,11 @@ WRONG_LOCATIONS = [
 
 
 @pytest.mark.parametrize(("entry", "offset", "size", "expected", "unreachable"), WRONG_LOCATIONS)
-def test_verify_of_wrong_location_names_contradiction(
-    store: msgstore.Store, entry: int, offset: int, size: int, expected: dict[str, tuple[int, str]], unreachable: int
-) -> None:
+def test_verify_of_wrong_location_names_contradiction(store, entry, offset, size, expected, unreachable):
     store._index.enter([IDS[entry]], [pack_location(0, offset, size)])
     store.close()
-    code, findings, summary, text = verify(store.path)
-    assert (code, summary["unreachable"], summary["verified"]) == (1, unreachable, 10 - unreachable)
+    findings, summary, text = verify(store.path)
+    assert (summary["ok"], summary["unreachable"], summary["verified"]) == (False, unreachable, 10 - unreachable)
     found = {finding["what"]: finding for finding in findings}
     assert found.keys() == expected.keys() | ({"live_bytes"} if size != 25 else set())
     for what, (owner, detail) in expected.items():
@@ -72,41 +64,38 @@ def test_verify_of_wrong_location_names_contradiction(
         assert f"0.sqs at offset {found[what]['offset']}: {IDS[owner].hex()}: {what}: {detail}" in text
 
 
-def test_verify_of_entry_without_reference_fails(tmp_path: Path) -> None:
+def test_verify_of_entry_without_reference_fails(tmp_path):
     """With ``lmdb``; ``ets`` has no way to keep such an entry."""
     with msgstore.open_store(tmp_path, index="lmdb") as store:
         with store.client() as client:
             client.write(IDS[3], b"body")
         store._index.enter([IDS[3]], [pack_location(0, 64, 25)], [0])
-    code, findings, _, _ = verify(tmp_path)
-    assert (code, [(f["what"], f["id"]) for f in findings]) == (1, [("no_reference", IDS[3].hex())])
+    findings, summary, _ = verify(tmp_path)
+    assert (summary["ok"], columns(findings, "what", "id")) == (False, [("no_reference", IDS[3].hex())])
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 0), (0, 5), (-1, -25)])
-def test_verify_of_wrong_row_names_count(store: msgstore.Store, count: int, size: int) -> None:
+def test_verify_of_wrong_row_names_count(store, count, size):
     (segment,) = store._segments
     segment.live_count += count
     segment.live_bytes += size
     store.close()
-    code, findings, summary, _ = verify(store.path)
-    expected = {name for name, delta in (("live_count", count), ("live_bytes", size)) if delta}
-    assert (code, {f["what"] for f in findings}) == (1, expected)
-    assert all(f["id"] is None for f in findings)
-    assert summary["verified"] == 10
+    findings, summary, _ = verify(store.path)
+    expected = [(name, None) for name, delta in (("live_count", count), ("live_bytes", size)) if delta]
+    assert (summary["ok"], columns(findings, "what", "id"), summary["verified"]) == (False, expected, 10)
 
 
-def test_verify_of_missing_entry_names_counts(store: msgstore.Store) -> None:
+def test_verify_of_missing_entry_names_counts(store):
     """The row still counts it: a message was lost by the index."""
     store._index.release([IDS[7]])
     store.close()
-    code, findings, summary, text = verify(store.path)
-    assert (code, [f["what"] for f in findings]) == (1, ["live_count", "live_bytes"])
+    findings, summary, text = verify(store.path)
+    assert (summary["ok"], [f["what"] for f in findings], summary["messages"]) == (False, ["live_count", "live_bytes"], 9)
     assert "counts 10 live records, the index has 9" in text
-    assert summary["messages"] == 9
 
 
 @pytest.mark.parametrize(("size", "said"), [(None, "is missing"), (300, "has 300 of 314 bytes")])
-def test_verify_of_lost_segment_fails(store: msgstore.Store, size: int | None, said: str) -> None:
+def test_verify_of_lost_segment_fails(store, size, said):
     """Everything that is there agrees; what the index knew of the rest is told, and nothing is written."""
     store.roll()
     with store.client() as client:
@@ -115,19 +104,14 @@ def test_verify_of_lost_segment_fails(store: msgstore.Store, size: int | None, s
     path = store.path / "0.sqs"
     path.unlink() if size is None else os.truncate(path, size)
     for _ in range(2):
-        code, findings, summary, text = verify(store.path)
-        assert (code, findings, summary["ok"]) == (1, [], False)
-        assert summary["missing"] == (10 if size is None else 1)
+        findings, summary, text = verify(store.path)
+        assert (findings, summary["ok"], summary["missing"]) == ([], False, 10 if size is None else 1)
         assert summary["lost"] == [f"0.sqs: {said}; the index has 10 live messages in it"]
         assert summary["lost"][0] in text
         assert "no damage" not in text
-        info = CliRunner().invoke(main, ["info", str(store.path)])
-        assert info.exit_code == 1
-        assert summary["lost"][0] in info.stdout
-        assert CliRunner().invoke(main, ["ls", str(store.path)]).exit_code == 1
-    compacted = CliRunner().invoke(main, ["compact", str(store.path), "--json"])
-    assert compacted.exit_code == 1
+        assert summary["lost"][0] in run("info", store.path, code=1).stdout
+        run("ls", store.path, code=1)
     spot = {"kind": "damage", "path": str(path), "offset": size or 0, "size": 314 - (size or 0)}
-    assert {**spot, "reason": "missing" if size is None else "shortened"} in map(json.loads, compacted.stdout.splitlines())
+    assert {**spot, "reason": "missing" if size is None else "shortened"} in rows_of("compact", store.path, code=1)
     if size is None:
-        assert verify(store.path)[0] == 0
+        assert verify(store.path)[1]["ok"]

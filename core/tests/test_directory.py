@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from pathlib import Path
 
 import attrs
 import pytest
-from click.testing import CliRunner
 
+from core_support import flip, objects, run, store_of
 from msgstore import StoreError, StoreMismatch
-from msgstore.cli.main import main
 from msgstore.directory import SETTINGS, Settings, find_segments, read_settings, write_settings
 from msgstore.files import Files
-
-DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "msg-store"
 
 
 def test_settings_are_remembered(tmp_path):
@@ -37,7 +33,8 @@ def test_settings_with_flipped_byte_are_refused(tmp_path):
     good = path.read_bytes()
     for at in range(len(good)):
         for bit in (1, 16, 128):
-            path.write_bytes(good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :])
+            path.write_bytes(good)
+            flip(path, at, bit)
             try:
                 assert read_settings(Files(), tmp_path) == settings  # white space, or the case of a digit
             except StoreError as error:
@@ -88,12 +85,11 @@ def test_unparsable_settings_are_refused_or_rebuilt(tmp_path, text):
     (place / SETTINGS).write_text(text, encoding="latin-1")
     with pytest.raises(StoreError, match="cannot be used"):
         read_settings(Files(), place)
-    shutil.copy(DATA / "v2_clean" / "store" / "0.sqs", place)
-    for verb, code in (("info", 0), ("scan", 1), ("salvage", 1)):  # info rebuilds what it remembers
-        result = CliRunner().invoke(main, [verb, str(place), *([str(tmp_path / "rescued")] if verb == "salvage" else [])])
-        assert isinstance(result.exception, SystemExit | None)
-        assert result.exit_code == code
-        assert verb == "salvage" or SETTINGS in result.stderr
+    shutil.copy(store_of("v2_clean") / "0.sqs", place)
+    assert SETTINGS in run("info", place, code=0).stderr  # it rebuilds what it remembers
+    scanned = run("scan", "--json", place, code=1)
+    assert (SETTINGS in scanned.stderr, len(objects(scanned)[0]["records"])) == (True, 212)
+    run("salvage", place, tmp_path / "rescued", code=1)
 
 
 def test_segments_are_found_in_number_order(tmp_path):

@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.cli.main import main
+from core_support import rows_of
+from core_support import run as command
 from msgstore.contract import BoundRecord, BrokenPlugin, Capability, RecordError, RecordField, RecordTypeDescriptor
 from msgstore.files import Files
-from msgstore.scan import Described, FormatSet, OpenFormat, WholeRecord, describe, scan_file
+from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
 from msgstore.scan.fields import fields_as_json, values_of
 
 MSG_ID = bytes(range(16))
@@ -59,7 +58,7 @@ def msgstore_record_types():
 
 
 @pytest.fixture
-def ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ranked(tmp_path, monkeypatch):
     """A distribution that brings the record type ``ranked``."""
     site = tmp_path / "site-packages"
     info = site / "acme_ranked-1.0.dist-info"
@@ -73,34 +72,33 @@ def ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("acme_ranked", None)
 
 
-def run(*arguments: object, code: int = 0, body: bytes = b"") -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=body)
-    assert result.exit_code == code, result.output
-    return result
+def run(*arguments, code=0, **options):
+    return command(*arguments, code=code, **options)
 
 
-def written(directory: Path, priority: int, **keys: Any) -> Path:
-    config = directory / f"{priority}.toml"
-    config.write_text(
-        f'[stores.a]\npath = "store"\nrecord = "ranked"\n'
-        f'format = {{ use = "v2", records = {{ ranked = {{ byte = 200, priority = {priority} }} }} }}\n'
-    )
-    run("put", "a", (priority.to_bytes() * 16).hex(), "--config", config, body=b"hello")
+def written(directory, *priorities):
+    """A store with a message for each priority; options change, the byte does not."""
+    for priority in priorities:
+        config = directory / f"{priority}.toml"
+        binding = f'format = {{ use = "v2", records = {{ ranked = {{ byte = 200, priority = {priority} }} }} }}'
+        config.write_text(f'[stores.a]\npath = "store"\nrecord = "ranked"\n{binding}\n')
+        run("put", "a", (priority.to_bytes() * 16).hex(), "--config", config, stdin=b"hello")
     return directory / "store"
 
 
-def test_fields_of_records_are_shown_by_verbs(ranked: None, tmp_path: Path) -> None:
-    written(tmp_path, 65)
-    store = written(tmp_path, 66)  # the same directory, with another option: the byte is the same
-    [segment] = map(json.loads, run("scan", "--json", store).stdout.splitlines())
+def test_fields_of_records_are_shown_by_verbs(ranked, tmp_path):
+    store = written(tmp_path, 65, 66)
+    [segment] = rows_of("scan", store)
     assert segment["records_by_name"] == {"ranked": 2}
     assert [(r["type"], r["record"], r["fields"]) for r in segment["records"]] == [
         (200, "ranked", {"priority": 65, "letter": "A", "at": None}),
         (200, "ranked", {"priority": 66, "letter": "B", "at": None}),
     ]
-    listed = [json.loads(line) for line in run("ls", "--json", store).stdout.splitlines()]
-    assert [(entry["record"], entry["fields"]["letter"]) for entry in listed] == [("ranked", "A"), ("ranked", "B")]
-    got = json.loads(run("get", "--json", store, "42" * 16).stdout)
+    assert [(entry["record"], entry["fields"]["letter"]) for entry in rows_of("ls", store)] == [
+        ("ranked", "A"),
+        ("ranked", "B"),
+    ]
+    [got] = rows_of("get", store, "42" * 16)
     assert (got["record"], got["fields"]) == ("ranked", {"priority": 66, "letter": "B", "at": None})
     assert run("get", "--fields", store, "42" * 16).stdout.splitlines() == [
         "record    ranked", "priority  66", "letter    B", "at        -", "size      5 B", "refs      1",
@@ -112,33 +110,32 @@ def test_fields_of_records_are_shown_by_verbs(ranked: None, tmp_path: Path) -> N
     assert json.loads((store / "msgstore.json").read_text())["distributions"] == {"record ranked": "acme-ranked"}
 
 
-def test_bare_directory_is_written_with_defaults(ranked: None, tmp_path: Path) -> None:
+def test_bare_directory_is_written_with_defaults(ranked, tmp_path):
     store = written(tmp_path, 65)
-    run("put", store, "99" * 16, body=b"more")
-    got = json.loads(run("get", "--json", store, "99" * 16).stdout)
+    run("put", store, "99" * 16, stdin=b"more")
+    [got] = rows_of("get", store, "99" * 16)
     assert (got["record"], got["fields"]["priority"]) == ("ranked", 0)
 
 
-def test_known_type_byte_may_be_omitted(ranked: None, tmp_path: Path) -> None:
+def test_known_type_byte_may_be_omitted(ranked, tmp_path):
     store = written(tmp_path, 65)
     form = {"use": "v2", "records": {"ranked": {"priority": 67}, "checksum": {}}}
     with msgstore.open_store(store, record="ranked", format=form) as opened, opened.client() as client:
         client.write(MSG_ID, b"")
     assert json.loads((store / "msgstore.json").read_text())["records"] == {"ranked": 200, "checksum": 4}
-    assert json.loads(run("get", "--json", store, MSG_ID.hex()).stdout)["fields"]["letter"] == "C"
+    assert rows_of("get", store, MSG_ID.hex())[0]["fields"]["letter"] == "C"
 
 
-def test_fields_move_with_their_records(ranked: None, tmp_path: Path) -> None:
-    store = written(tmp_path, 65)
-    written(tmp_path, 66)
+def test_fields_move_with_their_records(ranked, tmp_path):
+    store = written(tmp_path, 65, 66)
     run("rm", store, "41" * 16)
     run("compact", store, "--all")
-    [entry] = map(json.loads, run("ls", "--json", store).stdout.splitlines())
+    [entry] = rows_of("ls", store)
     assert (entry["offset"], entry["fields"]["letter"]) == (64, "B")
 
 
 @pytest.mark.parametrize("index", ["ets", "lmdb"])
-def test_record_beside_its_writer_is_described(ranked: None, tmp_path: Path, index: str) -> None:
+def test_record_beside_its_writer_is_described(ranked, tmp_path, index):
     form = {"use": "v2", "records": {"ranked": {"byte": 200, "priority": 68}}}
     with msgstore.open_store(tmp_path / "s", index=index, format=form, record="ranked") as store, store.client() as client:
         assert store.entry(MSG_ID) is None
@@ -149,9 +146,8 @@ def test_record_beside_its_writer_is_described(ranked: None, tmp_path: Path, ind
         assert describe(store.record(entry)).as_text() == {"priority": "68", "letter": "D", "at": "-"}
 
 
-def test_scan_with_fields_returns_values(ranked: None, tmp_path: Path) -> None:
-    store = written(tmp_path, 65)
-    written(tmp_path, 13)
+def test_scan_with_fields_returns_values(ranked, tmp_path):
+    store = written(tmp_path, 65, 13)
     form = FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
     assert form.type_names == {200: "ranked", 3: "message"}
     assert [field.name for field in form.with_fields[200].fields] == ["priority", "letter", "at"]
@@ -188,7 +184,7 @@ class Needed:
         ({"options": Needed}, "'actor' has no default"),
     ],
 )
-def test_impossible_descriptor_is_refused(members: dict[str, Any], reason: str) -> None:
+def test_impossible_descriptor_is_refused(members, reason):
     members = {"capabilities": [Capability.FIELDS] if members.get("fields") else []} | members
     with pytest.raises((ValueError, TypeError), match=reason):
         RecordTypeDescriptor(name="a", contract=(1, 0), factory="a:b", format="v2", **members)
@@ -198,7 +194,7 @@ def test_impossible_descriptor_is_refused(members: dict[str, Any], reason: str) 
     ("name", "kind"),
     [("Time", "time"), ("1st", "int"), ("a-b", "int"), ("", "int"), (3, "int"), ("time", "date"), ("time", None)],
 )
-def test_impossible_field_is_refused(name: Any, kind: Any) -> None:
+def test_impossible_field_is_refused(name, kind):
     with pytest.raises((ValueError, TypeError)):
         RecordField(name, kind)
 
@@ -234,7 +230,7 @@ def bound(kind: Any, *values: object) -> BoundRecord:
         ("text", None, None, "-"),
     ],
 )
-def test_values_are_shown_by_kind(kind: str, value: object, as_json: object, shown: str) -> None:
+def test_values_are_shown_by_kind(kind, value, as_json, shown):
     record = bound(kind, value)
     values = values_of(record, b"")
     assert fields_as_json(record, values) == {"it": as_json}
@@ -253,18 +249,18 @@ def test_values_are_shown_by_kind(kind: str, value: object, as_json: object, sho
         ("text", (KeyError("x"),), "cannot read the fields of a record: KeyError"),
     ],
 )
-def test_wrong_values_name_the_record_type(kind: str, values: tuple[object, ...], reason: str) -> None:
+def test_wrong_values_name_the_record_type(kind, values, reason):
     with pytest.raises(BrokenPlugin, match=reason):
         values_of(bound(kind, *values), b"")
 
 
-def test_record_with_unreadable_fields_has_none() -> None:
+def test_record_with_unreadable_fields_has_none():
     record = bound("int", RecordError("unlucky"))
     assert values_of(record, b"") is None
     assert Described("mine", record, None).as_text() == {}
 
 
-def test_fields_without_a_method_break_the_record_type(ranked: None, tmp_path: Path) -> None:
+def test_fields_without_a_method_break_the_record_type(ranked, tmp_path):
     import acme_ranked  # type: ignore[import-not-found]
 
     del acme_ranked.Ranked.fields
@@ -272,30 +268,19 @@ def test_fields_without_a_method_break_the_record_type(ranked: None, tmp_path: P
         FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
 
 
-def test_format_without_types_has_no_fields() -> None:
-    form = FormatSet(msgstore.load_catalogue()).by_name("v1")
-    assert (form.type_names, form.with_fields) == ({}, {})
-    assert describe(anything(form)) == Described(None)
-
-
-def anything(form: OpenFormat) -> WholeRecord:
-    return WholeRecord(Path("7.sqs"), 64, form, b"anything", b"")
-
-
-def test_describing_garbage_gives_nothing(ranked: None) -> None:
-    form = FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
-    assert describe(anything(form)) == Described(None)
-
-
-def test_describing_with_one_type_scans_nothing() -> None:
-    form = FormatSet(msgstore.load_catalogue()).by_name("v2")
-    assert describe(anything(attrs.evolve(form, format=object()))) == Described("message")
+def test_record_that_says_nothing_has_no_fields(ranked):
+    """Garbage, or of a format without types; a format of one type is not asked."""
+    plain = FormatSet(msgstore.load_catalogue())
+    old, one_type = plain.by_name("v1"), attrs.evolve(plain.by_name("v2"), format=object())
+    typed = FormatSet(msgstore.load_catalogue(), {"ranked": 200}).by_name("v2")
+    assert (old.type_names, old.with_fields) == ({}, {})
+    for form, name in ((old, None), (typed, None), (one_type, "message")):
+        assert describe(WholeRecord(Path("7.sqs"), 64, form, b"anything", b"")) == Described(name)
 
 
 @pytest.mark.parametrize("verb", [["ls", "--fields"], ["ls", "--json"], ["get", "--fields"], ["scan", "--json"]], ids=" ".join)
-def test_wrong_values_name_file_and_offset(ranked: None, tmp_path: Path, verb: list[str]) -> None:
-    written(tmp_path, 65)
-    store = written(tmp_path, 66)
+def test_wrong_values_name_file_and_offset(ranked, tmp_path, verb):
+    store = written(tmp_path, 65, 66)
     broken = tmp_path / "site-packages" / "acme_ranked.py"
     broken.write_text(broken.read_text().replace("return priority, chr(priority)", "return priority, priority % 66 and 'A'"))
     sys.modules.pop("acme_ranked", None)

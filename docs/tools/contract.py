@@ -34,7 +34,6 @@ MODULES = (
     "indexes",
     "policies",
     "bodies",
-    "fields",
 )
 """Modules in the order of the page. ``events`` and ``errors`` have their own regions."""
 

@@ -43,7 +43,11 @@ CALLED = {
     "runner": ("choose_runner", "make_runner", "JobRunner"),
 }
 """Names for programs that run a job, by module of ``msgstore.jobs``."""
-WRITING = {"output.commit": ("Staging",), "output.parts": ("Target", "PartWriter", "Part")}
+WRITING = {
+    "output.commit": ("Staging",),
+    "output.staging_directory": ("StagingDirectory",),
+    "output.parts": ("Target", "PartWriter", "Part"),
+}
 """Names for programs that write a new store in parallel, by module of ``msgstore.jobs``."""
 
 

@@ -16,9 +16,8 @@ import msgstore
 from mess import DAMAGED, DATA, build_corpus
 from msgstore.cli.main import main
 from msgstore.contract import StoreError
-from msgstore.jobs.reports import SalvageReport
 from msgstore.jobs.runner import make_runner
-from msgstore.jobs.salvage import SalvageJob, plan_salvage
+from msgstore.jobs.salvage import SalvageJob, SalvageReport, plan_salvage
 
 CATALOGUE = msgstore.load_catalogue()
 SMALL_TASKS = 2**20

@@ -1,37 +1,31 @@
 """A process that is killed under load.
 
-Run as a program it forks for every line that it is given, so that what is imported is imported once. The fork opens the store
-and works on it from several threads until somebody kills it. What happens is told on standard output, in records of 17 bytes
-(one letter, 16 bytes), each written by one system call, so that nothing that was told is lost with the process::
+It opens the store and works on it from several threads until somebody kills it. What happens is told through a pipe, in records
+of one letter and a message id, each written by one system call, so that nothing that was told is lost with the process::
 
-    P  process id        the fork is there
-    C  message id        confirmed
-    R  message id        its last reference is about to be removed
-    D  message id        and a flush has returned since
-    E  exit status       the fork is gone; nothing of it will follow
+    C  confirmed
+    R  its last reference is about to be removed
+    D  and a flush has returned since
 """
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from crash.workload import CrashCell
-from support import catalogue, open_with
+from support import open_with
 
-RECORD = 17
 THREADS = 3
 SIZES = (0, 1, 40, 300, 1500, 9000)
 """Bytes of bodies; the last is a large message."""
 WRONG = 3
-"""Exit status of a fork in which anything was not as it should be."""
+"""Exit status of a process in which anything was not as it should be."""
 
 
 def keys(cell: CrashCell, durability: str) -> dict[str, Any]:
@@ -45,15 +39,12 @@ def body_of(msg_id: bytes) -> bytes:
     return (msg_id * (size // 16 + 1))[:size]
 
 
-def tell(letter: bytes, payload: bytes) -> None:
-    os.write(1, letter + payload)
-
-
 class Worker(threading.Thread):
     """Writes, reads and removes messages of its own."""
 
-    def __init__(self, store: Any, seed: str, owned: list[bytes]) -> None:
+    def __init__(self, store: Any, seed: str, owned: list[bytes], pipe: Connection) -> None:
         super().__init__()
+        self.pipe = pipe
         self.store = store
         self.chance = random.Random(seed)
         self.owned = owned
@@ -64,7 +55,7 @@ class Worker(threading.Thread):
 
     def confirmed(self, ids: list[bytes]) -> None:
         for msg_id in ids:
-            tell(b"C", msg_id)
+            self.pipe.send_bytes(b"C" + msg_id)
 
     def run(self) -> None:
         try:
@@ -88,7 +79,7 @@ class Worker(threading.Thread):
             msg_id = self.owned.pop()
             last = msg_id not in self.owned
             if last:
-                tell(b"R", msg_id)
+                self.pipe.send_bytes(b"R" + msg_id)
                 self.removed.append(msg_id)
             self.client.remove([msg_id])
 
@@ -99,7 +90,7 @@ class Worker(threading.Thread):
     def flush(self) -> None:
         self.store.flush()
         for msg_id in self.removed:
-            tell(b"D", msg_id)
+            self.pipe.send_bytes(b"D" + msg_id)
         self.removed.clear()
 
     def collect(self) -> None:
@@ -107,14 +98,14 @@ class Worker(threading.Thread):
         assert not skipped, skipped
 
 
-def work(path: Path, cell: CrashCell, durability: str, seed: str) -> None:
+def work(path: Path, cell: CrashCell, durability: str, seed: str, pipe: Connection) -> None:
     """Never returns."""
     try:
         store = open_with(path, **keys(cell, durability))
         owned: list[list[bytes]] = [[] for _ in range(THREADS)]
         for entry in store.entries():
             owned[entry.msg_id[1] % THREADS] += [entry.msg_id] * entry.references
-        workers = [Worker(store, f"{seed}-{number}", mine) for number, mine in enumerate(owned)]
+        workers = [Worker(store, f"{seed}-{number}", mine, pipe) for number, mine in enumerate(owned)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -122,19 +113,3 @@ def work(path: Path, cell: CrashCell, durability: str, seed: str) -> None:
     except BaseException:
         traceback.print_exc()
     os._exit(WRONG)
-
-
-def main() -> None:
-    path, cell, durability = Path(sys.argv[1]), CrashCell(sys.argv[2], sys.argv[3]), sys.argv[4]
-    catalogue()
-    for line in sys.stdin:
-        pid = os.fork()
-        if not pid:
-            tell(b"P", os.getpid().to_bytes(16))
-            work(path, cell, durability, line.strip())
-        _, status = os.waitpid(pid, 0)
-        tell(b"E", os.waitstatus_to_exitcode(status).to_bytes(16, signed=True))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,14 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-import attrs
 import pytest
 
-
-@attrs.frozen
-class Workers:
-    pool: ProcessPoolExecutor
-    count: int
+from crash.running import Workers
 
 
 def quiet() -> None:
@@ -25,7 +20,6 @@ def quiet() -> None:
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
-    """Processes that open stores. Fresh ones, not forks: a fork would share what this process has open."""
     count = max(2, os.cpu_count() or 2)
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=quiet) as pool:
         yield Workers(pool, count)

@@ -6,14 +6,12 @@ process of its own: LMDB maps its file and believes it. A store that hangs ends 
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import random
 import shutil
 import signal
-import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -21,8 +19,8 @@ import attrs
 
 import msgstore
 from crash.invariants import NEW, demand
-from crash.points import Outcome
 from crash.recording import FileState, Recording, Tree
+from crash.running import HANG, Outcome, Workers, described, problem
 from crash.states import LMDB, Disk, materialise
 from msgstore.builtin.options import LocalOptions
 from msgstore.directory import SETTINGS
@@ -30,14 +28,12 @@ from msgstore.jobs.local.runner import LocalRunner
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
 from msgstore.testing.faults import UnsyncedFiles
-from support import WHOLE, Sample, catalogue, open_with
+from support import Sample, catalogue, open_with
 
 SMALL = 300
 """Bytes of a file every byte of which is hit, unless it is a segment."""
 SAMPLES = 20
 """Bits of any other file."""
-HANG = 20
-"""Seconds after which a store is said to hang; it takes some hundredths of one."""
 
 
 @attrs.frozen
@@ -88,45 +84,23 @@ def flips(recording: Recording) -> Iterator[Flip]:
                 )
 
 
-def run_shared(workers: Executor, shares: int, recording: Recording, directory: Path, *, sample: Sample = WHOLE) -> Outcome:
-    todo = list(flips(recording))
-    jobs = [
-        workers.submit(_work, recording, directory / f"flipped-{share}", sample.of(todo[share::shares]))
-        for share in range(shares)
-    ]
-    return sum((job.result() for job in jobs), Outcome())
+def run_shared(workers: Workers, recording: Recording, directory: Path, sample: Sample) -> Outcome:
+    return workers.share(_work, recording, directory, list(flips(recording)), sample)
 
 
-def _work(recording: Recording, directory: Path, todo: list[Flip]) -> Outcome:
-    trees = states(recording)
+def _work(recording: Recording, directory: Path, todo: list[Flip], sample: Sample, share: int, shares: int) -> Outcome:
+    trees, failures, mine = states(recording), [], sample.of(todo[share::shares])
+    directory = directory / f"flipped-{share}"
     truths = {state: Pristine.of(recording, tree, directory) for state, tree in trees.items()}
-    failures = []
-    for flip in todo:
-        in_process = alone if flip.file.startswith(LMDB) else watched
-        failure = in_process(lambda flip=flip: look(flip, trees[flip.state], truths[flip.state], recording, directory))
-        if failure:
+    for flip in mine:
+        in_process = alone if flip.file.startswith(LMDB) else problem
+        if failure := in_process(partial(look, flip, trees[flip.state], truths[flip.state], recording, directory)):
             failures.append(f"{flip}: {failure}")
-    return Outcome(len(todo), len(todo), tuple(failures))
+    return Outcome(len(todo), len(mine), tuple(failures))
 
 
-def watched(call: Callable[[], None]) -> str:
-    """Call. What went wrong; nothing if nothing did. A hang ends this process."""
-    faulthandler.dump_traceback_later(HANG, exit=True)
-    try:
-        call()
-    except Exception as error:  # whatever it is, it is not what a store may do
-        return _described(error)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    return ""
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)[-3:])
-
-
-def alone(call: Callable[[], None]) -> str:
-    """Call in a fork. What went wrong there; nothing if nothing did."""
+def alone(call: Callable[[], object]) -> str:
+    """Return what went wrong in a call in a fork; nothing if nothing did."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -135,7 +109,7 @@ def alone(call: Callable[[], None]) -> str:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion of LMDB
             call()
         except BaseException as error:
-            os.write(writing, _described(error)[:4000].encode())
+            os.write(writing, described(error)[:4000].encode())
         finally:
             os._exit(0)
     os.close(writing)

@@ -189,6 +189,6 @@ def record(directory: Path, cell: CrashCell, durability: str) -> Recording:
     recorder = run.files = Recorder(run.path, truth)
     with recorder.watching_the_index(cell.index):
         for step in steps(cell):
-            step(run)
+            run.do(step)
     assert not recorder.names, f"left open: {recorder.names}"
     return Recording(cell, durability, initial, recorder.log, truth.bodies, truth.now(), read_tree(run.path))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from crash import failing, flips
-from crash.points import Outcome, run_shared
+from crash.points import run_shared
 from crash.recording import record
+from crash.running import Outcome
 from crash.states import Disk
 from crash.watching import CHANGES, COMPOSED, JOBS, LOCKS, LOOKS
 from crash.workload import CRASH_CELLS, FOREIGN_CELLS
@@ -29,7 +30,7 @@ def check(outcome: Outcome) -> None:
 def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, tell):
     """``os``: as killed processes leave the directory. ``fsync``: as power losses leave it, too."""
     recording = record(tmp_path, crash_cell, durability)
-    outcome = run_shared(workers.pool, workers.count, recording, tmp_path, sample=sample)
+    outcome = run_shared(workers, recording, tmp_path, sample)
     tell(
         f"{crash_cell} {durability}",
         f"{len(recording.log)} operations, {outcome.points} crash points, {outcome.states} different ones reopened"
@@ -43,7 +44,7 @@ def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, te
 def test_every_operation_may_fail(crash_cell, tmp_path, workers, sample, tell):
     """The error says where, the store stays readable, and nothing is lost afterwards. The operations with ``fsync`` are those
     with ``os`` and the syncs."""
-    operations, outcome = failing.run_shared(workers.pool, workers.count, tmp_path, crash_cell, "fsync", sample=sample)
+    operations, outcome = failing.run_shared(workers, tmp_path, crash_cell, "fsync", sample)
     tell(
         f"{crash_cell} failing operations", f"{operations} operations, {outcome.states} faults, {len(outcome.failures)} failed"
     )
@@ -55,7 +56,7 @@ def test_every_operation_may_fail(crash_cell, tmp_path, workers, sample, tell):
 def test_flipped_bit_costs_at_most_its_record(crash_cell, tmp_path, workers, sample, tell):
     """It is never served as a right body, and the store does not stop for it."""
     recording = record(tmp_path, crash_cell, "os")
-    outcome = flips.run_shared(workers.pool, workers.count, recording, tmp_path, sample=sample)
+    outcome = flips.run_shared(workers, recording, tmp_path, sample)
     tell(f"{crash_cell} flipped bits", f"{outcome.states} flips, {len(outcome.failures)} failed")
     check(outcome)
     assert outcome.states * sample.every > 500

@@ -1,6 +1,6 @@
 """What is done to a store, and what the store owes at each moment of it.
 
-A workload is a list of steps. A *change* (write, remove) happens in memory and does no input or output here: batches stay
+A workload is a list of operations. A *change* (write, remove) happens in memory and does no input or output here: batches stay
 small and ``sync_interval`` is an hour. A *call* (open, flush, roll, compact, migrate, close) does all of it. A call that
 failed can be made again; that is what the tests with failing operations do.
 """
@@ -8,12 +8,9 @@ failed can be made again; that is what the tests with failing operations do.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import attrs
 import pytest
@@ -24,7 +21,7 @@ from msgstore.directory import Settings, write_settings
 from msgstore.engine.compact.policy_actions import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, RealDirectory, catalogue, needs_foreign, open_with
+from support import DATA, RealDirectory, catalogue, collect, needs_foreign, open_with
 
 
 @attrs.frozen
@@ -133,12 +130,9 @@ class Truth:
         self._now = None
 
 
-Step = Callable[["Run"], None]
-
-
 @attrs.define
 class Run:
-    """One run of a workload on one directory."""
+    """One run of a workload on one directory. Each operation of the workload is a method."""
 
     path: Path
     cell: CrashCell
@@ -149,16 +143,21 @@ class Run:
     client: Any = None
     dropping: int | None = None
 
+    def do(self, step: Step) -> None:
+        name, *numbers = step
+        getattr(self, name)(*numbers)
+
     def open(self, *, erase: bool = False) -> None:
         """Nothing to do if it is open."""
         if self.store is None:
             self.truth.opening()
-            counts = self.truth.refcounts
-            self.store = open_with(
-                self.path, self.files, refcounts=counts, **self.cell.keys, durability=self.durability, erase=erase
-            )
+            keys = {**self.cell.keys, "durability": self.durability, "erase": erase}
+            self.store = open_with(self.path, self.files, refcounts=self.truth.refcounts, **keys)
             self.truth.opened()
             self.client = self.store.client("queue", on_confirm=self.truth.confirm)
+
+    def open_erasing(self) -> None:
+        self.open(erase=True)
 
     def write(self, *numbers: int) -> None:
         for number in numbers:
@@ -167,9 +166,16 @@ class Run:
             self.client.write(id_of(number), body)
 
     def remove(self, *numbers: int) -> None:
-        self.remove_ids([id_of(number) for number in numbers])
+        self._remove([id_of(number) for number in numbers])
 
-    def remove_ids(self, ids: list[bytes]) -> None:
+    def remove_real(self) -> None:
+        """Every other message that the broker wrote, with all of its references."""
+        ours = {id_of(number) for number in range(200)}
+        for msg_id, count in sorted(self.truth.wanted.items())[::2]:
+            if msg_id not in ours:
+                self._remove([msg_id] * count)
+
+    def _remove(self, ids: list[bytes]) -> None:
         for msg_id in ids:
             self.truth.remove(msg_id)
         self.client.remove(ids)
@@ -183,13 +189,10 @@ class Run:
         self.truth.settle()
 
     def compact(self) -> None:
-        done = self.store.compact(everything=True)
-        self.truth.settle()
-        skipped = [segment for segment in done if segment.skipped]
-        assert not skipped, skipped
+        self._collected(self.store.compact(everything=True))
 
-    def open_erasing(self) -> None:
-        self.open(erase=True)
+    def migrate(self) -> None:
+        self._collected(self.store.migrate())
 
     def combine(self) -> None:
         """The first neighbours that fit into one segment."""
@@ -212,16 +215,11 @@ class Run:
 
     def _collect(self, *actions: Action) -> None:
         """Collect as a policy that plans these actions, and may drop messages."""
-        policy = SimpleNamespace(plan=lambda *_: actions)
-        with mock.patch.multiple(self.store._collector, _policy=policy, _may_drop=True):
-            done = self.store.compact()
-        self.truth.settle()
-        assert not [segment for segment in done if segment.skipped], done
+        self._collected(collect(self.store, *actions))
         left = {segment.number for segment in self.store.segments()}
         assert not [action for action in actions if left.issuperset(numbers_of(action))], f"{actions} were not carried out"
 
-    def migrate(self) -> None:
-        done = self.store.migrate()
+    def _collected(self, done: list[Any]) -> None:
         self.truth.settle()
         skipped = [segment for segment in done if segment.skipped]
         assert not skipped, skipped
@@ -262,69 +260,59 @@ LARGE = (50, 112)
 """Messages that get a segment of their own in these stores."""
 
 
-def steps(cell: CrashCell) -> Iterator[Step]:
+Step = tuple[Any, ...]
+"""A method of :class:`Run`, and the numbers of messages."""
+CHANGES = ("write", "remove", "remove_real")
+"""Operations that do no input or output, and must not be made twice."""
+
+
+def steps(cell: CrashCell) -> list[Step]:
     """The workload: writes, second writes, fan-out, removals of every kind, rolls, large messages, compaction, migration, a
     clean stop in the middle, combination, retention, erasure, and a clean stop at the end."""
-    change = _Change
-    yield Run.open
-    yield change(lambda run: run.write(*range(1, 13)))
-    yield change(lambda run: run.write(3, 3, 4, 5))  # fan-out: four references and two
-    yield Run.flush
-    yield change(lambda run: run.remove(1, 2, 3))
-    yield Run.flush
-    yield change(lambda run: run.write(1, 4))  # 1 is revived in the current segment
-    yield change(lambda run: run.write(13))
-    yield Run.flush
-    yield change(lambda run: run.write(*range(20, 50)))  # rolls
-    yield change(lambda run: run.write(50))
-    yield change(lambda run: run.write(51, 52))
-    yield Run.flush
-    yield change(lambda run: run.write(60, 61))
-    yield change(lambda run: run.remove(60, 3))  # 60 never reaches the disk
-    yield change(lambda run: run.write(60))
-    yield Run.flush
-    yield change(lambda run: run.remove(50, *range(22, 36)))  # a large one: its segment goes; holes for the compaction
-    yield Run.flush
-    yield change(lambda run: run.write(22, 50))  # late, of sealed segments: written once more
-    yield Run.compact
-    yield change(lambda run: run.write(70, 71, 70))
-    yield Run.close
-    yield Run.open
-    yield change(lambda run: run.remove(5, 70, 51))
-    yield change(lambda run: run.write(*range(80, 100)))
-    yield Run.roll
-    if cell.content == "v1-mixed":
-        yield change(_remove_real)
-        yield Run.flush
-        yield change(lambda run: run.write(100, 101))
-        yield Run.migrate
-    yield change(lambda run: run.remove(*range(81, 100, 2), 36, 38))
-    yield Run.compact
-    yield change(lambda run: run.write(110, 111, 111))
-    yield change(lambda run: run.write(112))
-    yield change(lambda run: run.remove(4))
-    yield Run.close
-    yield Run.open_erasing
-    yield change(lambda run: run.remove(112, 110))
-    yield Run.flush
-    yield Run.roll
-    yield Run.combine
-    yield Run.drop
-    yield Run.close
-
-
-@attrs.frozen
-class _Change:
-    """A step that does no input or output, and must not be made twice."""
-
-    apply: Step
-
-    def __call__(self, run: Run) -> None:
-        self.apply(run)
-
-
-def is_change(step: Step) -> bool:
-    return isinstance(step, _Change)
+    migration = [("remove_real",), ("flush",), ("write", 100, 101), ("migrate",)] if cell.content == "v1-mixed" else []
+    return [
+        ("open",),
+        ("write", *range(1, 13)),
+        ("write", 3, 3, 4, 5),  # fan-out: four references and two
+        ("flush",),
+        ("remove", 1, 2, 3),
+        ("flush",),
+        ("write", 1, 4),  # 1 is revived in the current segment
+        ("write", 13),
+        ("flush",),
+        ("write", *range(20, 50)),  # rolls
+        ("write", 50),
+        ("write", 51, 52),
+        ("flush",),
+        ("write", 60, 61),
+        ("remove", 60, 3),  # 60 never reaches the disk
+        ("write", 60),
+        ("flush",),
+        ("remove", 50, *range(22, 36)),  # a large one: its segment goes; holes for the compaction
+        ("flush",),
+        ("write", 22, 50),  # late, of sealed segments: written once more
+        ("compact",),
+        ("write", 70, 71, 70),
+        ("close",),
+        ("open",),
+        ("remove", 5, 70, 51),
+        ("write", *range(80, 100)),
+        ("roll",),
+        *migration,
+        ("remove", *range(81, 100, 2), 36, 38),
+        ("compact",),
+        ("write", 110, 111, 111),
+        ("write", 112),
+        ("remove", 4),
+        ("close",),
+        ("open_erasing",),
+        ("remove", 112, 110),
+        ("flush",),
+        ("roll",),
+        ("combine",),
+        ("drop",),
+        ("close",),
+    ]
 
 
 def prepare(run: Run) -> None:
@@ -358,11 +346,3 @@ def _real_v1(run: Run) -> None:
     run.truth.wanted.update(kept)
     run.truth.refcounts = tuple(kept.items())
     run.truth.settle()
-
-
-def _remove_real(run: Run) -> None:
-    """Every other message that the broker wrote, with all of its references."""
-    ours = {id_of(number) for number in range(200)}
-    for msg_id, count in sorted(run.truth.wanted.items())[::2]:
-        if msg_id not in ours:
-            run.remove_ids([msg_id] * count)

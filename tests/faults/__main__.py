@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from itertools import product
 
-from faults.history import INDEXES, Cell
+from faults.history import INDEXES
 from faults.injection import KINDS, Fault
+from faults.model import Cell
 from faults.phases import PHASES
-from faults.runs import Failure, run_cell
+from faults.runs import run_cell
 
 
 def main() -> int:
     options = _parser().parse_args()
-    operations, runs, failures = 0, 0, list[Failure]()
+    operations, runs, failures = 0, 0, 0
     for cell in (Cell(*names) for names in product(options.seeds, options.phase, options.index, options.durability)):
         outcome = run_cell(cell, only=options.only, kinds=options.kinds, every=options.every)
         print(outcome, *outcome.failures[: options.show], sep="\n", flush=True)
-        operations, runs, failures = operations + outcome.operations, runs + outcome.runs, failures + outcome.failures
-    print(f"\n{operations} operations, {runs} runs, {len(failures)} failed")
-    first = {failure.kind: failure for failure in reversed(failures)}
-    for kind, count in Counter(failure.kind for failure in failures).most_common():
-        print(f"{count:6} {kind}\n       {first[kind].command}")
+        operations, runs, failures = operations + outcome.operations, runs + outcome.runs, failures + len(outcome.failures)
+    print(f"\n{operations} operations, {runs} runs, {failures} failed")
     return 1 if failures else 0
 
 

@@ -2,95 +2,42 @@
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 import msgstore
-from faults.model import Model, body_of
-from msgstore.config import store_config
-from msgstore.engine.opening import open_configured
-from msgstore.files import Files
-
-
-@attrs.frozen
-class Cell:
-    """What one template is made for, and run with."""
-
-    seed: int
-    phase: str
-    index: str
-    durability: str
-
-    def rng(self, purpose: str) -> random.Random:
-        """The same for all phases and indexes: what differs between them is their own."""
-        return random.Random(f"{self.seed} {purpose}")
-
-    @property
-    def command(self) -> str:
-        return f"python -m faults --seeds {self.seed} --phase {self.phase} --index {self.index} --durability {self.durability}"
-
-    def __str__(self) -> str:
-        return f"seed {self.seed}, {self.phase}, {self.index}, {self.durability}"
-
-
-@attrs.frozen
-class Template:
-    """A directory, and what is in it."""
-
-    path: Path
-    keys: dict[str, Any]
-    model: Model
-    forgotten: bool
-    """Whether the counts are not in it: it is what a killed process leaves whose index is not persistent."""
-
-
-@functools.cache
-def catalogue() -> msgstore.Catalogue:
-    return attrs.evolve(msgstore.load_catalogue(), observers=())  # who would be told in a thread, for each store
-
-
-def open_store(
-    path: Path, keys: dict[str, Any], files: Files | None = None, refcounts: Iterable[tuple[bytes, int]] | None = None
-) -> msgstore.Store:
-    config = store_config({"path": path, **keys}, "faults", Path())
-    return open_configured(config, catalogue(), files=files, refcounts=refcounts)
-
+from faults.model import Cell, Model, Run, body_of
 
 INDEXES: dict[str, Any] = {"ets": "ets", "lmdb": {"use": "lmdb", "map_size": "1MiB"}}
 """Name to the key of a configuration. The map is small, so that copies of a directory are."""
 
 
-def make_template(cell: Cell, directory: Path) -> Template:
+def make_template(cell: Cell, directory: Path) -> Run:
     """One to three openings of a store, each with changes, flushes and collections; closed after the last one, or killed."""
     rng = cell.rng("history")
-    keys, model, made = _keys(cell, rng), Model(), directory / "made"
+    run = Run(cell, directory / "made", _keys(cell, rng))
     openings, old_format, other_index = rng.randint(1, 3), rng.random() < 0.3, rng.random() < 0.25
     index = cell.index
     if other_index and cell.phase == "opening":  # which then takes the counts over
         index = "lmdb" if index == "ets" else "ets"
-    forgotten = False
     for left in reversed(range(openings)):
-        used = keys | {"index": INDEXES[index]}
-        if old_format and (left or openings == 1):
-            used |= {"format": "v1", "record": "message"}
-        store = open_store(made, used, refcounts=model.refcounts() if forgotten else None)
-        _work(rng, store, model)
+        is_old = old_format and (left or openings == 1)
+        old: dict[str, Any] = {"format": "v1", "record": "message"} if is_old else {}
+        store = run.open(index=INDEXES[index], **old)
+        _work(rng, store, run.model)
         killed = rng.random() < 0.3
         if killed and not left and rng.random() < 0.6:
-            change(rng, store.client(), model, 8)
+            change(rng, store.client(), run.model, 8)
         if killed:
             store.abandon()
-            model.killed()
+            run.model.killed()
         else:
             store.close()
-            model.flushed()
-        forgotten = killed and index == "ets"
-    return Template(made, keys, model, forgotten)
+            run.model.flushed()
+        run.forgotten = killed and index == "ets"
+    return run
 
 
 def _keys(cell: Cell, rng: random.Random) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -21,9 +21,14 @@ from crash.watching import WatchedFiles
 LMDB_WRITES = ("lmdb.commit", "lmdb.close")
 COMPOSED = ("read_file",)
 """Operations that call others, each of which can fail."""
-TAKES_SPACE = ("create", "make_directory", "pwrite", "sync", "replace", *LMDB_WRITES)
 WRITES = ("pwrite", *LMDB_WRITES)
-KINDS = ("EIO", "EIO+", "ENOSPC", "ENOSPC+", "SHORT", "SHORT+", "INT", "INT-AFTER")
+NEEDS = {
+    "ENOSPC": ("create", "make_directory", "sync", "sync_directory", "replace", *WRITES),
+    "SHORT": WRITES,
+    "EMFILE": ("create", "open_read", "open_write", "list", "sync_directory", "lmdb.load"),
+}
+"""Which operations a failure comes from, unless it may come from all: a full disk cuts files and takes names away as before."""
+KINDS = ("EIO", "EIO+", "ENOSPC", "ENOSPC+", "SHORT", "SHORT+", "EMFILE", "EMFILE+", "INT", "INT-AFTER")
 """SHORT: half of a write, then ENOSPC; of a commit of LMDB, its pages and not the page that makes them valid. INT:
 KeyboardInterrupt before the operation, or after it. +: whatever comes later fails, too."""
 SECTOR = 512
@@ -48,10 +53,6 @@ class Fault:
     def lasts(self) -> bool:
         return self.kind.endswith("+")
 
-    @property
-    def interrupts(self) -> bool:
-        return self.kind.startswith("INT")
-
     @classmethod
     def parse(cls, text: str) -> Fault:
         """From ``42:EIO``. Raises ValueError."""
@@ -64,20 +65,39 @@ class Fault:
         return f"{self.operation}:{self.kind}"
 
 
-def can_fail(operation: str, kind: str) -> bool:
-    """Whether a failure of this kind is one that this operation can have."""
-    kind = kind.removesuffix("+")
-    return kind in ("EIO", "INT", "INT-AFTER") or operation in (TAKES_SPACE if kind == "ENOSPC" else WRITES)
+def every_fault(operations: Sequence[tuple[str, str]], kinds: Sequence[str]) -> list[Fault]:
+    """Each operation in turn, with each kind of failure that it can have."""
+    return [Fault(at, kind) for at, (name, _) in enumerate(operations) for kind in kinds if _can_fail(name, kind)]
+
+
+def _can_fail(operation: str, kind: str) -> bool:
+    needed = NEEDS.get(kind.removesuffix("+"))
+    return needed is None or operation in needed
 
 
 class Injector:
-    """Counts while it is armed. At the operation of its fault the failure strikes."""
+    """Counts while it is armed. At the operation of its fault the failure strikes; ``tears``: half of a write is made then."""
 
-    def __init__(self, fault: Fault | None = None) -> None:
+    def __init__(self, fault: Fault | None = None, *, tears: bool = False) -> None:
         self.fault = fault
+        self.tears = tears
         self.operations: list[tuple[str, str]] = []
         """(name, file) of each."""
         self.struck = False
+        self._armed = False
+
+    @property
+    def failed(self) -> str:
+        """The operation of the fault and its file, or "" if it was not reached."""
+        at = len(self.operations) if self.fault is None else self.fault.operation
+        return " ".join(self.operations[at]) if at < len(self.operations) else ""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.struck and self.fault is not None and self.fault.kind.startswith("INT")
+
+    def lift(self) -> None:
+        """Nothing fails or is counted any more."""
         self._armed = False
 
     @contextlib.contextmanager
@@ -105,11 +125,11 @@ class Injector:
         if self.fault is None:
             return ""
         kind, number = self.fault.kind.removesuffix("+"), len(self.operations) - 1
-        if number == self.fault.operation and can_fail(name, kind):
+        if number == self.fault.operation and _can_fail(name, kind):
             return kind
         if number > self.fault.operation and self.fault.lasts:
             kind = "ENOSPC" if kind == "SHORT" else kind
-            return kind if can_fail(name, kind) else ""
+            return kind if _can_fail(name, kind) else ""
         return ""
 
 
@@ -126,7 +146,7 @@ class FaultyFiles(WatchedFiles):
             return
         failure = self._injector.strike(kind, (target or path).name)
         self._interrupts_after = failure == "INT-AFTER"
-        if failure == "SHORT":
+        if failure == "SHORT" or (failure and kind == "pwrite" and self._injector.tears):
             os.pwrite(fd, data[: _short(fd, len(data), offset)], offset)
         if failure and not self._interrupts_after:
             raise system_error(failure)
@@ -145,7 +165,7 @@ def _short(fd: int, size: int, offset: int) -> int:
 
 
 def system_error(kind: str) -> OSError:
-    code = errno.EIO if kind == "EIO" else errno.ENOSPC
+    code = {"EIO": errno.EIO, "EMFILE": errno.EMFILE}.get(kind, errno.ENOSPC)
     return OSError(code, os.strerror(code))
 
 

@@ -1,11 +1,20 @@
-"""What a store has to hold. For each message the set of counts that are allowed: one, unless a call failed half way."""
+"""What a store has to hold, and one run on it. For each message the counts that are allowed: one, unless a call failed half
+way."""
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import attrs
+
+import msgstore
+from faults.injection import Injector, Interrupt
+from msgstore.files import Files
+from msgstore.testing import stores
 
 Counts = dict[bytes, frozenset[int]]
 
@@ -66,9 +75,79 @@ class Model:
         """Ids that are certainly there, in the order of their first writes."""
         return [msg_id for msg_id, counts in self.now.items() if min(counts) > 0]
 
-    def refcounts(self) -> list[tuple[bytes, int]]:
-        """What an application passes to the opening of a store whose index forgets counts when it is killed."""
-        return [(msg_id, max(counts)) for msg_id, counts in self.kept.items() if max(counts)]
+
+@attrs.frozen
+class Cell:
+    """What one store is made for, and run with."""
+
+    seed: int
+    phase: str
+    index: str
+    durability: str
+
+    def rng(self, purpose: str) -> random.Random:
+        """The same for all phases and indexes: what differs between them is their own."""
+        return random.Random(f"{self.seed} {purpose}")
+
+    @property
+    def command(self) -> str:
+        return f"python -m faults --seeds {self.seed} --phase {self.phase} --index {self.index} --durability {self.durability}"
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {self.phase}, {self.index}, {self.durability}"
+
+
+@functools.cache
+def catalogue() -> msgstore.Catalogue:
+    return attrs.evolve(msgstore.load_catalogue(), observers=())  # who would be told in a thread, for each store
+
+
+@attrs.define
+class Run:
+    """A store's directory with what has to be in it, and one failure or none."""
+
+    cell: Cell
+    path: Path
+    keys: dict[str, Any]
+    model: Model = attrs.field(factory=Model)
+    forgotten: bool = False
+    """Whether the next opening needs the counts: a killed process left the directory, and its index is not persistent."""
+    injector: Injector = attrs.field(factory=Injector)
+    killed: bool = False
+    """How a store ends that is still open after the phase: killed, or closed."""
+    problems: list[str] = attrs.field(factory=list)
+
+    def open(self, files: Files | None = None, **keys: Any) -> msgstore.Store:
+        """The counts that are passed are the highest that are allowed."""
+        counts = [(msg_id, max(counts)) for msg_id, counts in self.model.kept.items() if max(counts)]
+        keys = self.keys | keys
+        return stores.open_with(self.path, catalogue(), files, refcounts=counts if self.forgotten else None, **keys)
+
+    def attempt(self, what: str, call: Callable[[], object]) -> BaseException | None:
+        """Returns what the call raised. Whatever is no error of ours is a problem."""
+        try:
+            call()
+        except (msgstore.MsgStoreError, Interrupt) as error:
+            return error
+        except Exception as error:
+            self.problems.append(f"{what} raised {type(error).__name__}, which is no error of msgstore: {error}")
+            return error
+        return None
+
+    def compare(self, store: msgstore.Store, allowed: Counts, since: str) -> dict[bytes, int]:
+        """The store has what is allowed, with its bytes. Returns id to count."""
+        client = store.client()
+        found = {entry.msg_id: entry.references for entry in store.entries()}
+        found |= {msg_id: store.references(msg_id) for msg_id in allowed}
+        found = {msg_id: count for msg_id, count in found.items() if count}
+        self.problems += differences(allowed, found, since)
+        for msg_id in found:
+            try:
+                if client.read(msg_id) != body_of(msg_id):
+                    self.problems.append(f"message {msg_id.hex()[:8]}.. is there with other bytes")
+            except msgstore.MsgStoreError as error:
+                self.problems.append(f"message {msg_id.hex()[:8]}.. cannot be read: {error}")
+        return found
 
 
 def differences(allowed: Counts, found: Mapping[bytes, int], since: str) -> list[str]:

@@ -1,80 +1,30 @@
-"""What is done while an operation fails, and how a user goes on after it: closes the store, or has the process killed."""
+"""What is done while an operation fails, how a user goes on after it (closes the store, or has the process killed), and the
+next openings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
-
-import attrs
-
 import msgstore
-from faults.history import Cell, change, changes, open_store
-from faults.injection import FaultyFiles, Injector, Interrupt
-from faults.model import Model, body_of, differences
-from msgstore.files import Files
+from faults.history import change, changes
+from faults.injection import FaultyFiles
+from faults.model import Run, body_of
 
 PHASES = ("opening", "flush", "compact", "close", "unchanged")
 
 
-@attrs.define
-class Run:
-    """One run of a phase on a copy of a template, with one failure or with none."""
-
-    cell: Cell
-    path: Path
-    keys: dict[str, Any]
-    model: Model
-    forgotten: bool
-    """Whether the next opening needs the counts."""
-    injector: Injector
-    killed: bool
-    """How a store ends that is still open after the phase: killed, or closed."""
-    problems: list[str] = attrs.field(factory=list)
-    _said: set[str] = attrs.field(factory=set)
-
-    def tell(self, problems: Iterable[str]) -> None:
-        self.problems += problems
-
-    def open(self, files: Files | None = None, **keys: Any) -> msgstore.Store:
-        return open_store(self.path, self.keys | keys, files, self.model.refcounts() if self.forgotten else None)
-
-    def attempt(self, what: str, call: Callable[[], object]) -> BaseException | None:
-        """Returns what the call raised. Whatever is no error of ours is a problem."""
-        try:
-            call()
-        except (msgstore.MsgStoreError, Interrupt) as error:
-            return error
-        except Exception as error:
-            self.tell([f"{what} raised {type(error).__name__}, which is no error of msgstore: {error}"])
-            return error
-        return None
-
-    @property
-    def interrupted(self) -> bool:
-        fault = self.injector.fault
-        return fault is not None and fault.interrupts and self.injector.struck
-
-
 def go(run: Run) -> None:
     """The phase of the cell, and the end of the store."""
-    if run.cell.phase == "opening":
-        _opening(run)
-    else:
-        store = run.open(FaultyFiles(run.injector))
-        run.model.settle({entry.msg_id: entry.references for entry in store.entries()})
-        run.forgotten = run.cell.index == "ets"
-        {"flush": _flush, "compact": _compact, "close": _close, "unchanged": _close}[run.cell.phase](run, store)
-        _serves(run, store)
-        _end(run, store)
-
-
-def _opening(run: Run) -> None:
     stores: list[msgstore.Store] = []
-    with run.injector.armed():
-        run.attempt("the opening", lambda: stores.append(run.open(FaultyFiles(run.injector))))
+    if run.cell.phase == "opening":
+        with run.injector.armed():
+            run.attempt("the opening", lambda: stores.append(run.open(FaultyFiles(run.injector))))
+    else:
+        stores.append(run.open(FaultyFiles(run.injector)))
+        run.model.settle({entry.msg_id: entry.references for entry in stores[0].entries()})
     for store in stores:
         run.forgotten = run.cell.index == "ets"
+        if run.cell.phase != "opening":
+            {"flush": _flush, "compact": _compact, "close": _close, "unchanged": _close}[run.cell.phase](run, store)
+            _serves(run, store)
         _end(run, store)
 
 
@@ -90,7 +40,7 @@ def _flush(run: Run, store: msgstore.Store) -> None:
                 else:
                     error = run.attempt("remove", lambda: client.remove(ids))  # noqa: B023
             if isinstance(error, msgstore.MessageNotFound):
-                run.tell([f"remove does not find message {msg_id.hex()[:8]}.., which is there" for msg_id in error.ids])
+                run.problems += [f"remove does not find message {msg_id.hex()[:8]}.., which is there" for msg_id in error.ids]
             refused = isinstance(error, msgstore.StoreClosed)
             model.change(ids, by, applied=True if error is None else False if refused else getattr(error, "applied", None))
             if error is None and not run.keys["sync_interval"]:
@@ -125,7 +75,7 @@ def _close(run: Run, store: msgstore.Store) -> None:
 
 def _closed(run: Run) -> None:
     """A call of ``close`` has returned."""
-    if not run.interrupted:  # else the store has ended as that of a killed process
+    if not run.injector.interrupted:  # else the store has ended as that of a killed process
         run.model.flushed()
         run.forgotten = False
 
@@ -133,17 +83,11 @@ def _closed(run: Run) -> None:
 def _serves(run: Run, store: msgstore.Store) -> None:
     """The open store has what the model has, if it is open."""
     try:
-        client = store.client()
-        found = {msg_id: store.references(msg_id) for msg_id in run.model.now}
-        bodies = client.read_many([msg_id for msg_id, count in found.items() if count])
+        run.compare(store, run.model.now, f"the {run.cell.phase}, in the open store,")
     except msgstore.StoreClosed:
         return
     except msgstore.MsgStoreError as error:
-        run.tell([f"when the failure is over, the open store cannot be read: {error}"])
-        return
-    since = f"the {run.cell.phase}, in the open store,"
-    run.tell(differences(run.model.now, {msg_id: count for msg_id, count in found.items() if count}, since))
-    run.tell(f"message {msg_id.hex()[:8]}.. is read with other bytes" for msg_id in bodies if bodies[msg_id] != body_of(msg_id))
+        run.problems.append(f"when the failure is over, the open store cannot be read: {error}")
 
 
 def _end(run: Run, store: msgstore.Store) -> None:
@@ -157,8 +101,20 @@ def _end(run: Run, store: msgstore.Store) -> None:
         if error is None:
             _closed(run)
             return
-        if not (run.interrupted and isinstance(error, msgstore.StoreClosed)):
-            run.tell([f"when the failure is over, close() raises {type(error).__name__}: {error}"])
+        if not (run.injector.interrupted and isinstance(error, msgstore.StoreClosed)):
+            run.problems.append(f"when the failure is over, close() raises {type(error).__name__}: {error}")
     error = run.attempt("abandon", store.abandon)
     if error is not None:
-        run.tell([f"when the failure is over, abandon() raises {type(error).__name__}: {error}"])
+        run.problems.append(f"when the failure is over, abandon() raises {type(error).__name__}: {error}")
+
+
+def check(run: Run) -> None:
+    """Two openings without failures, each closed cleanly: what is there is what the model allows, and stays."""
+    try:
+        with run.open(sync_interval=0) as store:  # without a thread
+            found = run.compare(store, run.model.kept, f"the {run.cell.phase}")
+        run.forgotten = False
+        with run.open(sync_interval=0) as store:
+            run.compare(store, {msg_id: frozenset({count}) for msg_id, count in found.items()}, "a clean close")
+    except msgstore.MsgStoreError as error:
+        run.problems.append(f"the next opening raises {type(error).__name__}: {error}")

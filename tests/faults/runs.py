@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import attrs
 
-from faults.checking import check
-from faults.history import Cell, Template, make_template
-from faults.injection import KINDS, Fault, Injector, NeverEnds, can_fail, lmdb_through
-from faults.phases import Run, go
+from faults.history import make_template
+from faults.injection import KINDS, Fault, Injector, NeverEnds, every_fault, lmdb_through
+from faults.model import Cell, Run
+from faults.phases import check, go
 
 
 @attrs.frozen
@@ -26,22 +25,11 @@ class Failure:
     """The one that failed, and its file."""
     problems: tuple[str, ...]
 
-    @property
-    def command(self) -> str:
-        return self.cell.command + (f" --only {self.fault}" if self.fault else "")
-
-    @property
-    def kind(self) -> str:
-        """The same for all failures that say the same of other messages and files."""
-        problem = re.sub(r"/\S+|[0-9a-f]{8}\.\.|\d+", "#", self.problems[0])
-        operation = re.sub(r"\d+", "#", self.operation)
-        kind = self.fault.kind if self.fault else "no failure"
-        return f"{self.cell.phase}, {self.cell.index}: {operation} {kind}: {problem}"
-
     def __str__(self) -> str:
+        command = self.cell.command + (f" --only {self.fault}" if self.fault else "")
         shown = "\n".join(f"    {problem}" for problem in self.problems[:3])
         more = f"\n    and {len(self.problems) - 3} more" if len(self.problems) > 3 else ""
-        return f"  {self.command}\n    at {self.operation}:\n{shown}{more}"
+        return f"  {command}\n    at {self.operation}:\n{shown}{more}"
 
 
 @attrs.define
@@ -62,32 +50,30 @@ def run_cell(cell: Cell, *, only: Fault | None = None, kinds: Sequence[str] = KI
     outcome = Outcome(cell)
     with _scratch() as scratch, _quiet():
         template = make_template(cell, scratch)
-        whole = _run(template, cell, scratch, None, outcome)
+        whole = _run(template, scratch, None, outcome)
         outcome.operations = len(whole)
-        faults = [Fault(n, kind) for n, (name, _) in enumerate(whole) for kind in kinds if can_fail(name, kind)]
-        for fault in [only] if only else faults[cell.seed % every :: every]:
-            _run(template, cell, scratch, fault, outcome)
+        for fault in [only] if only else every_fault(whole, kinds)[cell.seed % every :: every]:
+            _run(template, scratch, fault, outcome)
     return outcome
 
 
-def _run(template: Template, cell: Cell, scratch: Path, fault: Fault | None, outcome: Outcome) -> list[tuple[str, str]]:
-    """One run. Returns the operations of the phase."""
-    path = scratch / "run"
+def _run(template: Run, scratch: Path, fault: Fault | None, outcome: Outcome) -> list[tuple[str, str]]:
+    """One run on a copy. Returns the operations of the phase."""
+    path, cell, injector = scratch / "run", template.cell, Injector(fault)
     shutil.copytree(template.path, path)
-    injector = Injector(fault)
     killed = fault is not None and (fault.operation + KINDS.index(fault.kind) + cell.seed) % 2 == 1
-    run = Run(cell, path, template.keys, template.model.copy(), template.forgotten, injector, killed)
+    run = attrs.evolve(
+        template, path=path, model=template.model.copy(), injector=injector, killed=killed, problems=[]
+    )  # fmt: skip
     try:
         with lmdb_through(injector):
             go(run)
         check(run)
     except NeverEnds as error:
-        run.tell([str(error)])
+        run.problems.append(str(error))
     outcome.runs += 1
     if run.problems:
-        at = fault.operation if fault else len(injector.operations)
-        name = " ".join(injector.operations[at]) if at < len(injector.operations) else "no operation"
-        outcome.failures.append(Failure(cell, fault, name, tuple(run.problems)))
+        outcome.failures.append(Failure(cell, fault, injector.failed or "no operation", tuple(run.problems)))
     shutil.rmtree(path)
     return injector.operations
 

@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
-from faults.history import INDEXES, Cell
+from faults.history import INDEXES
 from faults.injection import Fault
-from faults.model import differences
+from faults.model import Cell, differences
 from faults.phases import PHASES
 from faults.runs import run_cell
 from msgstore.contract import StoreIOError

@@ -7,7 +7,7 @@ import json
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -73,21 +73,33 @@ TERMS = [
 """One of every kind, and some of many."""
 
 
+def corpus(make: Callable[..., Iterable[Member]]) -> Callable[..., list[Member]]:
+    """Make the members once, and tell each of the others."""
+
+    @functools.cache
+    def members(*arguments: str) -> list[Member]:
+        found = list(make(*arguments))
+        for member in found:
+            member.others = found
+        return found
+
+    return members
+
+
 def real(*suffixes: str) -> list[Path]:
     return sorted(path for path in DATA.rglob("*") if path.suffix in suffixes or path.name in suffixes)
 
 
-@functools.cache
-def segments(name: str) -> list[Member]:
+@corpus
+def segments(name: str) -> Iterator[Member]:
     """Small segments of the format ``name``: runs of real records, the whole small files, and written ones."""
     form: SegmentFormatV1 | SegmentFormatV2 = {"v1": V1, "v2": V2, "checksum": CHECKSUM}[name]
     suffix = ".rdq" if name == "v1" else ".sqs"
     random = Random(1)
-    found = []
     for path in real(suffix):
         data = path.read_bytes()
         if len(data) <= SMALL:
-            found.append(Member(data, starts(form, data)))
+            yield Member(data, starts(form, data))
             continue
         offsets = starts(form, data)
         for _ in range(5):
@@ -98,9 +110,8 @@ def segments(name: str) -> list[Member]:
                     break
                 run += data[begin:end]
             if run != form.header:
-                found.append(Member(run, starts(form, run)))
-    found += [Member(data, starts(form, data)) for data in (written(form, random) for _ in range(60))]
-    return joined(found)
+                yield Member(run, starts(form, run))
+    yield from (Member(data, starts(form, data)) for data in (written(form, random) for _ in range(60)))
 
 
 def written(form: SegmentFormatV1 | SegmentFormatV2, random: Random, size: int = SMALL) -> bytes:
@@ -138,34 +149,26 @@ def starts(form: SegmentFormatV1 | SegmentFormatV2, data: bytes) -> list[int]:
     return sorted({*scan.records.offsets, *scan.duplicates.offsets, *scan.hole_offsets, *spots, scan.end.offset})
 
 
-@functools.cache
-def records() -> list[Member]:
+@corpus
+def records() -> Iterator[Member]:
     """One checksummed record each, of type byte 4, all of one id."""
     random = Random(2)
-    made = [CHECKSUM.encode([bytes(range(16))], [body])[0] for _ in range(10) for body in bodies(CHECKSUM, random)]
-    return joined([Member(data, [0, 1, 5, 21, 25]) for data in made])
+    for body in (body for _ in range(10) for body in bodies(CHECKSUM, random)):
+        yield Member(CHECKSUM.encode([bytes(range(16))], [body])[0], [0, 1, 5, 21, 25])
 
 
-@functools.cache
-def snapshots() -> list[Member]:
+@corpus
+def snapshots() -> Iterator[Member]:
     random = Random(3)
-    found = []
     for entries in (0, 1, 2, 7, 30, 60):
-        for state in (
-            {},
-            rows(random),
-            {b"layout": b"1", b"clean": format_clean([b"h1", b"shop"], 3)},
-            {**rows(random), b"k": b""},
-        ):
+        clean = {b"layout": b"1", b"clean": format_clean([b"h1", b"shop"], 3)}
+        for state in ({}, rows(random), clean, {**rows(random), b"k": b""}):
             ids = [random.randbytes(16) for _ in range(entries)]
             located = {msg_id: pack_location(random.randrange(9), 64 + 99 * n, 21 + n) for n, msg_id in enumerate(ids)}
             counts = {msg_id: random.choice([2, 3, 2**48 - 1]) for msg_id in ids[::3]}
             data = b"".join(snapshot.write(located, counts, state))
             _, _, width, n, m, _ = struct.unpack_from(">8sIIQQQ", data)
-            found.append(
-                Member(data, [8, 12, 16, 24, 32, 40, 40 + 16 * n, 40 + (16 + width) * n, 40 + (16 + width) * n + 24 * m])
-            )
-    return joined(found)
+            yield Member(data, [8, 12, 16, 24, 32, 40, 40 + 16 * n, 40 + (16 + width) * n, 40 + (16 + width) * n + 24 * m])
 
 
 HINTED = "0.sqs"
@@ -174,11 +177,10 @@ NARROW, WIDE = 2**24, 2**33
 """Its size: columns of 4 bytes, and of 8."""
 
 
-@functools.cache
-def hints() -> list[Member]:
+@corpus
+def hints() -> Iterator[Member]:
     """Of one segment, at one time: with and without a column of offsets, and one of sizes."""
     random = Random(6)
-    found = []
     for size in (NARROW, WIDE):
         for count in (0, 1, 2, 9, 40):
             ids = random.randbytes(16 * count)
@@ -189,8 +191,7 @@ def hints() -> list[Member]:
                     hint_file.Hint.of_columns(ids, offsets, array("Q", sizes)),
                 ):
                     data = b"".join(hint_file.write(hint, HINTED, size, 1))
-                    found.append(Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12]))
-    return joined(found)
+                    yield Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12])
 
 
 def rows(random: Random) -> dict[bytes, bytes]:
@@ -217,28 +218,24 @@ def unframe(data: bytes) -> dict[bytes, bytes]:
     return state
 
 
-@functools.cache
-def states() -> list[Member]:
+@corpus
+def states() -> Iterator[Member]:
     random = Random(4)
-    found = []
     for _ in range(12):
         state, at, fields = rows(random), 0, []
         for key, value in state.items():
             fields += [at, at + 4, at + 4 + len(key)]
             at += 4 + len(key) + len(value)
-        found.append(Member(frame(state), fields))
-    return joined(found)
+        yield Member(frame(state), fields)
 
 
-@functools.cache
-def slots() -> list[Member]:
+@corpus
+def slots() -> Iterator[Member]:
     """Rows of LMDB's entries: id 16, slot 24."""
     random = Random(5)
-    found = []
     for entries in (1, 2, 5, 20):
         pairs = [(random.randbytes(16), pack_location(n, 64 + n, 21 + n) << 48 | 1 + n) for n in range(entries)]
-        found.append(Member(b"".join(msg_id + slot.to_bytes(24) for msg_id, slot in pairs), range(0, 40 * entries, 8)))
-    return joined(found)
+        yield Member(b"".join(msg_id + slot.to_bytes(24) for msg_id, slot in pairs), range(0, 40 * entries, 8))
 
 
 class _Kept(Files):
@@ -250,84 +247,60 @@ class _Kept(Files):
         self.data = b"".join(chunks)
 
 
-@functools.cache
-def settings() -> list[Member]:
-    files, found = _Kept(), []
+@corpus
+def settings() -> Iterator[Member]:
+    files = _Kept()
+    providers = {"record audit": "acme-audit-record", "body zstd": "acme.zstd_body"}
     for values in (
         Settings(),
         Settings("lmdb", "v1", "message", "erlang", {}),
-        Settings(
-            "ets", "v2", "audit", "zstd", {"audit": 200}, {"record audit": "acme-audit-record", "body zstd": "acme.zstd_body"}
-        ),
+        Settings("ets", "v2", "audit", "zstd", {"audit": 200}, providers),
         Settings("ets", "v2", "checksum", "raw", {"checksum": 4}),
         Settings("ets", "v2", "stämp", "raw", {"stämp": 128, "checksum": 200, "x" * 40: 255}),
     ):
         write_settings(files, Path(), values)
-        found.append(Member(files.data, _punctuation(files.data)))
-    found.append(Member(json.dumps([[[[{"layout": {"crc32": 0}}]]]] * 20).encode()))
-    return joined(found)
+        yield Member(files.data, _punctuation(files.data))
+    yield Member(json.dumps([[[[{"layout": {"crc32": 0}}]]]] * 20).encode())
 
 
-@functools.cache
-def scrubs() -> list[Member]:
-    files, found = _Kept(), []
+@corpus
+def scrubs() -> Iterator[Member]:
+    files = _Kept()
     spots = [DamagedSpan("0.sqs", 64, 100, "torn"), DamagedSpan("17.rdq", 0, 2**30, "id_mismatch", "0f" * 16)]
     findings = [Finding("0.sqs", "live_count", "2, not 3"), Finding("1.sqs", "overlap", "ends at 7", "0f" * 16, 0, 7)]
     for state in (ScrubState(), ScrubState(3, 4, 500, 2**24, spots, findings), ScrubState(10**17, 1, 1, 1, spots * 20)):
         write_state(files, Path(), state)
-        found.append(Member(files.data, _punctuation(files.data)))
-    return joined(found)
+        yield Member(files.data, _punctuation(files.data))
 
 
-@functools.cache
-def cleans() -> list[Member]:
+@corpus
+def cleans() -> Iterator[Member]:
     texts = [path.read_bytes() for path in real("clean.dot")]
     texts += [format_clean(refs, last) for refs in ([], [b""], [b"h1"], [bytes(range(256))]) for last in (None, 7)]
     texts += [
         b'{client_refs,[<<"h1">>, <<"shop">>,\n <<1,2,3>>]}.\n{last_v1_file,none}.\n',
         b"{ client_refs , [ << 1 , 2 >> ] } .",
     ]
-    return joined([Member(text, _punctuation(text)) for text in texts])
+    yield from (Member(text, _punctuation(text)) for text in texts)
 
 
-@functools.cache
-def pids() -> list[Member]:
-    return joined(
-        [
-            Member(text)
-            for text in (
-                b"",
-                b"1\n",
-                b"4242\n",
-                b"2147483647\n",
-                b"99999999999999999999\n",
-                b"-1\n",
-                b"1" * 60,
-                b"4242\n0123456789abcdef\n",
-            )
-        ]
-    )
+@corpus
+def pids() -> Iterator[Member]:
+    yield from map(Member, (b"", b"1\n", b"4242\n", b"2147483647\n", b"99999999999999999999\n", b"-1\n", b"1" * 60))
+    yield Member(b"4242\n0123456789abcdef\n")
 
 
-@functools.cache
-def terms() -> list[Member]:
-    found = [Member(term, range(1, min(len(term), 40))) for term in TERMS]
+@corpus
+def terms() -> Iterator[Member]:
+    yield from (Member(term, range(1, min(len(term), 40))) for term in TERMS)
     for path in real(".sqs"):
         data = path.read_bytes()
         scan = V2.scan(data)
         real_bodies = [data[at + 21 : at + size] for at, size in zip(scan.records.offsets, scan.records.sizes, strict=True)]
-        found += [Member(body, range(1, min(len(body), 60))) for body in real_bodies[:3] if len(body) <= SMALL]
-    nested = b"\x83" + b"h\1" * 200 + b"j"
-    return joined(
-        [*found, Member(nested, range(1, 400, 7)), Member(b"\x83" + b"l\0\0\0\1" * 100 + b"j" * 101, range(1, 500, 5))]
-    )
+        yield from (Member(body, range(1, min(len(body), 60))) for body in real_bodies[:3] if len(body) <= SMALL)
+    yield Member(b"\x83" + b"h\1" * 200 + b"j", range(1, 400, 7))
+    yield Member(b"\x83" + b"l\0\0\0\1" * 100 + b"j" * 101, range(1, 500, 5))
 
 
 def _punctuation(text: bytes) -> list[int]:
     return [at for at, byte in enumerate(text) if not chr(byte).isalnum()]
-
-
-def joined(members: list[Member]) -> list[Member]:
-    for member in members:
-        member.others = members
-    return members

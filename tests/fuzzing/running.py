@@ -46,9 +46,10 @@ class Failure:
 
     def __str__(self) -> str:
         shown = "not cut down, for the process died" if self.data is None else f"{len(self.data)} bytes: {self.data.hex()}"
+        again = self.seed if self.data is None else self.data.hex() or "-"
         return (
             f"{self.target}, seed {self.seed}: {self.error}\n  {shown}\n"
-            f"  again: python -m fuzzing {self.target} {self.seed if self.data is None else self.data.hex() or '-'} (in tests/)"
+            f"  again: python -m fuzzing {self.target} {again} (in tests/)"
         )
 
 
@@ -61,15 +62,7 @@ class Tally:
     """Eight bytes of the hash of each: how many are left says how many were different."""
     seconds: float = 0.0
     """Of processor time."""
-    slowest: float = 0.0
     failures: list[Failure] = attrs.field(factory=list)
-
-    def add(self, other: Tally) -> None:
-        self.inputs += other.inputs
-        self.digests |= other.digests
-        self.seconds += other.seconds
-        self.slowest = max(self.slowest, other.slowest)
-        self.failures += other.failures
 
 
 def make(target: Target, seed: int) -> tuple[bytes, Member]:
@@ -112,26 +105,24 @@ def attempt(target: Target, data: bytes, member: Member) -> str | None:
 
 
 def run_chunk(name: str, first: int, count: int, progress: str, slot: int) -> Tally:
-    """Try the inputs of ``count`` numbers. ``progress`` is a file whose ``slot`` names the input that is being tried."""
+    """Try the inputs of ``count`` numbers. ``progress`` is a file whose ``slot`` has the number, plus one, that is tried."""
     target, tally = TARGETS[name], Tally()
     faulthandler.dump_traceback_later(STUCK, exit=True)
     with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 0) as board, alarm():  # noqa: PTH123
         begin = time.process_time()
         for seed in range(first, first + count):
-            struct.pack_into(">QQ", board, 16 * slot, seed, os.getpid())
+            struct.pack_into(">Q", board, 8 * slot, seed + 1)
             if str(seed) == os.environ.get("MSGSTORE_FUZZ_KILL"):  # a test of this module
                 os.abort()
             data, member = make(target, seed)
-            tried = time.process_time()
             error = attempt(target, data, member)
-            tally.slowest = max(tally.slowest, time.process_time() - tried)
             tally.digests.add(hashlib.blake2b(data, digest_size=8).digest())
             tally.inputs += 1
             if error is not None:
                 tally.failures.append(Failure(name, seed, error, shrunk(target, data, member, error)))
                 break
         tally.seconds = time.process_time() - begin
-        struct.pack_into(">Q", board, 16 * slot + 8, 0)
+        struct.pack_into(">Q", board, 8 * slot, 0)
     faulthandler.cancel_dump_traceback_later()
     return tally
 
@@ -139,11 +130,9 @@ def run_chunk(name: str, first: int, count: int, progress: str, slot: int) -> Ta
 def shrunk(target: Target, data: bytes, member: Member, error: str) -> bytes:
     """Cut out what is not needed for the same failure, then make zeros of what its value is not needed of."""
     until = time.monotonic() + SHRINKING
-    kind = error.rsplit("(", 1)[-1] if not error.startswith("Hang") else error
 
-    def fails(candidate: bytes) -> bool:
-        found = attempt(target, candidate, member)
-        return found is not None and (found.rsplit("(", 1)[-1] if not found.startswith("Hang") else found) == kind
+    def kind(found: str | None) -> str | None:
+        return found if found is None or found.startswith("Hang") else found.rsplit("(", 1)[-1]
 
     size = max(len(data) // 2, 1)
     while size and time.monotonic() < until:
@@ -151,10 +140,10 @@ def shrunk(target: Target, data: bytes, member: Member, error: str) -> bytes:
         while at < len(data) and time.monotonic() < until:
             without = data[:at] + data[at + size :]
             zeroed = data[:at] + bytes(len(data[at : at + size])) + data[at + size :]
-            if fails(without):
+            if kind(attempt(target, without, member)) == kind(error):
                 data = without
             else:
-                if zeroed != data and fails(zeroed):
+                if zeroed != data and kind(attempt(target, zeroed, member)) == kind(error):
                     data = zeroed
                 at += size
         size //= 2
@@ -165,18 +154,21 @@ def run(name: str, first: int, count: int, directory: Path, workers: int = 2) ->
     """Try ``count`` inputs of one target in ``workers`` processes. What kills a process is a failure, too."""
     chunks = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)]
     progress = directory / "progress"
-    progress.write_bytes(bytes(16 * max(len(chunks), 1)))
-    tally = Tally()
+    progress.write_bytes(bytes(8 * max(len(chunks), 1)))
+    whole = Tally()
     # Spawned, not forked: a fork of a process with threads may hang by itself.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         running = [pool.submit(run_chunk, name, at, size, str(progress), slot) for slot, (at, size) in enumerate(chunks)]
         try:
             for future in running:
-                tally.add(future.result())
+                tally = future.result()
+                whole.inputs, whole.seconds = whole.inputs + tally.inputs, whole.seconds + tally.seconds
+                whole.digests |= tally.digests
+                whole.failures += tally.failures
         except BrokenProcessPool:
-            seeds = [seed for seed, pid in struct.iter_unpack(">QQ", progress.read_bytes()) if pid]
-            tally.failures += [Failure(name, seed, "the process died, of this or the other one", None) for seed in seeds]
-    return tally
+            tried = [number - 1 for (number,) in struct.iter_unpack(">Q", progress.read_bytes()) if number]
+            whole.failures += [Failure(name, seed, "the process died, of this or the other one", None) for seed in tried]
+    return whole
 
 
 def main(name: str, what: str) -> None:

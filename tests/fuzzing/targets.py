@@ -16,13 +16,13 @@ from fuzzing import corpus
 from fuzzing.mutations import Member
 from msgstore.cli.scrub_state import parse_state
 from msgstore.contract import RESCUED_KEY, RecordError, SegmentFormat, SegmentScan
-from msgstore.directory import _settings
+from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hint_file
 from msgstore.engine.state import checkpoint
 from msgstore.jobs.reading.chains import read_chains
 from msgstore.locations import unpack_location
-from msgstore.lock_file import parse_lock
+from msgstore.writer_lock import parse_lock
 from msgstore_erlang_body.codec import ErlangBody
 from msgstore_erlang_body.message import read_message
 from msgstore_erlang_body.term import is_term
@@ -213,16 +213,20 @@ def listed(data: bytes, member: Member) -> None:
         unpack_location(location)
 
 
+def settings_in(data: bytes) -> Settings:
+    return _settings(parse_settings(data))
+
+
 def remembered(data: bytes, member: Member) -> None:
     """``msgstore.json``: refused, or what was written: its checksum is over what it says."""
     try:
-        settings = _settings(data)
+        settings = settings_in(data)
     except (ValueError, TypeError):
         return
     names = (settings.index, settings.format, settings.record, settings.body, *settings.records)
     assert all(isinstance(name, str) for name in names)
     assert all(type(byte) is int and 0 <= byte <= 255 for byte in settings.records.values())
-    assert with_json_crc(data) == data or _settings(with_json_crc(data)) == settings
+    assert with_json_crc(data) == data or settings_in(with_json_crc(data)) == settings
 
 
 def with_json_crc(data: bytes) -> bytes:
@@ -307,7 +311,7 @@ TARGETS = {
         Target("hint", 8, corpus.hints, hinted, read_hint, with_named_crc),
         Target("state-rows", 8, corpus.states, judged, lambda data: checkpoint.rows(corpus.unframe(data))),
         Target("lmdb-slots", 4, corpus.slots, listed, lambda data: list(_items(data[: len(data) // 40 * 40], {}))),
-        Target("settings", 6, corpus.settings, remembered, _settings, with_json_crc),
+        Target("settings", 6, corpus.settings, remembered, settings_in, with_json_crc),
         Target("scrub-state", 4, corpus.scrubs, scrubbed, parse_state, with_json_crc),
         Target("clean-dot", 8, corpus.cleans, stopped, parse_client_refs),
         Target("lock-file", 2, corpus.pids, held, parse_lock),

@@ -1,48 +1,116 @@
 """``python -m mutants [NAME ...]``, in ``tests/``: which test of the kit catches which fault.
 
-The exit status is 1 if a mutant survives, or if the kit has something against a backend without a fault.
+The exit status is 1 if a mutant survives, or if the kit has something against a backend without a fault. One pytest process
+runs :mod:`mutants.suite`, with this module as its plugin.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
+from collections import defaultdict
+from pathlib import Path
 
+import hypothesis
+import pytest
 from rich.console import Console
 from rich.table import Table
 
-from mutants.everything import MUTANTS
-from mutants.running import Outcome, run
+from mutants import MUTANTS
 
-SHOWN = 3
-"""Tests that are printed for each mutant; a crude fault is noticed by nearly all."""
+SUITE = Path(__file__).with_name("suite.py")
+# A fault that is found is enough: nobody reads the smallest example. Before the kit is imported, which makes its settings.
+hypothesis.settings.register_profile(
+    "mutants", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], report_multiple_bugs=False
+)
+hypothesis.settings.load_profile("mutants")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--enough", type=int, required=True, help="tests that have caught a mutant; the rest are not run for it")
+    parser.addoption("--only", action="append", default=[], metavar="NAME", help="mutants, or what they were made of")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Watch(config.getoption("--only"), config.getoption("--enough")))
+
+
+class _Watch:
+    """Notes which test found what, and prints it at the end."""
+
+    def __init__(self, only: list[str], enough: int) -> None:
+        self._only = only
+        self._enough = enough
+        self._of: dict[str, tuple[str, str]] = {}
+        self._found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        """Name of a mutant or an original to the tests that "passed", "failed" (their own assertions did), or were "not run"
+        because the subject could not even be made: such a mutant proves nothing."""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            print(report.longreprtext)
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        wanted = [item for item in items if (name := _subject(item)) and (not self._only or name in self._only)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = wanted
+        self._of = {item.nodeid: (_subject(item), item.name.partition("[")[0]) for item in items}
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        name, test = self._of[item.nodeid]
+        failed = self._found[name]["failed"]
+        if test in failed or len(failed) >= self._enough:
+            pytest.skip("it is caught already, by this test with other arguments or by enough others")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name, test = self._of[report.nodeid]
+        if report.when == "call" and not report.skipped:
+            self._found[name][report.outcome].append(test)
+        elif report.failed:
+            self._found[name]["not run"].append(test)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
+        table = Table("mutant", "kind", "what is wrong", "caught by", box=None)
+        tried = [mutant for mutant in MUTANTS if mutant.name in self._found]
+        caught = 0
+        for mutant in tried:
+            found = self._found[mutant.name]
+            caught += bool(found["failed"] and not found["not run"])
+            said = f"COULD NOT BE RUN: {', '.join(found['not run'][:3])}" if found["not run"] else "\n".join(found["failed"])
+            table.add_row(mutant.name, mutant.kind, mutant.fault, said or "NOTHING")
+        Console(width=160, highlight=False).print(table)
+        originals = sorted({mutant.original.name for mutant in MUTANTS} & self._found.keys())
+        unsound = {name: {*self._found[name]["failed"], *self._found[name]["not run"]} for name in originals}
+        unsound = {name: tests for name, tests in unsound.items() if tests or not self._found[name]["passed"]}
+        for name, tests in unsound.items():
+            print(f"{name} has no fault, and fails: {', '.join(sorted(tests))}")
+        print(f"{caught} of {len(tried)} mutants are caught; {len(originals) - len(unsound)} originals pass")
+        session.exitstatus = pytest.ExitCode(int(caught < len(tried) or bool(unsound)))
+
+
+def _subject(item: pytest.Item) -> str:
+    """The name of what a test is run for; empty in a class for which there is no mutant."""
+    found = item.callspec.params["subject"]  # type: ignore[attr-defined]
+    return found[0].name if isinstance(found, tuple) else ""
 
 
 def main() -> int:
+    from mutants.suite import NAMES
+
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
-    originals = {mutant.original.name for mutant in MUTANTS}
-    known = sorted({mutant.name for mutant in MUTANTS} | originals)
     parser.add_argument(
-        "names", nargs="*", choices=[*known, []], metavar="NAME", help="mutants, or what they were made of; without, all"
+        "names", nargs="*", choices=[*NAMES, []], metavar="NAME", help="mutants, or what they were made of; without, all"
     )
-    outcomes = run(parser.parse_args().names, enough=SHOWN)
-    tried = [mutant for mutant in MUTANTS if mutant.name in outcomes]
-    table = Table("mutant", "kind", "what is wrong", "caught by", box=None)
-    for mutant in tried:
-        table.add_row(mutant.name, mutant.kind, mutant.fault, _said(outcomes[mutant.name]))
-    Console(width=160, highlight=False).print(table)
-    unsound = [outcomes[name] for name in sorted(originals & set(outcomes)) if not outcomes[name].is_sound]
-    for outcome in unsound:
-        print(f"{outcome.name} has no fault, and fails: {', '.join((*outcome.failed, *outcome.not_run))}")
-    caught = sum(outcomes[mutant.name].is_caught for mutant in tried)
-    print(f"{caught} of {len(tried)} mutants are caught; {len(originals & set(outcomes)) - len(unsound)} originals pass")
-    return 0 if caught == len(tried) and not unsound else 1
-
-
-def _said(outcome: Outcome) -> str:
-    if outcome.not_run:
-        return f"COULD NOT BE RUN: {', '.join(outcome.not_run[:3])}"
-    return "\n".join(outcome.failed) or "NOTHING"
+    parser.add_argument("--enough", type=int, default=3, help="tests that are printed for each mutant; the rest are not run")
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", "pytest", str(SUITE), "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:terminal"]
+    command += ["-p", "mutants.__main__", f"--enough={arguments.enough}", *(f"--only={name}" for name in arguments.names)]
+    path = os.pathsep.join([str(SUITE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
 
 if __name__ == "__main__":

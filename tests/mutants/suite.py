@@ -1,11 +1,15 @@
-"""The kit's classes for every mutant, and for every backend that one was made of. Run by :mod:`mutants.running` only."""
+"""The kit's classes for every mutant, and for every backend that one was made of. Run by ``python -m mutants`` only."""
 
 from __future__ import annotations
 
 import pytest
 
 from msgstore.testing import BodyCodecTests, GcPolicyTests, IndexTests, RecordTypeTests, SegmentFormatTests, Subject
-from mutants.everything import MUTANTS
+from mutants import MUTANTS, bodies, formats, indexes, policies, records
+
+LISTS = (bodies, formats, indexes, policies, records)
+"""Importing them fills MUTANTS."""
+NAMES = sorted({mutant.original.name for mutant in MUTANTS}) + [mutant.name for mutant in MUTANTS]
 
 
 def subjects_of(kind: str) -> list[object]:

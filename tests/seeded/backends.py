@@ -1,107 +1,58 @@
 """Faults of indexes, formats, record types and body codecs, where what the store promises depends on them."""
 
-from __future__ import annotations
-
-from seeded.fault import Fault
-
-FAULTS = [
-    Fault(
-        name="message-with-two-references-goes-with-one",
-        module="msgstore_ets_index.index",
-        function="EtsIndex._release_shared",
-        fragment="if left > 1:",
-        replacement="if left > 2:",
-        symptom="A message with three references is gone after two removals.",
-        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
-    ),
-    Fault(
-        name="phantom-hides-a-v1-record",
-        module="msgstore_format_v1.scan",
-        function="find_record",
-        fragment="range(at + 1, at + SIZE_FIELD)",
-        replacement="range(at + 1, at + 2)",
-        symptom="The first message after a hole of a v1 segment is not found.",
-        caught_by="plugins/format_v1/tests/test_v1_format.py::test_a_phantom_two_bytes_early_gives_way",
-    ),
-    Fault(
-        name="v2-copies-count-as-records",
-        module="msgstore_format_v2.scan",
-        function="scan_segment",
-        fragment="scan.separate_copies()",
-        replacement="pass",
-        symptom=("A message that stands twice in a segment is counted as two live records, and the segment is never deleted."),
-        caught_by="plugins/format_v2/tests/test_v2_format.py::test_many_batches_and_copies_across_them",
-    ),
-    Fault(
-        name="seal-may-cross-a-sector",
-        module="msgstore_format_v2.gaps",
-        function="gap_room",
-        fragment="_SECTOR - HOLE_SIZE",
-        replacement="_SECTOR",
-        symptom=("A power loss in a compaction leaves half of a record's head, and every message after it is lost."),
-        caught_by="plugins/format_v2/tests/test_v2_gaps.py::test_room",
-    ),
-    Fault(
-        name="v2-decode-ignores-the-id",
-        module="msgstore_format_v2.format",
-        function="SegmentFormatV2.decode",
-        fragment="record[_ID] == msg_id and ",
-        replacement="",
-        symptom="A wrong location in the index gives the body of another message.",
-        caught_by="plugins/format_v2/tests/test_v2_format.py::test_decode_refuses_what_is_not_the_record",
-    ),
-    Fault(
-        name="checksum-is-not-compared-on-read",
-        module="msgstore_checksum_record.record",
-        function="ChecksumRecord.decode",
-        fragment="raise RecordError(MISMATCH)",
-        replacement="pass",
-        symptom="A body with a flipped bit is read without an error.",
-        caught_by="plugins/checksum_record/tests/test_checksum_record.py::test_every_flipped_bit_is_noticed",
-    ),
-    Fault(
-        name="erlang-body-of-exact-size-is-not-decoded",
-        module="msgstore_erlang_body.codec",
-        function="ErlangBody.decode",
-        fragment="size <= len(stored) - 6",
-        replacement="size < len(stored) - 6",
-        symptom="Clients read Erlang terms instead of the bodies that they wrote.",
-        caught_by="plugins/erlang_body/tests/test_codec.py::test_bytes_come_back",
-    ),
-    Fault(
-        name="damaged-snapshot-is-loaded",
-        module="msgstore_ets_index.snapshot",
-        function="read",
-        fragment='        state[RESCUED_KEY] = b""',
-        replacement="        pass",
-        symptom="A flipped bit in the snapshot moves a message, and it cannot be read.",
-        caught_by="plugins/ets_index/tests/test_snapshot.py::test_every_truncation_and_every_changed_byte_is_noticed",
-    ),
-    Fault(
-        name="failed-release-takes-references",
-        module="msgstore_lmdb_index.index",
-        function="LmdbIndex.release",
-        fragment="self._undo_release(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))",
-        replacement="pass",
-        symptom="A removal that raises an error has taken references all the same: the retry takes them twice.",
-        caught_by="plugins/lmdb_index/tests/test_index.py::test_release_that_cannot_read_releases_nothing",
-    ),
-    Fault(
-        name="unsynced-commit-leaves-no-mark",
-        module="msgstore_lmdb_index.index",
-        function="LmdbIndex._write",
-        fragment="self._mark.set()",
-        replacement="pass",
-        symptom="After a power loss LMDB maps a damaged file and ends the process.",
-        caught_by="plugins/lmdb_index/tests/test_power_loss.py::test_no_commit_goes_without_a_mark",
-    ),
-    Fault(
-        name="cleared-entries-come-back",
-        module="msgstore_lmdb_index.index",
-        function="LmdbIndex._write",
-        fragment="drop_entries=cleared,",
-        replacement="drop_entries=False,",
-        symptom="After a rebuild entries of the index before are there again.",
-        caught_by="plugins/lmdb_index/tests/test_index.py::test_clear_reaches_disk_with_the_next_commit",
-    ),
-]
+FAULTS = r"""
+@ msgstore_ets_index.index
+message-with-two-references-goes-with-one: A message with three references is gone after two removals.
+  EtsIndex._release_shared  tests/test_clients.py::test_reference_counts_after_sequence_are_exact
+  - if left > 1:
+  + if left > 2:
+@ msgstore_format_v1.scan
+phantom-hides-a-v1-record: The first message after a hole of a v1 segment is not found.
+  find_record  plugins/format_v1/tests/test_v1_format.py::test_a_phantom_two_bytes_early_gives_way
+  - range(at + 1, at + SIZE_FIELD)
+  + range(at + 1, at + 2)
+@ msgstore_format_v2.scan
+v2-copies-count-as-records: A message that stands twice in a segment is counted as two live records, and the segment is never
+    deleted.
+  scan_segment  plugins/format_v2/tests/test_v2_format.py::test_many_batches_and_copies_across_them
+  - scan.separate_copies()
+  + pass
+@ msgstore_format_v2.gaps
+seal-may-cross-a-sector: A power loss in a compaction leaves half of a record's head, and every message after it is lost.
+  gap_room  plugins/format_v2/tests/test_v2_gaps.py::test_room
+  - _SECTOR - HOLE_SIZE
+  + _SECTOR
+@ msgstore_format_v2.format
+v2-decode-ignores-the-id: A wrong location in the index gives the body of another message.
+  SegmentFormatV2.decode  plugins/format_v2/tests/test_v2_format.py::test_decode_refuses_what_is_not_the_record
+  - record[_ID] == msg_id and record[0]
+  + record[0]
+@ msgstore_checksum_record.record
+checksum-is-not-compared-on-read: A body with a flipped bit is read without an error.
+  ChecksumRecord.decode  plugins/checksum_record/tests/test_checksum_record.py::test_every_flipped_bit_is_noticed
+  - raise RecordError(MISMATCH)
+  + pass
+@ msgstore_erlang_body.codec
+erlang-body-of-exact-size-is-not-decoded: Clients read Erlang terms instead of the bodies that they wrote.
+  ErlangBody.decode  plugins/erlang_body/tests/test_codec.py::test_bytes_come_back
+  - size <= len(stored) - 6
+  + size < len(stored) - 6
+@ msgstore_ets_index.snapshot
+damaged-snapshot-is-loaded: A flipped bit in the snapshot moves a message, and it cannot be read.
+  read  plugins/ets_index/tests/test_snapshot.py::test_every_truncation_and_every_changed_byte_is_noticed
+  -         state[RESCUED_KEY] = b""
+  +         pass
+@ msgstore_lmdb_index.index
+failed-release-takes-references: A removal that raises an error has taken references all the same: the retry takes them twice.
+  LmdbIndex.release  plugins/lmdb_index/tests/test_index.py::test_release_that_cannot_read_releases_nothing
+  - self._undo_release(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))
+  + pass
+unsynced-commit-leaves-no-mark: After a power loss LMDB maps a damaged file and ends the process.
+  LmdbIndex._write  plugins/lmdb_index/tests/test_power_loss.py::test_no_commit_goes_without_a_mark
+  - self._mark.set()
+  + pass
+cleared-entries-come-back: After a rebuild entries of the index before are there again.
+  LmdbIndex._write  plugins/lmdb_index/tests/test_index.py::test_clear_reaches_disk_with_the_next_commit
+  - drop_entries=cleared,
+  + drop_entries=False,
+"""

@@ -1,143 +1,74 @@
 """Faults of collections: the ledger, compaction, copies, policies, hints."""
 
-from __future__ import annotations
-
-from seeded.fault import Fault
-
-FAULTS = [
-    Fault(
-        name="compacted-segments-hint-is-stale",
-        module="msgstore.engine.compact.in_place",
-        function="compact_in_place",
-        fragment="hints.rewrite(segment, live.ids, places,",
-        replacement="hints.rewrite(segment, live.ids, live.offsets,",
-        symptom="After a compaction and a crash moved messages are looked for where they were before.",
-        caught_by="tests/test_hints.py::test_compaction_rewrites_the_hint",
-    ),
-    Fault(
-        name="gaps-are-filled-before-the-index-is-committed",
-        module="msgstore.engine.compact.in_place",
-        function="_rewrite",
-        fragment="context.commit_locked()",
-        replacement="pass",
-        symptom="A crash in a compaction loses messages whose removal was not on disk yet.",
-        caught_by="tests/test_collection.py::test_compaction_in_place_syncs_every_step",
-    ),
-    Fault(
-        name="moved-records-appear-before-they-are-written",
-        module="msgstore.engine.compact.in_place",
-        function="_steps",
-        fragment="(fill.prepare, fill.inside, fill.seal)",
-        replacement="(fill.prepare, fill.seal, fill.inside)",
-        symptom="A crash in a compaction leaves records with the bytes of others in them.",
-        caught_by="tests/test_harness.py::test_records_that_appear_before_they_are_written_are_noticed",
-    ),
-    Fault(
-        name="steps-of-a-compaction-are-not-synced",
-        module="msgstore.engine.compact.in_place",
-        function="_rewrite",
-        fragment=("if writes:\n                    files.sync(fd)"),
-        replacement="pass",
-        symptom="A power loss in a compaction damages messages that were confirmed long ago.",
-        caught_by="tests/test_collection.py::test_compaction_in_place_syncs_every_step",
-    ),
-    Fault(
-        name="compaction-cuts-a-byte-too-much",
-        module="msgstore.engine.compact.in_place",
-        function="_rewrite",
-        fragment="files.truncate(fd, todo.end)",
-        replacement="files.truncate(fd, todo.end - 1)",
-        symptom="The last message of a compacted segment cannot be read.",
-        caught_by="tests/test_collection.py::test_compaction_keeps_the_age_of_segments",
-    ),
-    Fault(
-        name="swap-is-not-committed-before-the-cut",
-        module="msgstore.engine.compact.in_place",
-        function="_swap",
-        fragment="context.commit()",
-        replacement="pass",
-        symptom="With a persistent index a crash behind a compaction loses every message that was moved.",
-        caught_by="tests/test_collection.py::test_compaction_in_place_syncs_every_step",
-    ),
-    Fault(
-        name="records-move-onto-each-other",
-        module="msgstore.engine.compact.compaction_plan",
-        function="CompactionPlan.moves",
-        fragment="at += sizes[position]",
-        replacement="pass",
-        symptom="After a compaction messages have the places of others, and cannot be read.",
-        caught_by="core/tests/test_moves.py::test_gap_takes_several_records_in_a_row",
-    ),
-    Fault(
-        name="cut-takes-the-last-record-that-stays",
-        module="msgstore.engine.compact.compaction_plan",
-        function="plan_moves",
-        fragment="end = max(end, starts[staying])",
-        replacement="end = max(end, offsets[staying - 1])",
-        symptom="A compaction cuts off the last message that stayed where it was.",
-        caught_by="core/tests/test_moves.py::test_gap_takes_several_records_in_a_row",
-    ),
-    Fault(
-        name="erased-store-compacts-in-place",
-        module="msgstore.engine.compact.garbage_collector",
-        function="GarbageCollector._collect",
-        fragment=" and not self._segments.erase",
-        replacement="",
-        symptom="With erase = true removed bodies stay readable in the gaps of a segment.",
-        caught_by="tests/test_erasing.py::test_collection_erases_removed_bodies",
-    ),
-    Fault(
-        name="zeros-come-before-the-lost-name",
-        module="msgstore.engine.compact.garbage_collector",
-        function="GarbageCollector.erase",
-        fragment="self._segments.sync_directory()",
-        replacement="pass",
-        symptom="After a power loss a segment of zeros has its name back.",
-        caught_by="tests/test_erasing.py::test_zeros_are_synced_before_unlink",
-    ),
-    Fault(
-        name="quarantine-does-not-bind-policies",
-        module="msgstore.engine.compact.policy_actions",
-        function="_unfit",
-        fragment="if found.quarantined:",
-        replacement="if False:",
-        symptom="A policy may have a damaged segment rewritten.",
-        caught_by="core/tests/test_policies.py::test_impossible_action_is_skipped",
-    ),
-    Fault(
-        name="combined-segment-is-too-large",
-        module="msgstore.engine.compact.policy_actions",
-        function="_unfit_pair",
-        fragment="if size > left.size_limit:",
-        replacement="if size > 4 * left.size_limit:",
-        symptom="Combined segments grow beyond file_size_limit.",
-        caught_by="core/tests/test_policies.py::test_impossible_action_is_skipped",
-    ),
-    Fault(
-        name="any-policy-may-drop-messages",
-        module="msgstore.engine.compact.policy_actions",
-        function="judge",
-        fragment="isinstance(action, Drop) and not may_drop",
-        replacement="isinstance(action, Drop) and may_drop is None",
-        symptom="A policy that never said so drops live messages.",
-        caught_by="core/tests/test_policies.py::test_drop_without_capability_is_skipped",
-    ),
-    Fault(
-        name="segment-is-collected-twice-in-one-plan",
-        module="msgstore.engine.compact.policy_actions",
-        function="judge",
-        fragment="taken.update(numbers_of(action))",
-        replacement="pass",
-        symptom="A plan that names a segment twice is carried out twice.",
-        caught_by="core/tests/test_policies.py::test_segment_named_twice_is_collected_once",
-    ),
-    Fault(
-        name="zeros-are-not-synced",
-        module="msgstore.engine.segment.erasing",
-        function="overwrite",
-        fragment="files.sync(fd)",
-        replacement="pass",
-        symptom="With erase = true removed bodies are still on the disk after a power loss.",
-        caught_by="tests/test_erasing.py::test_zeros_are_synced_before_unlink",
-    ),
-]
+FAULTS = r"""
+@ msgstore.engine.compact.in_place
+compacted-segments-hint-is-stale: After a compaction and a crash moved messages are looked for where they were before.
+  compact_in_place  tests/test_hints.py::test_compaction_rewrites_the_hint
+  - hints.rewrite(segment, live.ids, places,
+  + hints.rewrite(segment, live.ids, live.offsets,
+gaps-are-filled-before-the-index-is-committed: A crash in a compaction loses messages whose removal was not on disk yet.
+  _rewrite  tests/test_collection.py::test_compaction_in_place_syncs_every_step
+  - context.commit_locked()
+  + pass
+moved-records-appear-before-they-are-written: A crash in a compaction leaves records with the bytes of others in them.
+  _steps  tests/test_compaction_crash.py::test_compaction_killed_anywhere_loses_nothing
+  - (fill.prepare, fill.inside, fill.seal)
+  + (fill.prepare, fill.seal, fill.inside)
+steps-of-a-compaction-are-not-synced: A power loss in a compaction damages messages that were confirmed long ago.
+  _rewrite  tests/test_collection.py::test_compaction_in_place_syncs_every_step
+  - if writes:
+  -                     files.sync(fd)
+  + pass
+compaction-cuts-a-byte-too-much: The last message of a compacted segment cannot be read.
+  _rewrite  tests/test_collection.py::test_compaction_keeps_the_age_of_segments
+  - files.truncate(fd, todo.end)
+  + files.truncate(fd, todo.end - 1)
+moves-are-not-entered-into-the-index: After a compaction messages are looked for where they were before.
+  _swap  tests/test_compaction_crash.py::test_compaction_killed_anywhere_loses_nothing
+  - swap(context, segment, *still_alive(source, moved, old, new))
+  + still_alive(source, moved, old, new)
+swap-is-not-committed-before-the-cut: With a persistent index a crash behind a compaction loses every message that was moved.
+  _swap  tests/test_collection.py::test_compaction_in_place_syncs_every_step
+  - context.commit()
+  + pass
+@ msgstore.engine.compact.compaction_plan
+records-move-onto-each-other: After a compaction messages have the places of others, and cannot be read.
+  CompactionPlan.moves  core/tests/test_moves.py::test_gap_takes_several_records_in_a_row
+  - at += sizes[position]
+  + pass
+cut-takes-the-last-record-that-stays: A compaction cuts off the last message that stayed where it was.
+  plan_moves  core/tests/test_moves.py::test_gap_takes_several_records_in_a_row
+  - end = max(end, starts[staying])
+  + end = max(end, offsets[staying - 1])
+@ msgstore.engine.compact.garbage_collector
+erased-store-compacts-in-place: With erase = true removed bodies stay readable in the gaps of a segment.
+  GarbageCollector._collect  tests/test_erasing.py::test_collection_erases_removed_bodies
+  -  and not self._segments.erase
+  +
+zeros-come-before-the-lost-name: After a power loss a segment of zeros has its name back.
+  GarbageCollector.erase  tests/test_erasing.py::test_zeros_are_synced_before_unlink
+  - self._segments.sync_directory()
+  + pass
+@ msgstore.engine.compact.policy_actions
+quarantine-does-not-bind-policies: A policy may have a damaged segment rewritten.
+  _unfit  core/tests/test_policies.py::test_impossible_action_is_skipped
+  - if found.quarantined:
+  + if False:
+combined-segment-is-too-large: Combined segments grow beyond file_size_limit.
+  _unfit_pair  core/tests/test_policies.py::test_impossible_action_is_skipped
+  - if size > left.size_limit:
+  + if size > 4 * left.size_limit:
+any-policy-may-drop-messages: A policy that never said so drops live messages.
+  judge  core/tests/test_policies.py::test_drop_without_capability_is_skipped
+  - isinstance(action, Drop) and not may_drop
+  + isinstance(action, Drop) and may_drop is None
+segment-is-collected-twice-in-one-plan: A plan that names a segment twice is carried out twice.
+  judge  core/tests/test_policies.py::test_segment_named_twice_is_collected_once
+  - taken.update(numbers_of(action))
+  + pass
+@ msgstore.engine.segment.erasing
+zeros-are-not-synced: With erase = true removed bodies are still on the disk after a power loss.
+  overwrite  tests/test_erasing.py::test_zeros_are_synced_before_unlink
+  - files.sync(fd)
+  + pass
+"""

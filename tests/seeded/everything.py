@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from seeded import appending, backends, collecting, jobs, opening, reading, reclaiming, writing
+from seeded.fault import parsed
 
-FAULTS = [
-    *writing.FAULTS,
-    *appending.FAULTS,
-    *reading.FAULTS,
-    *collecting.FAULTS,
-    *reclaiming.FAULTS,
-    *opening.FAULTS,
-    *backends.FAULTS,
-    *jobs.FAULTS,
-]
+_MODULES = (writing, appending, reading, collecting, reclaiming, opening, backends, jobs)
+FAULTS = [fault for module in _MODULES for fault in parsed(module.FAULTS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import attrs
@@ -11,6 +12,11 @@ import attrs
 ROOT = Path(__file__).parents[2]
 """The checkout."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_ENTRY = re.compile(
+    r"(?P<name>[a-z0-9-]+): (?P<symptom>.+(?:\n    .+)*)\n"
+    r"  (?P<function>\S+)  (?P<caught_by>\S+::\S+)\n"
+    r"(?P<fragment>(?:  -.*\n)+)(?P<replacement>(?:  \+.*\n)+)"
+)
 
 
 class NotApplicable(Exception):
@@ -32,49 +38,47 @@ class Fault:
     """``file::function`` of a test that fails with the fault, from the root of the checkout."""
 
     @property
-    def package(self) -> Path:
-        """The top-level package that is edited."""
-        return package_directory(self.module)
-
-    @property
-    def file(self) -> Path:
-        """The module's source, from the directory that has the package in it."""
-        relative = Path(*self.module.split("."))
-        source = self.package.parent
-        return relative / "__init__.py" if (source / relative).is_dir() else relative.with_suffix(".py")
+    def path(self) -> Path:
+        """The module's source in this checkout."""
+        stem = self.module.replace(".", "/")
+        names = [f"{part}/src/{stem}{end}" for part in ("core", "plugins/*") for end in (".py", "/__init__.py")]
+        found = [path for name in names for path in ROOT.glob(name)]
+        if not found:
+            raise NotApplicable(f"there is no module {self.module} in {ROOT}")
+        return found[0]
 
     def applied(self) -> str:
         """Return the source of the module with the fault in it. Raises NotApplicable, SyntaxError."""
-        source = (self.package.parent / self.file).read_text()
+        source = self.path.read_text()
         begin, end = _span(source, self)
         body = source[begin:end]
         found = body.count(self.fragment)
         if found != 1:
             raise NotApplicable(f"{self.name}: the fragment stands {found} times in {self.module}.{self.function}")
         edited = source[:begin] + body.replace(self.fragment, self.replacement) + source[end:]
-        if ast.dump(ast.parse(edited)) == _dump(source):
+        if ast.dump(ast.parse(edited)) == ast.dump(_parse(source)):
             raise NotApplicable(f"{self.name}: the replacement says what the fragment says")
-        compile(edited, str(self.file), "exec")
+        compile(edited, str(self.path), "exec")
         return edited
 
 
-def package_directory(module: str) -> Path:
-    """The directory of the top-level package of a module, in this checkout."""
-    top = module.partition(".")[0]
-    found = [*ROOT.glob(f"core/src/{top}"), *ROOT.glob(f"plugins/*/src/{top}")]
-    if not found:
-        raise NotApplicable(f"there is no package {top} in {ROOT}")
-    return found[0]
+def parsed(text: str) -> list[Fault]:
+    """Return the faults of a table. After ``@ module`` each entry has four parts: the name and the symptom, the function and
+    the test that catches the fault, lines of the function's text after ``-``, and those that replace them after ``+``."""
+    faults = []
+    for module, entries in re.findall(r"^@ (\S+)\n((?:[^@].*\n)+)", text, re.MULTILINE):
+        found = [match.groupdict() for match in _ENTRY.finditer(entries)]
+        if _ENTRY.sub("", entries):
+            raise ValueError(f"not an entry of {module}: {_ENTRY.sub('', entries)}")
+        for entry in found:
+            edit = {part: "\n".join(line[4:] for line in entry.pop(part).splitlines()) for part in ("fragment", "replacement")}
+            faults.append(Fault(module=module, **edit, **entry | {"symptom": re.sub(r"\n +", " ", entry["symptom"])}))
+    return faults
 
 
 @functools.lru_cache
 def _parse(source: str) -> ast.Module:
     return ast.parse(source)
-
-
-@functools.lru_cache
-def _dump(source: str) -> str:
-    return ast.dump(_parse(source))
 
 
 def _span(source: str, fault: Fault) -> tuple[int, int]:

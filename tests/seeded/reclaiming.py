@@ -1,145 +1,75 @@
 """Faults of what frees space: live bytes, deletion, copy compaction, quarantine, retention, policies."""
 
-from __future__ import annotations
-
-from seeded.fault import Fault
-
-FAULTS = [
-    Fault(
-        name="removed-bytes-still-count-as-live",
-        module="msgstore.engine.state.accounting",
-        function="LiveAccounting.mark_dead",
-        fragment="segment.live_bytes -= size",
-        replacement="pass",
-        symptom="Segments full of removed messages are never collected.",
-        caught_by="tests/test_collection.py::test_combine_of_two_segments_leaves_one",
-    ),
-    Fault(
-        name="removal-during-a-copy-is-forgotten",
-        module="msgstore.engine.state.accounting",
-        function="LiveAccounting.mark_dead",
-        fragment="segment.died_since_pin.add(location)",
-        replacement="pass",
-        symptom="A message that is removed while its segment is copied is back afterwards.",
-        caught_by="tests/test_collection.py::test_removal_during_copy_stays_removed",
-    ),
-    Fault(
-        name="copies-are-named-before-their-rows-are-committed",
-        module="msgstore.engine.compact.copy_compaction",
-        function="_publish",
-        fragment="context.commit()",
-        replacement="pass",
-        symptom="After a kill inside a copy compaction, messages that were removed while it ran are back.",
-        caught_by="tests/test_collection.py::test_kill_after_copies_are_named_keeps_removals",
-    ),
-    Fault(
-        name="freed-bytes-of-copied-segments-count-twice",
-        module="msgstore.engine.events.telemetry",
-        function="Telemetry.collected",
-        fragment="if result.size_after:",
-        replacement="if True:",
-        symptom="The counter of collected bytes shows more than the store ever held.",
-        caught_by="tests/test_collection.py::test_collected_bytes_of_copy_are_counted_once",
-    ),
-    Fault(
-        name="deletions-are-not-synced",
-        module="msgstore.engine.state.accounting",
-        function="LiveAccounting.delete_empty",
-        fragment="self.segments.sync_directory()",
-        replacement="pass",
-        symptom="After a power loss deleted segments are back, and the index does not know them.",
-        caught_by="tests/test_meetings.py::test_deleted_segment_is_synced_before_commit",
-    ),
-    Fault(
-        name="empty-segment-goes-before-the-commit",
-        module="msgstore.engine.state.accounting",
-        function="LiveAccounting._take_empty",
-        fragment="self._empty & self._dirty if self.is_persistent else set()",
-        replacement="set[Segment]()",
-        symptom="A segment is deleted before the index on disk knows that it is empty: a crash leaves entries without records.",
-        caught_by="tests/test_meetings.py::test_segment_emptied_after_commit_survives_until_next",
-    ),
-    Fault(
-        name="damaged-segment-is-deleted",
-        module="msgstore.engine.state.accounting",
-        function="LiveAccounting._take_empty",
-        fragment=" or segment.quarantined",
-        replacement="",
-        symptom=(
-            "A damaged segment is deleted when its last known message goes, with records that a salvage could have found."
-        ),
-        caught_by="tests/test_collection.py::test_quarantined_segment_without_messages_is_kept",
-    ),
-    Fault(
-        name="segment-emptied-while-current-stays",
-        module="msgstore.engine.state.accounting",
-        function="LiveAccounting.on_sealed",
-        fragment="if segment.live_count == 0:",
-        replacement="if segment.live_count < 0:",
-        symptom="A segment whose messages were all removed while it was written keeps its space until somebody collects.",
-        caught_by="tests/test_store.py::test_segment_emptied_before_sealing_is_deleted",
-    ),
-    Fault(
-        name="copies-are-not-synced",
-        module="msgstore.engine.compact.copy_compaction",
-        function="_CopyWriter._end",
-        fragment="self._files.sync(fd)",
-        replacement="pass",
-        symptom="A power loss after a combination takes messages that were confirmed long ago.",
-        caught_by="tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted",
-    ),
-    Fault(
-        name="names-of-copies-are-not-synced",
-        module="msgstore.engine.compact.copy_compaction",
-        function="_publish",
-        fragment="segments.sync_directory()",
-        replacement="pass",
-        symptom="A power loss takes the names of copies whose sources are deleted already.",
-        caught_by="tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted",
-    ),
-    Fault(
-        name="too-few-live-records-are-accepted",
-        module="msgstore.engine.compact.pinning",
-        function="PinnedSegment.live",
-        fragment="if known != self.count:",
-        replacement="if known > self.count:",
-        symptom="A compaction overwrites live records that a scan of the damaged segment does not find.",
-        caught_by="tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it",
-    ),
-    Fault(
-        name="failed-collection-looks-successful",
-        module="msgstore.engine.compact.garbage_collector",
-        function="GarbageCollector._carry_out",
-        fragment="failure = failure or error",
-        replacement="pass",
-        symptom="compact() returns normally although the disk refused to be read.",
-        caught_by="tests/test_collection.py::test_collection_of_unreadable_segment_is_repeated",
-    ),
-    Fault(
-        name="damage-is-not-quarantined",
-        module="msgstore.engine.compact.garbage_collector",
-        function="GarbageCollector._skip",
-        fragment="segment.quarantined = True",
-        replacement="pass",
-        symptom="A damaged segment is scanned again by every collection, and its damage is not remembered.",
-        caught_by="tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it",
-    ),
-    Fault(
-        name="retention-keeps-shared-messages",
-        module="msgstore.engine.compact.garbage_collector",
-        function="_release",
-        fragment=" for _ in range(index.references(msg_id))",
-        replacement="",
-        symptom=("Retention does not drop messages that have several references, and the store grows beyond max_bytes."),
-        caught_by="tests/test_collection.py::test_drop_reports_its_messages",
-    ),
-    Fault(
-        name="retention-drops-everything",
-        module="msgstore.builtin.policies",
-        function="Retention.plan",
-        fragment="total -= sizes[number]",
-        replacement="pass",
-        symptom="A store that is one segment over max_bytes loses every sealed segment.",
-        caught_by="core/tests/test_policies.py::test_retention_states_the_reason",
-    ),
-]
+FAULTS = r"""
+@ msgstore.engine.state.accounting
+removed-bytes-still-count-as-live: Segments full of removed messages are never collected.
+  LiveAccounting.mark_dead  tests/test_collection.py::test_combine_of_two_segments_leaves_one
+  - segment.live_bytes -= size
+  + pass
+removal-during-a-copy-is-forgotten: A message that is removed while its segment is copied is back afterwards.
+  LiveAccounting.mark_dead  tests/test_collection.py::test_removal_during_copy_stays_removed
+  - segment.died_since_pin.add(location)
+  + pass
+deletions-are-not-synced: After a power loss deleted segments are back, and the index does not know them.
+  LiveAccounting.delete_empty  tests/test_meetings.py::test_deleted_segment_is_synced_before_commit
+  - self.segments.sync_directory()
+  + pass
+empty-segment-goes-before-the-commit: A segment is deleted before the index on disk knows that it is empty: a crash leaves
+    entries without records.
+  LiveAccounting._take_empty  tests/test_meetings.py::test_segment_emptied_after_commit_survives_until_next
+  - self._empty & self._dirty if self.is_persistent else set()
+  + set[Segment]()
+damaged-segment-is-deleted: A damaged segment is deleted when its last known message goes, with records that a salvage could
+    have found.
+  LiveAccounting._take_empty  tests/test_collection.py::test_quarantined_segment_without_messages_is_kept
+  -  or segment.quarantined
+  +
+segment-emptied-while-current-stays: A segment whose messages were all removed while it was written keeps its space until
+    somebody collects.
+  LiveAccounting.on_sealed  tests/test_store.py::test_segment_emptied_before_sealing_is_deleted
+  - if segment.live_count == 0:
+  + if segment.live_count < 0:
+@ msgstore.engine.compact.copy_compaction
+copies-are-named-before-their-rows-are-committed: After a kill inside a copy compaction, messages that were removed while it ran
+    are back.
+  _publish  tests/test_collection.py::test_kill_after_copies_are_named_keeps_removals
+  - context.commit()
+  + pass
+copies-are-not-synced: A power loss after a combination takes messages that were confirmed long ago.
+  _CopyWriter._end  tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted
+  - self._files.sync(fd)
+  + pass
+names-of-copies-are-not-synced: A power loss takes the names of copies whose sources are deleted already.
+  _publish  tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted
+  - segments.sync_directory()
+  + pass
+@ msgstore.engine.events.telemetry
+freed-bytes-of-copied-segments-count-twice: The counter of collected bytes shows more than the store ever held.
+  Telemetry.collected  tests/test_collection.py::test_combine_of_two_segments_leaves_one
+  - if result.size_after:
+  + if True:
+@ msgstore.engine.compact.pinning
+too-few-live-records-are-accepted: A compaction overwrites live records that a scan of the damaged segment does not find.
+  PinnedSegment.live  tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it
+  - if known != self.count:
+  + if known > self.count:
+@ msgstore.engine.compact.garbage_collector
+failed-collection-looks-successful: compact() returns normally although the disk refused to be read.
+  GarbageCollector._carry_out  tests/test_collection.py::test_collection_of_unreadable_segment_is_repeated
+  - failure = failure or error
+  + pass
+damage-is-not-quarantined: A damaged segment is scanned again by every collection, and its damage is not remembered.
+  GarbageCollector._skip  tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it
+  - segment.quarantined = True
+  + pass
+retention-keeps-shared-messages: Retention does not drop messages that have several references, and the store grows beyond
+    max_bytes.
+  _release  tests/test_collection.py::test_drop_reports_its_messages
+  -  for _ in range(index.references(msg_id))
+  +
+@ msgstore.builtin.policies
+retention-drops-everything: A store that is one segment over max_bytes loses every sealed segment.
+  Retention.plan  core/tests/test_policies.py::test_retention_states_the_reason
+  - total -= sizes[number]
+  + pass
+"""

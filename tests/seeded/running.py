@@ -1,40 +1,39 @@
-"""One pytest process for each fault, which imports a copy of the edited package."""
+"""One pytest process for each fault, which imports a copy of the edited package. It uses this module as a plugin."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import attrs
+import pytest
 
 from seeded.fault import ROOT, Fault
-from seeded.imported import FILE, MODULE
 
 OPTIONS = ("-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=short")
 TIMEOUT_SECONDS = 300
-_CAUGHT, _SURVIVED = 1, 0
-"""Exit codes of pytest: a test has failed; all have passed."""
+_RESULTS = {1: "caught", 0: "survived"}
+"""Exit code of pytest to the result: a test has failed; all have passed."""
 _SEED = {"MSGSTORE_TESTS_SEED": "0", "PYTHONHASHSEED": "0"}
 """For sweeps and random histories: the same each time."""
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::\w+(?:::\w+)*)", re.MULTILINE)
 """A line of pytest's summary: file and function, without parameters."""
-
-Result = Literal["caught", "survived", "not run"]
+MODULE, FILE = "MSGSTORE_SEEDED_MODULE", "MSGSTORE_SEEDED_FILE"
+"""Environment variables: the module with the fault, and the path of its edited source."""
 
 
 @attrs.frozen
 class Outcome:
     fault: Fault
-    result: Result
-    """``not run``: pytest itself failed, or never ended. Such a fault proves nothing."""
+    result: str
+    """``caught``, ``survived``, or ``not run``: pytest itself failed, or never ended. Such a fault proves nothing."""
     text: str
     """What pytest printed."""
 
@@ -45,48 +44,44 @@ class Outcome:
         return found[1] if found else ""
 
 
-@contextmanager
-def copied(fault: Fault) -> Iterator[Path]:
-    """A directory with a copy of the package, and the fault in it."""
-    with TemporaryDirectory(prefix="seeded-") as directory:
-        source = fault.package
-        shutil.copytree(source, Path(directory, source.name), ignore=shutil.ignore_patterns("__pycache__"))
-        Path(directory, fault.file).write_text(fault.applied())
-        yield Path(directory)
-
-
 def run(fault: Fault, arguments: Sequence[str] = ()) -> Outcome:
     """Run the test that catches the fault, or what other ``arguments`` of pytest choose, with the fault in the code."""
     arguments = arguments or [fault.caught_by, "-m", ""]
-    with copied(fault) as directory:
-        environment = {MODULE: fault.module, FILE: str(directory / fault.file)}
-        done = _pytest([*arguments, "-p", "seeded.imported"], [directory, ROOT / "tests"], environment)
-    if done is None:
-        return Outcome(fault, "not run", f"no end after {TIMEOUT_SECONDS} s")
-    text = done.stdout + done.stderr
-    results: dict[int, Result] = {_CAUGHT: "caught", _SURVIVED: "survived"}
-    return Outcome(fault, results.get(done.returncode, "not run"), text)
+    sources = next(path for path in fault.path.parents if path.name == "src")
+    package = fault.module.partition(".")[0]
+    with TemporaryDirectory(prefix="seeded-") as directory:
+        shutil.copytree(sources / package, Path(directory, package), ignore=shutil.ignore_patterns("__pycache__"))
+        edited = Path(directory, fault.path.relative_to(sources))
+        edited.write_text(fault.applied())
+        environment = {MODULE: fault.module, FILE: str(edited)}
+        code, text = _pytest([*arguments, "-p", "seeded.running"], [directory, str(ROOT / "tests")], environment)
+    return Outcome(fault, _RESULTS.get(code, "not run"), text)
 
 
 def failing_without_faults(faults: Sequence[Fault]) -> str:
     """Run the tests that catch these faults on the code as it is. Return what pytest printed if one fails, else nothing."""
     tests = list(dict.fromkeys(fault.caught_by for fault in faults))
-    done = _pytest([*tests, "-m", ""], [ROOT / "tests"], {})
-    if done is None:
-        return f"no end after {TIMEOUT_SECONDS} s"
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    code, text = _pytest([*tests, "-m", ""], [str(ROOT / "tests")], {})
+    return text if code else ""
 
 
-def _pytest(
-    arguments: Sequence[str], path: Sequence[Path], environment: dict[str, str]
-) -> subprocess.CompletedProcess[str] | None:
-    """None if it does not end."""
-    found = os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+def _pytest(arguments: Sequence[str], path: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Return the exit code and what was printed; -1 if pytest does not end."""
+    found = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     try:
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "pytest", *OPTIONS, *arguments],
             cwd=ROOT, env={**os.environ, **_SEED, **environment, "PYTHONPATH": found},
             capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return None
+        return -1, f"no end after {TIMEOUT_SECONDS} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def pytest_collection_finish() -> None:
+    """End the run unless the module with the fault is the one that tests import."""
+    module, expected = os.environ[MODULE], Path(os.environ[FILE])
+    found = importlib.import_module(module).__file__
+    if found is None or not expected.samefile(found):
+        raise pytest.UsageError(f"{module} is imported from {found}, not from {expected}: the fault is not there")

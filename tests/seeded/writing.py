@@ -1,185 +1,90 @@
 """Faults between ``write`` and the confirm: clients, the writer, flushes that several threads share."""
 
-from __future__ import annotations
-
-from seeded.fault import Fault
-
-FAULTS = [
-    Fault(
-        name="flush-confirms-before-it-writes",
-        module="msgstore.engine.write.flusher",
-        function="Flusher.flush_locked",
-        fragment="self.deliver_confirms(self.write_out())",
-        replacement=(
-            "self.deliver_confirms([(client, len(client.unconfirmed or ())) for client in self.clients])\n"
-            "                self.write_out()"
-        ),
-        symptom="A client is told that a message is safe, and the write then fails.",
-        caught_by="tests/test_store.py::test_idle_writer_is_confirmed_within_interval",
-    ),
-    Fault(
-        name="flush-confirms-one-too-many",
-        module="msgstore.engine.write.flusher",
-        function="Flusher.deliver_confirms",
-        fragment="client.take_unconfirmed(count)",
-        replacement="client.take_unconfirmed(count + 1)",
-        symptom="A message that was written while a flush ran is confirmed by that flush, and lost by a crash.",
-        caught_by="tests/test_clients.py::test_write_during_flush_is_confirmed_later",
-    ),
-    Fault(
-        name="flush-skips-behind-the-first-portion",
-        module="msgstore.engine.write.flusher",
-        function="Flusher.write_out",
-        fragment="at += result.looked_at",
-        replacement="at += MAX_BATCH",
-        symptom="Messages behind the first portion of a large flush are confirmed and not written.",
-        caught_by="tests/test_clients.py::test_flush_of_several_chunks_writes_all",
-    ),
-    Fault(
-        name="flush-forgets-late-messages",
-        module="msgstore.engine.write.flusher",
-        function="Flusher.write_out",
-        fragment="again += result.rewrite",
-        replacement="result.rewrite",
-        symptom="A message that dies on disk while its second reference waits is confirmed and not written.",
-        caught_by="tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten",
-    ),
-    Fault(
-        name="bound-of-unconfirmed-is-ignored",
-        module="msgstore.engine.write.writer",
-        function="Writer._pace",
-        fragment=" or flusher.uncommitted_bytes > self._bound:",
-        replacement=":",
-        symptom="More bytes are unconfirmed than max_unconfirmed allows.",
-        caught_by="tests/test_unconfirmed_bound.py::test_unconfirmed_bytes_stay_within_the_bound",
-    ),
-    Fault(
-        name="absent-ids-named-late-are-not-told",
-        module="msgstore.engine.write.writer",
-        function="Writer._release",
-        fragment="missing = missing + absent",
-        replacement="pass",
-        symptom="Removing an id more often than it has references raises nothing.",
-        caught_by="tests/test_clients.py::test_removal_of_too_many_references_names_id",
-    ),
-    Fault(
-        name="second-removal-leaves-live-bytes",
-        module="msgstore.engine.write.writer",
-        function="Writer._release",
-        fragment="_, absent = self._release_indexed(late)",
-        replacement="absent = self._index.release(late).missing",
-        symptom="A segment whose last message was removed twice in one call is never deleted.",
-        caught_by="tests/test_clients.py::test_reference_counts_after_sequence_are_exact",
-    ),
-    Fault(
-        name="failing-writes-pile-up-in-memory",
-        module="msgstore.engine.write.writer",
-        function="Writer.set_failing",
-        fragment="self._is_failing = is_failing",
-        replacement="self._is_failing = False",
-        symptom="On a full disk each write is taken, and memory grows until the process is killed.",
-        caught_by="tests/test_faults.py::test_writes_on_full_disk_are_bounded",
-    ),
-    Fault(
-        name="error-denies-a-taken-write",
-        module="msgstore.engine.write.writer",
-        function="Writer._after_change",
-        fragment="applied=True",
-        replacement="applied=False",
-        symptom="An error says that a write was not taken when it was: the retry adds a reference.",
-        caught_by="tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did",
-    ),
-    Fault(
-        name="error-claims-a-refused-write",
-        module="msgstore.engine.write.writer",
-        function="Writer._flush_first",
-        fragment="applied=False",
-        replacement="applied=True",
-        symptom="An error says that a write was taken when it was refused: the caller does not repeat it.",
-        caught_by="tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did",
-    ),
-    Fault(
-        name="failing-commit-is-forgotten",
-        module="msgstore.engine.write.flusher",
-        function="Flusher.flush_locked",
-        fragment="self.set_failing(self._lifecycle.refusal is None)",
-        replacement=(
-            "self.set_failing(self._lifecycle.refusal is None)\n"
-            "            self.uncommitted_bytes, self._buffer.before_removals[:] = 0, ()"
-        ),
-        symptom="While commits fail, removals are taken without limit.",
-        caught_by="tests/test_meetings.py::test_removals_with_failing_commits_are_refused",
-    ),
-    Fault(
-        name="index-is-committed-ahead-of-syncs",
-        module="msgstore.engine.write.flusher",
-        function="Flusher.commit_and_reclaim",
-        fragment="self._segments.sync_written()",
-        replacement="pass",
-        symptom="With fsync_every a power loss leaves index entries without records.",
-        caught_by="tests/test_clients.py::test_flusher_with_fsync_every_syncs",
-    ),
-    Fault(
-        name="interrupted-store-goes-on",
-        module="msgstore.engine.state.lifecycle",
-        function="Lifecycle.end_if_interrupted",
-        fragment="self.refuse(self.interrupted)\n        self.release()",
-        replacement="self.interrupted = None",
-        symptom="After Ctrl-C in the middle of a change the store goes on with half of it in memory.",
-        caught_by="tests/test_meetings.py::test_interrupt_after_append_closes_the_store",
-    ),
-    Fault(
-        name="large-messages-share-segments",
-        module="msgstore.engine.write.writer",
-        function="Writer.write_slow",
-        fragment="self._appender.seen_large |=",
-        replacement="_ =",
-        symptom="A large body shares its segment, and its removal frees no space.",
-        caught_by="tests/test_store.py::test_segments_roll_at_limit_and_isolate_large",
-    ),
-    Fault(
-        name="second-reference-is-never-confirmed",
-        module="msgstore.engine.write.writer",
-        function="Writer.write_slow",
-        fragment="client.unconfirmed.append(msg_id)",
-        replacement="pass",
-        symptom="The second write of an id is never confirmed.",
-        caught_by="tests/test_store.py::test_confirms_come_once_per_flush_in_order",
-    ),
-    Fault(
-        name="flush-joins-one-under-way",
-        module="msgstore.engine.write.flusher",
-        function="GroupCommit.run",
-        fragment="self._next = None\n                        work()",
-        replacement="pass\n                        work()",
-        symptom="A flush returns when one that began before the last writes has ended: they are not confirmed.",
-        caught_by="tests/test_clients.py::test_each_write_is_confirmed_once_in_order",
-    ),
-    Fault(
-        name="flush-hides-another-threads-failure",
-        module="msgstore.engine.write.flusher",
-        function="GroupCommit.run",
-        fragment="if run.succeeded:",
-        replacement="if run:",
-        symptom="A flush that waited for one that failed returns as if everything were confirmed.",
-        caught_by="core/tests/test_group_commit.py::test_waiter_runs_the_work_if_run_failed",
-    ),
-    Fault(
-        name="confirms-come-twice",
-        module="msgstore.engine.client",
-        function="Client.take_unconfirmed",
-        fragment="del unconfirmed[: len(taken)]",
-        replacement="del unconfirmed[: len(taken) - 1]",
-        symptom="The last message of each flush is confirmed once more by the next one.",
-        caught_by="tests/test_store.py::test_confirms_come_once_per_flush_in_order",
-    ),
-    Fault(
-        name="write-many-counts-the-failed-pair",
-        module="msgstore.engine.client",
-        function="Client.write_many",
-        fragment="length_hint(rest) - 1",
-        replacement="length_hint(rest)",
-        symptom="After an error write_many says that one pair more was taken than was: the caller leaves it out.",
-        caught_by="tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did",
-    ),
-]
+FAULTS = r"""
+@ msgstore.engine.write.flusher
+flush-confirms-before-it-writes: A client is told that a message is safe, and the write then fails.
+  Flusher.flush_locked  tests/test_store.py::test_idle_writer_is_confirmed_within_interval
+  - self.deliver_confirms(self.write_out())
+  + self.deliver_confirms([(client, len(client.unconfirmed or ())) for client in self.clients])
+  +                 self.write_out()
+flush-confirms-one-too-many: A message that was written while a flush ran is confirmed by that flush, and lost by a crash.
+  Flusher.deliver_confirms  tests/test_clients.py::test_write_during_flush_is_confirmed_later
+  - client.take_unconfirmed(count)
+  + client.take_unconfirmed(count + 1)
+flush-skips-behind-the-first-portion: Messages behind the first portion of a large flush are confirmed and not written.
+  Flusher.write_out  tests/test_clients.py::test_flush_of_several_chunks_writes_all
+  - at += result.looked_at
+  + at += MAX_BATCH
+flush-forgets-late-messages: A message that dies on disk while its second reference waits is confirmed and not written.
+  Flusher.write_out  tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten
+  - again += result.rewrite
+  + result.rewrite
+failing-commit-is-forgotten: While commits fail, removals are taken without limit.
+  Flusher.flush_locked  tests/test_meetings.py::test_removals_with_failing_commits_are_refused
+  - self.set_failing(self._lifecycle.refusal is None)
+  + self.set_failing(self._lifecycle.refusal is None)
+  +             self.uncommitted_bytes, self._buffer.before_removals[:] = 0, ()
+index-is-committed-ahead-of-syncs: With fsync_every a power loss leaves index entries without records.
+  Flusher.commit_and_reclaim  tests/test_clients.py::test_flusher_with_fsync_every_syncs
+  - self._segments.sync_written()
+  + pass
+flush-joins-one-under-way: A flush returns when one that began before the last writes has ended: they are not confirmed.
+  GroupCommit.run  tests/test_clients.py::test_each_write_is_confirmed_once_in_order
+  - self._next = None
+  -                         work()
+  + pass
+  +                         work()
+flush-hides-another-threads-failure: A flush that waited for one that failed returns as if everything were confirmed.
+  GroupCommit.run  core/tests/test_group_commit.py::test_waiter_runs_the_work_if_run_failed
+  - if run.succeeded:
+  + if run:
+@ msgstore.engine.write.writer
+bound-of-unconfirmed-is-ignored: More bytes are unconfirmed than max_unconfirmed allows.
+  Writer._pace  tests/test_unconfirmed_bound.py::test_unconfirmed_bytes_stay_within_the_bound
+  -  or flusher.uncommitted_bytes > self._bound:
+  + :
+absent-ids-named-late-are-not-told: Removing an id more often than it has references raises nothing.
+  Writer._release  tests/test_clients.py::test_removal_of_too_many_references_names_id
+  - missing = missing + absent
+  + pass
+second-removal-leaves-live-bytes: A segment whose last message was removed twice in one call is never deleted.
+  Writer._release  tests/test_clients.py::test_reference_counts_after_sequence_are_exact
+  - _, absent = self._release_indexed(late)
+  + absent = self._index.release(late).missing
+failing-writes-pile-up-in-memory: On a full disk each write is taken, and memory grows until the process is killed.
+  Writer.set_failing  tests/test_faults.py::test_writes_on_full_disk_are_bounded
+  - self._is_failing = is_failing
+  + self._is_failing = False
+error-denies-a-taken-write: An error says that a write was not taken when it was: the retry adds a reference.
+  Writer._after_change  tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did
+  - applied=True
+  + applied=False
+error-claims-a-refused-write: An error says that a write was taken when it was refused: the caller does not repeat it.
+  Writer._flush_first  tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did
+  - applied=False
+  + applied=True
+large-messages-share-segments: A large body shares its segment, and its removal frees no space.
+  Writer.write_slow  tests/test_store.py::test_segments_roll_at_limit_and_isolate_large
+  - self._appender.seen_large |=
+  + _ =
+second-reference-is-never-confirmed: The second write of an id is never confirmed.
+  Writer.write_slow  tests/test_store.py::test_confirms_come_once_per_flush_in_order
+  - client.unconfirmed.append(msg_id)
+  + pass
+@ msgstore.engine.state.lifecycle
+interrupted-store-goes-on: After Ctrl-C in the middle of a change the store goes on with half of it in memory.
+  Lifecycle.end_if_interrupted  tests/test_meetings.py::test_interrupt_after_append_closes_the_store
+  - self.refuse(self.interrupted)
+  -         self.release()
+  + self.interrupted = None
+@ msgstore.engine.client
+confirms-come-twice: The last message of each flush is confirmed once more by the next one.
+  Client.take_unconfirmed  tests/test_store.py::test_confirms_come_once_per_flush_in_order
+  - del unconfirmed[: len(taken)]
+  + del unconfirmed[: len(taken) - 1]
+write-many-counts-the-failed-pair: After an error write_many says that one pair more was taken than was: the caller leaves it
+    out.
+  Client.write_many  tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did
+  - length_hint(rest) - 1
+  + length_hint(rest)
+"""

@@ -18,9 +18,7 @@ from click.testing import CliRunner
 import msgstore
 from msgstore.cli.main import main
 from msgstore.testing.faults import UnsyncedFiles
-from stress.board import Board
-from stress.bodies import LARGE_MESSAGE, body_of
-from stress.findings import Counts, Findings
+from stress.account import LARGE_MESSAGE, Board, Findings, body_of
 from stress.worker import Task, Worker, open_descriptors
 from support import open_with
 
@@ -100,8 +98,11 @@ class StressFiles(UnsyncedFiles):
 
 @attrs.define
 class Outcome:
-    findings: Findings
-    counts: Counts
+    findings: Findings = attrs.field(factory=Findings)
+    counts: Counter[str] = attrs.field(factory=Counter)
+    """Of all workers; the names are those of ``Worker.counts``."""
+    descriptors: int = 0
+    """The most that the process had open, besides those of the beginning."""
     turns: int = 0
     """Of the collector, if it is a thread of the test."""
     cuts: int = 0
@@ -115,10 +116,11 @@ class Outcome:
     def __str__(self) -> str:
         c, found = self.counts, self.findings.kinds
         return (
-            f"{c.messages:,} messages of {THREADS} threads, {c.writes:,} writes, {c.confirmed:,} confirms, "
-            f"{c.reads:,} reads verified, {c.removes:,} removes, {c.flushes:,} flushes; collected {self.turns:,} times, "
+            f"{c['messages']:,} messages of {THREADS} threads, {c['writes']:,} writes, {c['confirmed']:,} confirms, "
+            f"{c['reads']:,} reads verified, {c['removes']:,} removes, {c['flushes']:,} flushes; "
+            f"collected {self.turns:,} times, "
             f"{self.cuts:,} cut, {self.deletions:,} deleted, of at most {self.segments:,} segments; "
-            f"{c.descriptors} descriptors; {self.left:,} left; {found['mismatch']} mismatches, {found['lost']} lost, "
+            f"{self.descriptors} descriptors; {self.left:,} left; {found['mismatch']} mismatches, {found['lost']} lost, "
             f"{found['ghost']} ghosts; {self.seconds:.0f} s"
         )
 
@@ -127,7 +129,7 @@ def run(path: Path, options: Options, files: StressFiles | None = None) -> Outco
     """One run on a new store at ``path``. What was found is in the outcome; nothing is raised for it."""
     begun = time.monotonic()
     files = files or StressFiles()
-    outcome = Outcome(Findings(), Counts())
+    outcome = Outcome()
     try:
         with switching_often():
             store = open_with(path, files, **options.all_keys)
@@ -171,12 +173,12 @@ def _load(store: msgstore.Store, options: Options, outcome: Outcome) -> Counter[
         worker.start()
     for worker in workers:
         worker.join()
-        outcome.counts.add(worker.counts)
+        outcome.counts += worker.counts
     collecting.end()
     outcome.turns = collecting.turns
-    outcome.counts.descriptors -= min(opened, outcome.counts.descriptors)
-    if outcome.counts.descriptors >= DESCRIPTORS + (MAPPED if options.keys.get("reads") == "mmap" else 0):
-        findings.add("descriptors", f"{outcome.counts.descriptors} were open")
+    outcome.descriptors = max(0, *(worker.descriptors - opened for worker in workers))
+    if outcome.descriptors >= DESCRIPTORS + (MAPPED if options.keys.get("reads") == "mmap" else 0):
+        findings.add("descriptors", f"{outcome.descriptors} were open")
     if options.collector == "background" and not findings:
         _something_was_collected(store, findings)
     return sum((worker.kept for worker in workers), Counter())
@@ -248,8 +250,8 @@ def _end(store: msgstore.Store, path: Path, options: Options, model: Counter[byt
     """Everything is quiet: compare, close, verify, reopen, compare again."""
     findings, counts = outcome.findings, outcome.counts
     store.flush()
-    if counts.confirmed != counts.writes:
-        findings.add("confirm", f"{counts.confirmed} confirms of {counts.writes} writes")
+    if counts["confirmed"] != counts["writes"]:
+        findings.add("confirm", f"{counts['confirmed']} confirms of {counts['writes']} writes")
     compare(store, model, findings, "before closing")
     skipped = [done.skipped for done in store.compact(everything=True) if done.skipped]
     if skipped:
@@ -293,13 +295,7 @@ def verify(path: Path, model: Counter[bytes], findings: Findings) -> None:
         findings.add("verify", f"exit code {result.exit_code}: {result.output[-2000:]}")
         return
     summary = json.loads(result.stdout.splitlines()[-1])
-    expected = {
-        "messages": len(model),
-        "verified": len(model),
-        "unreachable": 0,
-        "damaged_segments": 0,
-        "missing": 0,
-        "ok": True,
-    }
+    expected: dict[str, Any] = dict.fromkeys(("messages", "verified"), len(model))
+    expected |= {"unreachable": 0, "damaged_segments": 0, "missing": 0, "ok": True}
     if {name: summary[name] for name in expected} != expected:
         findings.add("verify", f"{summary}")

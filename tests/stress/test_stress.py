@@ -37,10 +37,10 @@ def collector(request: pytest.FixtureRequest) -> str:
 def check(outcome, cell, messages):
     assert not outcome.findings, str(outcome.findings)
     counts = outcome.counts
-    assert counts.messages >= messages
-    assert counts.reads > messages, "too little was read to say anything"
-    assert counts.writes == counts.confirmed > counts.messages
-    assert counts.removes > counts.messages // 2
+    assert counts["messages"] >= messages
+    assert counts["reads"] > messages, "too little was read to say anything"
+    assert counts["writes"] == counts["confirmed"] > counts["messages"]
+    assert counts["removes"] > counts["messages"] // 2
     in_place = Capability.SELF_DESCRIBING in catalogue().format(cell.format).capabilities
     assert outcome.cuts > 2 or not in_place, "the collector had too little to do to say anything"
     assert outcome.cuts + outcome.deletions > 20

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 import msgstore
-from stress.board import SLOTS, Board, Shared, slot_of
-from stress.bodies import body_of
-from stress.findings import Counts, Findings
+from stress.account import SLOTS, Board, Findings, Shared, body_of, slot_of
 
 SHARED = 0.04
 """Of the messages: written by several clients."""
@@ -44,7 +42,12 @@ class Worker(threading.Thread):
     def __init__(self, task: Task, store: msgstore.Store, board: Board, barrier: threading.Barrier, findings: Findings) -> None:
         super().__init__(name=f"stress-{task.number}", daemon=True)
         self.task = task
-        self.counts = Counts()
+        self.counts: Counter[str] = Counter()
+        """``messages``: ids written, its own quota. ``writes``: calls, second references and others' ids too. ``confirmed``.
+        ``reads``: answers that were verified. ``excused``: reads of another thread's message that found nothing, while that
+        thread was removing it. ``removes``, ``flushes``."""
+        self.descriptors = 0
+        """The most that the process had open."""
         self._store = store
         self._board = board
         self._barrier = barrier
@@ -84,7 +87,7 @@ class Worker(threading.Thread):
     def _work(self) -> None:
         moves = [self._write, self._write_and_remove, self._read, self._read_others, self._read_many, self._count]
         weights = [10, 2, 6, 4, 2, 1]
-        while self.counts.messages < self.task.quota:
+        while self.counts["messages"] < self.task.quota:
             if self._findings.stop.is_set():
                 self._barrier.abort()
             if self._barrier.broken:
@@ -103,7 +106,7 @@ class Worker(threading.Thread):
         self._write_new(self._chance.randrange(1, 40))
 
     def _write_new(self, count: int) -> list[bytes]:
-        ids = [self._chance.randbytes(16) for _ in range(min(count, self.task.quota - self.counts.messages))]
+        ids = [self._chance.randbytes(16) for _ in range(min(count, self.task.quota - self.counts["messages"]))]
         for msg_id in ids:
             how = self._chance.random()
             if how < SHARED:
@@ -114,13 +117,13 @@ class Worker(threading.Thread):
                 self._twice.add(msg_id)
             self._publish(msg_id)
         self._live += ids
-        self.counts.messages += len(ids)
+        self.counts["messages"] += len(ids)
         return ids
 
     def _put(self, msg_id: bytes) -> None:
         self._unconfirmed.append(msg_id)  # first: the flush may come before ``write`` returns
         self._client.write(msg_id, body_of(msg_id))
-        self.counts.writes += 1
+        self.counts["writes"] += 1
 
     def _share(self, msg_id: bytes) -> None:
         """Have others write it too; they may do so before this thread does, and after it has removed it again."""
@@ -149,7 +152,7 @@ class Worker(threading.Thread):
             self._findings.add("confirm", f"{self.name} was told by two threads at once")
             return
         try:
-            self.counts.confirmed += len(ids)
+            self.counts["confirmed"] += len(ids)
             for msg_id in ids:
                 expected = self._unconfirmed.popleft() if self._unconfirmed else None
                 if msg_id != expected:
@@ -162,9 +165,9 @@ class Worker(threading.Thread):
 
     def _flush(self) -> None:
         self._store.flush()
-        self.counts.flushes += 1
+        self.counts["flushes"] += 1
         self._all_is_confirmed("store.flush()")
-        self.counts.descriptors = max(self.counts.descriptors, open_descriptors())
+        self.descriptors = max(self.descriptors, open_descriptors())
 
     def _all_is_confirmed(self, call: str) -> None:
         if self._unconfirmed:
@@ -211,7 +214,7 @@ class Worker(threading.Thread):
             named = list(error.ids)
         if named != absent:
             self._findings.add("lost", f"{self.name}: remove did not find {[msg_id.hex() for msg_id in named]}")
-        self.counts.removes += len(ids)
+        self.counts["removes"] += len(ids)
         self.task.removed(len(ids))
         gone = [msg_id for msg_id in ids if not self._has_one_left(msg_id)]
         for msg_id in gone:
@@ -292,14 +295,14 @@ class Worker(threading.Thread):
             if expected == _MUST_BE_THERE:
                 self._findings.add("lost", f"{self.name}: {msg_id.hex()} was not found")
             elif expected == _MAY_BE_ABSENT:
-                self.counts.excused += 1
+                self.counts["excused"] += 1
                 return
         elif expected == _MUST_BE_GONE:
             self._findings.add("ghost", f"{self.name}: {msg_id.hex()} was read after its last removal had returned")
         elif body != body_of(msg_id):
             text = f"{self.name}: {msg_id.hex()} has other bytes: {len(body)} that begin with {body[:16].hex()}"
             self._findings.add("mismatch", text)
-        self.counts.reads += 1
+        self.counts["reads"] += 1
 
 
 def open_descriptors() -> int:

@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -50,10 +51,6 @@ class DamagedSettings(StoreError):
         """Settings in ``msgstore.json.copy``; None if that is missing or damaged."""
 
 
-class _InvalidSettings(ValueError):
-    """Raised for a text that msgstore cannot have written as settings."""
-
-
 @attrs.frozen
 class SegmentFile:
     """Name, size and modification time of one segment file."""
@@ -65,35 +62,30 @@ class SegmentFile:
     mtime_ns: int
 
 
-def _check_name(_: object, field: attrs.Attribute[str], value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"its {field.name} is not a name")
-
-
-def _check_records(_: object, __: object, value: object) -> None:
-    if not isinstance(value, dict) or not all(type(byte) is int and 0 <= byte <= 255 for byte in value.values()):
-        raise ValueError("its records are not names with type bytes from 0 to 255")
-
-
-def _check_distributions(_: object, __: object, value: object) -> None:
-    if not isinstance(value, dict) or not all(
-        isinstance(name, str) and _DISTRIBUTION.fullmatch(name) for name in value.values()
-    ):
-        raise ValueError("its distributions are not names of backends with names of distributions")
-
-
 @attrs.frozen
 class Settings:
     """Content of ``msgstore.json``. Raises ValueError or TypeError for invalid members."""
 
-    index: str = attrs.field(default="ets", validator=_check_name)
-    format: str = attrs.field(default="v2", validator=_check_name)
-    record: str = attrs.field(default="message", validator=_check_name)
-    body: str = attrs.field(default="raw", validator=_check_name)
-    records: dict[str, int] = attrs.field(factory=dict, validator=_check_records)
+    index: str = "ets"
+    format: str = "v2"
+    record: str = "message"
+    body: str = "raw"
+    records: dict[str, int] = attrs.field(factory=dict)
     """Record type name to its type byte. A binding is permanent for the directory."""
-    distributions: dict[str, str] = attrs.field(factory=dict, validator=_check_distributions)
+    distributions: dict[str, str] = attrs.field(factory=dict)
     """``kind name`` of each third-party backend to its distribution: what to install if it is missing."""
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("index", "format", "record", "body"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"its {name} is not a name")
+        records, distributions = self.records, self.distributions
+        if not isinstance(records, dict) or not all(type(byte) is int and 0 <= byte <= 255 for byte in records.values()):
+            raise ValueError("its records are not names with type bytes from 0 to 255")
+        if not isinstance(distributions, dict) or not all(
+            isinstance(name, str) and _DISTRIBUTION.fullmatch(name) for name in distributions.values()
+        ):
+            raise ValueError("its distributions are not names of backends with names of distributions")
 
     @property
     def formats(self) -> list[str]:
@@ -195,47 +187,47 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
     """Return the settings of the directory, or None if msgstore never opened it. Raises DamagedSettings if the file is not as
     msgstore wrote it, StoreError if it cannot be used."""
     path = directory / SETTINGS
+    why = f"{path}: cannot be used: {{}}. It holds the bindings of record types to type bytes. Restore it from a backup"
     try:
         with files.view(path) as data:
-            return _settings(data)
+            members = parse_settings(data)
     except FileNotFoundError:
         return None
-    except _InvalidSettings as error:
-        raise DamagedSettings(
-            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes. "
-            f"Restore it from a backup, or move it away if the store has none.",
-            str(error),
-            _read_copy(files, directory),
-        ) from error
+    except ValueError as error:
+        message = f"{why.format(error)}, or move it away if the store has none."
+        raise DamagedSettings(message, str(error), _read_copy(files, directory)) from error
+    try:
+        return _settings(members)
     except (ValueError, TypeError) as error:
         raise StoreError(
-            f"{path}: cannot be used: {error}. It holds the bindings of record types to type bytes. Restore it from a backup. "
-            f"If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
+            f"{why.format(error)}. If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
         ) from error
 
 
 def _read_copy(files: Files, directory: Path) -> Settings | None:
     try:
         with files.view(directory / SETTINGS_COPY) as data:
-            return _settings(data)
+            return _settings(parse_settings(data))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _settings(data: Buffer) -> Settings:
-    """Parse the text of a settings file. Raises _InvalidSettings, ValueError or TypeError."""
+def parse_settings(data: Buffer) -> dict[str, Any]:
+    """Return the members in the text of a settings file. Raises ValueError if msgstore cannot have written it."""
     if len(data) > MAX_SETTINGS:
-        raise _InvalidSettings(f"it is larger than {MAX_SETTINGS} bytes")
+        raise ValueError(f"it is larger than {MAX_SETTINGS} bytes")
     try:
         members = json.loads(data[:])
-        if not isinstance(members, dict):
-            raise _InvalidSettings("it is not an object")
-        if members.pop("crc32", None) != _checksum(members):
-            raise _InvalidSettings("its checksum is wrong")
     except RecursionError as error:
-        raise _InvalidSettings("it is nested too deeply") from error
-    except ValueError as error:
-        raise error if isinstance(error, _InvalidSettings) else _InvalidSettings(str(error)) from error
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(members, dict):
+        raise ValueError("it is not an object")  # noqa: TRY004 - ValueError for every damage
+    if members.pop("crc32", None) != _checksum(members):
+        raise ValueError("its checksum is wrong")
+    return members
+
+
+def _settings(members: dict[str, Any]) -> Settings:
     if members.pop("layout", None) != _LAYOUT:
         raise ValueError("it was written by a newer msgstore")
     return Settings(**members)

@@ -1,18 +1,22 @@
-"""Writer lock of a store directory: one writing process. It is an operating-system lock, so it ends with its process."""
+"""Writer lock of a store directory: one writing process. It is an operating-system lock, so it ends with its process.
+
+The lock is on the directory and on the file ``msgstore.lock``. The file may be a link, a pipe, or hold any content.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 import time
 from contextlib import closing, suppress
 from io import FileIO
 from pathlib import Path
 
-from msgstore.contract import StoreLocked
+from msgstore.contract import StoreError, StoreLocked
 from msgstore.directory import LOCK
 from msgstore.files import Files
-from msgstore.lock_file import open_lock, parse_lock, read_lock
 
 try:
     import fcntl
@@ -23,6 +27,8 @@ except ImportError:  # Windows
 
 log = logging.getLogger("msgstore.store")
 
+MAX_TEXT = 64
+"""Bytes of the lock file that are read."""
 _ATTEMPTS, _PAUSE_SECONDS = 50, 0.02
 """Retries of the lock, up to one second in total. A reader holds the lock for an instant to detect a writer."""
 _ATTEMPTS_LIVE_WRITER = 3
@@ -157,22 +163,15 @@ def _alive(pid: int | None) -> bool:
 
 def check_no_writer(directory: Path) -> None:
     """Raise StoreLocked while a writer has the directory open. Writes nothing, creates nothing."""
-    try:
+    with suppress(FileNotFoundError):
         fd = open_lock(directory, os.O_RDONLY)
-    except FileNotFoundError:
-        _check_directory(directory)
-        return
-    try:
-        _lock(fd, shared=True)
-    except OSError as error:
-        raise locked(directory) from error
-    finally:
-        os.close(fd)
-    _check_directory(directory)
-
-
-def _check_directory(directory: Path) -> None:
-    """Check the lock of the directory. The lock file may have been removed or replaced while a writer is running."""
+        try:
+            _lock(fd, shared=True)
+        except OSError as error:
+            raise locked(directory) from error
+        finally:
+            os.close(fd)
+    # The lock file may have been removed or replaced while a writer is running.
     with suppress(FileNotFoundError, PermissionError), closing(_DirectoryLock(directory)) as directory_lock:
         try:
             directory_lock.lock(shared=True)
@@ -189,6 +188,54 @@ def locked(directory: Path) -> StoreLocked:
         f"read the segments without the lock.",
         pid,
     )
+
+
+def open_lock(directory: Path, flags: int) -> int:
+    """Open the lock file and return its descriptor. ``flags`` are those of ``os.open``.
+
+    Refuses a link, because the writer empties the file, and a pipe, because opening it would block. Raises StoreError for
+    anything that is not a regular file, FileNotFoundError if the file is missing and ``flags`` do not create it.
+    """
+    path = directory / LOCK
+    not_regular = StoreError(f"{path}: is a link, a directory or a device, not a regular file. Remove it.")
+    extra = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        fd = os.open(path, flags | extra, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise not_regular from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise not_regular
+    return fd
+
+
+def read_lock(directory: Path) -> bytes:
+    """Return the text of the lock file, empty if it cannot be read. The text is used in messages only."""
+    try:
+        fd = open_lock(directory, os.O_RDONLY)
+    except (OSError, StoreError):
+        return b""
+    try:
+        return os.read(fd, MAX_TEXT)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def parse_lock(text: bytes) -> tuple[int | None, bytes]:
+    """Return (process id, session) from the text of a lock file; (None, empty) for invalid text, an empty session if absent."""
+    lines = text[:MAX_TEXT].split()
+    digits = lines[0] if lines else b""
+    pid = int(digits) if digits.isdigit() and len(digits) <= 10 else 0
+    if not 0 < pid < 2**31 or str(pid).encode() != digits:
+        return None, b""
+    try:
+        return pid, bytes.fromhex(lines[1].decode("ascii")) if len(lines) > 1 else b""
+    except ValueError:
+        return pid, b""
 
 
 if fcntl is not None:

@@ -13,12 +13,10 @@ from pyspark.sql import SparkSession
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
-from msgstore.jobs.inventory import InventoryJob
-from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.inventory import InventoryJob, InventoryReport
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
-from msgstore.jobs.reports import SalvageReport
-from msgstore.jobs.salvage import SalvageJob
-from msgstore.jobs.tasks import Progress
+from msgstore.jobs.salvage import SalvageJob, SalvageReport
+from msgstore.jobs.tasks import Meter, Progress
 from msgstore_spark.failures import task_errors
 from msgstore_spark.fingerprint import check_executors
 from msgstore_spark.jobs.diff import diff
@@ -63,11 +61,11 @@ class SparkRunner:
 
     def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
         with self._checked_session(progress, job.found.inputs) as spark:
-            return export(job, partial(run_tasks, spark), lambda _: None)
+            return export(job, partial(run_tasks, spark), Meter(job.size))
 
     def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
         with self._checked_session(progress, job.shares) as spark:
-            return import_messages(job, partial(run_tasks, spark))
+            return import_messages(job, partial(run_tasks, spark), Meter(job.size))
 
     @contextmanager
     def _checked_session(self, progress: Progress | None, *inputs: Iterable[_SparkInput]) -> Iterator[SparkSession]:

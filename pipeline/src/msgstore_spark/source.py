@@ -22,9 +22,9 @@ from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch, spans_batch
-from msgstore.jobs.columns.codecs import OpenCodec, open_codec
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.workers import OpenCodec, open_codec
 from msgstore_spark.filters import push
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.stream import SegmentStreamReader

@@ -22,10 +22,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from msgstore.jobs.columns.batches import Wanted, record_batches
-from msgstore.jobs.columns.codecs import open_codec
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
 from msgstore.jobs.reading.tailing import UNSETTLED, SegmentTailer, TailPosition
+from msgstore.jobs.workers import open_codec
 from msgstore_spark.options import ReadOptions
 
 Offset = dict[str, dict[str, int]]

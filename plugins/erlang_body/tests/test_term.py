@@ -1,14 +1,14 @@
-"""The validator: every kind of term is accepted whole, refused cut off, and nothing makes it raise, hang or allocate."""
+"""The validator: every kind of term is accepted whole, refused cut off, and nothing makes it raise or allocate.
+
+``tests/test_fuzz.py`` tries many more damaged terms, and measures the time.
+"""
 
 from __future__ import annotations
 
 import math
-import random
 import struct
-import time
 import tracemalloc
 import zlib
-from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
@@ -16,17 +16,7 @@ from hypothesis import strategies as st
 
 from msgstore_erlang_body.term import is_term
 
-
-def u8(value: int) -> bytes:
-    return value.to_bytes(1)
-
-
-def u16(value: int) -> bytes:
-    return value.to_bytes(2)
-
-
-def u32(value: int) -> bytes:
-    return value.to_bytes(4)
+u8, u16, u32 = (lambda value, size=size: value.to_bytes(size) for size in (1, 2, 4))
 
 
 def sized(length: int, payload: bytes) -> bytes:
@@ -37,25 +27,22 @@ def sized(length: int, payload: bytes) -> bytes:
 
 latin1 = st.text(st.characters(max_codepoint=255), max_size=12).map(lambda text: text.encode("latin-1"))
 utf8 = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).map(str.encode)
-atoms = st.one_of(
-    latin1.map(lambda text: b"d" + sized(2, text)),
-    latin1.map(lambda text: b"s" + sized(1, text)),
-    utf8.map(lambda text: b"v" + sized(2, text)),
-    utf8.map(lambda text: b"w" + sized(1, text)),
-)
-small_integers = st.one_of(
-    st.binary(min_size=1, max_size=1).map(lambda n: b"a" + n), st.binary(min_size=4, max_size=4).map(lambda n: b"b" + n)
-)
 payloads = st.binary(max_size=20)
 floats = st.floats(allow_nan=False, allow_infinity=False)
-pids = st.one_of(
-    st.tuples(st.just(b"g"), atoms, st.binary(min_size=9, max_size=9)),
-    st.tuples(st.just(b"X"), atoms, st.binary(min_size=12, max_size=12)),
-).map(b"".join)
 
 
-def on_node(tag: bytes, size: int) -> st.SearchStrategy[bytes]:
-    return st.tuples(st.just(tag), atoms, st.binary(min_size=size, max_size=size)).map(b"".join)
+def text(tag: bytes, length: int, content: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    return content.map(lambda drawn: tag + sized(length, drawn))
+
+
+def fixed(tag: bytes, size: int, *before: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """So many bytes behind the tag and what is before them."""
+    return st.tuples(st.just(tag), *before, st.binary(min_size=size, max_size=size)).map(b"".join)
+
+
+atoms = text(b"d", 2, latin1) | text(b"s", 1, latin1) | text(b"v", 2, utf8) | text(b"w", 1, utf8)
+small_integers = fixed(b"a", 1) | fixed(b"b", 4)
+pids = fixed(b"g", 9, atoms) | fixed(b"X", 12, atoms)
 
 
 def references(tag: bytes, creation: int) -> st.SearchStrategy[bytes]:
@@ -70,17 +57,14 @@ flat = st.one_of(
     floats.map(lambda number: b"F" + struct.pack(">d", number)),
     floats.map(lambda number: b"c" + (b"%.20e" % number).ljust(31, b"\0")),
     st.just(b"j"),
-    payloads.map(lambda text: b"k" + sized(2, text)),
-    payloads.map(lambda text: b"m" + sized(4, text)),
+    text(b"k", 2, payloads),
+    text(b"m", 4, payloads),
     st.tuples(payloads.filter(len), st.integers(1, 8)).map(lambda drawn: b"M" + u32(len(drawn[0])) + u8(drawn[1]) + drawn[0]),
     st.just(b"M" + u32(0) + u8(0)),
     payloads.map(lambda digits: b"n" + u8(len(digits)) + b"\1" + digits),
     payloads.map(lambda digits: b"o" + u32(len(digits)) + b"\0" + digits),
     pids,
-    on_node(b"e", 5),
-    on_node(b"f", 5),
-    on_node(b"Y", 8),
-    on_node(b"x", 12),
+    *(fixed(tag, size, atoms) for tag, size in ((b"e", 5), (b"f", 5), (b"Y", 8), (b"x", 12))),
     references(b"r", 1),
     references(b"Z", 4),
     st.tuples(st.just(b"q"), atoms, atoms, st.just(b"a\2")).map(b"".join),
@@ -121,13 +105,13 @@ def compressed(term: bytes, level: int = 6) -> bytes:
 
 
 @given(terms, st.binary(max_size=5))
-def test_a_term_is_accepted_whole_and_no_shorter(term: bytes, trailing: bytes) -> None:
+def test_term_is_accepted_whole_and_no_shorter(term, trailing):
     assert is_term(b"\x83" + term + trailing)
     assert not any(is_term(b"\x83" + term[:size]) for size in range(len(term)))
 
 
 @given(terms, payloads)
-def test_compressed(term: bytes, trailing: bytes) -> None:
+def test_compressed_term_is_accepted_whole_only(term, trailing):
     packed = compressed(term)
     assert is_term(packed + trailing)
     assert not any(is_term(packed[:size]) for size in range(len(packed)))
@@ -145,22 +129,14 @@ def test_compressed(term: bytes, trailing: bytes) -> None:
 @example(b"")
 @example(b"\x83")
 @example(b"\x83P")
-def test_nothing_makes_it_raise(data: bytes) -> None:
+def test_arbitrary_bytes_never_raise(data):
     assert is_term(data) in (True, False)
-
-
-@given(terms, st.data())
-def test_changed_terms_never_make_it_raise(term: bytes, data: st.DataObject) -> None:
-    changed = bytearray(b"\x83" + term)
-    for _ in range(3):
-        changed[data.draw(st.integers(1, len(term)))] = data.draw(st.integers(0, 255))
-    assert is_term(bytes(changed)) in (True, False)
 
 
 KNOWN_TAGS = {70, 77, 88, 89, 90, *range(97, 121)}
 
 
-def test_unknown_tags_are_refused_at_any_depth() -> None:
+def test_unknown_tags_are_refused_at_any_depth():
     for tag in set(range(256)) - KNOWN_TAGS:
         for before in (b"", b"h\1", b"l\0\0\0\1", b"h\2j"):
             assert not is_term(b"\x83" + before + u8(tag) + bytes(64)), (tag, before)
@@ -194,11 +170,11 @@ def test_unknown_tags_are_refused_at_any_depth() -> None:
     ],
     ids=lambda term: term[:8].hex(),
 )
-def test_refused(term: bytes) -> None:
+def test_malformed_term_is_refused(term):
     assert not is_term(b"\x83" + term)
 
 
-def test_an_atom_of_255_characters_may_have_more_bytes() -> None:
+def test_atom_of_255_characters_may_have_more_bytes():
     assert is_term(b"\x83v" + sized(2, "ä".encode() * 255))
     assert not is_term(b"\x83v" + sized(2, "ä".encode() * 256))
 
@@ -213,13 +189,13 @@ CONTENT = bytes.fromhex(
 """A message container of RabbitMQ 4.x."""
 
 
-def test_a_message_container() -> None:
+def test_message_container_is_accepted_whole_only():
     assert is_term(CONTENT)
     assert not any(is_term(CONTENT[:size]) for size in range(len(CONTENT)))
 
 
 @pytest.mark.parametrize("tag", [b"i", b"l", b"t", b"m", b"o", b"M", b"u", b"k", b"Z"], ids=bytes.decode)
-def test_hostile_counts_cost_nothing(tag: bytes) -> None:
+def test_hostile_counts_cost_nothing(tag):
     data = b"\x83" + tag + b"\xff" * 4 + b"j" * 10_000
     tracemalloc.start()
     assert not is_term(data)
@@ -227,7 +203,7 @@ def test_hostile_counts_cost_nothing(tag: bytes) -> None:
     tracemalloc.stop()
 
 
-def test_a_zip_bomb_is_refused_without_being_unpacked() -> None:
+def test_zip_bomb_is_refused_without_unpacking():
     bomb = zlib.compress(bytes(2**24), 9)
     tracemalloc.start()
     for declared in (10, 2**31, 2**32 - 1):
@@ -235,29 +211,3 @@ def test_a_zip_bomb_is_refused_without_being_unpacked() -> None:
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
     assert is_term(compressed(b"m" + sized(4, bytes(2**20)), 9))
-
-
-def test_deep_and_wide_terms_are_linear() -> None:
-    makers: list[Callable[[int], bytes]] = [
-        lambda n: b"\x83" + b"h\1" * n + b"j",
-        lambda n: b"\x83i" + u32(n) + b"j" * n,
-        lambda n: b"\x83" + b"l\0\0\0\1j" * n + b"j",
-    ]
-
-    def seconds(data: bytes) -> float:
-        begin = time.process_time()
-        assert is_term(data)
-        return time.process_time() - begin
-
-    for make in makers:
-        small, large = min(seconds(make(20_000)) for _ in range(3)), seconds(make(200_000))
-        assert large < 40 * small + 0.1
-
-
-def test_a_long_random_walk_over_changed_messages() -> None:
-    source = random.Random(7)
-    for _ in range(3000):
-        data = bytearray(CONTENT)
-        for _ in range(source.randrange(1, 4)):
-            data[source.randrange(len(data))] = source.randrange(256)
-        assert is_term(bytes(data[: source.randrange(len(data) + 1)])) in (True, False)

@@ -37,8 +37,7 @@ def image(state: dict[bytes, bytes] = STATE) -> bytes:
 
 
 def is_refused(data: bytes) -> bool:
-    entries: dict[bytes, int] = {}
-    counts: dict[bytes, int] = {}
+    entries, counts = {}, {}
     try:
         snapshot.read(data, entries, counts)
     except snapshot.InvalidSnapshot:
@@ -51,32 +50,28 @@ def sealed(data: bytes) -> bytes:
     return data[:-4] + struct.pack(">I", zlib.crc32(data[:-4]))
 
 
+def read_back(data):
+    entries, counts = {}, {}
+    return snapshot.read(data, entries, counts), entries, counts
+
+
 @given(
     st.dictionaries(IDS, LOCATIONS), st.dictionaries(IDS, st.integers(2, 2**64 - 1)), st.dictionaries(st.binary(), st.binary())
 )
-def test_what_is_written_is_read(entries: dict[bytes, int], counts: dict[bytes, int], state: dict[bytes, bytes]) -> None:
-    read_entries: dict[bytes, int] = {}
-    read_counts: dict[bytes, int] = {}
-    assert snapshot.read(b"".join(snapshot.write(entries, counts, state)), read_entries, read_counts) == state
-    assert (read_entries, read_counts) == (entries, counts)
+def test_written_snapshot_is_read(entries, counts, state):
+    assert read_back(b"".join(snapshot.write(entries, counts, state))) == (state, entries, counts)
 
 
-def test_more_entries_than_one_chunk() -> None:
+def test_entries_of_several_chunks_are_read():
     source = random.Random(1)
-    entries = {
-        source.randbytes(16): pack_location(source.randrange(2**20), source.randrange(2**40), source.randrange(2**40))
-        for _ in range(20_000)
-    }
+    entries = {source.randbytes(16): pack_location(*(source.randrange(2**n) for n in (20, 40, 40))) for _ in range(20_000)}
     counts = dict.fromkeys(list(entries)[:10000], 2)
     chunks = list(snapshot.write(entries, counts, {}))
     assert max(map(len, chunks)) < 256 * 1024
-    read_entries: dict[bytes, int] = {}
-    read_counts: dict[bytes, int] = {}
-    snapshot.read(b"".join(chunks), read_entries, read_counts)
-    assert (read_entries, read_counts) == (entries, counts)
+    assert read_back(b"".join(chunks)) == ({}, entries, counts)
 
 
-def test_every_truncation_and_every_changed_byte_is_noticed() -> None:
+def test_every_truncation_and_every_changed_byte_is_noticed():
     data = image()
     assert not is_refused(data)
     assert [size for size in range(len(data)) if not is_refused(data[:size])] == []
@@ -89,7 +84,7 @@ def test_every_truncation_and_every_changed_byte_is_noticed() -> None:
 
 
 @given(st.data())
-def test_hostile_headers_with_a_right_checksum_are_refused(data: st.DataObject) -> None:
+def test_forged_header_with_right_checksum_is_refused(data):
     whole = bytearray(image())
     at, size = data.draw(st.sampled_from([(8, 4), (12, 4), (16, 8), (24, 8), (32, 8)]))
     value = data.draw(st.integers(0, 2 ** (8 * size) - 1).filter(lambda value: value != int.from_bytes(whole[at : at + size])))
@@ -97,16 +92,14 @@ def test_hostile_headers_with_a_right_checksum_are_refused(data: st.DataObject) 
     assert is_refused(sealed(bytes(whole)))
 
 
-def test_a_state_that_does_not_fill_its_part_is_refused() -> None:
+def test_state_of_wrong_length_is_refused():
     whole = bytearray(image({b"k": b"v"}))
     whole[-4 - 10 : -4 - 6] = struct.pack(">I", 2**32 - 1)  # the key's length
     assert is_refused(sealed(bytes(whole)))
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" * 10, bytes(1000), image()[:-1]])
-def test_a_bad_snapshot_is_logged_and_removed_by_the_first_commit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
-) -> None:
+def test_bad_snapshot_is_kept_until_first_commit(tmp_path, caplog, content):
     (tmp_path / FILE).write_bytes(content)
     index = open_index(tmp_path)
     with caplog.at_level(logging.WARNING, "msgstore.index"):
@@ -118,7 +111,7 @@ def test_a_bad_snapshot_is_logged_and_removed_by_the_first_commit(
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(DAMAGED_FILE, content)]
 
 
-def test_changed_byte_leaves_every_other_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_byte_leaves_every_other_entry(tmp_path, caplog):
     """The engine compares each with its record, and what is damaged is kept until another snapshot takes its place."""
     entries = {bytes([n]) * 16: n << 80 | n for n in range(1, 20)}
     index = open_index(tmp_path)
@@ -140,14 +133,14 @@ def test_changed_byte_leaves_every_other_entry(tmp_path: Path, caplog: pytest.Lo
     assert [path.name for path in tmp_path.iterdir()] == [DAMAGED_FILE]
 
 
-def test_a_snapshot_that_cannot_be_read_is_an_error_not_a_loss(tmp_path: Path) -> None:
+def test_unreadable_snapshot_is_an_error_not_loss(tmp_path):
     (tmp_path / FILE).mkdir()
     for read_only in (True, False):
         with pytest.raises(OSError):
             open_index(tmp_path, read_only=read_only).load()
 
 
-def test_the_first_commit_removes_the_snapshot_unless_read_only(tmp_path: Path) -> None:
+def test_first_commit_removes_snapshot_unless_read_only(tmp_path):
     (tmp_path / FILE).write_bytes(image())
     reader = open_index(tmp_path, read_only=True)
     assert reader.load() == STATE
@@ -165,7 +158,7 @@ def test_the_first_commit_removes_the_snapshot_unless_read_only(tmp_path: Path) 
     assert open_index(tmp_path).load() is None
 
 
-def test_a_failed_write_keeps_the_entries(tmp_path: Path) -> None:
+def test_failed_write_keeps_entries(tmp_path):
     class FullDisk(UnsyncedFiles):
         def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
             raise OSError(28, "No space left on device")

@@ -1,17 +1,15 @@
-"""Encoding, decoding, and scans of bytes that nobody wrote."""
+"""Encoding, decoding, and scans of bytes that nobody wrote. ``tests/test_fuzz.py`` measures the time of hostile ones."""
 
 from __future__ import annotations
 
 import random
 import struct
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msgstore.contract import FormatContext, NoOptions, RecordError, ScanEnd, SegmentFormat, SegmentScan
-from msgstore_format_v1 import plugin
 from msgstore_format_v1.format import SegmentFormatV1
 
 V1: SegmentFormat = SegmentFormatV1(FormatContext(NoOptions()))
@@ -21,7 +19,6 @@ Spans = list[tuple[int, int]]
 """Offsets and sizes."""
 
 ids = st.binary(min_size=16, max_size=16)
-quick = settings(database=None)
 
 
 def record(msg_id: bytes, body: bytes) -> bytes:
@@ -84,51 +81,39 @@ pieces = st.one_of(
 )
 
 
-@quick
-@given(st.lists(pieces, max_size=25).map(b"".join), st.integers(0, 40))
-def test_scan_keeps_the_rules_on_any_sequence_of_records(data: bytes, cut: int) -> None:
+encoded = st.lists(st.tuples(ids, st.binary(max_size=60)), max_size=15).map(
+    lambda pairs: V1.encode([i for i, _ in pairs], [b for _, b in pairs])[0]
+)
+changes = st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4)
+sparse = st.lists(st.sampled_from([0, 0, 0, 16, 17, 255]), max_size=200).map(bytes)
+
+
+def changed(data: bytes, changes: list[tuple[int, int]]) -> bytes:
+    found = bytearray(data)
+    for at, byte in changes if data else ():
+        found[at % len(data)] = byte
+    return bytes(found)
+
+
+@settings(database=None, max_examples=3 * settings.default.max_examples)
+@given(
+    st.lists(pieces, max_size=25).map(b"".join) | st.builds(changed, encoded, changes) | st.binary(max_size=200) | sparse,
+    st.integers(0, 40),
+    st.integers(0, 210),
+)
+def test_scan_of_any_bytes_keeps_the_rules(data, cut, start):
     check_against_the_book(data)
     check_against_the_book(data[: max(0, len(data) - cut)])
-
-
-@quick
-@given(st.lists(st.tuples(ids, st.binary(max_size=60)), max_size=15), st.data())
-def test_no_mutation_escapes(pairs: list[tuple[bytes, bytes]], draw: st.DataObject) -> None:
-    data = bytearray(V1.encode([i for i, _ in pairs], [b for _, b in pairs])[0])
-    for at in draw.draw(st.lists(st.integers(0, max(0, len(data) - 1)), max_size=4)):
-        if at < len(data):
-            data[at] = draw.draw(st.integers(0, 255))
-    check_against_the_book(bytes(data))
-
-
-@quick
-@given(
-    st.binary(max_size=200) | st.lists(st.sampled_from([0, 0, 0, 16, 17, 255]), max_size=200).map(bytes), st.integers(0, 210)
-)
-def test_arbitrary_bytes_never_raise(data: bytes, start: int) -> None:
-    check_against_the_book(data)
     scan = V1.scan(data, start=start, check_body=lambda _, body: len(body) % 2 == 0)
     assert scan.end.state in ("clean", "torn")
     assert V1.find_chain(data, start) is None
 
 
-@quick
-@given(st.lists(st.tuples(ids, st.binary(max_size=80)), max_size=30, unique_by=lambda pair: pair[0]))
-def test_scan_of_encode_is_what_was_encoded(pairs: list[tuple[bytes, bytes]]) -> None:
-    data, sizes = V1.encode([i for i, _ in pairs], [b for _, b in pairs])
-    assert data == b"".join(record(i, b) for i, b in pairs)
-    scan = V1.scan(data)
-    assert scan.end == ScanEnd("clean", len(data))
-    assert list(scan.records.sizes) == sizes
-    assert not scan.duplicates.ids
-    assert not scan.hole_sizes
-    for (msg_id, body), (found, offset, size, _) in zip(pairs, scan.records.rows(), strict=True):
-        begin, end = V1.body_span(data, offset, size)
-        assert (found, data[begin:end]) == (msg_id, body)
-        assert V1.decode(msg_id, data[offset : offset + size]) == body
+def test_encode_writes_documented_bytes():
+    assert V1.encode([A, B], [b"body", b""]) == (record(A, b"body") + record(B, b""), [29, 25])
 
 
-def test_random_bodies_behind_zero_filled_holes_are_all_found() -> None:
+def test_random_bodies_behind_holes_are_found():
     """What the phantom rule is for: without it some of these records are read up to 7 bytes early, and lost."""
     rng = random.Random(20)
     count, lost = 0, 0
@@ -148,7 +133,7 @@ def test_random_bodies_behind_zero_filled_holes_are_all_found() -> None:
     assert lost == 0
 
 
-def test_a_phantom_two_bytes_early_gives_way() -> None:
+def test_a_phantom_two_bytes_early_gives_way():
     """Bodies of 1 MiB and more: the first byte of the size, read as the whole of it, ends at the first of the body."""
     data = bytes(50) + record(A, b"\xff" + b"x" * (0x123456 - 17))
     scan = V1.scan(data)
@@ -156,7 +141,7 @@ def test_a_phantom_two_bytes_early_gives_way() -> None:
     assert check_against_the_book(data) == scan
 
 
-def test_many_batches_copies_and_holes() -> None:
+def test_many_batches_copies_and_holes_are_told():
     count = 30_000
     names = [struct.pack(">QQ", 7, at) for at in range(count)]
     data = bytearray(V1.encode(names, [b"x" * 75] * count)[0])
@@ -175,7 +160,7 @@ def test_many_batches_copies_and_holes() -> None:
     assert V1.scan(bytes(data), start=start).records.id_list() == [*behind, alive[5]]
 
 
-def test_ends() -> None:
+def test_scan_tells_clean_and_torn_ends():
     one = record(A, b"body")
     assert V1.scan(b"") == SegmentScan()
     assert V1.scan(bytes(30)).end == ScanEnd("clean", 30)
@@ -187,7 +172,7 @@ def test_ends() -> None:
     assert V1.scan(one, start=100).end == ScanEnd("torn", 100)
 
 
-def test_a_body_that_is_none_is_damage_and_reading_goes_on() -> None:
+def test_invalid_body_is_damage_and_reading_goes_on():
     data = record(A, b"bad") + record(B, b"good") + record(A, b"good")
     scan = V1.scan(data, check_body=lambda _, body: body == b"good")
     assert [(d.offset, d.size, d.reason) for d in scan.damage] == [(0, 28, "invalid_message_body")]
@@ -196,7 +181,7 @@ def test_a_body_that_is_none_is_damage_and_reading_goes_on() -> None:
     assert scan.end.state == "clean"
 
 
-def test_decode_refuses_what_is_not_the_record() -> None:
+def test_decode_refuses_what_is_not_the_record():
     good = record(A, b"body")
     for reason, bad in [
         ("size_mismatch", b""),
@@ -208,32 +193,3 @@ def test_decode_refuses_what_is_not_the_record() -> None:
         with pytest.raises(RecordError) as raised:
             V1.decode(A, bad)
         assert raised.value.reason == reason
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
-        b"\xff",
-        b"\0",
-        b"\0\xff",
-        b"\0\0\0\0\0\x01",
-        b"\0\0\0\0\0\0\0\x20",
-        b"\0\0\0\0\0\x3f\0\0\xff\0\0\0\0\xff",
-        b"\0\0\0\0\0\0\x10\xff",
-    ],
-)
-def test_hostile_bytes_take_linear_time(unit: bytes) -> None:
-    def seconds(size: int) -> float:
-        data = (unit * (size // len(unit) + 1))[:size]
-        begin = time.process_time()
-        V1.scan(data, check_body=lambda *_: False)
-        V1.scan(data)
-        return time.process_time() - begin
-
-    assert seconds(1 << 20) < 30 * seconds(1 << 17) + 0.1
-
-
-def test_descriptor_and_factory_fit() -> None:
-    (descriptor,) = plugin.msgstore_segment_formats()
-    assert (descriptor.name, descriptor.extension, descriptor.generation) == ("v1", ".rdq", 1)
-    assert isinstance(descriptor.load_factory()(FormatContext(NoOptions())), SegmentFormatV1)

@@ -26,7 +26,7 @@ SEGMENTS = [
 
 
 @pytest.mark.parametrize(("path", "segment"), SEGMENTS)
-def test_manifest_agrees_record_by_record(path: Path, segment: dict[str, Any]) -> None:
+def test_manifest_agrees_record_by_record(path, segment):
     data = path.read_bytes()
     scan = V1.scan(data)
     expected = [(record["id"], record["offset"], record["total_size"]) for record in segment["records"]]
@@ -56,7 +56,7 @@ def saved_indexes() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("path", "entries"), list(saved_indexes()))
-def test_rabbitmq_3_10_finds_what_its_index_names(path: Path, entries: list[dict[str, Any]]) -> None:
+def test_rabbitmq_3_10_finds_what_its_index_names(path, entries):
     data = path.read_bytes()
     scan = V1.scan(data)
     found = {msg_id.hex(): (offset, size) for msg_id, offset, size, _ in scan.records.rows()}

@@ -46,7 +46,7 @@ def crashes(data: bytes, fill: GapFill) -> Iterator[bytes]:
     moved=st.lists(st.binary(max_size=400), max_size=4),
     after=st.binary(max_size=40),
 )
-def test_a_crash_anywhere_leaves_every_live_record(before: bytes, dead: list[bytes], moved: list[bytes], after: bytes) -> None:
+def test_a_crash_anywhere_leaves_every_live_record(before, dead, moved, after):
     first, gap = encode(b"before".ljust(16), before), b"".join(encode(b"dead%12d" % at, body) for at, body in enumerate(dead))
     offset = 64 + len(first)
     room = V2.gap_room(offset, len(gap))
@@ -75,7 +75,7 @@ def test_a_crash_anywhere_leaves_every_live_record(before: bytes, dead: list[byt
 
 
 @pytest.mark.parametrize("left", range(12))
-def test_whatever_is_left_over_is_a_hole(left: int) -> None:
+def test_rest_of_filled_gap_is_a_hole(left):
     record = encode(b"live".ljust(16), b"body")
     gap = len(record) + left
     data = bytearray(V2.header + encode(b"dead".ljust(16), bytes(gap - 21)) + encode(b"next".ljust(16), b""))
@@ -87,7 +87,7 @@ def test_whatever_is_left_over_is_a_hole(left: int) -> None:
     assert list(scan.hole_sizes) == [left] * (left > 0)
 
 
-def test_what_is_inside_before_the_seal_does_not_matter() -> None:
+def test_bytes_inside_before_the_seal_are_hidden():
     rng = random.Random(7)
     records = [encode(bytes([at]) * 16, rng.randbytes(500)) for at in range(4)]
     run = b"".join(records)
@@ -101,7 +101,7 @@ def test_what_is_inside_before_the_seal_does_not_matter() -> None:
         assert len(found) == 5
 
 
-def test_room() -> None:
+def test_room():
     assert V2.gap_room(64, 20) == 0
     assert V2.gap_room(64, 21) == 21
     assert [V2.gap_room(offset, 100) for offset in range(506, 514)] == [100, 100, 0, 0, 0, 0, 100, 100]

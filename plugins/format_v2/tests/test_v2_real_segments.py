@@ -52,7 +52,7 @@ def check_layout(scan: SegmentScan, layout: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("path", "segment"), SEGMENTS)
-def test_manifest_agrees_record_by_record(path: Path, segment: dict[str, Any]) -> None:
+def test_manifest_agrees_record_by_record(path, segment):
     data = path.read_bytes()
     scan = V2.scan(data)
     assert rows(scan) == expected_rows(segment["records"])
@@ -65,7 +65,7 @@ def test_manifest_agrees_record_by_record(path: Path, segment: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_broken_segments_end_where_the_broker_ends(case: dict[str, Any]) -> None:
+def test_broken_segments_end_where_the_broker_ends(case):
     data = (DATA / "v2_corrupt" / case["path"]).read_bytes()
     expected = case["scan"]
     error = expected.get("scan_error")
@@ -89,13 +89,13 @@ def test_broken_segments_end_where_the_broker_ends(case: dict[str, Any]) -> None
         check_layout(scan, expected["layout"])
 
 
-def test_holes_before_a_corrupt_spot_are_reported() -> None:
+def test_holes_before_a_corrupt_spot_are_reported():
     scan = V2.scan((DATA / "v2_corrupt" / "hole_after_small_hole" / "0.sqs").read_bytes())
     assert (list(scan.hole_offsets), list(scan.hole_sizes)) == ([478], [2])
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_the_chain_behind_a_corrupt_spot_is_found(case: dict[str, Any]) -> None:
+def test_the_chain_behind_a_corrupt_spot_is_found(case):
     data = (DATA / "v2_corrupt" / case["path"]).read_bytes()
     error = case["scan"]["scan_error"]["offset"]
     found = V2.find_chain(data, error + 1)

@@ -25,10 +25,8 @@ from msgstore_lmdb_index.plugin import LmdbOptions
 MIB = 2**20
 
 
-def make(directory: Path, *, map_size: int = MIB, sync: bool = False, read_only: bool = False) -> LmdbIndex:
-    return LmdbIndex(
-        IndexContext(LmdbOptions(map_size=Size(map_size)), directory, UnsyncedFiles(), sync=sync, read_only=read_only)
-    )
+def make(directory: Path, *, map_size: int = MIB, read_only: bool = False) -> LmdbIndex:
+    return LmdbIndex(IndexContext(LmdbOptions(map_size=Size(map_size)), directory, UnsyncedFiles(), read_only=read_only))
 
 
 def opened(directory: Path, **options: bool) -> LmdbIndex:
@@ -47,61 +45,7 @@ def fill(directory: Path, count: int = 3000) -> None:
     index.close({b"key": b"value"})
 
 
-def run(script: str, directory: Path) -> subprocess.Popen[str]:
-    """``script`` in a process of its own, with the names of this module and ``directory``."""
-    names = f"import runpy; globals().update(runpy.run_path({__file__!r})); directory = Path({str(directory)!r})\n"
-    return subprocess.Popen([sys.executable, "-u", "-c", names + script], text=True, stdout=subprocess.PIPE)
-
-
-@pytest.mark.parametrize("sync", [False, True])
-def test_a_commit_survives_the_process(tmp_path: Path, sync: bool) -> None:
-    with run(
-        f"""
-index = opened(directory, sync={sync})
-index.enter(ids(0, 100), range(100), [2] * 100)
-index.freeze({{b"tail": b"100"}})
-index.commit()
-index.release(ids(0, 50))
-index.enter(ids(100, 200), range(100))
-os._exit(7)
-""",
-        tmp_path,
-    ) as process:
-        assert process.wait() == 7
-    index = make(tmp_path)
-    assert index.load() == {b"tail": b"100"}
-    assert sorted(index.items()) == sorted(zip(ids(0, 100), range(100), [2] * 100, strict=True))
-    index.close(None)
-
-
-def test_entries_and_state_agree_wherever_the_process_is_killed(tmp_path: Path) -> None:
-    for delay in (0.0, 0.02, 0.05):
-        with run(
-            """
-index = opened(directory)
-done = int((index._environment.state or {}).get(b"tail", b"0"))
-print("ready", flush=True)
-while True:
-    index.release(ids(done - 20, done) if done else [])
-    index.enter(ids(done, done + 20), range(20))
-    done += 20
-    index.freeze({b"tail": str(done).encode()})
-    index.commit()
-""",
-            tmp_path,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(delay)
-            process.kill()
-        index = make(tmp_path)
-        state = index.load()
-        done = int(state[b"tail"]) if state else 0
-        assert sorted(msg_id for msg_id, _, _ in index.items()) == sorted(ids(done - 20, done) if done else [])
-        index.close(None)
-
-
-def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
+def test_map_grows_while_others_read(tmp_path: Path) -> None:
     index = opened(tmp_path)
     known = ids(0, 50)
     index.enter(known, [pack_location(1, number, 30) for number in range(50)])
@@ -148,7 +92,7 @@ def test_the_map_grows_while_others_read(tmp_path: Path) -> None:
         index.close(None)
 
 
-def test_a_commit_beside_a_thread_that_computes(tmp_path: Path) -> None:
+def test_commit_beside_computing_thread_is_quick(tmp_path: Path) -> None:
     index = opened(tmp_path)
     usual = sys.getswitchinterval()
     stop = threading.Event()
@@ -240,7 +184,7 @@ def test_damage_is_set_aside(tmp_path: Path, damage: Callable[[Path], object], c
     assert sorted(found.name for found in tmp_path.iterdir()) == [DIRECTORY, f"{DIRECTORY}.damaged-1", f"{DIRECTORY}.damaged-2"]
 
 
-def test_damage_that_is_met_later_is_set_aside_by_close(tmp_path: Path) -> None:
+def test_damage_met_later_is_set_aside_by_close(tmp_path: Path) -> None:
     fill(tmp_path)
     data = tmp_path / DIRECTORY / "data.mdb"
     pages = bytearray(data.read_bytes())
@@ -267,7 +211,7 @@ def test_damage_that_is_met_later_is_set_aside_by_close(tmp_path: Path) -> None:
     index.close(None)
 
 
-def test_what_is_cut_behind_the_last_page_is_not_missed(tmp_path: Path) -> None:
+def test_file_cut_behind_last_page_is_read(tmp_path: Path) -> None:
     fill(tmp_path)
     data = tmp_path / DIRECTORY / "data.mdb"
     assert data.stat().st_size == MIB  # the whole map: LMDB alone may end its file before its last page
@@ -279,7 +223,7 @@ def test_what_is_cut_behind_the_last_page_is_not_missed(tmp_path: Path) -> None:
     index.close(None)
 
 
-def test_an_environment_in_use_is_not_set_aside(tmp_path: Path) -> None:
+def test_environment_in_use_is_not_set_aside(tmp_path: Path) -> None:
     index = opened(tmp_path)
     with pytest.raises(StoreError, match="is already open in this process"):
         make(tmp_path).load()
@@ -291,35 +235,34 @@ def test_an_environment_in_use_is_not_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
-def test_a_commit_that_found_no_room_can_be_tried_again(tmp_path: Path) -> None:
-    with run(
-        """
-import errno, resource, signal
+def test_commit_that_found_no_room_is_retried(tmp_path: Path) -> None:
+    script = f"""
+import errno, resource, runpy, signal
+from pathlib import Path
+globals().update(runpy.run_path({__file__!r}))
+directory = Path({str(tmp_path)!r})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 index = opened(directory)
 index.enter(ids(0, 10), range(10), [3] * 10)
-index.freeze({b"tail": b"10"})
+index.freeze({{b"tail": b"10"}})
 index.commit()
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
 for entries in (1000, 30_000):  # within the map, and where it has to grow
     index.enter(ids(10, entries), range(10, entries))
     index.release(ids(0, 1))
     try:
-        index.freeze({b"tail": b"%d" % entries})
+        index.freeze({{b"tail": b"%d" % entries}})
         index.commit()
     except OSError as error:
         print(type(error).__name__, error.errno in (errno.EFBIG, errno.EIO))  # LMDB makes EIO of a short write
     print(len(index), index.references(ids(0, 1)[0]), index.get(ids(999, 1000)[0]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-index.freeze({b"tail": b"30000"})
+index.freeze({{b"tail": b"30000"}})
 index.commit()
 os._exit(0)
-""",
-        tmp_path,
-    ) as process:
-        output, _ = process.communicate()
-    assert process.returncode == 0
-    assert output.splitlines() == ["OSError True", "1000 2 999", "OSError True", "30000 1 999"]
+"""
+    done = subprocess.run([sys.executable, "-c", script], text=True, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.splitlines() == ["OSError True", "1000 2 999", "OSError True", "30000 1 999"]
     index = make(tmp_path)
     assert index.load() == {b"tail": b"30000"}
     assert len(index) == len(list(index.items())) == 30_000

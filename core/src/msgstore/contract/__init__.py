@@ -8,14 +8,13 @@ Start with :mod:`msgstore.contract.descriptors`, then read the module of your ki
 from msgstore.contract import events
 from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, StoredBody
 from msgstore.contract.descriptors import (
-    CONTRACT_VERSION, Capability, Descriptor, Duration, JobRunnerDescriptor, NoOptions, Size,
+    CONTRACT_VERSION, Capability, Descriptor, Duration, JobRunnerDescriptor, NoOptions, RecordField, Size,
 )
 from msgstore.contract.errors import (
     BodyRefused, BrokenPlugin, ConfigError, CorruptRecord, DuplicatePlugin, IncompatiblePlugin, MessageNotFound,
     MessageTooLarge, MsgStoreError, NotAdopted, PluginError, RecordError, StoreClosed, StoreError, StoreIOError, StoreLocked,
     StoreMismatch, StoreReadOnly, UnknownPlugin,
 )
-from msgstore.contract.fields import RecordField
 from msgstore.contract.formats import (
     CheckBody, Columns, CompactableFormat, Damage, FormatContext, GapFill, ScanEnd, SegmentFormat, SegmentFormatDescriptor,
     SegmentScan,

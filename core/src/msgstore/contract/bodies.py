@@ -26,7 +26,7 @@ from typing import Protocol
 
 import attrs
 
-from msgstore.contract.fields import DescriptorWithFields
+from msgstore.contract.descriptors import DescriptorWithFields
 
 
 @attrs.frozen(kw_only=True)

@@ -52,6 +52,8 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from struct import Struct
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -107,22 +109,15 @@ class FormatContext:
     """Name of the record type of new messages; ``message`` is the format's own."""
 
 
-def _ulongs() -> array[int]:
-    return array("Q")
-
-
-_MANY_IDS = Struct("16s" * 1024)
+_ulongs = partial(array, "Q")
+_MANY_IDS, _ONE_ID = Struct("16s" * 1024), Struct("16s")
 
 
 def split_ids(ids: bytes | bytearray | memoryview) -> list[bytes]:
     """Split a string of 16-byte ids. Unpacking a thousand at a time takes less than half the time of slicing."""
-    found: list[bytes] = []
     many = len(ids) // _MANY_IDS.size * _MANY_IDS.size
-    for at in range(0, many, _MANY_IDS.size):
-        found += _MANY_IDS.unpack_from(ids, at)
-    for at in range(many, len(ids), 16):
-        found.append(bytes(ids[at : at + 16]))
-    return found
+    view = memoryview(ids)
+    return list(chain.from_iterable(chain(_MANY_IDS.iter_unpack(view[:many]), _ONE_ID.iter_unpack(view[many:]))))
 
 
 @attrs.define

@@ -38,7 +38,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from msgstore.contract.fields import DescriptorWithFields, RecordField
+from msgstore.contract.descriptors import DescriptorWithFields, RecordField
 
 Buffer: TypeAlias = bytes | mmap.mmap
 """A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes."""

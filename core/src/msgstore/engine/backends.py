@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,16 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
     if remembered:
         catalogue = attrs.evolve(catalogue, remembered=remembered.distributions)
     formats, bound = _formats(config, catalogue, remembered)
-    body = codec_of(config, remembered)
-    with _selected(config, "body"):
+    body = config.body if config.body.named or remembered is None else Backend(remembered.body)
+    with _selected(f"{config.where} body"):
         codec = catalogue.body_codec(body.name)
         made_codec = catalogue.make(codec, structure(codec.options, body.options, f"{config.where} body"))
-    with _selected(config, "gc"):
+    with _selected(f"{config.where} gc"):
         policy = catalogue.gc_policy(config.gc.name)
         made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc"))
     index, _ = _index_options(config, catalogue)
-    write_format = _with_remembered_records(config, formats, bound)
+    with _of_records(config.path, bound), _selected(f"{config.where} format"):  # records of a missing type would be unreadable
+        write_format = formats.by_name(config.format.name)
     third_party = catalogue.third_party_providers(
         [
             ("index", index),
@@ -92,11 +93,6 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         may_drop(policy),
         Settings(config.index.name, config.format.name, config.record, body.name, bound, third_party),
     )
-
-
-def codec_of(config: StoreConfig, remembered: Settings | None) -> Backend:
-    """Return the body codec that the configuration names, else the one that the directory remembers."""
-    return config.body if config.body.named or remembered is None else Backend(remembered.body)
 
 
 def _encoder(config: StoreConfig, name: str, codec: BodyCodec, form: OpenFormat) -> Callable[[bytes, bytes], StoredBody]:
@@ -159,7 +155,7 @@ def make_index(
     """Return the configured index, and True if it is persistent."""
     descriptor, options = _index_options(config, catalogue)
     context = IndexContext(options, config.path, files, config.durability != "os", read_only, live)
-    with _selected(config, "index"):
+    with _selected(f"{config.where} index"):
         return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
 
 
@@ -171,40 +167,37 @@ def can_be_read_live(name: str, catalogue: Catalogue) -> bool:
         return False
 
 
-def make_remembered_index(name: str, config: StoreConfig, catalogue: Catalogue, files: Files) -> Index:
-    """Return the index of the last opening, read-only, to copy its entries."""
-    descriptor = catalogue.index(name)
-    index: Index = catalogue.make(
-        descriptor, IndexContext(descriptor.options(), config.path, files, sync=False, read_only=True)
-    )
-    return index
-
-
 @contextmanager
 def of_index(name: str, config: StoreConfig, catalogue: Catalogue, what: str) -> Iterator[None]:
     """Enclose a call of an index during an opening: its exceptions get the names of plugin and store."""
-    with _selected(config, "index"), catalogue.attribute_errors(catalogue.index(name), f"cannot {what} {config.path}"):
+    with _selected(f"{config.where} index"), catalogue.attribute_errors(catalogue.index(name), f"cannot {what} {config.path}"):
         yield
 
 
 @contextmanager
-def _selected(config: StoreConfig, key: str) -> Iterator[None]:
-    """Add the table and the key that selected a plugin to a PluginError."""
+def _selected(where: str) -> Iterator[None]:
+    """Begin the text of a PluginError with ``where``: the table and the key that selected the plugin."""
     try:
         yield
     except PluginError as error:
-        raise type(error)(f"{config.where} {key}: {error}") from error.__cause__  # the text of the error is in the new one
+        raise type(error)(f"{where}: {error}") from error.__cause__  # the text of the error is in the new one
+
+
+def _of_records(directory: Path, bound: Mapping[str, int]) -> AbstractContextManager[None]:
+    """Begin the text of a PluginError with the record types of the directory: one of them may be the missing plugin."""
+    listed = ", ".join(f"{record} = {byte}" for record, byte in bound.items())
+    return _selected(f"{directory}: the store uses the record types {listed}") if bound else nullcontext()
 
 
 def _index_options(config: StoreConfig, catalogue: Catalogue) -> tuple[IndexDescriptor, Any]:
-    with _selected(config, "index"):
+    with _selected(f"{config.where} index"):
         descriptor = catalogue.index(config.index.name)
     return descriptor, structure(descriptor.options, config.index.options, f"{config.where} index")
 
 
 def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> tuple[FormatSet, dict[str, int]]:
     """Return the formats of the store, and the type byte of each record type, remembered ones included."""
-    with _selected(config, "format"):
+    with _selected(f"{config.where} format"):
         descriptor = catalogue.format(config.format.name)
     options = dict(config.format.options)
     bound: dict[str, int] = dict(remembered.records) if remembered else {}
@@ -216,12 +209,12 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
         if not isinstance(given, dict):
             raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")
         known = {name: bound[name] for name in given if name in bound}
-        with _of_records(config.path, known), _selected(config, "format"):
+        with _of_records(config.path, known), _selected(f"{config.where} format"):
             bindings = check_bindings(catalogue, descriptor.name, given, f"{config.where} format", bound)
         asked = {name: binding.byte for name, binding in bindings.items()}
         record_options = {name: binding.options for name, binding in bindings.items()}
         if config.record != OWN_RECORD and config.record not in asked and config.record not in bound:
-            with _selected(config, "record"):
+            with _selected(f"{config.where} record"):
                 asked[config.record] = assigned_byte(catalogue, descriptor.name, config.record, config.where)
         bound = _merged(bound, asked, config.path)
     elif config.record != OWN_RECORD:
@@ -254,22 +247,3 @@ def _merged(bound: dict[str, int], asked: dict[str, int], directory: Path) -> di
                 f"{name!r}. Choose another byte for {name}."
             )
     return bound | asked
-
-
-def _with_remembered_records(config: StoreConfig, formats: FormatSet, bound: dict[str, int]) -> OpenFormat:
-    """Return the format of new segments. Raises PluginError if a remembered record type is not installed: its records would be
-    unreadable."""
-    with _of_records(config.path, bound), _selected(config, "format"):
-        return formats.by_name(config.format.name)
-
-
-@contextmanager
-def _of_records(directory: Path, bound: dict[str, int]) -> Iterator[None]:
-    """Add the record types of the directory to a PluginError: one of them may be the missing plugin."""
-    try:
-        yield
-    except PluginError as error:
-        if not bound:
-            raise
-        listed = ", ".join(f"{record} = {byte}" for record, byte in bound.items())
-        raise type(error)(f"{directory}: the store uses the record types {listed}: {error}") from error.__cause__

@@ -1,23 +1,123 @@
-"""Live store: a store that is open for reading while other processes may write it."""
+"""Live store: a store that is open for reading while other processes may write it.
+
+Next to a writer nothing is recovered, because the writer keeps the index right. Without a writer the store is opened as any
+other, and follows the next one.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 
-from msgstore.contract import SegmentStats, StoreError
-from msgstore.directory import segment_number
-from msgstore.engine.open.recovery_plan import Recovery
-from msgstore.engine.open.startup import OpenDirectory
+from msgstore.config import StoreConfig
+from msgstore.contract import SegmentStats, StoreError, StoreLocked, StoreMismatch
+from msgstore.directory import find_segments, segment_number
+from msgstore.engine.backends import Backends, make_index, of_index, resolve
+from msgstore.engine.open.clean_shutdown import ShutdownFiles
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, compare_with_index
+from msgstore.engine.open.settings import known_settings
+from msgstore.engine.open.startup import OpenDirectory, open_directory, warn_of_codec
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
 from msgstore.engine.read.strategy import FollowingStrategy
 from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.engine.segment.segment import io_errors
-from msgstore.engine.state.checkpoint import Row, rows
+from msgstore.engine.segment.segments import Segments
+from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
+from msgstore.engine.state.checkpoint import LAYOUT, LAYOUT_KEY, Row, rows
 from msgstore.engine.store import Store, StoreStats
 from msgstore.files import Files
+from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
+from msgstore.writer_lock import check_no_writer, parse_lock
+
+_NOT_NOTED = "it was opened without being noted anywhere. Open it again"
+_MAX_ATTEMPTS = 20
+"""Writers that may come and go while the store is being opened."""
+
+
+def open_live(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    files: Files,
+    *,
+    refcounts: Iterable[tuple[bytes, int]] | None,
+    progress: RecoveryProgress | None,
+    follow: bool,
+) -> LiveStore:
+    """Open a store for reading. Without ``follow`` nothing is written, and it can be read until a writer comes."""
+    if not config.path.is_dir():
+        raise StoreError(f"{config.path}: there is no such directory")
+    counts = None if refcounts is None else list(refcounts)
+    for _ in range(_MAX_ATTEMPTS):
+        tracker = WriterTracker(config.path)
+        try:
+            store = _open(config, catalogue, files, tracker, counts, progress, follow=follow)
+        except BaseException:
+            tracker.close()
+            raise
+        if store is not None:
+            return store
+        tracker.close()
+    raise StoreError(f"{config.path}: writers came and went {_MAX_ATTEMPTS} times while the store was being opened; try again")
+
+
+def _open(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    files: Files,
+    tracker: WriterTracker,
+    counts: Iterable[tuple[bytes, int]] | None,
+    progress: RecoveryProgress | None,
+    *,
+    follow: bool,
+) -> LiveStore | None:
+    """Return None if a writer came meanwhile."""
+    text = tracker.text()
+    writer = _writer(config.path)
+    if writer is not None:
+        if writer.pid == os.getpid():
+            raise writer
+        return _open_beside(config, catalogue, files, tracker)
+    obstacle = None if follow else _NOT_NOTED
+    try:
+        try:
+            opened = open_directory(config, catalogue, files, read_only=True, live=follow, refcounts=counts, progress=progress)
+        except StoreError as error:
+            if not (follow and isinstance(error.__cause__, PermissionError)):
+                raise
+            obstacle = str(error)  # without a writer all can be read, but no writer would know of this reader
+            opened = open_directory(config, catalogue, files, read_only=True, refcounts=counts, progress=progress)
+    except StoreError:
+        if tracker.text() == text:
+            raise
+        return None
+    store = LiveStore(opened, catalogue, tracker, obstacle)
+    tracker.begin(store.make_view, ReadView(text, opened.backends, live=False))
+    if tracker.text() != text:
+        store.close()
+        return None
+    return store
+
+
+def _open_beside(config: StoreConfig, catalogue: Catalogue, files: Files, tracker: WriterTracker) -> LiveStore:
+    """Open next to a writer. Segments and index belong to the writer: nothing is scanned or loaded."""
+    remembered = known_settings(files, config, catalogue)
+    backends = resolve(config, catalogue, remembered)
+    backends.formats.check_all_read(config.path, files.list(config.path), remembered)
+    warn_of_codec(config, remembered)
+    segments = Segments(config.path, files, backends.formats, sync=False)
+    index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
+    accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
+    store = LiveStore(OpenDirectory(config, backends, accounting, Recovery("live"), set(), None), catalogue, tracker)
+    try:
+        tracker.begin(store.make_view, None)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 class LiveStore(Store):
@@ -27,10 +127,16 @@ class LiveStore(Store):
     writer are not counted. Until a writer comes, the store shows what its opening recovered, unconfirmed records included.
     """
 
-    def __init__(self, opened: OpenDirectory, tracker: WriterTracker, files: Files) -> None:
+    def __init__(
+        self, opened: OpenDirectory, catalogue: Catalogue, tracker: WriterTracker, obstacle: str | None = None
+    ) -> None:
+        """``obstacle``: why the index cannot be read next to a writer, or None."""
         super().__init__(opened, "r")
+        self._catalogue = catalogue
         self._tracker = tracker
-        self._file_cache = SegmentFileCache(tracker.directory, files)
+        self._obstacle = obstacle
+        self._files = self._segments.files
+        self._file_cache = SegmentFileCache(tracker.directory, self._files)
         self._read_with(FollowingStrategy(tracker, self._file_cache, self._locked_strategy))
 
     def stats(self) -> StoreStats:
@@ -70,6 +176,59 @@ class LiveStore(Store):
         newest = published[-1][0] if published else -1
         return [_stats(number, name, found[name], formats, newest=newest) for number, name in published]
 
+    def make_view(self, text: bytes) -> ReadView | None:
+        """Return the view for a text of the lock file; None while a writer is opening the store.
+
+        Raises StoreLocked if this process is the writer, StoreMismatch, StoreError.
+        """
+        config, directory = self._opened.config, self.path
+        _, session = parse_lock(text)
+        writer = _writer(self.path)
+        if writer is not None:
+            if writer.pid == os.getpid():
+                raise writer
+            if not session:
+                return None
+        if self._obstacle is not None:
+            raise StoreError(
+                f"{directory}: another process has opened the store since, and this one cannot read beside it: {self._obstacle}"
+            )
+        remembered = known_settings(self._files, config, self._catalogue)
+        if remembered is None or remembered.index != config.index.name:
+            found = "none" if remembered is None else repr(remembered.index)
+            raise StoreMismatch(
+                f"{directory}: the store is kept with the index {found} now, not with {config.index.name!r} as "
+                f"configured here. Open it as its writer does."
+            )
+        with of_index(config.index.name, config, self._catalogue, "load its entries in"):
+            state = self._index.load() or {}
+        if state.get(LAYOUT_KEY) != LAYOUT:
+            if writer is not None:
+                return None
+            raise StoreError(
+                f"{directory}: the index is not complete: the last writer was stopped while it rebuilt it. Open the store for "
+                f"writing, which does that."
+            )
+        backends = resolve(config, self._catalogue, remembered)
+        backends.formats.check_all_read(directory, self._files.list(directory), remembered)
+        if writer is None:
+            self._check_unchanged(state, backends)
+        return ReadView(text, backends)
+
+    def _check_unchanged(self, state: dict[bytes, bytes], backends: Backends) -> None:
+        """Raise StoreError if another program has changed the segments since the last writer: then the index is out of date."""
+        directory = self.path
+        segments = Segments(directory, self._files, backends.formats, sync=False)
+        for found in find_segments(self._files, directory, backends.formats.extensions):
+            segments.add_found(found)
+        shutdown_files = ShutdownFiles.read(self._files, directory)
+        plan = compare_with_index(state, segments, shutdown_files)
+        if shutdown_files.foreign or plan.refusal is not None or plan.lost:
+            raise StoreError(
+                f"{directory}: another program has changed the segments since the last writer; close the store, and open it "
+                f"again."
+            )
+
     def close(self) -> None:
         """Close the store. A second call does nothing."""
         self._tracker.close()
@@ -94,3 +253,12 @@ def _stats(number: int, name: str, row: Row, formats: FormatSet, *, newest: int)
         current=number == newest and row.mtime_ns is None and not row.compacting,
         quarantined=row.quarantined,
     )
+
+
+def _writer(directory: Path) -> StoreLocked | None:
+    """Return the error that names the process which has the store open for writing, if there is one."""
+    try:
+        check_no_writer(directory)
+    except StoreLocked as error:
+        return error
+    return None

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import attrs
 
-from msgstore.config import Config, StoreConfig, read_config, store_config
+from msgstore.config import Backend, Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
-from msgstore.directory import DamagedSettings, Settings, read_settings
+from msgstore.directory import DamagedSettings, read_settings
 from msgstore.engine.backends import can_be_read_live
 from msgstore.engine.events.telemetry import statistics_of
-from msgstore.engine.live_opening import open_live
+from msgstore.engine.live_store import open_live
 from msgstore.engine.open.recovery_plan import RecoveryProgress
 from msgstore.engine.open.settings import rebuild_settings
 from msgstore.engine.open.startup import open_directory
@@ -83,7 +83,7 @@ def open_configured(
         mode=mode,
         index=config.index.name,
         form=config.format.name,
-        recovery=opened.recovery.as_mapping(),
+        recovery=attrs.asdict(opened.recovery),
         statistics=statistics_of(store),
     )
     if mode == "rw" and config.on_legacy == "migrate":
@@ -100,23 +100,16 @@ def open_configured(
 def remembered_config(directory: Path) -> StoreConfig:
     """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` cannot be
     used; one that is damaged is rebuilt."""
-    is_damaged = False
+    config = store_config({"path": directory}, str(directory), Path())
     try:
-        remembered = read_settings(Files(), directory)
+        remembered, has_codec = read_settings(Files(), directory), True
     except DamagedSettings as error:
-        is_damaged = error.copy is None
-        plain = store_config({"path": directory}, str(directory), Path())
-        remembered = rebuild_settings(Files(), plain, load_catalogue(), error)
-    settings = remembered or Settings()
-    keys = {
-        "path": directory,
-        "index": settings.index,
-        "format": settings.format,
-        "record": settings.record,
-    }
-    if remembered is not None and not is_damaged:  # or it is unknown: the opening looks at the records
-        keys["body"] = settings.body
-    return store_config(keys, str(directory), Path())
+        remembered, has_codec = rebuild_settings(Files(), config, load_catalogue(), error), error.copy is not None
+    if remembered is None:
+        return config
+    index, form = Backend(remembered.index), Backend(remembered.format)
+    body = Backend(remembered.body) if has_codec else config.body  # or the opening looks at the records
+    return attrs.evolve(config, index=index, format=form, record=remembered.record, body=body)
 
 
 def _with_a_hint(error: StoreLocked, catalogue: Catalogue) -> StoreLocked:

@@ -137,8 +137,8 @@ class Store:
         self._read_with(self._locked_strategy)
         if opened.lock is not None or mode == "rw":
             mapped = config.reads == "mmap" and mode == "rw" and _has_global_lock()
-            self._reader.use_fast_path(self._buffer.pending, backends, mapped=mapped)
-            self.read = self._reader.read
+            self._reader.use_fast_path(self._buffer.pending, backends, self._lifecycle, mapped=mapped)
+            self.read, self.contains = self._reader.read, self._reader.contains
         provider = self._segments.formats.catalogue.provider(self._segments.formats.catalogue.index(config.index.name))
         context = GcContext(accounting, backends.write_format, config.file_size_limit, config.index.name, provider)
         self._gc_lock = context.gc_lock

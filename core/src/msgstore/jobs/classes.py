@@ -1,16 +1,22 @@
-"""Records and changes of counts as columns, and the class of each id: the rows of :mod:`msgstore.jobs.reconcile`."""
+"""Execution of :mod:`msgstore.jobs.reconcile`: records and changes of counts as columns, and the class of each id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from msgstore.contract import Damage
 from msgstore.jobs.columns.arrays import fixed_width, int64, of_any_length
-from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, folder
-from msgstore.jobs.reading.segment_check import IntactRecords
-from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ClassReport, ReconcileReport
+from msgstore.jobs.columns.sums import IdAggregator
+from msgstore.jobs.deltas import DeltaShare, count_changes, read_share, sum_absolute
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, dataset, folder
+from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
+from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
+from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
 
 ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])
 """A record or a change, and the sums of both: one grouping is the full outer join of the two, and costs half of it."""
@@ -56,22 +62,60 @@ def add_to(report: ReconcileReport, classes: Mapping[str, pa.Table]) -> None:
         report.name(name, _first(classes[name]))
 
 
-def write(writer: DatasetWriter, classes: Mapping[str, pa.Table]) -> None:
-    """Write the rows of each class into its own folder. Raises StoreIOError."""
-    for name in WRITTEN:
-        if classes[name].num_rows:
-            rows = [of_any_length(classes[name]["id"]), classes[name]["count"], classes[name]["records"]]
-            writer.write(folder([("class", name)]), pa.table(rows, schema=WRITTEN_ROWS))
+def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, task: int) -> list[Written]:
+    """Add every id of ``sums`` to its class, and write it into the folder of the class, if there is a ``staging`` directory.
+
+    Raises StoreIOError.
+    """
+    with ExitStack() as stack:
+        writer = None
+        for rows in sums.totals():
+            classes = classify(rows)
+            add_to(report, classes)
+            if staging is not None:
+                writer = writer or stack.enter_context(DatasetWriter(staging, task, WRITTEN_ROWS))
+                for name in WRITTEN:
+                    if classes[name].num_rows:
+                        columns = [of_any_length(classes[name]["id"]), classes[name]["count"], classes[name]["records"]]
+                        writer.write(folder([("class", name)]), pa.table(columns, schema=WRITTEN_ROWS))
+        return [writer.finish()] if writer else []
 
 
 def commit(staging: DatasetStaging, written: Sequence[Written]) -> None:
     """The files of all tasks appear. There is always a folder of live ids, though it be empty: other verbs are given it."""
-    live = folder([("class", "live")])
-    if not any(name.startswith(live) for attempt in written for name, _ in attempt.files):
-        with DatasetWriter(staging.path, len(written), WRITTEN_ROWS) as writer:
-            writer.write(live, WRITTEN_ROWS.empty_table())
-            written = [*written, writer.finish()]
-    staging.commit(written)
+    staging.commit(written, WRITTEN_ROWS, folder([("class", "live")]))
+
+
+def staging_of(job: ReconcileJob) -> AbstractContextManager[DatasetStaging | None]:
+    """Return the staging directory of the classes, or None if they are not written."""
+    return nullcontext() if job.to is None else dataset(job.to, [*job.sources, *job.deltas])
+
+
+def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> ReconcileReport:
+    """Carry a job out. ``run`` says where segments are read; this process reads the changes, and adds up by id."""
+    with IdAggregator(ROWS) as sums, staging_of(job) as staging:
+
+        def changes() -> Iterator[tuple[DeltaShare, int, int]]:
+            for share in job.shares:
+                rows = heavy = 0
+                for batch in read_share(share):
+                    sums.add(rows_of_changes(batch))
+                    rows += batch.num_rows
+                    heavy += sum_absolute(batch)
+                meter.add(share.size)
+                yield share, rows, heavy
+
+        def records() -> Iterator[tuple[SegmentInput, Sequence[Damage]]]:
+            for item, good in map_segments(run, read_intact, pack(job.found.inputs), meter):
+                sums.add(rows_of_records(good))
+                yield item, good.damage
+
+        counted = count_changes(changes())
+        report = report_of(job, records(), counted)
+        written = finish(sums, report, staging.path if staging else None, 0)
+        if staging:
+            commit(staging, written)
+    return report
 
 
 def _first(rows: pa.Table) -> list[tuple[bytes, int]]:

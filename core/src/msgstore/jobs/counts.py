@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgstore.contract import ConfigError
 from msgstore.engine.open.recovery import sum_counts
-from msgstore.jobs.columns.arrow import check_pyarrow
 from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
+from msgstore.jobs.workers import check_pyarrow
 
 
 def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
@@ -18,7 +18,16 @@ def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
     (:mod:`msgstore.jobs.deltas`): a file, or a directory of files; the column ``id`` is binary.
     """
     path = Path(path)
-    yield from _rows(path) if path.is_dir() or is_parquet(path) else _lines(path)
+    if not (path.is_dir() or is_parquet(path)):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield from read_lines(lines, path)
+        return
+    check_pyarrow(f"{path}: Parquet is read")
+    from msgstore.jobs.deltas import find_shares, read_share
+
+    for share in find_shares([path]):
+        for batch in read_share(share):
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
 def sums_of(path: Path | str) -> dict[bytes, int]:
@@ -28,17 +37,3 @@ def sums_of(path: Path | str) -> dict[bytes, int]:
             return sum_counts(read_counts(path))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        yield from read_lines(lines, path)
-
-
-def _rows(path: Path) -> Iterator[tuple[bytes, int]]:
-    check_pyarrow(f"{path}: Parquet is read")
-    from msgstore.jobs.deltas import find_shares, read_share
-
-    for share in find_shares([path]):
-        for batch in read_share(share):
-            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)

@@ -16,10 +16,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.columns.arrays import fixed_width
+from msgstore.jobs.columns.arrays import fixed_width, open_parquet
 from msgstore.jobs.paths import visible_files
 from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
-from msgstore.jobs.reading.parquet_files import open_parquet
 
 SCHEMA = pa.schema([pa.field("id", pa.binary(16), nullable=False), pa.field("count", pa.int64(), nullable=False)])
 SHARE = 64 * 2**20
@@ -64,8 +63,8 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ConfigError(f"{path}: {'is no plain file' if path.exists() else 'there is no such file'}; counts are in lines "
-                          "'id,count', or in Parquet with the columns id and count")  # fmt: skip
+        what = "is no plain file" if path.exists() else "there is no such file"
+        raise ConfigError(f"{path}: {what}; counts are in lines 'id,count', or in Parquet with the columns id and count")
     found = sorted(file for file in visible_files(path, ConfigError) if _is_data(file))
     if not found:
         raise ConfigError(f"{path}: there are no Parquet files in this directory")
@@ -136,21 +135,14 @@ def count_changes(read: Iterable[tuple[DeltaShare, int, int]]) -> int:
 
 
 def _lines(share: DeltaShare) -> Iterator[pa.RecordBatch]:
-    for offset, block in _blocks(share):
-        yield _parse_fast(block, is_first=not offset) or _parse(share.path, offset, block)
-
-
-def _blocks(share: DeltaShare) -> Iterator[tuple[int, bytes]]:
-    """(offset, whole lines) of about BLOCK bytes."""
     with Path(share.path).open("rb") as file:
         if share.begin:
             file.seek(share.begin - 1)
             file.readline()  # it began in the share before
-        while (offset := file.tell()) < share.end:
-            block = file.read(min(BLOCK, share.end - offset))
-            if not block:
-                return
-            yield offset, block + (b"" if block.endswith(b"\n") else file.readline())
+        while (offset := file.tell()) < share.end and (block := file.read(min(BLOCK, share.end - offset))):
+            if not block.endswith(b"\n"):
+                block += file.readline()
+            yield _parse_fast(block, is_first=not offset) or _parse(share.path, offset, block)
 
 
 def _parse_fast(block: bytes, *, is_first: bool) -> pa.RecordBatch | None:
@@ -174,7 +166,9 @@ def _parse_fast(block: bytes, *, is_first: bool) -> pa.RecordBatch | None:
         (batch,) = table.combine_chunks().to_batches() or [None]
     except (pa.ArrowException, KeyError, ValueError):
         return None
-    if batch is None or batch.column(1).null_count or not _all_as_long(batch.column(0)):
+    if batch is None or batch.column(1).null_count or batch.column(0).offset:
+        return None
+    if set(pc.min_max(pc.binary_length(batch.column(0))).as_py().values()) != {_HEX_DIGITS}:
         return None
     digits = batch.column(0).buffers()[2]
     try:
@@ -182,11 +176,6 @@ def _parse_fast(block: bytes, *, is_first: bool) -> pa.RecordBatch | None:
     except binascii.Error:
         return None
     return pa.record_batch([fixed_width(ids), batch.column(1)], schema=SCHEMA)
-
-
-def _all_as_long(column: pa.Array) -> bool:
-    bounds = pc.min_max(pc.binary_length(column)).as_py()
-    return bool(column.offset == 0 and bounds["min"] == bounds["max"] == _HEX_DIGITS)
 
 
 def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
@@ -199,12 +188,8 @@ def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
 
 def _newlines(path: str, end: int) -> int:
     """In the bytes before ``end``."""
-    found = 0
     with Path(path).open("rb") as file:
-        while end > 0 and (block := file.read(min(BLOCK, end))):
-            found += block.count(b"\n")
-            end -= len(block)
-    return found
+        return sum(file.read(min(BLOCK, end - at)).count(b"\n") for at in range(0, end, BLOCK))
 
 
 # -- Parquet ------------------------------------------------------------------------------------------------------------------
@@ -231,17 +216,12 @@ def _rows(share: DeltaShare) -> Iterator[pa.RecordBatch]:
     with _open_parquet(share.path) as file:
         for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
             ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())
-            _check_rows(share.path, ids, counts)
+            bad = pc.or_kleene(pc.is_null(counts), pc.coalesce(pc.not_equal(pc.binary_length(ids), 16), pa.scalar(True)))
+            first = pc.index(bad, True).as_py()
+            if first >= 0:
+                row = f"the id {ids[first].as_py()!r} and the count {counts[first].as_py()!r}"
+                raise ConfigError(f"{share.path}: a row has {row}; an id is 16 bytes")
             yield pa.record_batch([pc.cast(ids, pa.binary(16)), counts], schema=SCHEMA)
-
-
-def _check_rows(path: str, ids: pa.Array, counts: pa.Array) -> None:
-    bad = pc.or_kleene(pc.is_null(counts), pc.coalesce(pc.not_equal(pc.binary_length(ids), 16), pa.scalar(True)))
-    first = pc.index(bad, True).as_py()
-    if first >= 0:
-        raise ConfigError(
-            f"{path}: a row has the id {ids[first].as_py()!r} and the count {counts[first].as_py()!r}; an id is 16 bytes"
-        )
 
 
 def _no_counts(path: Path | str, why: object) -> ConfigError:

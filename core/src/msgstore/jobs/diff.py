@@ -7,19 +7,21 @@ segments are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import Buffer, Columns, Damage
+from msgstore.contract import Buffer
+from msgstore.contract.formats import split_ids
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.reading.segment_check import UnreadableSegmentError, intact_records, opening
+from msgstore.jobs.reading.segment_check import IntactRecords, intact_records, read_intact
 from msgstore.jobs.reports import Findings
 from msgstore.jobs.sources import find_offline
+from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 
@@ -56,29 +58,16 @@ def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, i
 # -- one segment --------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class Digests:
-    """Digests of the intact records of a segment, by offset. Picklable: 32 bytes per record."""
-
-    ids: bytes = b""
-    digests: bytes = b""
-    damage: tuple[Damage, ...] = ()
-
-
-def digest(item: SegmentInput) -> Digests:
+def digest(item: SegmentInput) -> IntactRecords:
     """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
-    try:
-        with opening(item) as (form, data):
-            good = intact_records(form, data)
-            return Digests(bytes(good.records.ids), b"".join(_hashes(form, data, good.records)), good.damage)
-    except UnreadableSegmentError as error:
-        return Digests(damage=(Damage(0, item.size, str(error)),))
+    return read_intact(item, _with_digests)
 
 
-def _hashes(form: OpenFormat, data: Buffer, records: Columns) -> Iterator[bytes]:
-    decode = form.format.decode
-    for msg_id, offset, size, _ in records.rows():
-        yield blake2b(decode(msg_id, data[offset : offset + size]), digest_size=DIGEST).digest()
+def _with_digests(form: OpenFormat, data: Buffer) -> IntactRecords:
+    good, decode = intact_records(form, data), form.format.decode
+    records = ((msg_id, data[offset : offset + size]) for msg_id, offset, size, _ in good.records.rows())
+    digests = (blake2b(decode(msg_id, record), digest_size=DIGEST).digest() for msg_id, record in records)
+    return attrs.evolve(good, digests=b"".join(digests))
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -94,10 +83,7 @@ class Side(Findings):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "path": self.path,
-            "segments": self.segments,
-            "size": self.size,
-            "messages": self.messages,
+            **{name: getattr(self, name) for name in ("path", "segments", "size", "messages")},
             "damaged_spans": len(self.damage),
         }
 
@@ -133,10 +119,47 @@ class DiffReport:
                 yield {"kind": kind, "id": msg_id.hex()}
 
 
-def side_of(path: str, found: Found, damage: Iterable[tuple[SegmentInput, Sequence[Damage]]]) -> Side:
-    """One in which no message is counted yet. ``damage`` by rank."""
+def side_of(path: str, found: Found, damage: Iterable[tuple[SegmentInput, IntactRecords]]) -> Side:
+    """Return a side in which no message is counted yet. ``damage`` is by rank."""
     side = Side(path, len(found.inputs), found.size)
     found.add_to(side)
-    for item, spans in damage:
-        side.add_damage(item.path, spans)
+    for item, good in damage:
+        side.add_damage(item.path, good.damage)
     return side
+
+
+# -- on one machine -----------------------------------------------------------------------------------------------------------
+
+_SAME, _DIFFERING, _ONLY_B = b"same", b"differing", b"only_b"
+"""What stands in place of a hash of the first side, once the second has been asked."""
+
+
+def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> DiffReport:
+    """Carry a job out. ``run`` says where segments are read; this process has ids and hashes of one side in memory."""
+    first: dict[bytes, bytes] = {}
+
+    def each(found: Found, use: Callable[[bytes, bytes], object]) -> Iterator[tuple[SegmentInput, IntactRecords]]:
+        for item, good in map_segments(run, digest, pack(found.inputs), meter):
+            for msg_id, its_hash in zip(good.records.id_list(), split_ids(good.digests), strict=True):
+                use(msg_id, its_hash)
+            yield item, good
+
+    def compare(msg_id: bytes, its_hash: bytes) -> None:
+        """Of copies the first one counts."""
+        theirs = first.setdefault(msg_id, _ONLY_B)
+        if len(theirs) == DIGEST:
+            first[msg_id] = _SAME if theirs == its_hash else _DIFFERING
+
+    a = side_of(job.a, job.found_a, each(job.found_a, first.setdefault))
+    a.messages = len(first)
+    report = DiffReport(a, side_of(job.b, job.found_b, each(job.found_b, compare)))
+    of = {_DIFFERING: report.ids["differing"], _ONLY_B: report.ids["only_b"]}
+    for msg_id, verdict in first.items():
+        if verdict is _SAME:
+            report.same += 1
+        else:
+            of.get(verdict, report.ids["only_a"]).append(msg_id)
+    report.b.messages = len(first) - len(report.ids["only_a"])
+    for ids in report.ids.values():
+        ids.sort()
+    return report

@@ -7,22 +7,20 @@ of an id in a segment the first. Copies in other segments are rows too, and so a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from msgstore.contract import ConfigError, Damage
-from msgstore.jobs.columns.arrow import check_pyarrow
-from msgstore.jobs.columns.codecs import OpenCodec, open_codec
 from msgstore.jobs.inputs import SegmentInput, SegmentJob
 from msgstore.jobs.reading.segment_check import judge
-from msgstore.jobs.reports import Findings
+from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
-from msgstore.jobs.tasks import pack
+from msgstore.jobs.tasks import Meter, Run, Task, pack
+from msgstore.jobs.workers import OpenCodec, check_pyarrow, open_codec
 from msgstore.plugins.catalogue import Catalogue
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
     from msgstore.jobs.output.datasets import DatasetWriter, Written
 
-Task = tuple[int, tuple[SegmentInput, ...]]
+Numbered = tuple[int, Task]
 
 
 @attrs.frozen
@@ -49,7 +47,14 @@ class ExportJob(SegmentJob):
         """Return the columns of the files. Partition columns are in the names of directories."""
         return [name for name in self.schema.names if name not in self.partition_by]
 
-    def tasks(self) -> list[Task]:
+    @property
+    def file_schema(self) -> pa.Schema:
+        """Of these columns."""
+        from msgstore.jobs.columns.schemas import project
+
+        return project(self.schema, self.columns)
+
+    def tasks(self) -> list[Numbered]:
         """The same from every engine, so that the files are the same, too."""
         return list(enumerate(pack(self.found.inputs)))
 
@@ -94,30 +99,19 @@ def _check_partitions(schema: pa.Schema, names: Sequence[str]) -> None:
 # -- one task -----------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class Exported:
-    """One task. Picklable, small."""
-
-    written: Written
-    inputs: tuple[tuple[int, int, tuple[Damage, ...]], ...]
-    """Of each of its segments: rows, bytes of bodies, damage."""
+Exported = tuple["Written", list[tuple[int, int, tuple[Damage, ...]]]]
+"""The files of one task; of each of its segments rows, bytes of bodies, damage. Picklable, small."""
 
 
-def export_task(task: Task, job: ExportJob, staging: str) -> Exported:
+def export_task(task: Numbered, job: ExportJob, staging: str) -> Exported:
     """Raises StoreError (a segment that is not damaged, and cannot become rows), StoreIOError, PluginError."""
     from msgstore.jobs.output.datasets import DatasetWriter
 
     number, items = task
     codec = None if job.codec is None else open_codec(job.codec)
-    with DatasetWriter(staging, number, _file_schema(job)) as writer:
-        found = tuple(_export(item, job, codec, writer) for item in items)
-        return Exported(writer.finish(), found)
-
-
-def _file_schema(job: ExportJob) -> pa.Schema:
-    from msgstore.jobs.columns.schemas import project
-
-    return project(job.schema, job.columns)
+    with DatasetWriter(staging, number, job.file_schema) as writer:
+        found = [_export(item, job, codec, writer) for item in items]
+        return writer.finish(), found
 
 
 def _export(
@@ -154,7 +148,7 @@ def _parts(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, p
             column = batch.column(name)
             alike = pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
             mask = alike if mask is None else pc.and_(mask, alike)
-        yield folder([(name, value) for name, value in key.items()]), batch if keys.num_rows == 1 else batch.filter(mask)
+        yield folder(list(key.items())), batch if keys.num_rows == 1 else batch.filter(mask)
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -191,51 +185,36 @@ class ExportReport(Findings):
         return sum(found.rows for found in self.inputs)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": "summary",
-            "sources": list(self.sources),
-            "destination": self.destination,
-            "columns": self.columns,
-            "segments": len(self.inputs),
-            "size": sum(found.size for found in self.inputs),
-            "rows": self.rows,
-            "body_bytes": sum(found.body_bytes for found in self.inputs),
-            "files": self.files,
-            "written": self.written,
-            "damaged_spans": len(self.damage),
-            "damaged": sum(spot.size for spot in self.damage),
-            "ignored": self.ignored,
-        }
+        return self.summary(
+            sources=list(self.sources),
+            destination=self.destination,
+            columns=self.columns,
+            segments=len(self.inputs),
+            **sums(self.inputs, "size", "rows", "body_bytes"),
+            files=self.files,
+            written=self.written,
+            damaged=self.damaged,
+        )
 
 
-Run = Callable[[Callable[[Task], Exported], Sequence[Task]], Iterable[Exported]]
-"""As ``map``: the results in the order of the tasks."""
-
-
-def export(job: ExportJob, run: Run, add: Callable[[int], object]) -> ExportReport:
-    """Carry a job out. ``run`` says where tasks are done; ``add`` is called with the bytes that were read.
+def export(job: ExportJob, run: Run[Numbered, Exported], meter: Meter) -> ExportReport:
+    """Carry a job out. ``run`` says where tasks are done.
 
     Raises StoreError, StoreIOError, PluginError; then nothing is left.
     """
-    from msgstore.jobs.output.datasets import DatasetWriter, dataset
+    from msgstore.jobs.output.datasets import dataset
 
     report = ExportReport(job.sources, job.to, job.columns)
     job.found.add_to(report)
     with dataset(job.to, job.sources) as staging:
         tasks, attempts = job.tasks(), []
         exported = run(partial(export_task, job=job, staging=staging.path), tasks)
-        for (_, items), done in zip(tasks, exported, strict=True):
-            attempts.append(done.written)
-            for item, (rows, size, damage) in zip(items, done.inputs, strict=True):
+        for (_, items), (written, found) in zip(tasks, exported, strict=True):
+            attempts.append(written)
+            for item, (rows, size, damage) in zip(items, found, strict=True):
                 report.inputs.append(ExportedInput(item.path, item.format, item.size, rows, size))
                 report.add_damage(item.path, damage)
-                add(item.size)
-        files = list(chain.from_iterable(attempt.files for attempt in attempts))
-        if not files:  # a reader finds the columns in a file
-            with DatasetWriter(staging.path, len(tasks), _file_schema(job)) as writer:
-                writer.write("", _file_schema(job).empty_table())
-                attempts.append(writer.finish())
-                files += attempts[-1].files
-        staging.commit(attempts)
+                meter.add(item.size)
+        files = staging.commit(attempts, job.file_schema)
     report.files, report.written = len(files), sum(size for _, size in files)
     return report

@@ -7,7 +7,7 @@ store's index needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,19 @@ import attrs
 
 from msgstore.contract import ConfigError, StoreError
 from msgstore.files import is_gone, stat_regular_file
-from msgstore.jobs.columns.arrow import check_pyarrow
-from msgstore.jobs.output.commit import Staging, check_destination
+from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, check_bodies
+from msgstore.jobs.output.staging_directory import check_destination
 from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories, visible_files
 from msgstore.jobs.reading import json_lines
-from msgstore.jobs.tasks import Progress
+from msgstore.jobs.tasks import Meter, Run
+from msgstore.jobs.workers import check_pyarrow
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.bindings import OWN_RECORD
 
-Run = Callable[[Callable[[tuple[int, "ImportShare"]], Part], Iterable[tuple[int, "ImportShare"]]], Iterable[Part]]
-"""As ``map``: the results in the order of the tasks."""
 PARQUET = (".parquet",)
 LINES = (".jsonl", ".ndjson", ".json")
+ENDINGS = PARQUET + LINES
 SHARE = 64 * 2**20
 """Bytes of row groups, uncompressed, that make one share."""
 
@@ -124,42 +124,28 @@ def find_files(sources: Iterable[str | Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for source in map(Path, sources):
-        if source.is_dir():
-            files = _files_beneath(source)
-        elif source.exists():
-            if source.suffix not in PARQUET + LINES:
-                raise StoreError(f"{source}: is imported by its ending, which must be one of {', '.join(PARQUET + LINES)}")
-            files = [_plain(source)]
-        else:
-            files = _files_matching(str(source))
+        if source.exists() and not source.is_dir() and source.suffix not in ENDINGS:
+            raise StoreError(f"{source}: is imported by its ending, which must be one of {', '.join(ENDINGS)}")
+        files: list[Path] = []
+        for path in [source] if source.exists() else _matching(str(source)):
+            try:
+                files += sorted(visible_files(path, StoreError)) if path.is_dir() else [path]
+            except OSError as error:
+                raise _cannot_list(error.filename, error) from error
+        files = [_plain(file) for file in files if file.suffix in ENDINGS]
         if not files:
             what = "holds no files that end in" if source.is_dir() else "there is no such file, directory, or file of"
-            raise StoreError(f"{source}: {what} {', '.join(PARQUET + LINES)}")
+            raise StoreError(f"{source}: {what} {', '.join(ENDINGS)}")
         for file in files:
             found.setdefault(file.resolve(), file)
     return list(found.values())
 
 
-def _files_beneath(top: Path) -> list[Path]:
-    try:
-        return sorted(_plain(file) for file in visible_files(top, StoreError) if file.suffix in PARQUET + LINES)
-    except OSError as error:
-        raise _cannot_list(error.filename, error) from error
-
-
-def _files_matching(pattern: str) -> list[Path]:
+def _matching(pattern: str) -> list[Path]:
     for directory, error in unreadable_directories(pattern):
         if not is_gone(directory, error) and not _is_left_out(directory, pattern):
             raise _cannot_list(directory, error) from error
-    found: list[Path] = []
-    for path in matches(pattern):
-        if _is_left_out(path, pattern):
-            continue
-        if path.is_dir():
-            found += _files_beneath(path)
-        elif path.suffix in PARQUET + LINES:
-            found.append(_plain(path))
-    return found
+    return [path for path in matches(pattern) if not _is_left_out(path, pattern)]
 
 
 def _is_left_out(match: Path, pattern: str) -> bool:
@@ -180,7 +166,7 @@ def _plain(file: Path) -> Path:
     return file
 
 
-def import_messages(job: ImportJob, run: Run = map, progress: Progress | None = None) -> ImportReport:
+def import_messages(job: ImportJob, run: Run[tuple[int, ImportShare], Part], meter: Meter) -> ImportReport:
     """Carry a job out; ``run`` says where tasks are done.
 
     When it returns the store is there, and on disk; if it raises, nothing is. Of rows with the same id and body one message is
@@ -188,13 +174,10 @@ def import_messages(job: ImportJob, run: Run = map, progress: Progress | None = 
     """
     parts: list[Part] = []
     with Staging.begin(job.target) as staging:
-        done = 0
         written = run(partial(write_share, job=job, staging=staging.path), enumerate(job.shares))
         for share, part in zip(job.shares, written, strict=True):
             parts.append(part)
-            done += share.size
-            if progress:
-                progress(done, job.size)
+            meter.add(share.size)
         messages = staging.commit(parts)
     files = len({share.path for share in job.shares})
     rows, size = sum(part.messages for part in parts), sum(part.bytes for part in parts)
@@ -205,22 +188,18 @@ def write_share(numbered: tuple[int, ImportShare], job: ImportJob, staging: str)
     """One task. Raises StoreError, with file and row or line."""
     task, share = numbered
     with PartWriter(job.target, staging, task) as writer:
-        for where, ids, bodies, references in _messages(share, job):
-            check_bodies(job.target, ids, bodies, where)
-            writer.add(ids, bodies, references, where=where)
+        for ids, bodies, references in _messages(share, job):
+            check_bodies(job.target, ids, bodies, share.path)
+            writer.add(ids, bodies, references, where=share.path)
         return writer.finish()
 
 
-Batch = tuple[str, Sequence[bytes], Sequence[bytes], Sequence[int] | None]
-"""Where it stands, ids, bodies, references."""
+def _messages(share: ImportShare, job: ImportJob) -> Iterator[tuple[Sequence[bytes], Sequence[bytes], Sequence[int] | None]]:
+    if not share.groups:
+        return json_lines.read(Path(share.path), counted=job.counted, ignore_others=job.ignore_others)
+    from msgstore.jobs.columns import messages
 
-
-def _messages(share: ImportShare, job: ImportJob) -> Iterator[Batch]:
-    if share.groups:
-        yield from _parquet(share)
-    else:
-        for batch in json_lines.read(Path(share.path), counted=job.counted, ignore_others=job.ignore_others):
-            yield share.path, *batch
+    return messages.read(Path(share.path), share.groups, share.first)
 
 
 def _plan_parquet(path: Path, ignore_others: bool, shares: list[ImportShare]) -> bool | None:
@@ -228,20 +207,13 @@ def _plan_parquet(path: Path, ignore_others: bool, shares: list[ImportShare]) ->
     check_pyarrow(f"{path}: Parquet is read")
     from msgstore.jobs.columns import messages
 
-    groups = messages.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
+    groups, has_references = messages.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
     chosen: list[int] = []
     size = rows = first = 0
-    for number, (group_rows, group_size) in enumerate(groups.sizes):
+    for number, (group_rows, group_size) in enumerate(groups):
         chosen.append(number)
         size, rows = size + group_size, rows + group_rows
-        if size >= SHARE or number == len(groups.sizes) - 1:
+        if size >= SHARE or number == len(groups) - 1:
             shares.append(ImportShare(str(path), size, first, tuple(chosen)))
             first, size, rows, chosen = first + rows, 0, 0, []
-    return groups.has_references if groups.sizes else None
-
-
-def _parquet(share: ImportShare) -> Iterator[Batch]:
-    from msgstore.jobs.columns import messages
-
-    for batch in messages.read(Path(share.path), share.groups, share.first):
-        yield share.path, *batch
+    return has_references if groups else None

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 
 import attrs
@@ -123,16 +122,22 @@ def open_input(found: SegmentInput) -> OpenFormat:
 
     Raises PluginError if they lack something that the process which found the segment had.
     """
+    key = found.format, found.records, found.distributions
+    if key not in _opened:
+        _opened[key] = _make(installed(), found)
+    return _opened[key]
+
+
+_opened: dict[object, OpenFormat] = {}
+
+
+def _make(catalogue: Catalogue, found: SegmentInput) -> OpenFormat:
     try:
-        return _made(found.format, found.records, found.distributions)
+        return FormatSet(attrs.evolve(catalogue, remembered=dict(found.distributions)), dict(found.records)).by_name(
+            found.format
+        )
     except PluginError as error:
         raise type(error)(f"{found.path}: {error}") from error
-
-
-@cache
-def _made(name: str, records: tuple[tuple[str, int], ...], distributions: tuple[tuple[str, str], ...]) -> OpenFormat:
-    catalogue = attrs.evolve(installed(), remembered=dict(distributions))
-    return FormatSet(catalogue, dict(records)).by_name(name)
 
 
 class _Search:
@@ -156,37 +161,31 @@ class _Search:
 
     def add(self, given: str) -> None:
         """Raises StoreError if there is nothing."""
-        path = Path(given)
+        path, known = Path(given), len(self._damage)
         if path.is_file():
-            self._add_file(path)
+            if not self._is_segment(path.name):
+                formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self._formats.extensions.items()))
+                raise StoreError(f"{path}: no installed format reads such files; known are {formats or 'none'}")
+            self._names(path.parent).setdefault(path.name, path.stat().st_size)
         elif path.is_dir():
-            self._add_named_directory(path)
+            try:
+                found = self._add_directory(path)
+            except OSError as error:
+                raise StoreError(f"{path}: cannot be listed: {error.strerror}") from error
+            if not found:
+                raise StoreError(no_segments(path, self._formats) + self._refused_since(known))
         elif path.exists():
             raise StoreError(f"{given}: is neither a regular file nor a directory; copy what it holds into a file")
-        elif is_glob(given):
-            self._add_matches(given)
-        else:
+        elif not is_glob(given):
             raise StoreError(f"{given}: there is no such file or directory")
-
-    def _add_file(self, path: Path) -> None:
-        if not self._is_segment(path.name):
-            known = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self._formats.extensions.items()))
-            raise StoreError(f"{path}: no installed format reads such files; known are {known or 'none'}")
-        self._names(path.parent).setdefault(path.name, path.stat().st_size)
-
-    def _add_named_directory(self, top: Path) -> None:
-        known = len(self._damage)
-        try:
-            found = self._add_directory(top)
-        except OSError as error:
-            raise StoreError(f"{top}: cannot be listed: {error.strerror}") from error
-        if not found:
-            raise StoreError(no_segments(top, self._formats) + self._refused_since(known))
+        elif not self._add_matches(given):
+            message = f"{given}: nothing that matches is a segment ({_known(self._formats)}), or a directory that has some"
+            raise StoreError(message + self._refused_since(known))
 
     def _add_directory(self, top: Path) -> bool:
         """Add a directory. Return True if it is a store, or a tree with one. Raises OSError if it cannot be listed."""
         if self._add_store(top):
-            self._beneath_stores |= {top / name for name in _with_segments_beneath(top, self._formats)}
+            self._beneath_stores.update(stores_beneath(top, self._formats))
             return True
         stores: list[Path] = []
         others: list[Path] = []
@@ -253,8 +252,7 @@ class _Search:
     def _refuse_unread(self, path: Path) -> None:
         self._refuse(path, OSError(errno.ENOTSUP, f"no installed format reads *{path.suffix}"))
 
-    def _add_matches(self, pattern: str) -> None:
-        known = len(self._damage)
+    def _add_matches(self, pattern: str) -> bool:
         for directory, error in unreadable_directories(pattern):
             if not _is_unfinished(directory):
                 self._refuse(directory, error)
@@ -262,50 +260,37 @@ class _Search:
         for path in matches(pattern):
             if _real(path.parent) not in self._damage and not _is_unfinished(path):
                 found |= self._add_match(path)
-        if not found:
-            formats = ", ".join(f"*{extension}" for extension in sorted(self._formats.extensions)) or "no format is installed"
-            message = f"{pattern}: nothing that matches is a segment ({formats}), or a directory that has some"
-            raise StoreError(message + self._refused_since(known))
+        return found
 
     def _add_match(self, path: Path) -> bool:
         """Add a match of a pattern. Return True if it has the name of a segment, or is a directory with one."""
-        if os.path.isdir(path):  # noqa: PTH112 - a Path's raises, in some versions
-            return self._add_matched_directory(path)
-        if not self._is_segment(path.name):
-            if self._unread(path.parent, [path.name]):
+        is_segment, is_directory = self._is_segment(path.name), os.path.isdir(path)  # noqa: PTH112 - a Path's raises, in some versions
+        try:
+            if is_directory:
+                if self._add_directory(path):
+                    return True
+                if is_segment:
+                    self._refuse(path, _IS_DIRECTORY)
+            elif is_segment:
+                self._names(path.parent).setdefault(path.name, stat_regular_file(path)[0])
+                return True
+            elif self._unread(path.parent, [path.name]):
                 self._refuse_unread(path)
             else:
                 self._ignored[str(path)] = None
-            return False
-        try:
-            size, _ = stat_regular_file(path)
         except OSError as error:
-            return self._refuse(path, error)
-        self._names(path.parent).setdefault(path.name, size)
-        return True
-
-    def _add_matched_directory(self, path: Path) -> bool:
-        try:
-            if self._add_directory(path):
-                return True
-        except OSError as error:
-            self._refuse(path, error)
-        if self._is_segment(path.name):
-            self._refuse(path, _IS_DIRECTORY)
+            return self._refuse(path, error) and not is_directory
         return False
 
     def _names(self, directory: Path) -> dict[str, int]:
         return self._stores.setdefault(directory.resolve(), (str(directory), {}))[1]
 
-    def _tell_left_out(self) -> None:
+    def found(self) -> Found:
         left = [str(path) for path in sorted(self._beneath_stores) if path.resolve() not in self._stores]
         if left:
             log.warning(
                 "left out, beneath directories that have segments of their own: %s; name them as well to read them", _some(left)
             )
-
-    def found(self) -> Found:
-        self._tell_left_out()
         inputs: list[SegmentInput] = []
         known: dict[str, Settings] = {}
         for store, names in self._stores.values():
@@ -352,7 +337,7 @@ class _Search:
         bindings = self._known_to(format_name, remembered | dict(self._records))
         found = SegmentInput(rank, store, path, format_name, size, bindings, tuple(sorted(settings.distributions.items())))
         if (found.format, found.records) not in self._makeable:
-            self._check(found)
+            _make(self._catalogue, found)
             self._makeable.add((found.format, found.records))
         return found
 
@@ -362,13 +347,6 @@ class _Search:
         return tuple(
             (record, byte) for record, byte in sorted(bindings.items()) if not formats[record] or format_name in formats[record]
         )
-
-    def _check(self, found: SegmentInput) -> None:
-        try:
-            catalogue = attrs.evolve(self._catalogue, remembered=dict(found.distributions))
-            FormatSet(catalogue, dict(found.records)).by_name(found.format)
-        except PluginError as error:
-            raise type(error)(f"{found.path}: {error}") from error
 
 
 def _real(path: Path) -> Path:
@@ -388,9 +366,8 @@ def _age(name: str) -> tuple[int, str, str]:
 
 def no_segments(directory: Path, formats: FormatSet) -> str:
     """The message for a directory without segments; names those beneath it that have some."""
-    beneath = _with_segments_beneath(directory, formats)
-    known = ", ".join(f"*{extension}" for extension in sorted(formats.extensions)) or "no format is installed"
-    message = f"{directory}: there are no segments in this directory ({known})"
+    beneath = [path.relative_to(directory).as_posix() for path in stores_beneath(directory, formats)]
+    message = f"{directory}: there are no segments in this directory ({_known(formats)})"
     if beneath:
         message += f"; directories beneath it that have some: {_some(beneath)}"
     found = find_not_read(directory)
@@ -399,9 +376,8 @@ def no_segments(directory: Path, formats: FormatSet) -> str:
     return message
 
 
-def stores_beneath(directory: Path, formats: FormatSet) -> list[Path]:
-    """Directories beneath one that have segments of their own, by name."""
-    return [directory / name for name in _with_segments_beneath(directory, formats)]
+def _known(formats: FormatSet) -> str:
+    return ", ".join(f"*{extension}" for extension in sorted(formats.extensions)) or "no format is installed"
 
 
 def _some(directories: list[str]) -> str:
@@ -410,10 +386,10 @@ def _some(directories: list[str]) -> str:
     return ", ".join(directories[:_NAMED]) + more
 
 
-def _with_segments_beneath(directory: Path, formats: FormatSet) -> list[str]:
-    """Directories beneath one that have segments of their own, by name; unfinished stores do not count."""
+def stores_beneath(directory: Path, formats: FormatSet) -> list[Path]:
+    """Return the directories beneath one that have segments of their own, by name; unfinished stores do not count."""
     return [
-        Path(path).relative_to(directory).as_posix()
+        Path(path)
         for path, _, names in sorted(os.walk(directory))
         if Path(path) != directory
         and not _is_unfinished(Path(path).relative_to(directory))

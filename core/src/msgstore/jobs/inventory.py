@@ -2,17 +2,17 @@
 
 ``scan_for_inventory`` reads one segment, in any process. If counts are given, the runner finds the live records: with
 ``live_of``, one segment after the other, or with a join by id. Otherwise the index of each store is asked. The driver does that
-and runs the policies; both need numbers only.
+and runs the policies; both need numbers only. The report is the same with every runner. Sizes are in bytes.
 """
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -24,10 +24,10 @@ from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.store import Store
 from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
-from msgstore.jobs.inventory_report import InventoryReport, PolicyStock, StoreStock
-from msgstore.jobs.policy_forecast import PolicyInput, PolicyPlan, as_segment, forecast, make_policy_input
+from msgstore.jobs.policy_forecast import PolicyPlan, forecast, is_quarantined, make_policy_input
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import SegmentFindings, UnreadableSegmentError, measure, reading, unreadable
+from msgstore.jobs.reports import Findings, SegmentStock, sums
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
@@ -62,38 +62,23 @@ def plan_inventory(
 # -- one segment --------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class ScannedSegment(SegmentFindings):
-    """Scan result of one segment. Picklable; with ids 24 bytes a record."""
-
-    appendable: bool = False
-    torn: bool = False
-    ids: bytes = b""
-    """Of the records, by offset."""
-    sizes: array[int] = attrs.field(factory=lambda: array("Q"))
-
-
-def scan_for_inventory(item: SegmentInput, *, with_ids: bool) -> ScannedSegment | None:
+def scan_for_inventory(item: SegmentInput, *, with_ids: bool) -> SegmentFindings | None:
     """Read one segment; None for one that a collector has deleted since it was listed. One that cannot be read is damage as a
     whole. Raises PluginError if a plugin is missing in this process."""
     try:
         with reading(item) as (_, _, report):
-            found, segment, records = measure(item, report), as_segment(report, quarantined=False), report.scan.records
-            ids, sizes = (bytes(records.ids), records.sizes) if with_ids else (b"", array("Q"))
-            found.stock.quarantined = segment.quarantined
-            return ScannedSegment(found.stock, found.damage, segment.appendable, segment.torn, ids, sizes)
+            found, records = measure(item, report), report.scan.records
+            found.stock.quarantined = is_quarantined(report)
+            return attrs.evolve(found, ids=bytes(records.ids), sizes=records.sizes) if with_ids else found
     except UnreadableSegmentError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        found = unreadable(item, error)
-        return ScannedSegment(found.stock, found.damage)
+        return None if isinstance(error.__cause__, FileNotFoundError) else unreadable(item, error)
 
 
-def live_of(stock: ScannedSegment, counts: Mapping[bytes, int], seen: set[bytes]) -> tuple[int, int]:
+def live_of(found: SegmentFindings, counts: Mapping[bytes, int], seen: set[bytes]) -> tuple[int, int]:
     """(records, bytes) that are alive: those that have references and stand in no segment of the store that came before, which
     ``seen`` remembers."""
     live = size_of_live = 0
-    for msg_id, size in zip(split_ids(stock.ids), stock.sizes, strict=True):
+    for msg_id, size in zip(split_ids(found.ids), found.sizes, strict=True):
         if counts.get(msg_id, 0) > 0 and msg_id not in seen:
             seen.add(msg_id)
             live += 1
@@ -101,51 +86,163 @@ def live_of(stock: ScannedSegment, counts: Mapping[bytes, int], seen: set[bytes]
     return live, size_of_live
 
 
+# -- the report ---------------------------------------------------------------------------------------------------------------
+
+
+@attrs.define
+class StoreStock:
+    """One directory."""
+
+    path: str
+    segments: list[SegmentStock]
+    """By rank: the youngest first."""
+    counts: str = ""
+    """Where it is known from what is alive: ``given`` counts, the store's ``own``, or "" if it is not."""
+    policies: list[PolicyPlan] = attrs.field(factory=list)
+    unasked: str = ""
+    """Why no policy was asked."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "store",
+            **{name: getattr(self, name) for name in ("path", "counts", "unasked")},
+            **totals(self.segments),
+            "policies": sum_forecasts([self]),
+        }
+
+
+@attrs.define
+class InventoryReport(Findings):
+    sources: tuple[str, ...]
+    stores: list[StoreStock] = attrs.field(factory=list)
+    gone: int = 0
+    """Segments that a collector deleted between being listed and being read."""
+
+    def segments(self) -> Iterator[SegmentStock]:
+        for store in self.stores:
+            yield from store.segments
+
+    def policies(self) -> list[dict[str, Any]]:
+        """Return the forecasts of all stores together, in the order of the first store."""
+        return sum_forecasts(self.stores)
+
+    def as_json(self) -> dict[str, Any]:
+        return self.summary(
+            sources=list(self.sources),
+            stores=len(self.stores),
+            **totals(self.segments()),
+            policies=self.policies(),
+            gone=self.gone,
+        )
+
+
+def sum_forecasts(stores: Iterable[StoreStock]) -> list[dict[str, Any]]:
+    """Return the forecasts of the policies, for each set of options: how often which step, and what all of them give back."""
+    plans: dict[tuple[str, str], list[PolicyPlan]] = {}
+    for plan in (plan for store in stores for plan in store.policies):
+        plans.setdefault((plan.name, plan.options), []).append(plan)
+    return [
+        {
+            "name": name,
+            "options": options,
+            "steps": Counter(step.what for plan in found for step in plan.steps),
+            **sums([step for plan in found for step in plan.steps], "gives_back", "messages_lost"),
+            "passed_over": sum(len(plan.passed_over) for plan in found),
+            "errors": [plan.error for plan in found if plan.error],
+        }
+        for (name, options), found in plans.items()
+    ]
+
+
+def totals(segments: Iterable[SegmentStock]) -> dict[str, Any]:
+    """Sums. ``live`` and ``live_bytes`` are None if they are not known of every segment; ``fragmentation`` is the share of what
+    is used that is known to be garbage."""
+    found = list(segments)
+    types: Counter[str] = Counter()
+    for one in found:
+        types.update(one.types)
+    is_known = all(one.live is not None for one in found)
+    used, garbage = (sum(getattr(one, name) for one in found) for name in ("used", "garbage"))
+    return {
+        "segments": len(found),
+        **sums(found, "size", "records", "record_bytes"),
+        "types": dict(sorted(types.items())),
+        **(sums(found, "live", "live_bytes") if is_known else {"live": None, "live_bytes": None}),
+        **sums(found, "holes", "hole_bytes", "duplicates", "duplicate_bytes", "damaged"),
+        "garbage": garbage,
+        "fragmentation": round(garbage / used, 4) if used else 0.0,
+        "formats": dict(sorted(Counter(one.format for one in found).items())),
+        "states": dict(sorted(Counter(one.state for one in found).items())),
+    }
+
+
 # -- all of them --------------------------------------------------------------------------------------------------------------
 
+Live = tuple[int, int]
+"""(records, bytes)."""
 
-def report_of(
-    job: InventoryJob, rows: Iterable[tuple[SegmentInput, ScannedSegment | None, tuple[int, int] | None]]
-) -> InventoryReport:
-    """``rows`` by rank, with what :func:`live_of` says of each segment if counts were given. Asks stores and policies."""
+
+def with_live(
+    scanned: Iterable[tuple[SegmentInput, SegmentFindings | None]], counts: Mapping[bytes, int] | None
+) -> Iterator[tuple[SegmentInput, SegmentFindings | None, Live | None]]:
+    """Add what :func:`live_of` says of each segment if counts were given. ``scanned`` is by rank."""
+    for _, group in groupby(scanned, key=lambda row: row[0].store):
+        seen: set[bytes] = set()
+        for item, found in group:
+            yield item, found, None if found is None or counts is None else live_of(found, counts, seen)
+
+
+def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, SegmentFindings | None, Live | None]]) -> InventoryReport:
+    """``rows`` by rank, with the live records of each segment if counts were given. Asks stores and policies."""
     report = InventoryReport(job.sources)
     job.found.add_to(report)
     for directory, group in groupby(rows, key=lambda row: row[0].store):
-        stocks = []
-        for item, scanned, live in group:
-            if scanned is None:
+        all_found = []
+        for item, found, live in group:
+            if found is None:
                 report.gone += 1
                 continue
-            report.add_damage(item.path, scanned.damage)
-            scanned.stock.path = item.path  # workers have absolute paths
+            report.add_damage(item.path, found.damage)
+            found.stock.path = item.path  # workers have absolute paths
             if live is not None:
-                scanned.stock.live, scanned.stock.live_bytes = live
-            stocks.append((item, scanned))
-        report.stores.append(_store(job, directory, stocks))
+                found.stock.live, found.stock.live_bytes = live
+            all_found.append((item, found))
+        report.stores.append(_store(job, directory, all_found))
     return report
 
 
-def _store(job: InventoryJob, directory: str, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> StoreStock:
-    found = StoreStock(directory, [scanned.stock for _, scanned in stocks], "given" if job.counts is not None else "")
+def _store(job: InventoryJob, directory: str, all_found: Sequence[tuple[SegmentInput, SegmentFindings]]) -> StoreStock:
+    store = StoreStock(directory, [found.stock for _, found in all_found], "given" if job.counts is not None else "")
     catalogue = installed()
     if job.counts is None:
-        own = _own_counts(Path(directory), catalogue, {Path(item.path).name: stock.damage for item, stock in stocks})
+        own = _own_counts(Path(directory), catalogue, {Path(item.path).name: found.damage for item, found in all_found})
         if own is not None:
-            found.counts = "own"
-            for segment in found.segments:
+            store.counts = "own"
+            for segment in store.segments:
                 known = own.get(Path(segment.path).name)
                 if known is not None:
                     segment.live, segment.live_bytes = known.live_count, known.live_bytes
                     segment.quarantined |= known.quarantined
     try:
-        picture = _picture(Path(directory), catalogue, stocks)
+        segments = [_as_segment(item, found) for item, found in all_found]
+        picture = make_policy_input(Path(directory), catalogue, FormatSet(catalogue), segments)
     except MsgStoreError as error:
-        found.unasked = str(error)
+        store.unasked = str(error)
     except OSError as error:  # a name beside the segments that cannot be looked at: no store would open
-        found.unasked = f"{error.filename or directory}: {error.strerror or error}"
+        store.unasked = f"{error.filename or directory}: {error.strerror or error}"
     else:
-        found.policies = [_policy(plan) for plan in forecast(catalogue, picture, job.now)]
-    return found
+        store.policies = list(forecast(catalogue, picture, job.now))
+    return store
+
+
+def _as_segment(item: SegmentInput, found: SegmentFindings) -> Segment:
+    """Return a segment as the engine would see it. Records count as live if nothing else is known."""
+    stock = found.stock
+    live, size = (stock.records, stock.record_bytes) if stock.live is None else (stock.live, stock.live_bytes or 0)
+    segment = Segment(-1, Path(item.path), open_input(item), stock.size, live, size)
+    segment.quarantined, segment.torn = stock.quarantined, stock.state == "torn"
+    segment.appendable = stock.state == "clean" and not found.damage and not stock.quarantined
+    return segment
 
 
 def _own_counts(
@@ -171,20 +268,14 @@ def _own_counts(
 
 
 def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[str, SegmentStats]:
-    segments = list(store.segments())
-    spans = {segment.number: edges_of(damage[segment.file]) for segment in segments if damage.get(segment.file)}
-    lost: dict[int, list[int]] = {number: [] for number in spans}
-    for entry in store.entries() if spans else ():
-        if is_touched(spans.get(entry.number, ()), entry.offset, entry.size):
-            lost[entry.number].append(entry.size)
-    return {
-        segment.file: attrs.evolve(
-            segment,
-            live_count=segment.live_count - len(lost.get(segment.number, ())),
-            live_bytes=segment.live_bytes - sum(lost.get(segment.number, ())),
-        )
-        for segment in segments
-    }
+    """Return the statistics of segments by file name; records of which any byte is damaged do not count as live."""
+    segments = {segment.number: segment for segment in store.segments()}
+    edges = {number: edges_of(damage[segment.file]) for number, segment in segments.items() if damage.get(segment.file)}
+    for entry in store.entries() if edges else ():
+        if is_touched(edges.get(entry.number, ()), entry.offset, entry.size):
+            one = segments[entry.number]
+            segments[entry.number] = attrs.evolve(one, live_count=one.live_count - 1, live_bytes=one.live_bytes - entry.size)
+    return {segment.file: segment for segment in segments.values()}
 
 
 def edges_of(damage: Iterable[Damage]) -> list[int]:
@@ -203,27 +294,3 @@ def is_touched(edges: Sequence[int], offset: int, size: int) -> bool:
     passed = bisect_right(edges, offset)
     begins_in_damage = passed % 2 == 1
     return begins_in_damage or (passed < len(edges) and edges[passed] < offset + size)
-
-
-def _picture(directory: Path, catalogue: Catalogue, stocks: Sequence[tuple[SegmentInput, ScannedSegment]]) -> PolicyInput:
-    """Return what a policy would see. Records count as live if nothing else is known. Raises MsgStoreError."""
-    segments = []
-    for item, scanned in stocks:
-        found, form = scanned.stock, open_input(item)
-        live, size = (found.records, found.record_bytes) if found.live is None else (found.live, found.live_bytes or 0)
-        segment = Segment(-1, Path(item.path), form, found.size, live, size)
-        segment.appendable, segment.quarantined, segment.torn = scanned.appendable, found.quarantined, scanned.torn
-        segments.append(segment)
-    return make_policy_input(directory, catalogue, FormatSet(catalogue), segments)
-
-
-def _policy(plan: PolicyPlan) -> PolicyStock:
-    return PolicyStock(
-        plan.name,
-        plan.options,
-        Counter(step.what for step in plan.steps),
-        sum(step.gives_back for step in plan.steps),
-        sum(step.messages_lost for step in plan.steps),
-        len(plan.passed_over),
-        [plan.error] if plan.error else [],
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,10 @@ class NotReadFinder:
         for what, pattern in _OF_QUEUES.items():
             theirs = [name for name in names if pattern.fullmatch(name)]
             self._add(directory.parent if directory != top else top, what, directory, theirs, proved=bool(theirs))
-        for root, kind in _log_directories(top, directory):
-            what, pattern = _LOGS[kind]
+        way = [path for path in reversed([directory, *directory.parents]) if path.is_relative_to(top)]
+        root = next((path for path in way if path.name in _LOGS), None)
+        if root is not None:
+            what, pattern = _LOGS[root.name]
             self._add(root, what, directory, names, proved=any(map(pattern.fullmatch, names)))
 
     def _add(self, root: Path, what: str, directory: Path, names: list[str], *, proved: bool) -> None:
@@ -70,14 +72,6 @@ class NotReadFinder:
     def found(self) -> tuple[NotRead, ...]:
         """By path."""
         return tuple(self._found[key] for key in sorted(self._proved))
-
-
-def _log_directories(top: Path, directory: Path) -> Iterator[tuple[Path, str]]:
-    """The first directory on the way from ``top`` to ``directory`` that has the name of one with logs."""
-    for path in reversed([directory, *directory.parents]):
-        if path.name in _LOGS and path.is_relative_to(top):
-            yield path, path.name
-            return
 
 
 def _size(path: Path) -> int:

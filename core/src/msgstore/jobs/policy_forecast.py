@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -15,7 +14,6 @@ from msgstore.contract import (
     Combine,
     Compact,
     Drop,
-    GcPolicyDescriptor,
     Migrate,
     MsgStoreError,
     PluginError,
@@ -81,19 +79,23 @@ class PolicyInput:
     """Segments of the directory that are left out: the policies do not hear of them."""
 
 
+def is_quarantined(report: SegmentReport) -> bool:
+    """Return True if an opening would quarantine the segment. A torn end is damage only if records follow it."""
+    scan, form = report.scan, report.format.format
+    if scan.end.state == "corrupt" or scan.damage:
+        return True
+    if scan.end.state != "torn":
+        return False
+    with Files().view(report.path) as data:
+        return form.find_chain(data, scan.end.offset + 1, CHAIN) is not None
+
+
 def as_segment(report: SegmentReport, quarantined: bool) -> Segment:
     """Return a segment as the engine would see it, without its live records. ``quarantined``: it has, already."""
-    scan, path = report.scan, report.path
-    torn = scan.end.state == "torn"
-    bad = quarantined or scan.end.state == "corrupt" or bool(scan.damage) or (torn and _goes_on(report))
-    clean = scan.end.state == "clean" and not bad and scan.header in (None, "ok")
-    return Segment(-1, path, report.format, report.size, appendable=clean, quarantined=bad, torn=torn)
-
-
-def _goes_on(report: SegmentReport) -> bool:
-    """Return True if records follow a torn end: then it is damage."""
-    with Files().view(report.path) as data:
-        return report.format.format.find_chain(data, report.scan.end.offset + 1, CHAIN) is not None
+    quarantined = quarantined or is_quarantined(report)
+    appendable = not (report.is_damaged or quarantined)
+    torn = report.scan.end.state == "torn"
+    return Segment(-1, report.path, report.format, report.size, appendable=appendable, quarantined=quarantined, torn=torn)
 
 
 def make_policy_input(directory: Path, catalogue: Catalogue, formats: FormatSet, segments: Sequence[Segment]) -> PolicyInput:
@@ -141,19 +143,13 @@ def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator
         for example in descriptor.examples:
             plan = PolicyPlan(name, provider, descriptor.summary, _as_toml(example))
             try:
-                actions = _ask(catalogue, descriptor, example, picture.stats, now)
+                options = structure(descriptor.options, example, f"the examples of the GC policy {name!r}")
+                actions = list(catalogue.make(descriptor, options).plan(picture.stats, now))
             except Exception as error:  # whatever a stranger's code raises is told where it belongs
                 told = str(error) if isinstance(error, MsgStoreError) else f"{type(error).__name__}: {error}"
                 yield attrs.evolve(plan, error=told)
             else:
                 yield _judged(plan, actions, picture, may_drop=may_drop(descriptor))
-
-
-def _ask(
-    catalogue: Catalogue, descriptor: GcPolicyDescriptor, example: Mapping[str, Any], stats: Sequence[SegmentStats], now: float
-) -> list[object]:
-    options = structure(descriptor.options, example, f"the examples of the GC policy {descriptor.name!r}")
-    return list(catalogue.make(descriptor, options).plan(stats, now))
 
 
 def _judged(plan: PolicyPlan, actions: Sequence[object], picture: PolicyInput, *, may_drop: bool) -> PolicyPlan:

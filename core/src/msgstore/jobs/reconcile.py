@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from msgstore.contract import Damage
-from msgstore.jobs.columns.arrow import check_pyarrow
 from msgstore.jobs.inputs import SegmentInput, SegmentJob
 from msgstore.jobs.reports import Findings
 from msgstore.jobs.sources import find_offline
+from msgstore.jobs.workers import check_pyarrow
 from msgstore.plugins.catalogue import Catalogue
 
 if TYPE_CHECKING:
@@ -127,18 +127,15 @@ class ReconcileReport(Findings):
         return not (self.damage or self.classes["dangling"].ids or self.classes["negative"].ids)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": "summary",
-            "sources": list(self.sources),
-            "deltas": list(self.deltas),
-            "segments": self.segments,
-            "size": self.size,
-            "changes": self.changes,
-            "classes": {name: found.as_json() for name, found in self.classes.items()},
-            "damaged_spans": len(self.damage),
-            "damaged": sum(spot.size for spot in self.damage),
-            "ignored": self.ignored,
-        }
+        return self.summary(
+            sources=list(self.sources),
+            deltas=list(self.deltas),
+            segments=self.segments,
+            size=self.size,
+            changes=self.changes,
+            classes={name: found.as_json() for name, found in self.classes.items()},
+            damaged=self.damaged,
+        )
 
     def named_as_json(self) -> Iterator[dict[str, Any]]:
         for name, rows in self.named.items():

@@ -16,11 +16,9 @@ from msgstore.contract import ConfigError
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.export import ExportJob, ExportReport
 from msgstore.jobs.importing import ImportJob, ImportReport
-from msgstore.jobs.inventory import InventoryJob
-from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.inventory import InventoryJob, InventoryReport
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
-from msgstore.jobs.reports import SalvageReport
-from msgstore.jobs.salvage import SalvageJob
+from msgstore.jobs.salvage import SalvageJob, SalvageReport
 from msgstore.jobs.tasks import Progress
 from msgstore.plugins.catalogue import Catalogue
 

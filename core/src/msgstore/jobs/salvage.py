@@ -1,9 +1,9 @@
 """Salvage and migration: every intact record of any segments, in a new store, and every byte of the input accounted for.
 
-What a message passes: ``examine`` reads its segment to the end and says which records are good; the engine picks of all copies
-of an id the first good one, by rank and offset, and leaves out what has no reference; ``copy`` writes the picked ones of a task
-into a part of the new store; :meth:`Staging.commit` makes one store of the parts. ``examine`` and ``copy`` run wherever the
-engine wants, one segment or one task at a time, and depend on nothing but their arguments.
+``examine`` reads a segment to its end and says which records are good; the runner picks of all copies of an id the first good
+one, by rank and offset, and leaves out what has no reference; ``copy`` writes the picked ones of a task into a part of the new
+store; :meth:`Staging.commit` makes one store of the parts. ``examine`` and ``copy`` run wherever the runner wants, one segment
+or one task at a time, and depend on nothing but their arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -22,10 +23,10 @@ from msgstore.contract.formats import split_ids
 from msgstore.files import Files
 from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
-from msgstore.jobs.reading.chains import read_chains, read_inside
+from msgstore.jobs.reading.chains import Row, columns_of, read_inside
 from msgstore.jobs.reading.count_files import named_counts
-from msgstore.jobs.reading.segment_check import UnreadableSegmentError, checksum, opening
-from msgstore.jobs.reports import TOO_LARGE, InputReport, SalvageReport
+from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
+from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import TASK_SIZE, pack
 from msgstore.jobs.workers import body_check
@@ -36,6 +37,8 @@ from msgstore.scan.bindings import OWN_RECORD, assigned_byte
 BATCH = 2**20
 """Bytes of records that are decoded and encoded together."""
 INVALID_BODY = "invalid_message_body"
+TOO_LARGE = "message_too_large"
+"""The reason of a record whose body does not fit into one of the new store's format."""
 TAKEN, COPY, DEAD = 0, 1, 2
 """What becomes of an intact record: it is copied; a better copy was taken; it has no reference."""
 NAMED = 5
@@ -161,71 +164,41 @@ def _codec(found: Found) -> str:
 # -- one segment --------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class ExaminedSegment:
-    """One segment, read to its end. Picklable: 33 bytes a record."""
-
-    size: int
-    header: int = 0
-    holes: int = 0
-    damage: tuple[Damage, ...] = ()
-    crc32: int = 0
-    """Of all its bytes: it is read again when records are copied."""
-    records: Columns = attrs.field(factory=Columns)
-    """Good ones, every copy of an id, by offset. The types say nothing."""
-    recovered: bytes = b""
-    """For each of them 1 if it was found again behind a damaged spot, else 0."""
-
-
-def examine(item: SegmentInput, job: SalvageJob) -> ExaminedSegment:
+def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
     """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
     is_valid = body_check(job.check_body)
-    try:
-        with opening(item) as (form, data):
-            return _examine(form, data, job.max_body, is_valid)
-    except UnreadableSegmentError as error:
-        return ExaminedSegment(item.size, damage=(Damage(0, item.size, str(error)),))
+    return read_intact(item, lambda form, data: _examine(form, data, job.max_body, is_valid))
 
 
-def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: CheckBody | None) -> ExaminedSegment:
-    chains = read_chains(form.format, data)
-    damage, holes = list(chains.damage), chains.holes
-    whole = chains.only
-    crc32 = checksum(data, len(data))
-    if whole is not None and is_valid is None and max(whole.sizes, default=0) <= max_body:
-        return ExaminedSegment(len(data), chains.header, holes, tuple(damage), crc32, whole, bytes(len(whole)))
-    good: list[tuple[int, int, bytes, bool]] = []
-    rows, depth = chains.rows(), 0
+def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: CheckBody | None) -> IntactRecords:
+    found = attrs.evolve(intact_records(form, data), crc32=checksum(data, len(data)))
+    if is_valid is None and max(found.records.sizes, default=0) <= max_body:
+        return found
+    damage, holes, depth = list(found.damage), found.holes, 0
+    good: list[Row] = []
+    columns = found.records
+    rows = list(zip(columns.offsets, columns.sizes, columns.id_list(), map(bool, found.recovered), strict=True))
     while rows:
-        reasons = [_reason(form, data, offset, size, msg_id, max_body, is_valid) for offset, size, msg_id, _ in rows]
-        good += [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-        refused = [Damage(*row[:2], reason) for row, reason in zip(rows, reasons, strict=True) if reason is not None]
-        rows = []
-        for spot in refused:
-            if spot.reason != INVALID_BODY:
-                damage.append(spot)
-                continue
-            inside = read_inside(form.format, data, spot, depth, judged=True)  # it may have swallowed whole records
-            rows += inside.rows()
-            damage += inside.damage
-            holes += inside.holes
-        depth += 1
-    records, recovered = Columns(), bytearray()
-    for offset, size, msg_id, again in sorted(good):
-        records.add(msg_id, offset, size)
-        recovered.append(again)
+        swallowed: list[Row] = []
+        for offset, size, msg_id, again in rows:
+            reason = _reason(form, data, offset, size, msg_id, max_body, is_valid)
+            if reason is None:
+                good.append((offset, size, msg_id, again))
+            elif reason == INVALID_BODY:  # it may have swallowed whole records
+                inside = read_inside(form.format, data, Damage(offset, size, reason), depth, judged=True)
+                swallowed += inside.rows()
+                damage += inside.damage
+                holes += inside.holes
+            else:
+                damage.append(Damage(offset, size, reason))
+        rows, depth = swallowed, depth + 1
     damage.sort(key=lambda spot: spot.offset)
-    return ExaminedSegment(len(data), chains.header, holes, tuple(damage), crc32, records, bytes(recovered))
+    records, recovered = columns_of(sorted(good))
+    return attrs.evolve(found, holes=holes, damage=tuple(damage), records=records, recovered=recovered)
 
 
 def _reason(
-    form: OpenFormat,
-    data: Buffer,
-    offset: int,
-    size: int,
-    msg_id: bytes,
-    max_body: int,
-    is_valid: CheckBody | None,
+    form: OpenFormat, data: Buffer, offset: int, size: int, msg_id: bytes, max_body: int, is_valid: CheckBody | None
 ) -> str | None:
     """Why a record is not good; None if it is."""
     if is_valid is None and size <= max_body:
@@ -307,13 +280,75 @@ def _changed(pick: Selection, what: str) -> StoreError:
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
 
+_BYTES = ("size", "header", "good", "duplicates", "dead", "holes", "damaged")
 
-def report_input(
-    item: SegmentInput, found: ExaminedSegment, *, good: int, records: int, duplicates: int = 0, dead: int = 0
-) -> InputReport:
-    """Return the report of one segment, of which ``records`` with ``good`` bytes are copied. No record is recovered yet."""
-    damaged = sum(span.size for span in found.damage)
-    return InputReport(item.path, item.format, found.size, found.header, good, duplicates, dead, found.holes, damaged, records)
+
+@attrs.define
+class InputReport:
+    """One segment of the source, byte by byte: ``header + good + duplicates + dead + holes + damaged == size``."""
+
+    path: str
+    format: str
+    size: int
+    header: int
+    good: int
+    """Bytes of the records that were copied."""
+    duplicates: int
+    """Bytes of the records of which another copy was taken."""
+    dead: int
+    """Bytes of the records that no reference is left to; 0 if no counts were given."""
+    holes: int
+    damaged: int
+    records: int
+    """Records that were copied."""
+    recovered: Columns = attrs.field(factory=Columns)
+    """Those of them that were found again behind a damaged spot."""
+
+    @classmethod
+    def of(
+        cls, item: SegmentInput, found: IntactRecords, *, good: int, records: int, duplicates: int = 0, dead: int = 0
+    ) -> InputReport:
+        """Return the report of a segment, of which ``records`` with ``good`` bytes are copied. None is recovered yet."""
+        damaged = sum(span.size for span in found.damage)
+        return cls(item.path, item.format, found.size, found.header, good, duplicates, dead, found.holes, damaged, records)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "input", **attrs.asdict(self, recurse=False), "recovered": len(self.recovered)}
+
+    def recovered_as_json(self) -> Iterator[dict[str, Any]]:
+        for msg_id, offset, size, _ in self.recovered.rows():
+            yield {"kind": "recovered", "path": self.path, "offset": offset, "size": size, "id": msg_id.hex()}
+
+
+@attrs.define
+class SalvageReport(Findings):
+    """The whole of it. Whether a record was dead cannot be told without counts: then every good one is copied, once."""
+
+    sources: tuple[str, ...]
+    destination: str
+    inputs: list[InputReport] = attrs.field(factory=list)
+    """In the order in which copies were preferred: the highest number of a store first."""
+    missing: int = 0
+    """Messages that the counts name and of which there is no intact record."""
+
+    @property
+    def messages(self) -> int:
+        return sum(found.records for found in self.inputs)
+
+    @property
+    def recovered(self) -> int:
+        return sum(len(found.recovered) for found in self.inputs)
+
+    def as_json(self) -> dict[str, Any]:
+        return self.summary(
+            sources=list(self.sources),
+            destination=self.destination,
+            segments=len(self.inputs),
+            messages=self.messages,
+            recovered=self.recovered,
+            missing=self.missing,
+            **sums(self.inputs, *_BYTES),
+        )
 
 
 def report_of(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgstore.jobs.inputs import Found, find_inputs
-from msgstore.jobs.output.commit import check_destination
+from msgstore.jobs.output.staging_directory import check_destination
 from msgstore.jobs.paths import matched_by
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.writer_lock import check_no_writer

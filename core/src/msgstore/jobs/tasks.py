@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import attrs
 
 from msgstore.jobs.inputs import SegmentInput
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 Progress = Callable[[int, int], object]
 """Called with (done, total), in bytes, on the thread that called the job."""
+Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
+"""Calls a function for each task, as ``map`` does: the results come in the order of the tasks."""
+Task = tuple[SegmentInput, ...]
 TASK_SIZE = 64 * 2**20
 """Bytes. Below it the fixed cost of a task shows; far above it the last tasks of a job wait for one worker."""
 _MOST = 4 * TASK_SIZE
@@ -15,7 +25,7 @@ _ENOUGH = 32
 """Tasks: so many keep the processors of a machine busy to the end."""
 
 
-def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[tuple[SegmentInput, ...]]:
+def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
     """Tasks of at most ``target`` bytes, in the order given; a larger segment is a task of its own. Deterministic."""
     tasks: list[list[SegmentInput]] = []
     room = 0
@@ -28,7 +38,35 @@ def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[tuple[
     return [tuple(task) for task in tasks]
 
 
-def pack_scans(inputs: Collection[SegmentInput]) -> list[tuple[SegmentInput, ...]]:
+def pack_scans(inputs: Collection[SegmentInput]) -> list[Task]:
     """The same for tasks that look at no body: those are done in a fraction of the time, so that at TASK_SIZE their fixed cost
     shows. Where there are tasks enough they are up to four times as large."""
     return pack(inputs, min(max(TASK_SIZE, sum(found.size for found in inputs) // _ENOUGH), _MOST))
+
+
+def map_segments(
+    run: Run[Task, list[R]], function: Callable[[SegmentInput], R], tasks: Sequence[Task], meter: Meter
+) -> Iterator[tuple[SegmentInput, R]]:
+    """Yield each segment of the tasks with the result of ``function``, in order."""
+    for task, results in zip(tasks, run(partial(_call_each, function), tasks), strict=True):
+        for item, result in zip(task, results, strict=True):
+            meter.add(item.size)
+            yield item, result
+
+
+def _call_each(function: Callable[[SegmentInput], R], task: Task) -> list[R]:
+    return [function(item) for item in task]
+
+
+@attrs.define
+class Meter:
+    """Reports progress. ``total``: bytes that will be added."""
+
+    total: int
+    progress: Progress | None = None
+    done: int = 0
+
+    def add(self, size: int) -> None:
+        self.done += size
+        if self.progress:
+            self.progress(self.done, self.total)

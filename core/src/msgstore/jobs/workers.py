@@ -1,15 +1,30 @@
-"""Objects that a worker process makes once: its catalogue of plugins, and codecs by name.
+"""What a process has installed: its catalogue of plugins, codecs by name, and whether there is pyarrow.
 
 Jobs carry names, never plugin objects; each process resolves them through its own entry points.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
+from importlib.util import find_spec
+
+import attrs
 
 from msgstore.config import structure
-from msgstore.contract import BodyCodec, CheckBody, MsgStoreError
+from msgstore.contract import BodyCodec, BrokenPlugin, Capability, CheckBody, ConfigError, MsgStoreError, RecordField
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.scan import Values
+from msgstore.scan.fields import check_values
+
+PAYLOAD = RecordField("payload", "bytes", "what a client reads")
+"""The column of every codec that does not store plain bytes, and has no field of this name."""
+
+
+def check_pyarrow(what: str) -> None:
+    """Raise ConfigError if pyarrow is missing. ``what`` is the beginning of its message, such as "export is done"."""
+    if find_spec("pyarrow") is None:
+        raise ConfigError(f"{what} with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'")
 
 
 @cache
@@ -39,3 +54,38 @@ def is_valid(codec: BodyCodec, msg_id: bytes, body: bytes) -> bool:
         raise
     except Exception:  # of a stranger's code
         return False
+
+
+@attrs.frozen
+class OpenCodec:
+    """A body codec for tools: what is in a stored body, beside each record and whatever the bytes."""
+
+    name: str
+    fields: tuple[RecordField, ...]
+    read: Callable[[bytes, bytes], Values | None]
+    """Values of one stored body, in the order of ``fields``; None if it is not what the codec writes, or the codec fails on it.
+    Never raises."""
+
+
+def open_codec(name: str) -> OpenCodec:
+    """By the plugins of this process. Raises PluginError, and ConfigError for one that needs options."""
+    codec, descriptor = body_codec(name), installed().body_codec(name)
+    fields = descriptor.fields
+    if fields and not callable(getattr(codec, "fields", None)):
+        raise BrokenPlugin(
+            f"the body codec {name!r} says that its bodies have fields, and has no method 'fields'. "
+            f"Try: pip install --upgrade {installed().provider(descriptor).distribution}"
+        )
+    with_payload = Capability.PLAIN not in descriptor.capabilities and PAYLOAD.name not in {field.name for field in fields}
+
+    def read(msg_id: bytes, stored: bytes) -> Values | None:
+        try:
+            values = codec.fields(stored) if fields else ()  # type: ignore[attr-defined]  # of a BodyCodecWithFields
+            if values is None:
+                return None
+            payload = (bytes(codec.decode(msg_id, stored)),) if with_payload else ()
+            return check_values(f"the body codec {name!r}", fields, values) + payload
+        except Exception:
+            return None
+
+    return OpenCodec(name, (*fields, PAYLOAD) if with_payload else fields, read)

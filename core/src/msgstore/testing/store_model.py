@@ -43,6 +43,8 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     may_drop = False
     """True if the store's policy may drop live messages."""
+    is_dropping = False
+    """True in a compaction that may drop them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +59,8 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         raise NotImplementedError
 
     @initialize(durability=st.sampled_from(["os", "fsync"]), reads=st.sampled_from(["pread", "mmap"]))
-    def start(self, durability: str, reads: str) -> None:
-        self.keys = {**SMALL, "durability": durability, "reads": reads}
+    def start(self, durability: str, reads: str, **keys: int) -> None:
+        self.keys = {**SMALL, "durability": durability, "reads": reads, **keys}
         self.open()
 
     def open(self, refcounts: dict[bytes, int] | None = None) -> None:
@@ -109,6 +111,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     @rule(everything=st.booleans())
     def compact(self, everything: bool) -> None:
+        self.is_dropping = self.may_drop
         done = self.store.compact(everything=everything)
         assert not any(segment.skipped for segment in done)
         dropped = sum(segment.dropped for segment in done)
@@ -117,6 +120,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
             there = {i: count for i, count in self.references.items() if self.client.contains(i)}
             assert len(there) == len(self.references) - dropped
             self.references = there
+        self.is_dropping = False
         self.was_committed()
 
     @rule()
@@ -167,9 +171,13 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
             assert stats.size == (self.path / stats.file).stat().st_size
 
     def teardown(self) -> None:
-        if hasattr(self, "store"):
-            try:
+        try:
+            if hasattr(self, "store"):
                 self.check_everything()
-            finally:
-                self.store.abandon()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        if hasattr(self, "store"):
+            self.store.abandon()
         shutil.rmtree(self.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whole stores with the subject in them; the kit's own backends take all other places."""
+"""Whole stores with the subject in them; the index ``ets`` and the format ``v2`` take the other places."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import attrs
 
 import msgstore
 from msgstore.config import store_config
-from msgstore.contract import RecordTypeDescriptor
+from msgstore.contract import Capability, RecordTypeDescriptor
 from msgstore.engine.opening import open_configured
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.testing.faults import UnsyncedFiles, copy_of
-from msgstore.testing.reference import HOLED, INDEX, with_reference
 from msgstore.testing.subjects import Subject
 
+INDEX, FORMAT = "ets", "v2"
 _BYTE = 128
 """Type byte of a record type that has no assigned one."""
 
@@ -37,9 +37,9 @@ def open_with(
     return open_configured(config, catalogue, mode=mode, refcounts=refcounts, files=files)
 
 
-def keys_of(subject: Subject, format_name: str = HOLED) -> dict[str, Any]:
-    """The keys of a configuration that selects the subject. ``format_name``: where the subject has no say in it."""
-    keys: dict[str, Any] = {"index": INDEX, "format": format_name}
+def keys_of(subject: Subject) -> dict[str, Any]:
+    """The keys of a configuration that selects the subject."""
+    keys: dict[str, Any] = {"index": INDEX, "format": FORMAT}
     if subject.kind == "record":
         assert isinstance(subject.descriptor, RecordTypeDescriptor)
         byte = subject.descriptor.assigned_byte
@@ -57,22 +57,30 @@ class StoreFactory:
     subject: Subject
     path: Path
     observed: bool = False
-    format_name: str = HOLED
+    in_place: bool = True
+    """False for a FORMAT that claims nothing: its segments are compacted by copying them, and hold no removals."""
     catalogue: Catalogue = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        found = self.subject.catalogue
+        registrations = [
+            attrs.evolve(one, descriptor=attrs.evolve(one.descriptor, capabilities=[Capability.TYPED_RECORDS]))
+            if (one.kind, one.descriptor.name) == ("format", FORMAT) and not self.in_place
+            else one
+            for one in found.registrations
+        ]
         observers = self.subject.observers if self.observed else ()
-        self.catalogue = attrs.evolve(with_reference(self.subject.catalogue), observers=observers)
+        self.catalogue = attrs.evolve(found, registrations=tuple(registrations), observers=observers)
 
     def open(self, files: Files | None = None, **keys: Any) -> msgstore.Store:
         return open_with(
             self.path,
             self.catalogue,
             files or UnsyncedFiles(),
-            **{"sync_interval": "1h", "gc_interval": 0, **keys_of(self.subject, self.format_name), **keys},
+            **{"sync_interval": "1h", "gc_interval": 0, **keys_of(self.subject), **keys},
         )
 
     def copied(self, target: Path) -> StoreFactory:
         """Return the same for a copy of the directory: what a process would leave that is killed now."""
         shutil.rmtree(target, ignore_errors=True)
-        return StoreFactory(self.subject, copy_of(self.path, target), self.observed, self.format_name)
+        return attrs.evolve(self, path=copy_of(self.path, target))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
 import attrs
-import pytest
 
 from msgstore.config import structure
 from msgstore.contract import Capability, Descriptor
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import HOOKS, Observer, Provider, Registration
+from msgstore.testing.guard import skip_without
 
 OBSERVER = "observer"
 """Kind of the event hooks of a distribution, which have no descriptor."""
-KINDS = (*HOOKS, OBSERVER)
 
 _UNREGISTERED = Provider("unregistered", "0", "none", "none")
 
@@ -74,15 +72,6 @@ class Subject:
             skip_without(capability.value)
 
 
-def skip_without(capability: str) -> None:
-    """Skip the test; the summary of the run lists it under ``capability``."""
-    pytest.skip(f"{SKIPPED_FOR}{capability}")
-
-
-SKIPPED_FOR = "does not claim "
-"""Begin of the reason of a skip that the summary lists by capability."""
-
-
 def kind_of(descriptor: Descriptor) -> str:
     """Return the kind of a backend, as a configuration's key."""
     return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
@@ -105,29 +94,25 @@ def subjects_of(distribution: str) -> list[Subject]:
     broken = [f"{failure.provider} {failure.what}" for failure in catalogue.failures if failure.provider.distribution == name]
     if broken:
         raise NothingToTest("; ".join(broken))
-    found = list(_subjects(catalogue, name))
+    found = [
+        Subject(
+            kind=one.kind,
+            name=one.descriptor.name,
+            catalogue=catalogue,
+            descriptor=one.descriptor,
+            options=dict(options),
+            provider=one.provider,
+        )
+        for one in catalogue.registrations
+        if one.provider.distribution == name
+        for options in one.descriptor.examples
+    ]
+    if observers := tuple(observer for observer in catalogue.observers if observer.provider.distribution == name):
+        of = observers[0].provider
+        found.append(Subject(kind=OBSERVER, name=name, catalogue=catalogue, observers=observers, provider=of))
     if not found:
         raise NothingToTest(
             f"{name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', and the module that "
             "it names a hook"
         )
     return found
-
-
-def _subjects(catalogue: Catalogue, distribution: str) -> Iterator[Subject]:
-    for registration in catalogue.registrations:
-        if registration.provider.distribution == distribution:
-            for options in registration.descriptor.examples:
-                yield Subject(
-                    kind=registration.kind,
-                    name=registration.descriptor.name,
-                    catalogue=catalogue,
-                    descriptor=registration.descriptor,
-                    options=dict(options),
-                    provider=registration.provider,
-                )
-    observers = tuple(observer for observer in catalogue.observers if observer.provider.distribution == distribution)
-    if observers:
-        yield Subject(
-            kind=OBSERVER, name=distribution, catalogue=catalogue, observers=observers, provider=observers[0].provider
-        )

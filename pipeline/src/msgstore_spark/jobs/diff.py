@@ -12,6 +12,7 @@ from pyspark.sql import functions as sf
 from msgstore.jobs.columns.arrays import fixed_width
 from msgstore.jobs.diff import DIGEST, KINDS, DiffJob, DiffReport, Side, digest, side_of
 from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.reading.segment_check import IntactRecords
 from msgstore.jobs.tasks import pack
 from msgstore_spark.tasks import map_tasks, segment_results, segment_rows, segment_schema
 
@@ -42,9 +43,9 @@ def _read(spark: SparkSession, found: Found) -> DataFrame:
 def _digests(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
     for item in task:
         found = digest(item)
-        ids = fixed_width(found.ids)
+        ids = fixed_width(found.records.ids)
         columns = {"place": pa.array(range(len(ids)), pa.int64()), "id": ids, "digest": fixed_width(found.digests, DIGEST)}
-        yield from segment_rows(_SCHEMA, item.rank, columns, found.damage)
+        yield from segment_rows(_SCHEMA, item.rank, columns, IntactRecords(found.size, damage=found.damage))
 
 
 def _first(read: DataFrame, name: str) -> DataFrame:
@@ -59,5 +60,5 @@ def _kind() -> Column:
 
 
 def _side(path: str, found: Found, read: DataFrame) -> Side:
-    damage = segment_results(read)
-    return side_of(path, found, ((item, damage[item.rank]) for item in found.inputs))
+    results = segment_results(read)
+    return side_of(path, found, ((item, results[item.rank]) for item in found.inputs))

@@ -14,8 +14,7 @@ from pyspark.sql import functions as sf
 
 from msgstore.jobs.columns.arrays import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.inventory import InventoryJob, report_of, scan_for_inventory
-from msgstore.jobs.inventory_report import InventoryReport
+from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of, scan_for_inventory
 from msgstore.jobs.tasks import pack
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import map_tasks, segment_results, segment_rows, segment_schema

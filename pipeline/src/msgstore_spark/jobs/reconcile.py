@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from functools import partial
 
 import pyarrow as pa
@@ -19,12 +18,11 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from msgstore.jobs.classes import ROWS, WRITTEN_ROWS, add_to, classify, commit, rows_of_records, write
+from msgstore.jobs.classes import ROWS, commit, finish, rows_of_records, staging_of
 from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
 from msgstore.jobs.deltas import SCHEMA, DeltaShare, count_changes, read_share, sum_absolute
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.output.datasets import DatasetWriter, dataset
 from msgstore.jobs.reading.segment_check import read_intact
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
@@ -43,17 +41,16 @@ def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
     records = map_tasks(spark, _records, pack(job.found.inputs), _SCHEMA)
     changes = map_tasks(spark, partial(_changes, in_memory=_MAX_ROWS_IN_MEMORY), job.shares, _SCHEMA)
     by_id = records.union(changes).repartition("id")
-    with ExitStack() as stack:
-        staging = stack.enter_context(dataset(job.to, [*job.sources, *job.deltas])) if job.to else None
-        finish = partial(_finish, staging=None if staging is None else staging.path, in_memory=_MAX_ROWS_IN_MEMORY)
-        parts = [pickle.loads(row.part) for row in by_id.mapInArrow(finish, "part binary").collect()]
+    with staging_of(job) as staging:
+        finish_partition = partial(_finish, staging=staging.path if staging else None, in_memory=_MAX_ROWS_IN_MEMORY)
+        parts = [pickle.loads(row.part) for row in by_id.mapInArrow(finish_partition, "part binary").collect()]
         results = dict(pair for _, _, pairs in parts for pair in pairs)
         total = count_changes((share, *results["share", number]) for number, share in enumerate(job.shares))
         report = report_of(job, ((item, results["segment", item.rank]) for item in job.found.inputs), total)
         for part, _, _ in parts:
             report.add(part)
-        if staging is not None:
-            commit(staging, [written for _, written, _ in parts if written is not None])
+        if staging:
+            commit(staging, [attempt for _, written, _ in parts for attempt in written])
     return report
 
 
@@ -87,22 +84,14 @@ def _result_row(key: tuple[str, int], result: object) -> pa.RecordBatch:
 
 def _finish(batches: Iterable[pa.RecordBatch], staging: str | None, in_memory: int) -> Iterator[pa.RecordBatch]:
     """Aggregate one partition. Yield its part of the report, the files that it wrote, and the results that it received."""
-    report, results, written = ReconcileReport((), (), 0, 0), [], None
-    with IdAggregator(ROWS, in_memory, _local_directory()) as sums, ExitStack() as stack:
-        writer = None
+    report, results = ReconcileReport((), (), 0, 0), []
+    with IdAggregator(ROWS, in_memory, _local_directory()) as sums:
         for batch in batches:
             is_id = pc.equal(pc.binary_length(batch["id"]), 16)
             pickled = batch.filter(pc.invert(is_id))["id"].to_pylist()
             results += [pickle.loads(value[len(_RESULT_PREFIX) :]) for value in pickled]
             sums.add(_aggregation_rows(batch.filter(is_id)))
-        for rows in sums.totals():
-            classes = classify(rows)
-            add_to(report, classes)
-            if staging is not None:
-                writer = writer or stack.enter_context(DatasetWriter(staging, _partition(), WRITTEN_ROWS))
-                write(writer, classes)
-        if writer is not None:
-            written = writer.finish()
+        written = finish(sums, report, staging, _partition())
     yield pa.RecordBatch.from_pydict({"part": pa.array([pickle.dumps((report, written, results))], pa.binary())})
 
 

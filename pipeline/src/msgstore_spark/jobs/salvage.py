@@ -23,22 +23,22 @@ from msgstore.jobs.columns.arrays import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part
-from msgstore.jobs.reports import InputReport, SalvageReport
+from msgstore.jobs.reading.segment_check import IntactRecords
 from msgstore.jobs.salvage import (
     NAMED,
-    ExaminedSegment,
+    InputReport,
     SalvageJob,
+    SalvageReport,
     Selection,
     check_complete,
     copy,
     examine,
-    report_input,
     report_of,
 )
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import absolute, map_tasks, segment_results, segment_rows, segment_schema
 
-Results = Mapping[int, tuple[int, ExaminedSegment]]
+Results = Mapping[int, tuple[int, IntactRecords]]
 """Rank to (bytes of intact records, findings without the records) of a segment."""
 _SCHEMA = segment_schema(offset=pa.int64(), size=pa.int64(), id=pa.binary(), recovered=pa.bool_())
 _IS_RECORD = "result is null"
@@ -136,7 +136,7 @@ def _rows(
         total, found = results[item.rank]
         size, records = good.get(item.rank, (0, 0))
         dead = total - referenced.get(item.rank, (0, 0))[0] if counts is not None else 0
-        report = report_input(item, found, good=size, records=records, duplicates=total - size - dead, dead=dead)
+        report = InputReport.of(item, found, good=size, records=records, duplicates=total - size - dead, dead=dead)
         for record in recovered.get(item.rank, ()):
             report.recovered.add(*record)
         rows.append((item, report, found.damage))

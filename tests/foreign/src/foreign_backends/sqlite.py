@@ -1,57 +1,94 @@
-"""Index ``sqlite``: entries in one SQLite file, and the changes since the last commit in memory."""
+"""Index ``sqlite``: entries in one SQLite file, and the changes since the last commit in memory.
+
+SQLite keeps a write-ahead log, so reads on one connection do not wait for a commit on another. An index that is read-only
+reads a private copy of the file and its log.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import shutil
+import sqlite3
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any
 
 import attrs
 
-from foreign_backends.database import DamagedError, Database
 from msgstore.contract import IndexContext, ReleaseResult
 
 _log = logging.getLogger("msgstore.index")
 
 FILE = "msgstore-sqlite.db"
-_ID, _SLOT, _COUNT_BITS = 16, 24, 48
-_COUNT = (1 << _COUNT_BITS) - 1
-"""Mask of the count in a *slot*. A slot is the integer ``location << 48 | references``, stored in SQLite as 24 bytes. Slot 0
-means that there is no entry."""
+_APPLICATION, _LAYOUT = 0x6D736773, 2
+_SCHEMA = (
+    f"PRAGMA application_id = {_APPLICATION}",
+    "CREATE TABLE entries (id BLOB PRIMARY KEY, location BLOB NOT NULL, refs INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+)
+_SUFFIXES = ("-wal", "-shm", "-journal")
+_LOCATION = 18
+"""Bytes of a stored location: an integer below 2**144 is too large for SQLite."""
 _MAX_KEY = 511
+_ABSENT = 0, 0
+"""Location and references of an id without an entry."""
+_CODES = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), errno.EBUSY),
+    **dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY), errno.EACCES),
+}  # fmt: skip
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH)
+
+
+class _DamagedError(OSError):
+    """Raised for a file that is not a usable database of this index."""
 
 
 @attrs.define(eq=False)
 class _Layer:
-    """Changes between two freezes. The newest layer receives changes. A layer hides ids of the layers below."""
+    """Changes between two freezes: (location, references) of each changed id, ``_ABSENT`` if it was removed."""
 
-    slots: dict[bytes, int] = attrs.field(factory=dict)
+    entries: dict[bytes, tuple[int, int]] = attrs.field(factory=dict)
     state: dict[bytes, bytes | None] = attrs.field(factory=dict)
     cleared: bool = False
     """True if SQLite's contents are void. Only the lowest layer has it."""
 
-    def __bool__(self) -> bool:
-        return bool(self.slots or self.state or self.cleared)
+    @classmethod
+    def of(cls, layers: Sequence[_Layer]) -> _Layer:
+        """Merge layers, the newest first."""
+        merged = cls(cleared=bool(layers) and layers[-1].cleared)
+        for layer in reversed(layers):
+            merged.entries |= layer.entries
+            merged.state |= layer.state
+        return merged
 
 
 class SqliteIndex:
     """Persistent implementation of :class:`msgstore.contract.Index`.
 
     ``freeze`` puts an empty layer on top of the others. ``commit`` writes the frozen layers in one transaction and then drops
-    them. A lookup takes no lock: it takes the tuple of layers once, goes through it from the top, and asks SQLite last. A
-    layer is dropped only after SQLite has its contents, so a lookup finds each entry in one of them.
+    them. A lookup takes the tuple of layers once, goes through it from the top, and asks SQLite last. A layer is dropped only
+    after SQLite has its contents, so a lookup finds each entry in one of them.
     """
 
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / FILE
-        self._database: Database | None = None
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._damaged = False
         self._commit_lock = threading.Lock()
         """Held while a transaction is written. Taken before the layers lock."""
         self._layers_lock = threading.Lock()
-        """Held while layers are replaced, and by calls that need layers and SQLite to be consistent."""
-        self._in_commit: tuple[_Layer, ...] = ()
-        """Layers that are being committed."""
+        """Held while layers are replaced."""
+        self._read_lock = threading.Lock()
+        """Held while the reader is used or closed."""
         self._layers: tuple[_Layer, ...] = (_Layer(cleared=True),)
         """All layers, newest first."""
 
@@ -59,45 +96,84 @@ class SqliteIndex:
 
     def load(self) -> dict[bytes, bytes] | None:
         try:
-            self._open()
-        except DamagedError as error:
+            return self._open()
+        except _DamagedError as error:
             _log.warning("%s", error)
+            self._release()
             if self._context.read_only:
                 return None
             self._set_aside()
-            self._open()
-        return self._database.state if self._database else None
+            return self._open()
 
-    def _open(self) -> None:
-        context = self._context
-        try:
-            self._database = Database(self._path, cache=context.options.cache, sync=context.sync, read_only=context.read_only)
-        except FileNotFoundError:
-            if not context.read_only:
-                raise
-            return
+    def _open(self) -> dict[bytes, bytes] | None:
+        path = self._path
+        if self._context.read_only:
+            if not path.exists():
+                return None
+            self._copy = tempfile.TemporaryDirectory(prefix="msgstore-sqlite-")
+            path = Path(self._copy.name, FILE)
+            for suffix in ("", "-wal"):  # SQLite makes the other files again
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(f"{self._path}{suffix}", f"{path}{suffix}")
+        elif links := [name for suffix in ("", *_SUFFIXES) if (name := path.with_name(FILE + suffix)).is_symlink()]:
+            raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(links[0]))
+        with self._translated():
+            self._writer, self._reader = _connect(path), _connect(path)
+            for connection in (self._writer, self._reader):
+                connection.execute(f"PRAGMA cache_size = -{max(self._context.options.cache // 1024, 64)}")
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            self._writer.execute(f"PRAGMA synchronous = {'FULL' if self._context.sync else 'OFF'}")
+            if self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                with self._writer:
+                    for statement in ("BEGIN IMMEDIATE", *_SCHEMA):
+                        self._writer.execute(statement)
+            ((application,), (layout,)) = self._read("PRAGMA application_id") + self._read("PRAGMA user_version")
+            if application != _APPLICATION or layout not in (0, _LAYOUT):
+                raise _DamagedError(errno.EIO, f"application and layout are {application}, {layout}", str(self._path))
+            state = dict(self._read("SELECT key, value FROM state")) if layout else None  # 0: nothing was committed
         self._layers = (_Layer(),)
+        return state
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise SQLite's errors of the block as OSError with the path; as _DamagedError if they show damage."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            self._damaged |= code in _DAMAGE
+            kind = _DamagedError if code in _DAMAGE else OSError
+            raise kind(_CODES.get(code, errno.EIO), f"SQLite: {error}", str(self._path)) from error
 
     def _set_aside(self) -> None:
         number = 1
         while (target := self._path.with_name(f"{FILE}.damaged-{number}")).exists():
             number += 1
         self._context.files.replace(self._path, target)
-        for suffix in ("-wal", "-shm", "-journal"):
+        for suffix in _SUFFIXES:
             self._context.files.unlink(self._path.with_name(FILE + suffix))
+        self._damaged = False
         _log.warning("%s: is damaged: set aside as %s. The index is rebuilt from the segments", self._path, target)
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         with self._commit_lock:
-            database = self._database
-            if database is not None:
-                if state is not None and not self._context.read_only and not database.damaged:
-                    self._write(database, self._layers, whole=state)
-                database.close()
-                if database.damaged and not self._context.read_only:
+            if self._writer is not None and not self._context.read_only:
+                if state is not None and not self._damaged:
+                    self._write(attrs.evolve(_Layer.of(self._layers), state=dict(state)), whole=True)
+                self._release()
+                if self._damaged:
                     self._set_aside()
-            self._database = None
-            self.clear()
+            self._release()
+        self.clear()
+
+    def _release(self) -> None:
+        with self._read_lock:
+            for connection in filter(None, (self._reader, self._writer)):
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+            self._reader = self._writer = None
+            if self._copy is not None:
+                self._copy.cleanup()
 
     # -- entries ----------------------------------------------------------------------------------------------------------
 
@@ -106,160 +182,119 @@ class SqliteIndex:
             self._layers = (_Layer(cleared=True),)
 
     def __len__(self) -> int:
-        """Return the number of entries. Looks up every id that has changed since the last commit in SQLite."""
-        with self._layers_lock:
-            slots, cleared = _merge(self._layers)
-            alive = sum(1 for slot in slots.values() if slot)
-            if cleared or self._database is None:
-                return alive
-            return self._database.count_without(slots) + alive
+        """Return the number of entries. Reads all of them."""
+        return sum(1 for _ in self.items())
 
-    def _slot(self, msg_id: bytes) -> int:
+    def _read(self, statement: str, *arguments: bytes) -> list[tuple[Any, ...]]:
+        """Return the rows of a query as of the last commit; none if the database is closed."""
+        with self._translated(), self._read_lock:
+            return self._reader.execute(statement, arguments).fetchall() if self._reader else []
+
+    def _entry(self, msg_id: bytes) -> tuple[int, int]:
         layers = self._layers
         for layer in layers:
-            if (slot := layer.slots.get(msg_id)) is not None:
-                return slot
-        database = self._database
-        if layers[-1].cleared or database is None:
-            return 0
-        return int.from_bytes(database.read(msg_id))
+            if (entry := layer.entries.get(msg_id)) is not None:
+                return entry
+        if layers[-1].cleared:
+            return _ABSENT
+        found = self._read("SELECT location, refs FROM entries WHERE id = ?", msg_id)
+        return _unpacked(*found[0]) if found else _ABSENT
 
     def get(self, msg_id: bytes, /) -> int | None:
-        slot = self._slot(msg_id)
-        if not slot:
-            return None
-        return slot >> _COUNT_BITS
+        location, count = self._entry(msg_id)
+        return location if count else None
 
     def references(self, msg_id: bytes) -> int:
-        return self._slot(msg_id) & _COUNT
+        return self._entry(msg_id)[1]
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
-        """Return (id, location, references) of every entry at the time of the call.
-
-        The iterator copies the changes, and reads SQLite's entries while it advances.
-        """
-        with self._layers_lock:
-            slots, cleared = _merge(self._layers)
-            rows = iter(()) if cleared or self._database is None else self._database.rows()
-        return _items(rows, slots)
+        """Return (id, location, references) of every entry at the time of the call, from a copy of all of them."""
+        layers = self._layers  # before SQLite is asked: it may be given their contents meanwhile
+        changes = _Layer.of(layers).entries
+        rows = [] if layers[-1].cleared else self._read("SELECT id, location, refs FROM entries")
+        entries = {msg_id: _unpacked(*found) for msg_id, *found in rows} | changes
+        return ((msg_id, location, count) for msg_id, (location, count) in entries.items() if count)
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
-        if references is None:
-            batch = {i: at << _COUNT_BITS | 1 for i, at in zip(ids, locations, strict=True)}
-        else:
-            batch = {i: at << _COUNT_BITS | count for i, at, count in zip(ids, locations, references, strict=True)}
-        self._layers[0].slots.update(batch)
+        counts = repeat(1) if references is None else references
+        self._layers[0].entries.update(zip(ids, zip(locations, counts, strict=False), strict=True))
 
     def add_reference(self, msg_id: bytes) -> bool:
-        slot = self._slot(msg_id)
-        if slot:
-            self._layers[0].slots[msg_id] = slot + 1
-        return slot != 0
+        location, count = self._entry(msg_id)
+        if count:
+            self._layers[0].entries[msg_id] = location, count + 1
+        return count > 0
 
     def release(self, ids: Sequence[bytes]) -> ReleaseResult:
         """Remove one reference for each given id. Looks up all ids first: if SQLite raises, nothing has changed."""
-        slots = {msg_id: self._slot(msg_id) for msg_id in ids}
-        freed: list[tuple[bytes, int]] = []
-        missing: list[bytes] = []
+        entries = {msg_id: self._entry(msg_id) for msg_id in ids}
+        released = ReleaseResult([], [])
         for msg_id in ids:
-            slot = slots[msg_id]
-            if not slot:
-                missing.append(msg_id)
-            elif slot & _COUNT > 1:
-                slots[msg_id] = slot - 1
-            else:
-                slots[msg_id] = 0
-                freed.append((msg_id, slot >> _COUNT_BITS))
-        absent = set(missing) - {msg_id for msg_id, _ in freed}
-        self._layers[0].slots.update((msg_id, slot) for msg_id, slot in slots.items() if msg_id not in absent)
-        return ReleaseResult(freed, missing)
+            location, count = entries[msg_id]
+            if not count:
+                released.missing.append(msg_id)
+                continue
+            entries[msg_id] = (location, count - 1) if count > 1 else _ABSENT
+            if count == 1:
+                released.freed.append((msg_id, location))
+        self._layers[0].entries.update(entries)
+        return released
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
         moved = {}
         for msg_id, at, to in zip(ids, old, new, strict=True):
-            slot = self._slot(msg_id)
-            if slot and slot >> _COUNT_BITS == at:
-                moved[msg_id] = to << _COUNT_BITS | slot & _COUNT
-        self._layers[0].slots.update(moved)
+            location, count = self._entry(msg_id)
+            if count and location == at:
+                moved[msg_id] = to, count
+        self._layers[0].entries.update(moved)
         return len(moved)
 
     # -- commits ----------------------------------------------------------------------------------------------------------
 
     def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
-        if self._database is None or self._context.read_only:
+        if self._writer is None or self._context.read_only:
             return
         for key in state:
             if not 0 < len(key) <= _MAX_KEY:
                 raise ValueError(f"{self._path}: a key of {len(key)} bytes; keys of the state must have 1 to {_MAX_KEY} bytes")
         with self._layers_lock:
-            newest, *frozen = self._layers
-            newest.state |= state
-            if not newest:
-                return
-            if frozen and frozen[0] not in self._in_commit:
-                frozen[0].slots.update(newest.slots)
-                frozen[0].state |= newest.state
-                self._layers = (_Layer(), *frozen)
-            else:
-                self._layers = (_Layer(), newest, *frozen)
+            self._layers[0].state |= state
+            self._layers = (_Layer(), *self._layers)
 
     def commit(self) -> None:
+        """Write the frozen layers as one. After an error that one stays, so that a lookup passes few layers."""
         with self._commit_lock:
-            database = self._database
-            if database is None or self._context.read_only:
-                return
             with self._layers_lock:
-                self._in_commit = self._layers[1:]
-            try:
-                if self._in_commit or database.state is None:
-                    self._write(database, self._in_commit or (_Layer(),))
-            finally:
-                with self._layers_lock:
-                    self._in_commit = ()
-                    self._merge_frozen()
+                newest, *frozen = self._layers
+                if not frozen:
+                    return
+                merged = _Layer.of(frozen)
+                self._layers = (newest, merged)
+            self._write(merged)
+            with self._layers_lock:
+                self._layers = tuple(layer for layer in self._layers if layer is not merged)
 
-    def _merge_frozen(self) -> None:
-        """Merge frozen layers that failed commits have left, to bound the cost of a lookup. Caller holds the layers lock."""
-        newest, *frozen = self._layers
-        if len(frozen) > 1:
-            slots, cleared = _merge(frozen)
-            self._layers = (newest, _Layer(slots, _merge_state(frozen), cleared))
-
-    def _write(self, database: Database, layers: Sequence[_Layer], whole: Mapping[bytes, bytes] | None = None) -> None:
-        """Write the layers in one transaction, then drop them. ``whole`` replaces all stored state.
-
-        Caller holds the commit lock. Takes the layers lock.
-        """
-        slots, cleared = _merge(layers)
-        ids = sorted(slots)
-        puts = [(msg_id, slot.to_bytes(_SLOT)) for msg_id in ids if (slot := slots[msg_id])]
-        deletes = [] if cleared else [msg_id for msg_id in ids if not slots[msg_id]]
-        state = _merge_state(layers) if whole is None else whole
-        database.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
-        with self._layers_lock:
-            database.state = {}
-            self._layers = tuple(layer for layer in self._layers if layer not in layers) or (_Layer(),)
+    def _write(self, layer: _Layer, *, whole: bool = False) -> None:
+        """Write a layer in one transaction; ``whole``: its state replaces all that is stored. Caller holds the commit lock."""
+        assert self._writer is not None
+        entries, state = sorted(layer.entries.items()), layer.state.items()  # sorted keys are faster
+        with self._translated(), self._writer as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            if layer.cleared:
+                writer.execute("DELETE FROM entries")
+            if layer.cleared or whole:
+                writer.execute("DELETE FROM state")
+            writer.executemany("DELETE FROM entries WHERE id = ?", [(i,) for i, (_, count) in entries if not count])
+            rows = [(i, location.to_bytes(_LOCATION), count) for i, (location, count) in entries if count]
+            writer.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", rows)
+            writer.executemany("DELETE FROM state WHERE key = ?", [(key,) for key, value in state if value is None])
+            writer.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", [row for row in state if row[1] is not None])
+            writer.execute(f"PRAGMA user_version = {_LAYOUT}")
 
 
-def _merge(layers: Sequence[_Layer]) -> tuple[dict[bytes, int], bool]:
-    slots: dict[bytes, int] = {}
-    for layer in reversed(layers):
-        slots |= layer.slots
-    return slots, layers[-1].cleared
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
 
 
-def _merge_state(layers: Sequence[_Layer]) -> dict[bytes, bytes | None]:
-    state: dict[bytes, bytes | None] = {}
-    for layer in reversed(layers):
-        state |= layer.state
-    return state
-
-
-def _items(rows: Iterator[tuple[bytes, bytes]], slots: Mapping[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
-    for msg_id, value in rows:
-        if msg_id not in slots:
-            slot = int.from_bytes(value)
-            yield msg_id, slot >> _COUNT_BITS, slot & _COUNT
-    for msg_id, slot in slots.items():
-        if slot:
-            yield msg_id, slot >> _COUNT_BITS, slot & _COUNT
+def _unpacked(location: bytes, count: int) -> tuple[int, int]:
+    return int.from_bytes(location), count

@@ -21,8 +21,7 @@ from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.jobs.output.commit import check_destination
-from msgstore.jobs.output.staging_directory import working_directory
+from msgstore.jobs.output.staging_directory import check_destination, working_directory
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import scan_file

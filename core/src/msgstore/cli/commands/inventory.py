@@ -10,8 +10,7 @@ import click
 
 from msgstore.cli import options, output, runners
 from msgstore.cli.commands.scan import show_types
-from msgstore.jobs.inventory import plan_inventory
-from msgstore.jobs.inventory_report import InventoryReport, totals
+from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
 from msgstore.plugins.catalogue import load_catalogue
 
 _NUMBERS = ("size", "records", "types", "live", "garbage", "of it", "holes", "copies", "damaged")
@@ -71,9 +70,9 @@ def _show(out: output.Output, report: InventoryReport) -> None:
     if policies := report.policies():
         rows = []
         for policy in policies:
-            steps = ", ".join(f"{action} {count:,}" for action, count in policy.steps.items()) or "nothing"
-            frees, lost = output.size_cell(policy.gives_back), output.count(policy.messages_lost, "bold red")
-            rows.append((policy.name, policy.options, frees, lost, policy.errors[0] if policy.errors else steps))
+            steps = ", ".join(f"{action} {count:,}" for action, count in policy["steps"].items()) or "nothing"
+            frees, lost = output.size_cell(policy["gives_back"]), output.count(policy["messages_lost"], "bold red")
+            rows.append((policy["name"], policy["options"], frees, lost, policy["errors"][0] if policy["errors"] else steps))
         out.table("what policies would do", ("policy", "options", "frees", "messages lost", "steps"), rows)
         out.print()
     errors = [store.unasked for store in report.stores if store.unasked]

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output, runners
-from msgstore.jobs.reports import SETTINGS_DAMAGED, InputReport
-from msgstore.jobs.salvage import SalvageJob, plan_salvage
+from msgstore.jobs.reports import SETTINGS_DAMAGED
+from msgstore.jobs.salvage import InputReport, SalvageJob, plan_salvage
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 _NUMBERS = ("size", "copied", "recovered", "intact", "copies", "dead", "holes", "damaged")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 
 import attrs
@@ -24,6 +23,8 @@ _BROKERS_NAME = re.compile(
 """Names of files and directories in a broker's virtual host, message store or queue directory."""
 _BODIES = 1000
 """Bodies that are checked to find their codec."""
+_BODY_BYTES = 2**26
+"""Bytes of these bodies, about."""
 
 
 def admit(
@@ -36,9 +37,17 @@ def admit(
     """
     if remembered is None and not config.adopt:
         names = files.list(config.path).keys() | files.non_regular_files(config.path).keys()
+        theirs = next(filter(_BROKERS_NAME.fullmatch, sorted(names)), None)
         if segments.by_number:
-            raise NotAdopted(_refusal(config, backends, segments))
-        if theirs := _of_a_broker(names):
+            first, extension = next(iter(segments)).path.name, backends.write_format.descriptor.extension
+            raise NotAdopted(
+                f"{config.path}: belongs to the broker that wrote it: there is {first}, and no msgstore.json. Released "
+                f"RabbitMQ reads *.rdq only, and no released broker reads *.sqs; this store would write *{extension}. "
+                f"Copy its messages into a fresh store: msgstore salvage {config.path} DEST. To change the directory itself, "
+                f"copy it first, and adopt it: --adopt on the command line, adopt=True in Python, adopt = true in a "
+                f"configuration."
+            )
+        if theirs is not None:
             raise NotAdopted(
                 f"{config.path}: belongs to a broker: there is {theirs}. A store in it would hide what the broker has there. "
                 f"Choose another directory. To make a store here anyway: adopt=True, or --adopt."
@@ -67,99 +76,66 @@ def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> No
         )
 
 
-def _of_a_broker(names: Iterable[str]) -> str | None:
-    """Return the first name that only a broker uses for a file or directory next to segments, or None."""
-    return next((name for name in sorted(names) if _BROKERS_NAME.fullmatch(name)), None)
-
-
-def _refusal(config: StoreConfig, backends: Backends, segments: Segments) -> str:
-    first = segments.by_number[min(segments.by_number)].path.name
-    extension = backends.write_format.descriptor.extension
-    return (
-        f"{config.path}: belongs to the broker that wrote it: there is {first}, and no msgstore.json. Released RabbitMQ reads "
-        f"*.rdq only, and no released broker reads *.sqs; this store would write *{extension}. "
-        f"Copy its messages into a fresh store: msgstore salvage {config.path} DEST. To change the directory itself, copy it "
-        f"first, and adopt it: --adopt on the command line, adopt=True in Python, adopt = true in a configuration."
-    )
-
-
-@attrs.define
-class _Sample:
-    """Counts the codecs that the first bodies of a directory are valid for."""
-
-    catalogue: Catalogue
-    codec: BodyCodec
-    """Codec of the configuration."""
-    seen: int = 0
-    valid: int = 0
-    """Bodies that ``codec`` accepts."""
-    known: Counter[str] = attrs.field(factory=Counter)
-    """Bodies by the codec of a broker that they look like; if it is installed, those that it accepts."""
-    others: Counter[str] = attrs.field(factory=Counter)
-    """Bodies by each other installed codec that accepts them, but not the same bytes backwards."""
-    _installed: dict[str, BodyCodec | None] = attrs.field(factory=dict)
-
-    def add(self, msg_id: bytes, stored: bytes) -> bool:
-        """Count one body. Return True: the scan that calls this must not report it as damaged."""
-        if self.seen < _BODIES:
-            self.seen += 1
-            self.valid += _accepts(self.codec, msg_id, stored)
-            name = self.catalogue.known_codec(stored)
-            if name is not None:
-                codec = self._codec(name)
-                self.known[name] += codec is None or _accepts(codec, msg_id, stored)
-            for other in self.catalogue.names("body"):
-                codec = self._codec(other)
-                if codec is not None:
-                    self.others[other] += _accepts(codec, msg_id, stored) and not _accepts(codec, msg_id, stored[::-1])
-        return True
-
-    def _codec(self, name: str) -> BodyCodec | None:
-        if name not in self._installed:
-            try:
-                descriptor = self.catalogue.body_codec(name)
-                made = self.catalogue.make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
-            except MsgStoreError:
-                made = None
-            self._installed[name] = made
-        return self._installed[name]
-
-    def is_most(self, count: int) -> bool:
-        """Return True for more than half of the bodies: a few damaged or ambiguous ones decide nothing."""
-        return 2 * count > self.seen
-
-
 def codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, files: Files, segments: Segments) -> Backend:
-    """Return the body codec that the records of a directory have; that of the configuration if they do not tell."""
-    sample = _Sample(catalogue, codec)
-    for number in sorted(segments.by_number):
-        if sample.seen >= _BODIES:
-            break
-        segment = segments.by_number[number]
-        with files.view(segment.path) as data:
-            segment.form.format.scan(data, check_body=sample.add)
-    found = next((name for name, count in sample.known.items() if sample.is_most(count)), None)
-    if found is not None:
-        _check_installed(config, catalogue, found)
-        if config.body.named and config.body.name != found:
-            raise _contradiction(config, f"are stored by the codec {found!r}", f'Write body = "{found}"')
-        return config.body if config.body.named else Backend(found)
-    if config.body.named and sample.seen and not sample.is_most(sample.valid):
-        raise _contradiction(config, "are none of its", "Name the codec that they were stored by")
-    other = next((name for name, count in sample.others.items() if sample.is_most(count)), None)
-    if other is not None and not config.body.named:
-        raise StoreMismatch(
-            f"{config.path}: bodies look as the codec {other!r} stores them, and no sound msgstore.json says so. "
-            f'Name it: body = "{other}", or body = "{config.body.name}" if they are to be read as they are.'
-        )
+    """Return the body codec that the records of a directory have; that of the configuration if they do not tell.
+
+    More than half of the first bodies decide: a few damaged or ambiguous ones decide nothing.
+    """
+    bodies = _first_bodies(files, segments)
+
+    def is_most(accepted: Iterable[bool]) -> bool:
+        return 2 * sum(accepted) > len(bodies)
+
+    for name in sorted(filter(None, {catalogue.known_codec(stored) for _, stored in bodies})):
+        theirs = _installed(catalogue, name)
+        alike = [(msg_id, stored) for msg_id, stored in bodies if catalogue.known_codec(stored) == name]
+        if is_most(theirs is None or _accepts(theirs, *body) for body in alike):
+            try:
+                catalogue.body_codec(name)
+            except MsgStoreError as error:
+                raise type(error)(f"{config.path}: its bodies are stored by the body codec {name!r}: {error}") from error
+            if config.body.named and config.body.name != name:
+                raise _contradiction(config, f"are stored by the codec {name!r}", f'Write body = "{name}"')
+            return config.body if config.body.named else Backend(name)
+    if config.body.named:
+        if bodies and not is_most(_accepts(codec, *body) for body in bodies):
+            raise _contradiction(config, "are none of its", "Name the codec that they were stored by")
+        return config.body
+    for name in catalogue.names("body"):
+        other = _installed(catalogue, name)  # PLAIN codecs accept the same bytes backwards, too
+        if other is not None and is_most(_accepts(other, i, body) and not _accepts(other, i, body[::-1]) for i, body in bodies):
+            raise StoreMismatch(
+                f"{config.path}: bodies look as the codec {name!r} stores them, and no sound msgstore.json says so. "
+                f'Name it: body = "{name}", or body = "{config.body.name}" if they are to be read as they are.'
+            )
     return config.body
 
 
-def _check_installed(config: StoreConfig, catalogue: Catalogue, name: str) -> None:
+def _first_bodies(files: Files, segments: Segments) -> list[tuple[bytes, bytes]]:
+    bodies: list[tuple[bytes, bytes]] = []
+    left = _BODY_BYTES
+
+    def add(msg_id: bytes, stored: bytes) -> bool:
+        nonlocal left
+        if len(bodies) < _BODIES and left > 0:
+            bodies.append((msg_id, stored))
+            left -= len(stored)
+        return True  # the scan must not report it as damaged
+
+    for segment in segments:
+        if len(bodies) < _BODIES and left > 0:
+            with files.view(segment.path) as data:
+                segment.form.format.scan(data, check_body=add)
+    return bodies
+
+
+def _installed(catalogue: Catalogue, name: str) -> BodyCodec | None:
     try:
-        catalogue.body_codec(name)
-    except MsgStoreError as error:
-        raise type(error)(f"{config.path}: its bodies are stored by the body codec {name!r}: {error}") from error
+        descriptor = catalogue.body_codec(name)
+        codec: BodyCodec = catalogue.make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
+    except MsgStoreError:
+        return None
+    return codec
 
 
 def _contradiction(config: StoreConfig, what: str, action: str) -> StoreMismatch:

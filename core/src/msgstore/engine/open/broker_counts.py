@@ -11,7 +11,7 @@ surplus message can be removed, a lost one cannot be brought back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -66,31 +66,29 @@ class BrokerCounts:
         """Compare with the records of all segments. Return the source of the counts, and the count of every live message, or
         None if each record counts one."""
         live = {msg_id: count for msg_id, count in self.references.items() if count}
-        agreed = sum(msg_id in live for segment, records, _ in found for msg_id in self._agreeing(segment, records))
-        contradicted = len(live) - agreed  # an entry agrees with one record at most
+        agreed = {
+            msg_id: live[msg_id]
+            for segment, records, _ in found
+            for msg_id, location in zip(records.id_list(), records.locations(segment.number), strict=True)
+            if msg_id in live and self.locations[msg_id] == location
+        }
+        contradicted = len(live) - len(agreed)
         if contradicted:
             self.object(f"{contradicted} of its {len(live)} messages have no record where it says")
         if self.problem is None:
             what = "%s: the reference counts are those of %s: %d messages with %d references"
             log.info(what, self.directory, SAVED_COUNTS, len(live), sum(live.values()))
             return "msg_store_index.ets", live
-        counts = {msg_id: 1 for _, records, _ in found for msg_id in records.id_list()}
-        there = len(counts)
-        if agreed:
-            counts |= {msg_id: count for msg_id, count in live.items() if msg_id not in counts}  # these are reported as missing
-        for segment, records, _ in found:
-            counts.update((msg_id, live[msg_id]) for msg_id in self._agreeing(segment, records) if msg_id in live)
+        there = {msg_id: 1 for _, records, _ in found for msg_id in records.id_list()}
         what = (
             "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, "
             "and %d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
         )
-        _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, agreed, contradicted, there - agreed)
-        return ("msg_store_index.ets in part", counts) if agreed else ("one each", None)
-
-    def _agreeing(self, segment: Segment, records: Hint) -> Iterator[bytes]:
-        """Return the ids whose record is in this segment, at the location of their entry."""
-        pairs = zip(records.id_list(), records.locations(segment.number), strict=True)
-        return (msg_id for msg_id, location in pairs if self.locations.get(msg_id) == location)
+        numbers = len(agreed), contradicted, len(there) - len(agreed)
+        _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, *numbers)
+        if not agreed:
+            return "one each", None
+        return "msg_store_index.ets in part", live | there | agreed  # those of ``live`` alone are reported as missing
 
 
 def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, read_only: bool) -> BrokerCounts | None:

@@ -114,20 +114,6 @@ class ShutdownFiles:
         """Return the clients of the last clean shutdown; none after a dirty one, or if the text is damaged."""
         return parse_client_refs(self.text or b"")
 
-    def remove(self, *, sync: bool) -> None:
-        """Hide RabbitMQ's saved index, and delete the hidden ``clean.dot``. Raises OSError.
-
-        The index is renamed, not deleted, because it has the only copy of the counts. ``clean.dot`` goes last: until then the
-        opening can be undone. A power loss may bring it back, which does no harm: the index says that the store is open.
-        """
-        there = self.files.list(self.directory) if self.foreign else {}
-        for name in SAVED_INDEXES:
-            if name in there:
-                self.files.replace(self.directory / name, self.directory / (KEPT + name))
-        if sync:
-            self.files.sync_directory(self.directory)
-        self.files.unlink(self.directory / PENDING_CLEAN)
-
 
 def _text(files: Files, path: Path) -> bytes:
     """Return the text, or, of a longer one that cannot be msgstore's, its first part."""
@@ -168,9 +154,20 @@ class CleanStopMarker:
             accounting.segments.hints.outdate(current)
 
     def finish(self, accounting: LiveAccounting) -> None:
-        """Hide RabbitMQ's saved index and delete the hidden ``clean.dot``, after the commit. Raises StoreIOError."""
-        with io_errors(self.shutdown_files.directory):
-            self.shutdown_files.remove(sync=accounting.segments.is_durable)
+        """Hide RabbitMQ's saved index and delete the hidden ``clean.dot``, after the commit. Raises StoreIOError.
+
+        The index is renamed, not deleted, because it has the only copy of the counts. ``clean.dot`` goes last: until then the
+        opening can be undone. A power loss may bring it back, which does no harm: the index says that the store is open.
+        """
+        files, directory = self.shutdown_files.files, self.shutdown_files.directory
+        with io_errors(directory):
+            there = files.list(directory) if self.shutdown_files.foreign else {}
+            for name in SAVED_INDEXES:
+                if name in there:
+                    files.replace(directory / name, directory / (KEPT + name))
+            if accounting.segments.is_durable:
+                files.sync_directory(directory)
+            files.unlink(directory / PENDING_CLEAN)
 
 
 def save_clean(accounting: LiveAccounting, client_refs: set[bytes]) -> bool:

@@ -10,6 +10,8 @@ record without an entry      Dead if it is below the size of the row in a segmen
                              Otherwise live, with one reference.
 ===========================  ========================================================================================
 
+If segments are lost, and the index fits all others, only shortened segments are read, and no record without an entry is live.
+
 Nothing is committed here: a failed opening leaves the index on disk as it was. The old counts are saved as
 ``msgstore-counts-N.csv``, lines ``id,count``, a file that ``refcounts=`` and ``--refcounts`` accept.
 """
@@ -24,12 +26,9 @@ from itertools import repeat
 import attrs
 
 from msgstore.contract import Index
-from msgstore.engine.open.broker_counts import BrokerCounts
-from msgstore.engine.open.lost_segments import find_copies
-from msgstore.engine.open.recovery import count_live, rebuild, scan_segment
-from msgstore.engine.open.recovery_plan import LostSegment, ProgressMeter, Recovery, RecoveryPlan, RecoveryProgress
+from msgstore.engine.open.recovery import RecoveryRun, places
+from msgstore.engine.open.recovery_plan import LostSegment, RecoveryPlan
 from msgstore.engine.segment.segment import Segment
-from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import Row
 from msgstore.locations import pack_location, unpack_location
 
@@ -55,87 +54,55 @@ class _Read:
 
     @property
     def agrees(self) -> bool:
-        """True if it has all its indexed records. Damage does not matter."""
+        """True if it has all its indexed records. Damage does not matter, unless the file is shorter than it was."""
         if self.row is None or not self.found:
             return False
-        return not self.gone or (self.segment.quarantined and self.found > len(self.gone))
+        is_whole = self.segment.size >= self.row.size
+        return not self.gone or (is_whole and self.segment.quarantined and self.found > len(self.gone))
 
 
-def reconcile(
-    segments: Segments,
-    index: Index,
-    plan: RecoveryPlan,
-    why: str,
-    recovery: Recovery,
-    progress: RecoveryProgress | None,
-    *,
-    keeps_copy: bool,
-) -> None:
-    """Adapt the index to the segments. ``keeps_copy``: save the old counts if any of them changes."""
+def repair(run: RecoveryRun, plan: RecoveryPlan) -> None:
+    """Remove entries of lost records, or point them to copies in other segments. Counts are kept.
+
+    An id names one body for ever, so any copy will do for a record that is gone: of several the one that a rebuild would take.
+    """
+    recovery = run.recovery
+    recovery.how = "rebuild"
+    read = {}
+    for name in [found.file for found in plan.lost if found.found is not None]:
+        segment = next(segment for segment in run.segments if segment.path.name == name)
+        read[segment.number] = _read(run, segment, plan.rows[name])
+        segment.quarantined |= segment.torn  # a torn record at its end is damage: it ended with a whole one
+    gone = _compare(run, read)
+    recovery.entered += len(_replace(run, gone, {}))
+
+
+def reconcile(run: RecoveryRun, plan: RecoveryPlan, why: str) -> None:
+    """Adapt the index to the segments."""
+    index, recovery = run.index, run.recovery
     recovery.how, recovery.distrust = "reconciled", why
     recovery.scanned.clear()
     recovery.damaged.clear()
     before = len(index)
-    read = _read_changed(segments, plan, recovery, progress)
-    gone = _compare(segments, index, read)
-    copies = find_copies(segments, gone, recovery, progress) if gone else {}
-    entered, revived = _unknown(index, read, gone)
-    if keeps_copy and (gone or entered):
-        recovery.copy = save_counts(segments, index)
-    index.enter(list(gone), repeat(0, len(gone)))  # with one reference each, and that is released
-    index.release(list(gone))
-    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
-    index.enter(list(entered), entered.values())
-    count_live(segments, index)
+    read = _read_changed(run, plan)
+    gone = _compare(run, read)
+    entered, recovery.revived = _unknown(index, read, gone)
+    if run.keeps_copy and (gone or entered):
+        recovery.copy = save_counts(run)
+    copies = _replace(run, gone, entered)
     recovery.lost += _replaced(read, copies)
     recovery.kept = before - len(gone) + len(copies)
-    recovery.revived = revived
     recovery.entered = len(copies) + len(entered)
     recovery.garbage = sum(len(found.places) - found.segment.live_count for found in read.values())
-    recovery.missing = len(gone) - len(copies)
-    recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
-    _tell(segments, recovery)
+    report_distrust(run)
 
 
-def rebuild_distrusted(
-    segments: Segments,
-    index: Index,
-    plan: RecoveryPlan | None,
-    counts: Mapping[bytes, int] | None,
-    recovery: Recovery,
-    progress: RecoveryProgress | None,
-    broker: BrokerCounts | None,
-    *,
-    keeps_copy: bool,
-) -> None:
-    """Rebuild an index whose counts cannot be used, for the reason ``recovery.distrust``, and say what that brings back.
-
-    ``plan``: what the index knew; None if it knew nothing, or nothing that is complete. ``broker``: as in
-    :func:`msgstore.engine.open.recovery.rebuild`; if its counts are exact, there is nothing to say."""
-    known: set[bytes] = set()
-    if plan is not None and plan.rows:
-        known = {msg_id for msg_id, _, _ in index.items()}
-        if known and keeps_copy:
-            recovery.copy = save_counts(segments, index)
-    rebuild(segments, index, counts, recovery, progress, broker)
-    if recovery.counts == "msg_store_index.ets":  # exact: nothing dead comes back
-        recovery.distrust = None
-        return
-    if plan is not None and plan.rows and counts is None:
-        rows = {segment.number: plan.rows.get(segment.path.name) for segment in segments}
-        for msg_id, location, _ in index.items():
-            number, offset, _ = unpack_location(location)
-            row = rows[number]
-            recovery.revived += row is not None and offset < row.size and msg_id not in known
-    if plan is not None and plan.rows:  # or no counts of ours were lost
-        _tell(segments, recovery)
-
-
-def save_counts(segments: Segments, index: Index) -> str:
-    """Save all counts of an index in a new file in the store's directory. Return its name."""
+def save_counts(run: RecoveryRun) -> str:
+    """Save all counts of the index in a new file in the store's directory. Return its name."""
+    segments = run.segments
     there = segments.files.list(segments.directory)
     name = next(name for n in itertools.count(1) if (name := f"{_PREFIX}{n}{_SUFFIX}") not in there)
-    segments.files.write_file(segments.directory / name, _lines(index), sync=segments.is_durable)
+    segments.files.write_file(segments.directory / name, _lines(run.index), sync=segments.is_durable)
     return name
 
 
@@ -146,48 +113,49 @@ def _lines(index: Index) -> Iterator[bytes]:
         yield "".join(f"{msg_id.hex()},{references}\n" for msg_id, _, references in some).encode()
 
 
-def _tell(segments: Segments, recovery: Recovery) -> None:
-    where = "" if recovery.copy is None else f" The counts of before are in {segments.directory / recovery.copy}."
+def report_distrust(run: RecoveryRun) -> None:
+    """Log why the saved counts were not taken as they were, and what became of them."""
+    recovery, directory = run.recovery, run.segments.directory
+    where = "" if recovery.copy is None else f" The counts of before are in {directory / recovery.copy}."
     log.warning(
         "%s: the saved counts do not fit the directory: %s. %d messages keep their counts, %d are missing, %d may have "
         "been removed and are live again, %d records were entered.%s",
-        segments.directory, recovery.distrust, recovery.kept, recovery.missing, recovery.revived, recovery.entered, where,
+        directory, recovery.distrust, recovery.kept, recovery.missing, recovery.revived, recovery.entered, where,
     )  # fmt: skip
+
+
+def _read_changed(run: RecoveryRun, plan: RecoveryPlan) -> dict[int, _Read]:
+    """By number the segments that are not as they were saved; the others get what their rows say of them. All of them if the
+    index is damaged."""
+    changed = []
+    for segment in run.segments:
+        row = plan.rows.get(segment.path.name)
+        segment.quarantined = row is not None and row.quarantined
+        if row is None or plan.is_damaged or not _is_as_saved(segment, row):
+            changed.append(segment)
+        else:
+            segment.appendable = row.appendable
+    read = {}
+    for segment in run.metered(changed):
+        row = plan.rows.get(segment.path.name)
+        read[segment.number] = _read(run, segment, row)
+        if row is not None:
+            segment.appendable &= row.appendable
+    return read
 
 
 def _is_as_saved(segment: Segment, row: Row) -> bool:
     return not row.compacting and (segment.size, segment.sealed_mtime_ns) == (row.size, row.mtime_ns)
 
 
-def _read_changed(
-    segments: Segments, plan: RecoveryPlan, recovery: Recovery, progress: RecoveryProgress | None
-) -> dict[int, _Read]:
-    """By number the segments that are not as they were saved; the others get what their rows say of them. All of them if the
-    index is damaged."""
-    changed = []
-    for segment in segments:
-        row = plan.rows.get(segment.path.name)
-        if row is None or plan.is_damaged or not _is_as_saved(segment, row):
-            changed.append((segment, row))
-        else:
-            segment.appendable, segment.quarantined = row.appendable, row.quarantined
-    meter = ProgressMeter([segment for segment, _ in changed], progress)
-    read = {}
-    for segment, row in changed:
-        segment.quarantined = row is not None and row.quarantined
-        scan = scan_segment(segments, segment, 0, recovery)
-        if row is not None:
-            segment.appendable &= row.appendable
-        places = {(i, o): s for columns in (scan.records, scan.duplicates) for i, o, s, _ in columns.rows()}
-        read[segment.number] = _Read(segment, row, places)
-        meter.add(segment)
-    return read
+def _read(run: RecoveryRun, segment: Segment, row: Row | None) -> _Read:
+    return _Read(segment, row, {(msg_id, offset): size for msg_id, offset, size in places(run.scan(segment))})
 
 
-def _compare(segments: Segments, index: Index, read: Mapping[int, _Read]) -> dict[bytes, int]:
+def _compare(run: RecoveryRun, read: Mapping[int, _Read]) -> dict[bytes, int]:
     """Return the number of references by id, for index entries whose records are gone."""
     gone: dict[bytes, int] = {}
-    for msg_id, location, references in index.items():
+    for msg_id, location, references in run.index.items():
         number, offset, size = unpack_location(location)
         if number in read:
             found = read[number]
@@ -195,7 +163,7 @@ def _compare(segments: Segments, index: Index, read: Mapping[int, _Read]) -> dic
                 found.found += 1
             else:
                 found.gone[msg_id] = references
-        elif number not in segments.by_number:
+        elif number not in run.segments.by_number:
             gone[msg_id] = references
     for found in read.values():
         if not found.agrees:
@@ -222,6 +190,37 @@ def _unknown(index: Index, read: Mapping[int, _Read], gone: Mapping[bytes, int])
                     back.add(msg_id)
         entered |= here
     return entered, len(back)
+
+
+def _replace(run: RecoveryRun, gone: Mapping[bytes, int], entered: Mapping[bytes, int]) -> dict[bytes, int]:
+    """Remove entries of ``gone`` records, or point them to copies. Enter the others. Return the location of each copy."""
+    index, recovery = run.index, run.recovery
+    copies = _find_copies(run, gone) if gone else {}
+    index.enter(list(gone), repeat(0, len(gone)))  # with one reference each, and that is released
+    index.release(list(gone))
+    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
+    index.enter(list(entered), entered.values())
+    run.count_live()
+    recovery.missing = len(gone) - len(copies)
+    recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
+    return copies
+
+
+def _find_copies(run: RecoveryRun, wanted: Mapping[bytes, int]) -> dict[bytes, int]:
+    """Return the location of another record of each id, if a segment has one. Damage is not reported here."""
+    copies: dict[bytes, int] = {}
+    segments, scanned = run.segments, run.recovery.scanned
+    for segment in run.metered(segments):
+        with segments.errors(segment), segments.files.view(segment.path) as data:
+            scan = segment.form.scan(data)
+        found: dict[bytes, int] = {}
+        for msg_id, offset, size in places(scan):
+            if msg_id in wanted:
+                found.setdefault(msg_id, pack_location(segment.number, offset, size))
+        copies |= found
+        if segment.path.name not in scanned:
+            scanned.append(segment.path.name)
+    return copies
 
 
 def _replaced(read: Mapping[int, _Read], copies: Mapping[bytes, int]) -> list[LostSegment]:

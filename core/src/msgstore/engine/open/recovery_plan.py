@@ -1,4 +1,4 @@
-"""Recovery plan: compare the saved index with the segments, and decide how it is recovered. The result of a recovery.
+"""Recovery plan: compare the saved index with the segments, to decide how it is recovered. The result of a recovery.
 
 ================  ==================================================================================================
 ``trust``         The index was saved at a clean shutdown and nothing has changed since. Nothing is read.
@@ -13,15 +13,13 @@
 ================  ==================================================================================================
 
 A segment that is missing, or shorter than when it was sealed, is lost: it is reported, the entries of the other segments are
-kept, and copies of its records are searched in them (:mod:`msgstore.engine.open.lost_segments`).
-
-Opening never truncates a segment. One that does not end cleanly is sealed, and a damaged one is quarantined.
+kept, and copies of its records are searched in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -98,10 +96,6 @@ class Recovery:
     """Where the reference counts come from: `index`; `given`: by the caller; `msg_store_index.ets`: as a broker saved them;
     `msg_store_index.ets in part`: of the entries that agree with a record, and one for each other record; `one each`."""
 
-    def as_mapping(self) -> Mapping[str, Any]:
-        """Return all members as they are now, for observers."""
-        return attrs.asdict(self)
-
     @property
     def counts_are_kept(self) -> bool:
         """True if every message has the count that was saved. False after a rebuild, except with the exact counts of a broker,
@@ -136,8 +130,6 @@ def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdow
     counts as lost: that program may have deleted and truncated segments. If ``clean.dot`` is hidden, records may have been
     appended (:mod:`msgstore.engine.open.clean_shutdown`).
     """
-    if not state:
-        return RecoveryPlan(refusal="there is none that was saved")
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
         return RecoveryPlan(refusal="it is not complete, or of another version")
     saved = state.get(checkpoint.CLEAN_KEY)
@@ -196,20 +188,3 @@ def _compare(segment: Segment, row: Row, plan: RecoveryPlan) -> list[str]:
 def _apply(segment: Segment, row: Row) -> None:
     segment.live_count, segment.live_bytes = row.live_count, row.live_bytes
     segment.appendable, segment.quarantined = row.appendable, row.quarantined
-
-
-class ProgressMeter:
-    """Reports the bytes of segments that are done."""
-
-    def __init__(self, todo: Iterable[Segment], progress: RecoveryProgress | None) -> None:
-        self._progress = progress
-        self._sizes = {segment.number: segment.size for segment in todo}
-        self._total = sum(self._sizes.values())
-        self._done = 0
-        if progress and self._total:
-            progress(0, self._total)
-
-    def add(self, segment: Segment) -> None:
-        self._done += self._sizes[segment.number]
-        if self._progress:
-            self._progress(self._done, self._total)

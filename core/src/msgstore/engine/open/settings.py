@@ -18,12 +18,10 @@ from msgstore.engine.backends import resolve
 from msgstore.files import Files, stat_regular_file
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
-from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.bindings import OWN_RECORD, THIRD_PARTY_BYTES
 
 log = logging.getLogger("msgstore.store")
 
-_THIRD_PARTY = 128
-"""First type byte that is not assigned: only the settings of a directory bind it to a record type."""
 _PART = 2**20
 """Bytes of a damaged ``msgstore.json`` that are copied at once."""
 
@@ -46,13 +44,10 @@ def rebuild_settings(files: Files, config: StoreConfig, catalogue: Catalogue, er
     formats = resolve(config, catalogue, None).formats
     segments = list_segments(files, directory, formats.extensions)
     newest = formats.extensions[segments[-1].extension] if segments else config.format.name
-    settings = Settings(
-        index=_index(directory, config, catalogue),
-        format=newest,
-        record=config.record,
-        body=config.body.name,
-        records=_bindings(files, [segment.path for segment in segments], formats, catalogue, error),
-    )
+    bound = dict(formats.bindings)
+    for segment in segments:
+        bound |= _used(files, segment.path, formats, catalogue, error)
+    settings = Settings(_index(directory, config, catalogue), newest, config.record, config.body.name, bound)
     log.warning(
         "%s: is damaged (%s). It is rebuilt from the directory: index %r, format %r, record types %r.",
         directory / SETTINGS, error.reason, settings.index, settings.format, settings.records,
@@ -81,35 +76,25 @@ def _index(directory: Path, config: StoreConfig, catalogue: Catalogue) -> str:
     return max(found, key=lambda name: found[name], default=config.index.name)
 
 
-def _bindings(
-    files: Files, paths: list[Path], formats: FormatSet, catalogue: Catalogue, error: DamagedSettings
-) -> dict[str, int]:
-    """Return the type byte of each record type: those of the configuration, and assigned ones that are in use."""
-    bound = dict(formats.bindings)
-    used: dict[str, int] = {}
-    for path in paths:
-        assigned = _assigned(catalogue, formats.extensions[path.suffix])
-        form = FormatSet(catalogue, assigned | bound).by_extension(path.suffix)
-        if not form.typed:
-            continue
-        with files.view(path) as data:
-            scan = form.format.scan(data)
-            kinds = {kind for _, _, _, kind in scan.records.rows()}
-            used |= {name: byte for name, byte in assigned.items() if byte in kinds and name not in bound}
-            stray = data[scan.end.offset] if scan.end.state == "corrupt" and scan.end.offset < len(data) else 0
-        if stray >= _THIRD_PARTY and stray not in form.type_names:
-            raise StoreError(
-                f"{error} At offset {scan.end.offset} of {path.name} there may be a record of a type bound to byte {stray}. "
-                f"Bind it in the configuration (format records), and open the store again."
-            )
-    return bound | used
-
-
-def _assigned(catalogue: Catalogue, form: str) -> dict[str, int]:
-    """Return the record types with assigned bytes, without the format's own."""
+def _used(files: Files, path: Path, formats: FormatSet, catalogue: Catalogue, error: DamagedSettings) -> dict[str, int]:
+    """Return the assigned type byte of each record type that the segment has records of."""
     descriptors = (found.descriptor for found in catalogue.registrations if isinstance(found.descriptor, RecordTypeDescriptor))
-    return {
+    assigned = {
         descriptor.name: descriptor.assigned_byte
         for descriptor in descriptors
-        if descriptor.format == form and descriptor.assigned_byte is not None and descriptor.name != OWN_RECORD
+        if descriptor.format == formats.extensions[path.suffix]
+        and descriptor.assigned_byte is not None
+        and descriptor.name not in (OWN_RECORD, *formats.bindings)
     }
+    form = FormatSet(catalogue, assigned | formats.bindings).by_extension(path.suffix)
+    if not form.typed:
+        return {}
+    with files.view(path) as data:
+        scan = form.format.scan(data)
+        stray = data[scan.end.offset] if scan.end.state == "corrupt" and scan.end.offset < len(data) else 0
+    if stray in THIRD_PARTY_BYTES and stray not in form.type_names:
+        raise StoreError(
+            f"{error} At offset {scan.end.offset} of {path.name} there may be a record of a type bound to byte {stray}. "
+            f"Bind it in the configuration (format records), and open the store again."
+        )
+    return {name: byte for name, byte in assigned.items() if byte in scan.records.types}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import Index, StoreError, StoreMismatch
+from msgstore.contract import StoreError, StoreMismatch
 from msgstore.directory import (
     DamagedSettings,
     Settings,
@@ -26,10 +26,10 @@ from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events.telemetry import Telemetry
 from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
 from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
-from msgstore.engine.open.index_recovery import IndexRecovery
+from msgstore.engine.open.index_recovery import recover_index
 from msgstore.engine.open.recovery import sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
-from msgstore.engine.open.settings import keep_damaged, known_settings, rebuild_settings
+from msgstore.engine.open.settings import keep_damaged, rebuild_settings
 from msgstore.engine.segment.erasing import remove_leftovers
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
@@ -37,9 +37,8 @@ from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.files import Files
 from msgstore.locations import LIMIT
-from msgstore.lock_file import read_lock
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.writer_lock import WriterLock, check_no_writer
+from msgstore.writer_lock import WriterLock, check_no_writer, read_lock
 
 log = logging.getLogger("msgstore.store")
 
@@ -74,166 +73,144 @@ def open_directory(
 
     If it fails, the directory is as it was, or better: reference counts survive. Raises as ``open_store``.
     """
-    opening = _Opening(config, catalogue, files, read_only=read_only)
+    directory = config.path
     counts = None if refcounts is None else sum_counts(refcounts)
-    try:
-        return opening.run(counts, progress, live=live)
-    except BaseException as error:
-        opening.undo()
-        if isinstance(error, OSError):
-            raise StoreError(
-                f"{error.filename or config.path}: the store cannot be opened: {error.strerror or error}"
-            ) from error
-        raise
-
-
-class _Opening:
-    """One opening, and what it has to undo if it fails."""
-
-    def __init__(self, config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> None:
-        self._config = config
-        self._catalogue = catalogue
-        self._files = files
-        self._read_only = read_only
-        self._lock: WriterLock | None = None
-        self._segments: Segments | None = None
-        self._index: Index | None = None
-        self._accounting: LiveAccounting | None = None
-        self._client_refs: set[bytes] = set()
-        self._must_stop_cleanly = False
-        """True once the last clean shutdown is retired: a failed opening then has to shut down cleanly itself."""
-
-    def run(self, counts: dict[bytes, int] | None, progress: RecoveryProgress | None, *, live: bool) -> OpenDirectory:
-        catalogue, files, read_only = self._catalogue, self._files, self._read_only
-        directory = self._config.path
-        self._config = _check_without_lock(self._config, catalogue, files, read_only=read_only)
-        lock_text = read_lock(directory) if read_only else None
-        self._lock = _lock(files, directory, read_only=read_only)
-        backends, segments, remembered = self._find_segments()
-        config = self._config
-        segments.telemetry = Telemetry(directory, catalogue.observers)
+    with _open_errors(directory), ExitStack() as undo:
+        if not read_only:
+            config = _check_without_lock(config, catalogue, files)
+        telemetry = Telemetry(directory, catalogue.observers)
+        undo.callback(telemetry.failed_to_open)  # last, when nothing is held any more
+        lock, lock_text = None, None
+        if read_only:
+            if not directory.is_dir():
+                raise StoreError(f"{directory}: there is no such directory")
+            lock_text = read_lock(directory)
+            check_no_writer(directory)
+        else:
+            files.make_directory(directory)
+            lock = WriterLock(directory, files)
+            undo.callback(lock.release)
+        config, backends, segments, remembered = _find_segments(config, catalogue, files, lock)
+        segments.telemetry = telemetry
         shutdown_files = ShutdownFiles.read(files, directory)
-        self._client_refs = shutdown_files.client_refs()
-        self._index, is_persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
+        index, is_persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
+        undo.callback(index.close, None)
+        undo.callback(segments.close)
         segments.hints.writes = not (read_only or is_persistent)
         segments.hints.find(segments)
         with of_index(config.index.name, config, catalogue, "load its entries in"):
-            state = self._index.load() or {}
+            state = index.load() or {}
         begin = time.perf_counter()
-        recovery = IndexRecovery(
-            config, catalogue, segments, self._index, state, remembered, shutdown_files, counts, progress, read_only
-        ).run()
-        segments.telemetry.recovered(recovery.as_mapping(), time.perf_counter() - begin)
-        accounting = LiveAccounting(segments, self._index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
-        self._accounting = accounting
-        if not read_only:
-            _resume(config, backends, segments)
-            for segment in segments:
-                if segment.live_count == 0 and recovery.how != "rebuild":
-                    accounting.queue_deletion(segment)  # a crash came between the commit and the deletion
-            saved = state.get(CLEAN_KEY)
-            marker = CleanStopMarker(shutdown_files, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
-            if recovery.how == "trust" and saved is not None and not recovery.scanned:
-                accounting.marker = marker  # nothing is written before the first change
-            else:
-                self._must_stop_cleanly = bool(segments.by_number)
-                marker.retire(accounting)
-                with of_index(config.index.name, config, catalogue, "take the first changes in"):
-                    accounting.commit(marker.state)
-            settings = _settings(backends, segments)
-            if remembered != settings or not has_copy(files, directory, settings):
-                write_settings(files, directory, settings)
-            if accounting.marker is None:
-                marker.finish(accounting)
-        if self._lock is not None:
-            self._lock.opened()
-        return OpenDirectory(config, backends, accounting, recovery, self._client_refs, self._lock, lock_text)
+        last_index = config.index.name if remembered is None else remembered.index
+        recovery = recover_index(
+            config, catalogue, segments, index, state, last_index, shutdown_files, counts, progress, read_only=read_only
+        )
+        telemetry.recovered(attrs.asdict(recovery), time.perf_counter() - begin)
+        accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
+        opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
+        if lock is not None:
+            _begin_writing(opened, catalogue, state, remembered, shutdown_files, undo)
+            lock.opened()
+        undo.pop_all()
+        return opened
 
-    def _find_segments(self) -> tuple[Backends, Segments, Settings | None]:
-        """Return backends, segments, and the settings of the last opening. Rebuilds damaged settings."""
-        config, catalogue, files, read_only = self._config, self._catalogue, self._files, self._read_only
-        directory = config.path
-        rebuilt: Settings | None = None
-        is_guessed = False
-        try:
-            remembered = read_settings(files, directory)
-        except DamagedSettings as error:
-            remembered = rebuilt = rebuild_settings(files, config, catalogue, error)
-            is_guessed = error.copy is None
-        backends = resolve(config, catalogue, remembered)
-        if not read_only:
-            adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
-            remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
-        segments = self._segments = _find(config, backends, files, remembered, read_only=read_only)
-        segments.place = self._lock.place if self._lock is not None else None
-        if rebuilt is not None and is_guessed and not (read_only and config.body.named):
-            config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
-            remembered = rebuilt = attrs.evolve(rebuilt, body=config.body.name)
-            backends = resolve(config, catalogue, remembered)
-        if rebuilt is not None and not read_only:  # before a failed opening leaves newer files of another index
-            keep_damaged(files, directory)
-            write_settings(files, directory, rebuilt)
+
+@contextmanager
+def _open_errors(directory: Path) -> Iterator[None]:
+    """Convert OSError to StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
+
+
+def _begin_writing(
+    opened: OpenDirectory,
+    catalogue: Catalogue,
+    state: Mapping[bytes, bytes],
+    remembered: Settings | None,
+    shutdown_files: ShutdownFiles,
+    undo: ExitStack,
+) -> None:
+    """Continue the newest segment, retire the last clean shutdown if the recovery changed anything, and save the settings."""
+    config, backends, accounting, recovery = opened.config, opened.backends, opened.accounting, opened.recovery
+    segments = accounting.segments
+    _resume(config, backends, segments)
+    for segment in segments:
+        if segment.live_count == 0 and recovery.how != "rebuild":
+            accounting.queue_deletion(segment)  # a crash came between the commit and the deletion
+    saved = state.get(CLEAN_KEY)
+    marker = CleanStopMarker(shutdown_files, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+    if recovery.how == "trust" and saved is not None and not recovery.scanned:
+        accounting.marker = marker  # nothing is written before the first change
+    else:
         if segments.by_number:
-            _warn_of_codec(config, remembered)
-        self._config = config
-        return backends, segments, remembered
-
-    def undo(self) -> None:
-        """Release everything, and leave the counts that were found to the next opening."""
-        with ExitStack() as stack:
-            if self._segments is not None:
-                stack.callback(self._segments.telemetry.failed_to_open)  # last, when nothing is held any more
-            if self._lock is not None:
-                stack.callback(self._lock.release)
-            if self._index is not None:
-                stack.callback(self._index.close, None)
-                if self._must_stop_cleanly and self._accounting is not None:
-                    stack.callback(_stop_cleanly, self._accounting, self._client_refs)
-            if self._segments is not None:
-                stack.callback(self._segments.close)
+            undo.callback(_stop_cleanly, accounting, opened.client_refs)
+        marker.retire(accounting)
+        with of_index(config.index.name, config, catalogue, "take the first changes in"):
+            accounting.commit(marker.state)
+    settings = _settings(backends, segments)
+    if remembered != settings or not has_copy(segments.files, config.path, settings):
+        write_settings(segments.files, config.path, settings)
+    if accounting.marker is None:
+        marker.finish(accounting)
 
 
-def open_beside_writer(config: StoreConfig, catalogue: Catalogue, files: Files) -> OpenDirectory:
-    """Open a directory for reading next to its writer in another process. Segments and index belong to the writer: nothing is
-    scanned or loaded."""
-    remembered = known_settings(files, config, catalogue)
-    backends = resolve(config, catalogue, remembered)
-    backends.formats.check_all_read(config.path, files.list(config.path), remembered)
-    _warn_of_codec(config, remembered)
-    segments = Segments(config.path, files, backends.formats, sync=False)
-    index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
-    accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
-    return OpenDirectory(config, backends, accounting, Recovery("live"), set(), None)
+def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
+    """Save what a late failure would lose, counts above all."""
+    with suppress(OSError, StoreError):
+        save_clean(accounting, client_refs)
+        publish_clean(accounting)
 
 
-def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool) -> StoreConfig:
+def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files) -> StoreConfig:
     """Refuse what can be refused without a lock, so that a mistake changes nothing. Return the configuration, with the body
     codec of an adopted directory."""
     try:
         remembered = read_settings(files, config.path)
     except DamagedSettings as error:
         if error.copy is None:
-            if not read_only:
-                check_guess(config, files, error)
+            check_guess(config, files, error)
             return config  # the settings are rebuilt under the lock
         remembered = error.copy
     backends = resolve(config, catalogue, remembered)
     if not config.path.is_dir():
         return config
-    segments = _find(config, backends, files, remembered, read_only=read_only)
-    if read_only or (remembered is not None and not config.body.named):
+    segments = _find(config, backends, files, remembered, read_only=False)
+    if remembered is not None and not config.body.named:
         return config
     return admit(config, catalogue, backends, files, remembered, segments)
 
 
-def _lock(files: Files, directory: Path, *, read_only: bool) -> WriterLock | None:
-    if read_only:
-        if not directory.is_dir():
-            raise StoreError(f"{directory}: there is no such directory")
-        check_no_writer(directory)
-        return None
-    files.make_directory(directory)
-    return WriterLock(directory, files)
+def _find_segments(
+    config: StoreConfig, catalogue: Catalogue, files: Files, lock: WriterLock | None
+) -> tuple[StoreConfig, Backends, Segments, Settings | None]:
+    """Return backends, segments, and the settings of the last opening. Rebuilds damaged settings, and the configuration gets
+    the body codec of the records then."""
+    directory, read_only = config.path, lock is None
+    rebuilt: Settings | None = None
+    is_guessed = False
+    try:
+        remembered = read_settings(files, directory)
+    except DamagedSettings as error:
+        remembered = rebuilt = rebuild_settings(files, config, catalogue, error)
+        is_guessed = error.copy is None and not (read_only and config.body.named)
+    backends = resolve(config, catalogue, remembered)
+    if not read_only:
+        adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
+        remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
+    segments = _find(config, backends, files, remembered, read_only=read_only)
+    segments.place = None if lock is None else lock.place
+    if rebuilt is not None and is_guessed:
+        config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
+        remembered = rebuilt = attrs.evolve(rebuilt, body=config.body.name)
+        backends = resolve(config, catalogue, remembered)
+    if rebuilt is not None and not read_only:  # before a failed opening leaves newer files of another index
+        keep_damaged(files, directory)
+        write_settings(files, directory, rebuilt)
+    if segments.by_number:
+        warn_of_codec(config, remembered)
+    return config, backends, segments, remembered
 
 
 def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Settings | None, *, read_only: bool) -> Segments:
@@ -265,7 +242,8 @@ def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Set
     return segments
 
 
-def _warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
+def warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
+    """Log that bodies are read by another codec than they were stored by."""
     if remembered and config.body.named and remembered.body != config.body.name:
         log.warning(
             "%s: was last opened with the body codec %r, and now with %r; stored bodies stay as they are",
@@ -281,13 +259,6 @@ def _settings(backends: Backends, segments: Segments) -> Settings:
     formats = [("format", found[name]) for name in sorted(found)]
     providers = backends.formats.catalogue.third_party_providers(formats)
     return attrs.evolve(backends.settings, distributions=providers | backends.settings.distributions)
-
-
-def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
-    """Save what a late failure would lose, counts above all."""
-    with suppress(OSError, StoreError):
-        save_clean(accounting, client_refs)
-        publish_clean(accounting)
 
 
 def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:

@@ -2,5 +2,5 @@
 
 A strategy says how a read gets a consistent look: under the state lock (``LockedStrategy``), or next to a writer in another
 process (``FollowingStrategy``, with ``writer_tracker`` and ``segment_file_cache``). Opening such a store is in
-``engine.live_opening``.
+``engine.live_store``.
 """

@@ -1,6 +1,6 @@
 """Reader: write buffer, else index, else one ``pread``. One reader for stores of this process and next to other processes.
 
-``read`` and ``read_many`` of a local store have a fast path without locks. It looks the location up, reads, and makes sure that
+Reads of a local store have a fast path without locks. ``read`` and ``read_many`` look the location up, read, and make sure that
 nothing which an older lookup may point to was overwritten, cut or closed meanwhile (``ReadFiles.epoch``). If anything is not as
 it should be, an unknown id included, the slow path decides: it gives the answer or the error.
 """
@@ -22,6 +22,7 @@ from msgstore.engine.read.strategy import Fetched, ReadStrategy
 from msgstore.engine.segment.read_files import Decode
 from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
 from msgstore.scan import WholeRecord
 
@@ -47,6 +48,7 @@ class Reader:
     """One instance per open store. Thread-safe."""
 
     read: Callable[[bytes], bytes]
+    contains: Callable[[bytes], bool]
 
     def __init__(self, strategy: ReadStrategy, accounting: LiveAccounting) -> None:
         self._strategy = strategy
@@ -56,13 +58,16 @@ class Reader:
         self._locate = accounting.index.get
         self._mapped = False
         self._read_unlocked: Callable[[list[bytes]], dict[bytes, bytes]] = lambda _: {}
-        self.read = self.read_slow
+        self.read, self.contains = self.read_slow, self.contains_slow
 
     # -- fast paths of a local store --------------------------------------------------------------------------------------
 
-    def use_fast_path(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, *, mapped: bool) -> None:
-        """Serve ``read`` and ``read_many`` without locks. ``mapped``: ``read`` uses memory maps instead of ``pread``."""
+    def use_fast_path(
+        self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, lifecycle: Lifecycle, *, mapped: bool
+    ) -> None:
+        """Serve reads without locks. ``mapped``: ``read`` uses memory maps instead of ``pread``."""
         self._mapped = mapped
+        self.contains = self._make_contains(pending, lifecycle)
         self._read_unlocked = partial(self._read_many_unlocked, pending, backends)
         self.read = self._make_mapped_read(pending, backends) if mapped else self._make_read(pending, backends)
 
@@ -116,6 +121,19 @@ class Reader:
 
         return read
 
+    def _make_contains(self, pending: Mapping[bytes, object], lifecycle: Lifecycle) -> Callable[[bytes], bool]:
+        locate, slow_path = self._locate, self.contains_slow
+
+        def contains(msg_id: bytes) -> bool:
+            try:
+                if (msg_id in pending or locate(msg_id) is not None) and lifecycle.refusal is None:
+                    return True
+            except (TypeError, OSError):
+                pass
+            return slow_path(msg_id)  # a message may be neither here nor there while a removal has it in hand
+
+        return contains
+
     def _read_many_unlocked(
         self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, wanted: list[bytes]
     ) -> dict[bytes, bytes]:
@@ -162,7 +180,7 @@ class Reader:
         missing = [msg_id for msg_id in wanted if msg_id not in found]
         return found | self._strategy.consistently(lambda backends: self._read_many(missing, backends))
 
-    def contains(self, msg_id: bytes) -> bool:
+    def contains_slow(self, msg_id: bytes) -> bool:
         """Return True if a live message has this id. ValueError for what is not an id."""
         check_id(msg_id)
 

@@ -21,8 +21,8 @@ from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
-from msgstore.lock_file import read_lock
 from msgstore.scan import OpenFormat
+from msgstore.writer_lock import read_lock
 
 T = TypeVar("T")
 Buffered = tuple[bytes, object]

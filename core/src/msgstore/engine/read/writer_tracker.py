@@ -31,7 +31,7 @@ from msgstore.contract import MsgStoreError, StoreClosed, StoreError, StoreLocke
 from msgstore.engine.backends import Backends
 from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.files import Files
-from msgstore.lock_file import MAX_TEXT, open_lock, parse_lock
+from msgstore.writer_lock import MAX_TEXT, open_lock, parse_lock
 
 
 class LockTextReader:

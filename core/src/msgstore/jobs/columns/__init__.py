@@ -1,1 +1,1 @@
-"""Segments and counts as Arrow columns, and Parquet. All but ``arrow`` and ``codecs`` needs pyarrow: ``msgstore[parquet]``."""
+"""Segments and counts as Arrow columns, and Parquet. Needs pyarrow: ``msgstore[parquet]``."""

@@ -7,7 +7,7 @@ Copies in other segments are records there: which one counts is settled by rank 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
 from msgstore.jobs.columns.arrays import MAX_VALUE, fixed_width, int64, spans, take_bodies
-from msgstore.jobs.columns.codecs import OpenCodec
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import (
@@ -30,6 +29,7 @@ from msgstore.jobs.reading.segment_check import (
     reading,
 )
 from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.workers import OpenCodec
 from msgstore.scan import OpenFormat, Values
 from msgstore.scan.fields import values_of
 
@@ -125,15 +125,12 @@ def _rows(records: Columns, form: OpenFormat, wanted: Wanted) -> pa.RecordBatch:
     rows = pa.RecordBatch.from_arrays(columns, names=["id", "offset", "size", "type"])
     # Who asks knows other columns, binary and smallint: what no id and no type byte can be is no value of these.
     if wanted.ids is not None:
-        rows = _only(rows, "id", [msg_id for msg_id in wanted.ids if len(msg_id) == 16])
+        ids = [msg_id for msg_id in wanted.ids if len(msg_id) == 16]
+        rows = rows.filter(pc.is_in(rows.column("id"), pa.array(ids, pa.binary(16))))
     if wanted.types is not None:
-        rows = _only(rows, "type", [byte for byte in wanted.types if 0 <= byte <= 255] if form.typed else [])
+        known = [byte for byte in wanted.types if 0 <= byte <= 255] if form.typed else []
+        rows = rows.filter(pc.is_in(rows.column("type"), pa.array(known, pa.uint8())))
     return rows
-
-
-def _only(rows: pa.RecordBatch, name: str, values: Collection[object]) -> pa.RecordBatch:
-    column = rows.column(name)
-    return rows.filter(pc.is_in(column, pa.array(values, column.type)))
 
 
 @attrs.frozen
@@ -160,23 +157,16 @@ class _BatchReader:
             if placed is not None:
                 count = _fitting(*placed, first, count)
                 bodies = take_bodies(self.data, *(edge.slice(first, count) for edge in placed))
-            for columns in self._parts(rows.slice(first, count), bodies):
-                length = len(columns["id"])
+            begin = first
+            for length, decoded in self._decoded(rows.slice(first, count), bodies):
+                columns = self._columns(rows.slice(first, length)) | decoded
                 columns |= {name: column.slice(first, length) for name, column in fields.items()}
+                if bodies is not None:
+                    columns["body"] = bodies.slice(first - begin, length)
                 yield pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
                 first += length
 
-    def _parts(self, part: pa.RecordBatch, bodies: pa.BinaryArray | None) -> Iterator[dict[str, pa.Array]]:
-        """The columns of these records but those of record types; of fewer at a time where the codec makes much of bodies."""
-        if bodies is None or not self._codec_names() & set(self.schema.names):
-            yield self._columns(part, bodies)
-            return
-        first = 0
-        for length, decoded in self._decoded(part, bodies):
-            yield self._columns(part.slice(first, length), bodies.slice(first, length)) | decoded
-            first += length
-
-    def _columns(self, part: pa.RecordBatch, bodies: pa.BinaryArray | None) -> dict[str, pa.Array]:
+    def _columns(self, part: pa.RecordBatch) -> dict[str, pa.Array]:
         count = part.num_rows
         names = set(self.schema.names)
         texts = {"store": self.found.store, "file": Path(self.found.path).name, "format": self.found.format}
@@ -184,16 +174,16 @@ class _BatchReader:
         columns |= {name: part.column(name) for name in ("offset", "size")}
         columns["id"] = part.column("id").cast(pa.binary())
         columns["type"] = part.column("type").cast(pa.int16()) if self.form.typed else pa.nulls(count, pa.int16())
-        if bodies is not None:
-            columns["body"] = bodies
         return columns
 
     def _codec_names(self) -> set[str]:
         return {field.name for field in self.codec.fields} if self.codec else set()
 
-    def _decoded(self, part: pa.RecordBatch, bodies: pa.BinaryArray) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    def _decoded(self, part: pa.RecordBatch, bodies: pa.BinaryArray | None) -> Iterator[tuple[int, dict[str, pa.Array]]]:
         """(rows, those columns of the codec that are asked for): as many rows as have about BATCH_BYTES of values, or one."""
-        assert self.codec is not None
+        if self.codec is None or bodies is None or not self._codec_names() & set(self.schema.names):
+            yield part.num_rows, {}
+            return
         read, fields = self.codec.read, self.codec.fields
         offsets, ids = part.column("offset"), part.column("id").to_pylist()
         asked = [number for number, field in enumerate(fields) if field.name in self.schema.names]
@@ -240,14 +230,7 @@ _OWN = {"store", "file", "format", "offset", "size", "type", "id", "body"}
 def _fitting(begins: pa.Int64Array, ends: pa.Int64Array, first: int, count: int) -> int:
     """How many records from ``first`` on, at least one, have their bodies within BATCH_BYTES of file."""
     limit = begins[first].as_py() + BATCH_BYTES
-    low, high = 1, count
-    while low < high:
-        middle = (low + high + 1) // 2
-        if ends[first + middle - 1].as_py() <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return int(max(1, pc.sum(pc.less_equal(ends.slice(first, count), limit)).as_py()))
 
 
 def _column(field: RecordField, number: int, rows: Sequence[Values | None]) -> pa.Array:

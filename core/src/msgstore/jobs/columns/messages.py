@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pyarrow as pa
 
 from msgstore.contract import ConfigError, StoreError
-from msgstore.jobs.reading.parquet_files import open_parquet
+from msgstore.jobs.columns.arrays import open_parquet
 
 ID, BODY, REFERENCES = COLUMNS = ("id", "body", "references")
 Messages = tuple[Sequence[bytes], Sequence[bytes], Sequence[int] | None]
@@ -50,14 +49,14 @@ def messages_of(batch: pa.RecordBatch, where: str, first: int = 0) -> Messages:
     Raises StoreError, with ``where`` and the row's number and id, for a null and for an id that is none.
     """
     column = batch.column(batch.schema.get_field_index(ID))
-    _refuse_nulls(column, ID, f"{where}, row", first)
+    if column.null_count:
+        raise StoreError(f"{where}, row {first + column.is_null().to_pylist().index(True)}: there is no {ID} (null)")
     ids = _hex_ids(column.to_pylist(), where, first) if _is_text(column.type) else column.to_pylist()
     if set(map(len, ids)) - {16}:
         at, wrong = next((at, msg_id) for at, msg_id in enumerate(ids) if len(msg_id) != 16)
         raise StoreError(f"{where}, row {first + at}: the id {wrong.hex() or 'of no bytes'} has {len(wrong)} bytes, not 16")
     bodies = _values(batch, BODY, ids, where)
-    references = _values(batch, REFERENCES, ids, where) if REFERENCES in batch.schema.names else None
-    return ids, bodies, references
+    return ids, bodies, _values(batch, REFERENCES, ids, where) if REFERENCES in batch.schema.names else None
 
 
 def _values(batch: pa.RecordBatch, name: str, ids: Sequence[bytes], where: str) -> list[Any]:
@@ -67,11 +66,6 @@ def _values(batch: pa.RecordBatch, name: str, ids: Sequence[bytes], where: str) 
         raise StoreError(f"{where}: the message {msg_id.hex()} has no {name} (null)")
     values: list[Any] = column.to_pylist()
     return values
-
-
-def _refuse_nulls(column: pa.Array, name: str, where: str, first: int) -> None:
-    if column.null_count:
-        raise StoreError(f"{where} {first + column.is_null().to_pylist().index(True)}: there is no {name} (null)")
 
 
 def _hex_ids(texts: Sequence[str], where: str, first: int) -> list[bytes]:
@@ -99,20 +93,15 @@ _WANTED: list[tuple[str, Callable[[pa.DataType], bool], str]] = [
 ]
 
 
-@attrs.frozen
-class RowGroups:
-    sizes: list[tuple[int, int]]
-    """(rows, bytes uncompressed) of each."""
-    has_references: bool
+def row_groups(path: Path, *, ignore_others: bool, option: str) -> tuple[list[tuple[int, int]], bool]:
+    """Return (rows, bytes uncompressed) of each row group of a file of messages, and whether these have references.
 
-
-def row_groups(path: Path, *, ignore_others: bool, option: str) -> RowGroups:
-    """Return the row groups of a file of messages, see :func:`check_columns`. Raises ConfigError, StoreError."""
+    Raises ConfigError, see :func:`check_columns`, and StoreError.
+    """
     with _errors(path), open_parquet(path) as file:
         names = check_columns(file.schema_arrow, str(path), ignore_others=ignore_others, option=option)
-        meta = file.metadata
-        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
-        return RowGroups([(group.num_rows, group.total_byte_size) for group in groups], REFERENCES in names)
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        return [(group.num_rows, group.total_byte_size) for group in groups], REFERENCES in names
 
 
 def read(path: Path, groups: Sequence[int], first: int) -> Iterator[Messages]:

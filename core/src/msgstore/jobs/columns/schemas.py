@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from msgstore.contract import ConfigError, RecordField
-from msgstore.jobs.columns.codecs import OpenCodec
 from msgstore.jobs.inputs import SegmentInput, open_input
+from msgstore.jobs.workers import OpenCodec
 
 KINDS = {
     "int": pa.int64(),
@@ -19,49 +19,18 @@ KINDS = {
 }
 """Of what record types and codecs declare. All columns may be null."""
 
+_PLACE = {"store": pa.string(), "file": pa.string(), "format": pa.string()}
+
 RECORD = pa.schema(
-    [
-        ("store", pa.string()),
-        ("file", pa.string()),
-        ("format", pa.string()),
-        ("offset", pa.int64()),
-        ("size", pa.int64()),
-        ("type", pa.int16()),
-        ("id", pa.binary()),
-        ("body", pa.binary()),
-    ]
+    {**_PLACE, "offset": pa.int64(), "size": pa.int64(), "type": pa.int16(), "id": pa.binary(), "body": pa.binary()}
 )
 """What every record has; ``type`` is null in a format without types. ``body`` is as it is stored; null from 2 GiB on, more than
 a value of a column can have."""
 
-DAMAGE = pa.schema(
-    [
-        ("store", pa.string()),
-        ("file", pa.string()),
-        ("format", pa.string()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("reason", pa.string()),
-    ]
-)
+DAMAGE = pa.schema({**_PLACE, "offset": pa.int64(), "length": pa.int64(), "reason": pa.string()})
 
-SEGMENTS = pa.schema(
-    [
-        ("store", pa.string()),
-        ("file", pa.string()),
-        ("format", pa.string()),
-        ("size", pa.int64()),
-        ("header", pa.int64()),
-        ("records", pa.int64()),
-        ("live", pa.int64()),
-        ("dead", pa.int64()),
-        ("holes", pa.int64()),
-        ("duplicates", pa.int64()),
-        ("damaged", pa.int64()),
-        ("other", pa.int64()),
-        ("state", pa.string()),
-    ]
-)
+_NUMBERS = ("size", "header", "records", "live", "dead", "holes", "duplicates", "damaged", "other")
+SEGMENTS = pa.schema({**_PLACE, **dict.fromkeys(_NUMBERS, pa.int64()), "state": pa.string()})
 """Bytes, except ``records``: ``header + live + dead + holes + duplicates + damaged + other == size``."""
 
 

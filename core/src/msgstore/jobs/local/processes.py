@@ -8,27 +8,21 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from itertools import islice
 from multiprocessing import connection
-from typing import TypeVar
 
 from msgstore.contract import StoreError
-from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.tasks import R, T
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-Run = Callable[[Callable[[T], R], Iterable[T]], Iterator[R]]
 _AHEAD = 2
 """Tasks per process that are handed out before the oldest result is taken: results wait in memory."""
 
 
 @contextlib.contextmanager
-def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], R], Iterable[T]], Iterator[R]]]:
+def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]]:
     """``run(function, tasks)`` for as many ``processes`` as there is work for; with one, everything is done in this one.
 
     ``function`` and tasks are pickled. The processes are fresh ones: a script that comes here needs ``if __name__ ==
@@ -50,23 +44,6 @@ def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], 
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def map_segments(
-    run: Run[tuple[SegmentInput, ...], list[R]],
-    function: Callable[[SegmentInput], R],
-    tasks: Sequence[tuple[SegmentInput, ...]],
-    add: Callable[[int], object],
-) -> Iterator[tuple[SegmentInput, R]]:
-    """Yield each segment of the tasks with the result of ``function``, in order. ``add`` is called with the bytes read."""
-    for task, results in zip(tasks, run(partial(_call_each, function), tasks), strict=True):
-        for item, result in zip(task, results, strict=True):
-            add(item.size)
-            yield item, result
-
-
-def _call_each(function: Callable[[SegmentInput], R], task: Iterable[SegmentInput]) -> list[R]:
-    return [function(item) for item in task]
 
 
 def _ordered(pool: ProcessPoolExecutor, ahead: int, function: Callable[[T], R], todo: Iterable[T]) -> Iterator[R]:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from types import TracebackType
 
 import attrs
 
-from msgstore import forking
-from msgstore.contract import Capability, StoreClosed, StoreError
+from msgstore.contract import Capability, StoreError
 from msgstore.directory import write_settings
 from msgstore.engine.open.recovery import sum_counts
-from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.opening import open_configured
 from msgstore.engine.segment.hint_file import InvalidHint, renamed
 from msgstore.engine.segment.hints import hint_name
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.jobs.output import lock_keeper, staging_directory
-from msgstore.jobs.output.parts import PARTS, Part, Target, backends_of, errors
-from msgstore.jobs.output.references import read_references
+from msgstore.jobs.output.parts import Part, Target, backends_of, nothing_of, read_references
+from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import OpenFormat
 from msgstore.writer_lock import WriterLock
@@ -34,7 +29,7 @@ _STORE = "store"
 Counts = Iterable[tuple[bytes, int]]
 
 
-class Staging:
+class Staging(StagingDirectory):
     """One job that writes a fresh store: a directory beside the destination, locked while the job lives.
 
     Used by one thread of the process that drives the job. A context manager: what is not committed when it is left, is
@@ -43,14 +38,9 @@ class Staging:
 
     def __init__(self, target: Target, path: str, lock: WriterLock | None, catalogue: Catalogue, files: Files) -> None:
         """Use ``begin``, or ``join``."""
+        super().__init__(target.destination, path, lock, files, nothing_of(target))
         self.target = target
-        self.path = path
-        """What each PartWriter is given."""
-        self._lock = lock
         self._catalogue = attrs.evolve(catalogue, observers=())  # nobody has this store yet
-        self._files = files
-        self._open = True
-        forking.watch(self)
 
     @classmethod
     def begin(
@@ -70,40 +60,14 @@ class Staging:
         files = files or Files()
         catalogue = catalogue or load_catalogue()
         backends_of(target, catalogue)
-        destination = target.destination
-        with errors(target):
-            _check_place(destination, sources)
-            staging_directory.remove_stale(files, destination)
-            _check_free(destination)
-            path, lock = staging_directory.create_locked(files, destination)
-            staging = cls(target, str(path), lock, catalogue, files)
-            try:
-                files.create_directory(path / PARTS)
-            except BaseException:
-                staging.abandon()
-                raise
-        return staging
+        with errors(target.destination, nothing_of(target)):
+            path, lock = claim(files, target.destination, sources, PARTS)
+        return cls(target, str(path), lock, catalogue, files)
 
     @classmethod
     def join(cls, target: Target, path: str, *, catalogue: Catalogue | None = None, files: Files | None = None) -> Staging:
         """The job that another process began and handed over, to end it here."""
         return cls(target, path, None, catalogue or load_catalogue(), files or Files())
-
-    def hand_over(self, pid: int) -> None:
-        """The job goes on without this process: it lasts until process ``pid`` ends, or somebody who joins it ends it.
-
-        Raises StoreError where descriptors cannot be handed to other processes (Windows).
-        """
-        if self._lock is not None:
-            if os.name != "posix":
-                raise StoreError(f"{self.target.path}: a job cannot change its process here; use the local engine")
-            fd = self._lock.hand_over(pid)
-            try:
-                with errors(self.target):
-                    lock_keeper.start(fd, pid, self.path)
-            finally:
-                os.close(fd)
-        self._open = False
 
     def commit(self, parts: Iterable[Part], counts: Counts | None = None) -> int:
         """Make the store of ``parts``, in the order of their tasks. Other attempts of these tasks count for nothing.
@@ -117,41 +81,17 @@ class Staging:
         left; but for an error of the very last step, the sync of the store's name, which says that the store is there. Memory:
         what the index needs, and the counts.
         """
-        if not self._open:
-            raise StoreClosed(f"{self.path}: this job has ended")
-        try:
-            with errors(self.target):
-                ordered = _in_order(parts)
-                messages = self._make(ordered, self._counted(ordered) if counts is None else counts)
-        except BaseException:
-            self.abandon()
-            raise
-        self.abandon()
-        staging_directory.sync_name(self._files, self.target.destination)
+        messages = 0
+
+        def make() -> Path:
+            nonlocal messages
+            store = Path(self.path, _STORE)
+            ordered = _in_order(parts)
+            messages = self._make(store, ordered, self._counted(ordered) if counts is None else counts)
+            return store
+
+        self.publish(make)
         return messages
-
-    def abandon(self) -> None:
-        """Nothing is left. Raises nothing; nothing to do if the job was committed or abandoned. Workers that are still writing
-        fail at their next file."""
-        if self._open:
-            self._open = False
-            try:
-                staging_directory.clear(self._files, Path(self.path))
-            finally:
-                if self._lock is not None:
-                    self._lock.release()
-
-    def disown(self) -> None:
-        """In a child, right after the fork: the job, and its lock, stay the parent's."""
-        self._open = False
-        if self._lock is not None:
-            self._lock.disown()
-
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.abandon()
 
     def _counted(self, parts: Sequence[Part]) -> Counts | None:
         """Iterate over the parts of the workers, and count them."""
@@ -160,21 +100,18 @@ class Staging:
             return None
         if not all(part.counted for part in some):
             raise ValueError("references are given of all messages of a job, or of none")
-        return chain.from_iterable(read_references(self._files, Path(part.directory)) for part in some)
+        return chain.from_iterable(read_references(self._files, part) for part in some)
 
-    def _make(self, parts: Sequence[Part], counts: Counts | None) -> int:
-        store = Path(self.path, _STORE)
+    def _make(self, store: Path, parts: Sequence[Part], counts: Counts | None) -> int:
         self._files.create_directory(store)
         number = 0
         for part in parts:
             number = self._gather(part, store, number)
         messages = self._open_once(store, sum(part.messages for part in parts), counts)
-        if not self._uses_hints:
+        if Capability.PERSISTENT in self._catalogue.index(self.target.index).capabilities:  # then nobody reads hints
             for name in self._files.list(store):
                 if name.startswith("msgstore-") and name.endswith(".hint"):
                     self._files.unlink(store / name)
-        staging_directory.sync_tree(self._files, store)
-        self._publish(store)
         return messages
 
     def _gather(self, part: Part, store: Path, number: int) -> int:
@@ -204,10 +141,6 @@ class Staging:
         except (InvalidHint, OSError) as error:
             log.warning("%s: its hint is not used, the segment is read instead: %s", directory / name, error)
 
-    @property
-    def _uses_hints(self) -> bool:
-        return Capability.PERSISTENT not in self._catalogue.index(self.target.index).capabilities
-
     def _open_once(self, store: Path, messages: int, counts: Counts | None) -> int:
         """So that index, counts and settings are there, as after a clean shutdown."""
         config = self.target.config(store)
@@ -223,7 +156,13 @@ class Staging:
             raise StoreError(f"{self.target.path}: {error}") from error
         try:
             recovery = opened.stats().recovery
-            self._check(recovery, messages)
+            if recovery.damaged or recovery.entered + recovery.garbage != messages:
+                damage = "; ".join(recovery.damaged) or f"{recovery.entered + recovery.garbage} records are there"
+                raise StoreError(
+                    f"{self.target.path}: {messages} messages were written for it, but {damage}. Run the job again."
+                )
+            if recovery.first_missing is not None:
+                raise self._missing(recovery.missing, recovery.first_missing)
             if recovery.garbage:
                 _check_copies(self._files, opened, backends_of(self.target, self._catalogue).write_format, self.target.path)
             opened.close()
@@ -231,25 +170,9 @@ class Staging:
             opened.abandon()
         return recovery.entered
 
-    def _check(self, recovery: Recovery, messages: int) -> None:
-        if recovery.damaged or recovery.entered + recovery.garbage != messages:
-            damage = "; ".join(recovery.damaged) or f"{recovery.entered + recovery.garbage} records are there"
-            raise StoreError(f"{self.target.path}: {messages} messages were written for it, but {damage}. Run the job again.")
-        if recovery.missing:
-            assert recovery.first_missing is not None
-            raise self._missing(recovery.missing, recovery.first_missing)
-
     def _missing(self, count: int, msg_id: bytes) -> StoreError:
         more = f", and {count - 1} more" if count > 1 else ""
         return StoreError(f"{self.target.path}: no message was written of id {msg_id.hex()}{more}, which has references")
-
-    def _publish(self, store: Path) -> None:
-        destination = self.target.destination
-        try:
-            staging_directory.publish(self._files, store, destination)
-        except OSError as error:
-            _check_free(destination)
-            raise error from None
 
 
 def _check_copies(files: Files, store: Store, form: OpenFormat, name: str) -> None:
@@ -276,26 +199,3 @@ def _in_order(parts: Iterable[Part]) -> list[Part]:
         if one.task == other.task:
             raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
     return ordered
-
-
-def check_destination(destination: Path, sources: Iterable[str | Path] = ()) -> None:
-    """Raises StoreError if a job that reads ``sources`` cannot make a store there. ``Staging.begin`` asks, too."""
-    _check_place(destination, sources)
-    _check_free(destination)
-
-
-def _check_place(destination: Path, sources: Iterable[str | Path]) -> None:
-    for source in sources:
-        if destination.resolve().is_relative_to(Path(source).resolve()):
-            raise StoreError(f"{destination}: lies inside {source}, into which nothing is written; choose another place")
-    if not destination.parent.is_dir():
-        raise StoreError(f"{destination.parent}: there is no such directory; make it, or choose another place")
-
-
-def _check_free(destination: Path) -> None:
-    if destination.is_symlink() or (destination.exists() and not (destination.is_dir() and not any(destination.iterdir()))):
-        raise StoreError(f"{destination}: is there already, and is not an empty directory; choose a new name")
-    if os.path.ismount(destination):
-        raise StoreError(f"{destination}: a file system is mounted there, and no rename replaces that; choose a name inside it")
-    if destination.is_dir() and destination.samefile("."):
-        raise StoreError(f"{destination}: is the working directory, and would be replaced; go elsewhere, or choose a new name")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,13 +17,11 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from msgstore.contract import StoreError, StoreIOError
+from msgstore.contract import StoreError
 from msgstore.files import Files
-from msgstore.jobs.output import staging_directory
-from msgstore.jobs.output.commit import check_destination
-from msgstore.jobs.reading.parquet_files import ParquetWriter
+from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
 
-_ATTEMPTS, _DATA = "attempts", "data"
+_DATA = "data"
 _NONE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_OPEN = 64
 """Files that one task has open."""
@@ -55,7 +53,7 @@ class DatasetWriter:
     """
 
     def __init__(self, staging: str, task: int, schema: pa.Schema) -> None:
-        self._directory = Path(staging, _ATTEMPTS, f"{task}-{secrets.token_hex(8)}")
+        self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
         self._task = task
         self._schema = schema
         self._open: dict[str, pq.ParquetWriter] = {}
@@ -64,7 +62,7 @@ class DatasetWriter:
         self._held = 0
         self._names: list[str] = []
         self._rows = 0
-        with _errors(self._directory):
+        with errors(self._directory):
             Files().create_directory(self._directory)
 
     def write(self, where: str, rows: pa.Table | pa.RecordBatch) -> None:
@@ -77,7 +75,7 @@ class DatasetWriter:
 
     def _write_held(self) -> None:
         waiting, self._waiting, self._held = self._waiting, {}, 0
-        with _errors(self._directory):
+        with errors(self._directory):
             for where, tables in waiting.items():
                 writer = self._open.get(where) or self._begin(where)
                 writer.write(pa.concat_tables(tables), row_group_size=_ROW_GROUP)
@@ -101,7 +99,7 @@ class DatasetWriter:
 
     def finish(self) -> Written:
         self._write_held()
-        with _errors(self._directory):
+        with errors(self._directory):
             self._close()
             sizes = tuple((name, (self._directory / name).stat().st_size) for name in self._names)
         return Written(str(self._directory), sizes, self._rows)
@@ -120,42 +118,59 @@ class DatasetWriter:
             Files().remove_tree(self._directory)
 
 
-@contextmanager
-def dataset(destination: str, sources: Iterable[str | Path]) -> Iterator[DatasetStaging]:
-    """A fresh directory; what is not committed is deleted, and nothing is left.
+class ParquetWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow has no types
+    """Writes a new Parquet file. Raises OSError, FileExistsError if the name is taken."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._to = os.fdopen(Files().create(path), "wb")
+        try:
+            super().__init__(self._to, schema, compression="zstd")
+        except BaseException:
+            self._to.close()
+            raise
+
+    def close(self) -> None:
+        """Whatever happens, the file is closed, and nobody tries again."""
+        try:
+            super().close()
+        finally:
+            self.is_open = False
+            self._to.close()
+
+
+def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
+    """Begin a new directory of files. A context manager: what is not committed is deleted, and nothing is left.
 
     Raises StoreError (it is in use, or lies inside a source), StoreLocked (another job writes it), StoreIOError.
     """
     target, files = Path(os.path.abspath(destination)), Files()  # noqa: PTH100 - as processes elsewhere see it
-    with ExitStack() as stack:
-        with _errors(target):
-            check_destination(target, sources)
-            path = stack.enter_context(staging_directory.working_directory(files, target))
-            files.create_directory(path / _ATTEMPTS)
-            files.create_directory(path / _DATA)
-        yield DatasetStaging(target, path)
+    with errors(target):
+        path, lock = claim(files, target, sources, PARTS, _DATA)
+    return DatasetStaging(target, path, lock, files)
 
 
-@attrs.frozen
-class DatasetStaging:
-    destination: Path
-    directory: Path
+class DatasetStaging(StagingDirectory):
+    """One job that writes a directory of Parquet files."""
 
-    @property
-    def path(self) -> str:
-        """Path for each DatasetWriter."""
-        return str(self.directory)
+    def commit(self, written: Iterable[Written], schema: pa.Schema, always: str = "") -> list[tuple[str, int]]:
+        """Return (name, bytes) of the files, which are on disk then. Raises StoreError if a file is not there, StoreIOError.
 
-    def commit(self, written: Iterable[Written]) -> None:
-        """Everything is on disk when it returns. Raises StoreError if a file is not there, StoreIOError."""
-        files, data = Files(), self.directory / _DATA
-        with _errors(self.destination):
-            for attempt in written:
+        The folder ``always`` has a file, be it one without rows, in which a reader finds the columns of ``schema``.
+        """
+        attempts, data = list(written), Path(self.path, _DATA)
+
+        def make() -> Path:
+            if not any(name.startswith(always) for attempt in attempts for name, _ in attempt.files):
+                with DatasetWriter(self.path, len(attempts), schema) as writer:
+                    writer.write(always, schema.empty_table())
+                    attempts.append(writer.finish())
+            for attempt in attempts:
                 for name, size in attempt.files:
                     _move(Path(attempt.directory, name), data / name, size)
-            staging_directory.sync_tree(files, data)
-            staging_directory.publish(files, data, self.destination)
-        staging_directory.sync_name(files, self.destination)
+            return data
+
+        self.publish(make)
+        return [file for attempt in attempts for file in attempt.files]
 
 
 def _move(source: Path, target: Path, size: int) -> None:
@@ -166,11 +181,3 @@ def _move(source: Path, target: Path, size: int) -> None:
         )
     Files().make_directory(target.parent)
     Files().replace(source, target)
-
-
-@contextmanager
-def _errors(where: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreIOError(f"{error.filename or where}: {error.strerror or error}. Nothing was kept; begin again.") from error

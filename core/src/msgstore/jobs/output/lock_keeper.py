@@ -13,8 +13,7 @@ import os
 import select
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _PAUSE = 0.5
@@ -39,31 +38,15 @@ def start(lock: int, pid: int, directory: str) -> None:
 
 def keep(pid: int, directory: Path) -> None:
     """Returns when the process has ended or the directory is gone."""
-    wait = _waiting_for(pid)
-    while directory.is_dir() and not wait():
+    try:
+        # Linux: a number that is used again is no other process. Elsewhere nothing can be waited for.
+        process = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        while directory.is_dir() and not select.select(process, [], [], _PAUSE)[0]:
+            if not process:
+                with suppress(PermissionError):
+                    os.kill(pid, 0)
+    except ProcessLookupError:
         pass
-
-
-def _waiting_for(pid: int) -> Callable[[], bool]:
-    """A function that waits a moment, and says whether the process has ended."""
-    if hasattr(os, "pidfd_open"):  # Linux: a number that is used again is no other process
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return lambda: True
-        return lambda: bool(select.select([fd], [], [], _PAUSE)[0])
-
-    def ended() -> bool:
-        time.sleep(_PAUSE)  # elsewhere nothing can be waited for
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return False
-
-    return ended
 
 
 if __name__ == "__main__":

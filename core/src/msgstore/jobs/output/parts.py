@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
 
 import attrs
 
 from msgstore.config import StoreConfig, store_config
-from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError, StoreIOError, StoreLocked
+from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
+from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
-from msgstore.jobs.output.references import Counts
+from msgstore.jobs.output.staging_directory import PARTS, errors
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan.bindings import OWN_RECORD
 
-PARTS = "parts"
-"""The directory of all attempts, in that of the job."""
 BATCH = 2**20
 """Bytes that are encoded at once, ``_OVERHEAD`` of each message included."""
 _OVERHEAD = 64
@@ -108,12 +108,15 @@ class PartWriter:
         self._items: list[bytes] = []
         self._whole = False
         """Whether the items are whole records; else they are bodies."""
-        self._counts: Counts | None = None
+        self._has_large = False
+        """Whether a held item may have a large body."""
+        self._counts: int | None = None
+        """Descriptor of the file of references."""
+        self._counts_size = 0
         self._held = 0
         self._messages = 0
-        self._part: Part | None = None
         self._open = True
-        with errors(target):
+        with errors(target.destination, nothing_of(target)):
             try:
                 self._files.create_directory(self._directory)
             except FileNotFoundError:
@@ -151,13 +154,14 @@ class PartWriter:
             self._write_held()
             self._seal()
             self._segments.sync_written()
-            if self._counts:
-                self._counts.finish()
+            if self._counts is not None:
+                self._files.sync(self._counts)  # the driver may read it on another machine
+                self._close_counts()
             files = tuple((segment.path.name, segment.size) for segment in self._segments)
             size = sum(size for _, size in files)
-            self._part = Part(self._task, str(self._directory), files, self._messages, size, self._counts is not None)
+            part = Part(self._task, str(self._directory), files, self._messages, size, self._counts_size > 0)
         self._open = False
-        return self._part
+        return part
 
     def abandon(self) -> None:
         """Nothing is left. Raises nothing; nothing to do if it is finished or abandoned."""
@@ -165,10 +169,14 @@ class PartWriter:
             self._open = False
             with suppress(MsgStoreError, OSError):
                 self._segments.close()
-                if self._counts:
-                    self._counts.close()
+                self._close_counts()
             with suppress(OSError):
                 self._files.remove_tree(self._directory)
+
+    def _close_counts(self) -> None:
+        fd, self._counts = self._counts, None
+        if fd is not None:
+            self._files.close(fd)
 
     def __enter__(self) -> PartWriter:
         return self
@@ -181,17 +189,20 @@ class PartWriter:
         if not self._open:
             raise StoreClosed(f"{self._directory}: this attempt has ended")
         try:
-            with errors(self._target):
+            with errors(self._target.destination, nothing_of(self._target)):
                 yield
         except BaseException:
             self.abandon()
             raise
 
     def _count(self, ids: Sequence[bytes], references: Sequence[int] | None, where: str) -> None:
-        if references is not None and (self._counts or not self._messages + len(self._ids)):
-            self._counts = self._counts or Counts(self._files, self._directory)
-            self._counts.add(ids, references, where)
-        elif references is not None or self._counts:
+        if references is not None and (self._counts is not None or not self._messages + len(self._ids)):
+            data = _pack_references(ids, references, where)
+            if self._counts is None:
+                self._counts = self._files.create(self._directory / _REFERENCES)
+            self._files.pwrite(self._counts, data, self._counts_size)
+            self._counts_size += len(data)
+        elif references is not None or self._counts is not None:
             raise ValueError("references are given of all messages of a part, or of none")
 
     def _take(self, ids: Sequence[bytes], items: Sequence[bytes], where: str, *, whole: bool) -> None:
@@ -204,55 +215,45 @@ class PartWriter:
         if set(map(len, ids)) != {_ID}:
             wrong = next(msg_id for msg_id in ids if len(msg_id) != _ID)
             raise StoreError(f"{where}: an id has {_ID} bytes, not {len(wrong)}: {bytes(wrong).hex() or 'it is empty'}")
-        if whole != self._whole:
-            self._write_held()
-            self._whole = whole
         largest = max(sizes)
         if largest > self._form.format.max_body and not whole:
             raise MessageTooLarge(
                 f"{where}: the body of {bytes(ids[sizes.index(largest)]).hex()} has {largest} bytes and does "
                 f"not fit into a record of format {self._form.name!r} (at most {self._form.format.max_body})"
             )
-        if largest >= self._large:
-            self._take_large(ids, items, sizes)
-            return
+        if whole != self._whole:
+            self._write_held()
+            self._whole = whole
         self._ids += ids
         self._items += items
         self._held += sum(sizes) + _OVERHEAD * len(sizes)
+        self._has_large |= largest >= self._large
         if self._held >= BATCH:
             self._write_held()
 
-    def _take_large(self, ids: Sequence[bytes], items: Sequence[bytes], sizes: Sequence[int]) -> None:
-        """A large body gets a segment of its own, as in the store."""
-        self._write_held()
-        at = 0
-        for place, size in enumerate(sizes):
-            if size < self._large or (self._whole and self._body_size(items[place]) < self._large):
-                continue
-            self._write(ids[at:place], items[at:place])
-            current = self._segments.current
-            if current is None or current.size > current.header_bytes:
-                self._roll()
-            self._write(ids[place : place + 1], items[place : place + 1])
-            self._seal()
-            at = place + 1
-        self._write(ids[at:], items[at:])
-
-    def _body_size(self, record: bytes) -> int:
-        begin, end = self._form.format.body_span(record, 0, len(record))
-        return end - begin
-
     def _write_held(self) -> None:
+        """Write what is held, some BATCH at a time. A large body gets a segment of its own, as in the engine's ``Appender``."""
         ids, items = self._ids, self._items
+        large = {at for at, item in enumerate(items) if self._is_large(item)} if self._has_large else set()
         step = max(len(ids) * BATCH // max(self._held, BATCH), 1)
-        for at in range(0, len(ids), step):
-            self._write(ids[at : at + step], items[at : at + step])
-        self._ids, self._items, self._held = [], [], 0
+        cuts = {0, len(ids), *range(0, len(ids), step), *large, *(at + 1 for at in large)}
+        for begin, end in pairwise(sorted(cuts)):
+            current = self._segments.current
+            if begin in large and current is not None and current.size > current.header_bytes:
+                self._seal()
+            self._write(ids[begin:end], items[begin:end])
+            if begin in large:
+                self._seal()
+        self._ids, self._items, self._held, self._has_large = [], [], 0, False
+
+    def _is_large(self, item: bytes) -> bool:
+        if len(item) < self._large or not self._whole:
+            return len(item) >= self._large
+        begin, end = self._form.format.body_span(item, 0, len(item))
+        return end - begin >= self._large
 
     def _write(self, ids: Sequence[bytes], items: Sequence[bytes]) -> None:
         """Write records. The record that fills a segment is its last one, as in the engine's ``Appender``."""
-        if not ids:
-            return
         data, sizes = (b"".join(items), list(map(len, items))) if self._whole else self._form.format.encode(ids, items)
         current = self._segments.current
         if current is not None and current.size + len(data) <= self._limit and current.size < self._limit:
@@ -264,7 +265,8 @@ class PartWriter:
         while done < len(ends):
             current = self._segments.current
             if current is None or current.size >= self._limit:
-                current = self._roll()
+                self._seal()
+                current = self._segments.roll(self._form)
             cut = min(bisect_left(ends, base + self._limit - current.size, done) + 1, len(ends))
             self._append(current, view[base : ends[cut - 1]], ids[done:cut], sizes[done:cut])
             done, base = cut, ends[cut - 1]
@@ -275,10 +277,6 @@ class PartWriter:
         self._segments.hints.add(segment, offset, len(data), ids, sizes)
         segment.live_bytes += len(data)
         self._messages += len(ids)
-
-    def _roll(self) -> Segment:
-        self._seal()
-        return self._segments.roll(self._form)
 
     def _seal(self) -> None:
         """The current segment takes no more records of this attempt."""
@@ -307,17 +305,34 @@ def _backends(target: Target) -> Backends:
     return backends_of(target, load_catalogue())
 
 
-@contextmanager
-def errors(target: Target) -> Iterator[None]:
-    """Say where an error of the operating system happened, and that the job has left nothing under the final name."""
-    try:
-        yield
-    except (OSError, StoreError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(cause, OSError) or isinstance(error, StoreLocked):
-            raise
-        where = cause.filename2 or cause.filename or target.destination
-        raise StoreIOError(
-            f"{where}: {cause.strerror or cause}. No store was made at {target.path}; mend the cause (space, limits, "
-            f"permissions, the disk) and run the job again."
-        ) from cause
+def nothing_of(target: Target) -> str:
+    """Return what errors say of the store."""
+    return f"No store was made at {target.path}"
+
+
+# -- references ---------------------------------------------------------------------------------------------------------------
+
+_REFERENCES = "references"
+"""File beside the segments of a part, written by the worker and read by the driver. It never outlives its job."""
+_REFERENCE = struct.Struct(">16sQ")
+_READ_AT_ONCE = _REFERENCE.size * 2**16
+
+
+def _pack_references(ids: Sequence[bytes], references: Sequence[int], where: str) -> bytes:
+    if len(ids) != len(references):
+        raise ValueError(f"{len(ids)} ids with {len(references)} counts")
+    is_count = [type(count) is int and 1 <= count <= MAX_REFERENCES for count in references]
+    if not all(is_count):
+        at = is_count.index(False)
+        raise StoreError(
+            f"{where}: {bytes(ids[at]).hex()} has {references[at]!r} references; a message has from 1 to {MAX_REFERENCES}. "
+            "Leave out what nobody refers to"
+        )
+    return b"".join(map(_REFERENCE.pack, ids, references))
+
+
+def read_references(files: Files, part: Part) -> Iterator[tuple[bytes, int]]:
+    """(id, references) of each message of a part. Raises OSError."""
+    with files.view(Path(part.directory, _REFERENCES)) as data:
+        for at in range(0, len(data), _READ_AT_ONCE):
+            yield from _REFERENCE.iter_unpack(data[at : at + _READ_AT_ONCE])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from msgstore.contract import Buffer, Columns, Damage, RecordError, SegmentFormat, SegmentScan
@@ -16,6 +18,10 @@ SHORT = 2
 PATIENCE = 8
 """So many times the size of a segment is read in all to tell false ends from true ones: somebody may have put records inside
 records inside records."""
+
+
+Row = tuple[int, int, bytes, bool]
+"""(offset, size, id, whether it was found behind or inside a damaged spot)."""
 
 
 @attrs.frozen
@@ -44,8 +50,8 @@ class Chains:
     is_clean: bool
     """True if records hold to the very end, damage in between or not."""
 
-    def rows(self) -> list[tuple[int, int, bytes, bool]]:
-        """(offset, size, id, whether it was found again) of every record and every copy, by offset."""
+    def rows(self) -> list[Row]:
+        """Return every record and every copy, by offset."""
         return sorted(
             (offset + chain.shift, size, msg_id, chain.recovered)
             for chain in self.found
@@ -53,25 +59,28 @@ class Chains:
             for msg_id, offset, size, _ in columns.rows()
         )
 
-    def columns(self) -> Columns:
-        """Every record and every copy, by offset. The types say nothing."""
-        if self.only is not None:
-            return self.only
-        columns = Columns()
-        for offset, size, msg_id, _ in self.rows():
-            columns.add(msg_id, offset, size)
-        return columns
+    def records(self) -> tuple[Columns, bytes]:
+        """Return every record and every copy, by offset, and for each 1 if it was found again, else 0. The types say nothing.
 
-    @property
-    def only(self) -> Columns | None:
-        """The records, if there is one chain from the beginning on, without a copy: nothing has to be sorted then."""
+        If there is one chain from the beginning on, without a copy, nothing has to be sorted.
+        """
         if len(self.found) == 1 and not self.found[0].recovered and not len(self.found[0].scan.duplicates):
-            return self.found[0].scan.records
-        return None
+            columns = self.found[0].scan.records
+            return columns, bytes(len(columns))
+        return columns_of(self.rows())
 
     @property
     def holes(self) -> int:
         return sum(sum(chain.scan.hole_sizes) for chain in self.found)
+
+
+def columns_of(rows: Iterable[Row]) -> tuple[Columns, bytes]:
+    """Return records by offset as :meth:`Chains.records` does."""
+    columns, recovered = Columns(), bytearray()
+    for offset, size, msg_id, again in rows:
+        columns.add(msg_id, offset, size)
+        recovered.append(again)
+    return columns, bytes(recovered)
 
 
 def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 0) -> Chains:

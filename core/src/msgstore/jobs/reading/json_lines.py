@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,7 @@ Messages = tuple[list[bytes], list[bytes], list[int] | None]
 
 def has_references(path: Path) -> bool | None:
     """Return True if the first line has references; None for an empty file. Raises StoreError."""
-    for number, line in _numbered(path):
-        try:
-            return "references" in _members(line)
-        except ValueError as error:
-            raise StoreError(f"{path}, line {number}: {error}") from error
-    return None
+    return next(("references" in members for members in _all_members(path, lambda _: None)), None)
 
 
 def read(path: Path, *, counted: bool, ignore_others: bool) -> Iterator[Messages]:
@@ -39,16 +34,15 @@ def read(path: Path, *, counted: bool, ignore_others: bool) -> Iterator[Messages
     bodies: list[bytes] = []
     references: list[int] = []
     size = 0
-    for number, line in _numbered(path):
-        try:
-            members = _members(line)
-            _check_members(members, counted=counted, ignore_others=ignore_others)
-            ids.append(_id(members["id"]))
-            bodies.append(_body(members))
-            if counted:
-                references.append(members["references"])
-        except ValueError as error:
-            raise StoreError(f"{path}, line {number}: {error}") from error
+
+    def take(members: dict[str, Any]) -> None:
+        _check_members(members, counted=counted, ignore_others=ignore_others)
+        ids.append(_id(members["id"]))
+        bodies.append(_body(members))
+        if counted:
+            references.append(members["references"])
+
+    for _ in _all_members(path, take):
         size += len(bodies[-1])
         if size >= _BATCH_BYTES or len(ids) == _BATCH_LINES:
             yield ids, bodies, references if counted else None
@@ -57,7 +51,8 @@ def read(path: Path, *, counted: bool, ignore_others: bool) -> Iterator[Messages
         yield ids, bodies, references if counted else None
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+def _all_members(path: Path, use: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
+    """Yield each line's object, after a call of ``use`` with it, whose ValueError becomes a StoreError of the line."""
     number = 0
     try:
         with path.open("rb") as file:
@@ -66,9 +61,13 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
                 if len(line) > LONGEST:
                     raise StoreError(f"{path}, line {number}: is longer than {LONGEST} bytes")
                 if line.strip():
-                    yield number, line
+                    members = _members(line)
+                    use(members)
+                    yield members
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise StoreError(f"{path}, line {number}: {error}") from error
 
 
 def _members(line: bytes) -> dict[str, Any]:

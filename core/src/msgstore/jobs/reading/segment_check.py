@@ -6,7 +6,8 @@ The relations ``segments`` and ``damage`` use the spans. An intact record may co
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,14 +27,6 @@ UNREADABLE = "unreadable"
 
 class UnreadableSegmentError(Exception):
     """Its text is the reason of the one damaged span that the segment then is."""
-
-
-@attrs.frozen
-class SegmentFindings:
-    """Scan result of one segment. Picklable."""
-
-    stock: SegmentStock
-    damage: tuple[Damage, ...]
 
 
 @attrs.frozen
@@ -75,28 +68,29 @@ def opening(found: SegmentInput) -> Iterator[tuple[OpenFormat, Buffer]]:
         raise UnreadableSegmentError(f"{UNREADABLE}: {type(error).__name__}: {error}") from error
 
 
+# -- as a scan reports it -----------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class SegmentFindings:
+    """Scan result of one segment. Picklable; with ids 24 bytes a record."""
+
+    stock: SegmentStock
+    damage: tuple[Damage, ...]
+    ids: bytes = b""
+    """Of the records, by offset."""
+    sizes: array[int] = attrs.field(factory=lambda: array("Q"))
+
+
 @contextmanager
 def reading(found: SegmentInput, stretch: SegmentRange | None = None) -> Iterator[tuple[OpenFormat, Buffer, SegmentReport]]:
-    """The same, with the scan of it, or of what comes from the beginning of ``stretch`` on. A segment that has been changed
-    within that cannot be read."""
+    """Like :func:`opening`, with the scan of the segment, or of what comes from the beginning of ``stretch`` on. A segment that
+    has been changed within that cannot be read."""
     with opening(found) as (form, data):
         if stretch is not None and not stretch.is_of(data):
             raise ValueError("it was changed after it was looked at")
         scan = form.scan(data, start=stretch.begin if stretch else 0)
         yield form, data, SegmentReport(Path(found.path), form, len(data), scan)
-
-
-def _try_plugins(form: OpenFormat, data: Buffer, records: Columns) -> None:
-    """Whatever the reading of these records would have plugins do that may fail: where bodies have a constant frame, that is
-    asked for once."""
-    values_at(form, data, records)
-    kinds = set(records.types)
-    rows = range(len(records)) if kinds - form.framed else map(records.types.index, kinds)
-    for row in rows:
-        offset, size = records.offsets[row], records.sizes[row]
-        begin, end = form.format.body_span(data, offset, size)
-        if not offset <= begin <= end <= offset + size:
-            raise ValueError(f"at offset {offset}: the body is said to be outside of its record")
 
 
 def judge(found: SegmentInput) -> SegmentFindings:
@@ -113,6 +107,19 @@ def judge(found: SegmentInput) -> SegmentFindings:
             return findings
     except UnreadableSegmentError as error:
         return unreadable(found, error)
+
+
+def _try_plugins(form: OpenFormat, data: Buffer, records: Columns) -> None:
+    """Whatever the reading of these records would have plugins do that may fail: where bodies have a constant frame, that is
+    asked for once."""
+    values_at(form, data, records)
+    kinds = set(records.types)
+    rows = range(len(records)) if kinds - form.framed else map(records.types.index, kinds)
+    for row in rows:
+        offset, size = records.offsets[row], records.sizes[row]
+        begin, end = form.format.body_span(data, offset, size)
+        if not offset <= begin <= end <= offset + size:
+            raise ValueError(f"at offset {offset}: the body is said to be outside of its record")
 
 
 def measure(found: SegmentInput, report: SegmentReport) -> SegmentFindings:
@@ -142,24 +149,37 @@ def unreadable(found: SegmentInput, error: UnreadableSegmentError) -> SegmentFin
     return SegmentFindings(stock, (Damage(0, found.size, str(error)),))
 
 
+# -- behind and inside damage, too --------------------------------------------------------------------------------------------
+
+
 @attrs.frozen
 class IntactRecords:
-    """Records of a segment that pass the checks of its format. Picklable: 33 bytes a record."""
+    """Records of a segment that pass all checks, every copy of an id. Picklable: 33 bytes a record."""
 
+    size: int
+    header: int = 0
+    holes: int = 0
+    damage: tuple[Damage, ...] = ()
     records: Columns = attrs.field(factory=Columns)
     """By offset. The types say nothing."""
-    damage: tuple[Damage, ...] = ()
-
-
-def read_intact(item: SegmentInput) -> IntactRecords:
-    """Read a segment to its end. One that cannot be read is damage as a whole. Raises PluginError."""
-    try:
-        with opening(item) as (form, data):
-            return intact_records(form, data)
-    except UnreadableSegmentError as error:
-        return IntactRecords(damage=(Damage(0, item.size, str(error)),))
+    recovered: bytes = b""
+    """For each of them 1 if it was found again behind a damaged spot, else 0."""
+    crc32: int = 0
+    """Of all bytes of the segment, if a job reads it a second time."""
+    digests: bytes = b""
+    """Of the body of each, if a job compares them."""
 
 
 def intact_records(form: OpenFormat, data: Buffer) -> IntactRecords:
+    """Return the records that pass the checks of the format."""
     chains = read_chains(form.format, data)
-    return IntactRecords(chains.columns(), tuple(chains.damage))
+    return IntactRecords(len(data), chains.header, chains.holes, tuple(chains.damage), *chains.records())
+
+
+def read_intact(item: SegmentInput, read: Callable[[OpenFormat, Buffer], IntactRecords] = intact_records) -> IntactRecords:
+    """Read a segment to its end. One that cannot be read is damage as a whole. Raises PluginError."""
+    try:
+        with opening(item) as (form, data):
+            return read(form, data)
+    except UnreadableSegmentError as error:
+        return IntactRecords(item.size, damage=(Damage(0, item.size, str(error)),))

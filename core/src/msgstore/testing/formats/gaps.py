@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from random import Random
+from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +28,11 @@ class GapTests(KitTests):
 
     kinds = ("format",)
 
+    @pytest.fixture
+    def compactable(self, subject: Subject) -> Any:
+        subject.needs(Capability.COMPACTABLE)
+        return made(subject)
+
     @tried(60)
     @given(
         first=_sizes,
@@ -34,61 +41,43 @@ class GapTests(KitTests):
         seed=st.integers(0, 2**32),
     )
     def test_a_crash_while_gaps_are_filled(
-        self, subject: Subject, first: int, gaps: list[list[int]], moved: list[int], seed: int
+        self, compactable: CompactableFormat, first: int, gaps: list[list[int]], moved: list[int], seed: int
     ) -> None:
         """A failure means that a crash during a compaction costs messages. After and inside each of the three steps, whichever
         of its sectors have reached the disk, a scan finds each record outside the gaps; ``inside`` must be hidden until
         ``seal``, and what must not be torn must lie within one sector."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        segment = Compacted.of(form, first, gaps, moved)
+        segment = Compacted.of(compactable, first, gaps, moved)
         segment.check_crashes(Random(seed))
 
     @tried(30)
     @given(first=_sizes, dead=st.lists(_sizes, min_size=2, max_size=4), moved=st.lists(_sizes, min_size=2, max_size=4))
     def test_a_gap_that_was_filled_is_filled_again(
-        self, subject: Subject, first: int, dead: list[int], moved: list[int]
+        self, compactable: CompactableFormat, first: int, dead: list[int], moved: list[int]
     ) -> None:
         """A failure means that ``fill_gap`` counts on a gap of dead records only. A gap is everything between two live records:
         what an earlier compaction has left over in it, too."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        segment = Compacted.of(form, first, [dead], moved)
-        fewer = attrs.evolve(
-            segment, data=segment.filled, gaps=[attrs.evolve(segment.gaps[0], moved=segment.gaps[0].moved[1:])]
-        )
-        fewer.check_crashes(Random(1))
+        segment = Compacted.of(compactable, first, [dead], moved)
+        ((offset, size, taken),) = segment.gaps
+        attrs.evolve(segment, data=segment.filled, gaps=[(offset, size, taken[1:])]).check_crashes(Random(1))
 
-    def test_whatever_is_left_over_is_no_record(self, subject: Subject) -> None:
+    def test_whatever_is_left_over_is_no_record(self, compactable: CompactableFormat) -> None:
         """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
         left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        _, (smallest,) = written(form, numbered(1))
+        _, (smallest,) = written(compactable, numbered(1))
         for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
             for left in range(30):
-                first = (at - len(form.header) - smallest.size) % SECTOR
-                segment = Compacted.of(form, first, [[left + 4]], [4])
+                first = (at - len(compactable.header) - smallest.size) % SECTOR
+                segment = Compacted.of(compactable, first, [[left + 4]], [4])
                 segment.check_crashes(Random(left))
 
-    def test_room(self, subject: Subject) -> None:
+    def test_room(self, compactable: CompactableFormat) -> None:
         """A failure means that ``gap_room`` promises more than there is, or that no gap ever has room, so that nothing is
         compacted."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        begin = len(form.header)
+        begin = len(compactable.header)
         for size in (1, 2, 5, 20, 100, 1000):
-            rooms = [form.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
+            rooms = [compactable.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
             assert all(0 <= room <= size for room in rooms), f"a gap of {size} bytes promises {max(rooms)}"
         assert sum(room > 0 for room in rooms) >= SECTOR // 2, "less than half of the gaps of 1000 bytes have any room"
-
-
-@attrs.frozen
-class GapCase:
-    offset: int
-    size: int
-    moved: Sequence[Placed]
-    """Where they were."""
 
 
 @attrs.frozen
@@ -99,95 +88,86 @@ class Compacted:
     data: bytes
     live: Sequence[Placed]
     """Everything outside the gaps, what is moved included."""
-    gaps: Sequence[GapCase]
+    gaps: Sequence[tuple[int, int, Sequence[Placed]]]
+    """(offset, size, records that move there, as they stand now)."""
 
     @classmethod
     def of(cls, form: CompactableFormat, first: int, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
         """With bodies of these sizes; of ``moved`` is moved what there is room for."""
         sizes = [first, *(size for gap in gaps for size in (*gap, 9)), *moved]
         random = Random(len(sizes))
-        data, placed = written(
-            form, [(msg_id, random.randbytes(size)) for (msg_id, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
-        )
-        live, at, found = placed[:1], 1, []
+        messages = [(msg_id, random.randbytes(size)) for (msg_id, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
+        data, placed = written(form, messages)
+        rest = iter(placed)
+        live = [next(rest)]
+        found = []
         for gap in gaps:
-            begin, end = placed[at].offset, placed[at + len(gap)].offset
-            found.append((begin, end - begin))
-            live.append(placed[at + len(gap)])
-            at += len(gap) + 1
-        live += placed[at:]
+            dead = [next(rest) for _ in gap]
+            found.append((dead[0].offset, dead[-1].end - dead[0].offset))
+            live.append(next(rest))
+        waiting = list(rest)
+        live += waiting
         filled = []
-        waiting = placed[at:]
         for offset, size in found:
-            room, taken = form.gap_room(offset, size), 0
-            while taken < len(waiting) and sum(record.size for record in waiting[: taken + 1]) <= room:
-                taken += 1
-            filled.append(GapCase(offset, size, waiting[:taken]))
+            room = form.gap_room(offset, size)
+            ends = accumulate(record.size for record in waiting)
+            taken = sum(end <= room for end in ends)
+            filled.append((offset, size, waiting[:taken]))
             waiting = waiting[taken:]
         return cls(form, data, live, filled)
 
     def steps(self) -> list[list[Write]]:
         """The writes of all gaps together, step by step, as a store does them."""
         steps: list[list[Write]] = [[], [], []]
-        for gap in self.gaps:
-            fill = self.form.fill_gap(gap.offset, gap.size, [self.data[record.offset : record.end] for record in gap.moved])
+        for begin, size, moved in self.gaps:
+            fill = self.form.fill_gap(begin, size, [self.data[record.offset : record.end] for record in moved])
             for step, writes in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
                 for offset, chunk in writes:
-                    inside = gap.offset <= offset and offset + len(chunk) <= gap.offset + gap.size
-                    assert inside, f"{len(chunk)} bytes at {offset} are not in the gap of {gap.size} bytes at {gap.offset}"
+                    inside = begin <= offset and offset + len(chunk) <= begin + size
+                    assert inside, f"{len(chunk)} bytes at {offset} are not in the gap of {size} bytes at {begin}"
                 step += writes
         return steps
 
-    def crashes(self, random: Random) -> Iterator[bytes]:
-        """Yield what may be on disk at any instant: all earlier steps, and any sectors of the running one."""
+    @property
+    def filled(self) -> bytes:
+        return _after(self.data, chain.from_iterable(self.steps()))
+
+    def check_crashes(self, random: Random) -> None:
+        """Check what may be on disk at any instant: all earlier steps, and any sectors of the running one; then the end."""
         state = self.data
         for step in self.steps():
             pieces = list(_by_sector(step))
             for number in range(len(pieces) + 1):
-                yield _after(state, pieces[:number])
-                yield _after(state, pieces[number:])
+                self.check(_after(state, pieces[:number]))
+                self.check(_after(state, pieces[number:]))
             for _ in range(3):
-                yield _after(state, [piece for piece in pieces if random.getrandbits(1)])
+                self.check(_after(state, [piece for piece in pieces if random.getrandbits(1)]))
             state = _after(state, pieces)
+        self.check_filled(state)
 
-    @property
-    def filled(self) -> bytes:
-        return _after(self.data, [write for step in self.steps() for write in step])
-
-    def check_crashes(self, random: Random) -> None:
-        for state in self.crashes(random):
-            self.check(state)
-        self.check_filled()
-
-    def check(self, state: bytes) -> None:
+    def check(self, state: bytes) -> set[tuple[bytes, int, int]]:
         """Every record outside the gaps is found where it is, and of each id the copy that counts is whole."""
         scan = self.form.scan(state)
         check_scan(self.form, state, scan)
         found = {*rows(scan.records), *rows(scan.duplicates)}
-        lost = [f"{msg_id.hex()} at {offset}" for msg_id, offset, _ in expected(self.live) if (msg_id, offset, _) not in found]
-        assert not lost, f"not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {self._where()}"
+        lost = [f"{row[0].hex()} at {row[1]}" for row in expected(self.live) if row not in found]
+        gaps = ", ".join(f"{size} bytes at {at}, {len(moved)} records moved there" for at, size, moved in self.gaps)
+        assert not lost, f"not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {gaps}"
         bodies = {record.msg_id: record.body for record in self.live}
         for msg_id, offset, size in rows(scan.records):
             if msg_id in bodies:
                 check_body(self.form.decode(msg_id, state[offset : offset + size]), bodies[msg_id], f"the record at {offset}")
+        return found
 
-    def check_filled(self) -> None:
+    def check_filled(self, state: bytes) -> None:
         """The records are in the gaps, too, one behind the other from the beginning on, and the segment can be cut there."""
-        state = self.filled
-        scan = self.form.scan(state)
-        assert scan.end == ScanEnd("clean", len(state))
-        found = {*rows(scan.records), *rows(scan.duplicates)}
-        for gap in self.gaps:
-            at = gap.offset
-            for record in gap.moved:
+        found = self.check(state)
+        for at, _, moved in self.gaps:
+            for record in moved:
                 assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
                 at += record.size
-            assert self.form.scan(state[:at]).end == ScanEnd("clean", at), (
-                "cut behind the moved records, the segment is not clean"
-            )
-
-    def _where(self) -> str:
-        return ", ".join(f"{gap.size} bytes at {gap.offset}, {len(gap.moved)} records moved there" for gap in self.gaps)
+            for end in (at, len(state)):
+                assert self.form.scan(state[:end]).end == ScanEnd("clean", end), f"with {end} bytes, the segment is not clean"
 
 
 def _by_sector(writes: Iterable[Write]) -> Iterator[Write]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from msgstore.testing.index.live import LiveTests
 from msgstore.testing.index.readers import ReaderTests
 from msgstore.testing.index.saving import SavingTests
 
 
-class IndexTests(ReaderTests, SavingTests, LiveTests):
+class IndexTests(ReaderTests, SavingTests):
     kinds = ("index",)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import random
 import reprlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import attrs
 import pytest
 
-from msgstore.contract import Index, IndexContext
+from msgstore.contract import Index, IndexContext, IndexDescriptor
 from msgstore.files import Files
 from msgstore.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles, copy_of
@@ -135,3 +139,67 @@ def make_second(index: Index) -> None:
     index.relocate([_B], [FIRST[_B][0]], [SECOND[_B][0]])
     index.add_reference(_B)
     index.enter([_D], [SECOND[_D][0]])
+
+
+ROUND = b"round"
+CHILD_IDS = [random.Random(n).randbytes(16) for n in range(300)]
+
+
+def committed(round_: int) -> Saved:
+    """After a commit of the child: every third id is absent in every other round; the others have a location of this round."""
+    there = [msg_id for n, msg_id in enumerate(CHILD_IDS) if n % 3 or round_ % 2]
+    entries: Entries = {msg_id: (pack_location(round_, n, 100), 1 + round_ % 3) for n, msg_id in enumerate(there)}
+    return Saved({ROUND: b"%d" % round_}, entries)
+
+
+def _commit_rounds(descriptor: IndexDescriptor, context: IndexContext, parent: Any, step_by_step: bool) -> None:
+    index: Index = descriptor.load_factory()(context)
+    index.load()
+    round_ = 0
+    while not step_by_step or parent.recv():
+        round_ += 1
+        goal = committed(round_).entries
+        index.enter(list(goal), [at for at, _ in goal.values()], [count for _, count in goal.values()])
+        index.release([msg_id for msg_id in CHILD_IDS if msg_id not in goal for _ in range(index.references(msg_id))])
+        index.freeze({ROUND: b"%d" % round_})
+        index.commit()
+        parent.send(round_)
+
+
+class Committing:
+    """A child process that commits round after round until it is killed: at the latest at the end of the block."""
+
+    def __init__(self, place: Place, *, step_by_step: bool = False) -> None:
+        """``step_by_step``: it commits only in :meth:`wait_for`."""
+        processes = multiprocessing.get_context("spawn")
+        self._child, parent = processes.Pipe()
+        self._step_by_step = step_by_step
+        self._round = 0
+        context = IndexContext(place.subject.made_options, place.directory, Files())
+        arguments = place.subject.descriptor, context, parent, step_by_step
+        self._process = processes.Process(target=_commit_rounds, args=arguments, daemon=True)
+        self._process.start()
+        parent.close()
+
+    def __enter__(self) -> Committing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.kill()
+        self._child.close()
+
+    def wait_for(self, round_: int) -> None:
+        """Wait until it has committed so often. Raises EOFError if it has failed."""
+        while self._round < round_:
+            if self._step_by_step:
+                self._child.send(True)
+            self._round = self._child.recv()
+
+    def kill(self) -> int:
+        """Kill it; return the number of its last commit that has returned."""
+        self._process.kill()
+        self._process.join()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._round = self._child.recv()
+        return self._round

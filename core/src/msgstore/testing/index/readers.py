@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from msgstore.contract import Index
+from msgstore.contract import Capability, Index
 from msgstore.locations import NUMBER_SHIFT, pack_location
 from msgstore.testing.concurrency import BetweenLines, together
 from msgstore.testing.data import tried
 from msgstore.testing.index.model import IndexAgainstDictionary
-from msgstore.testing.index.place import FIRST, IDS, LATER, STATE, Place, PlaceTests, enter_first
+from msgstore.testing.index.place import FIRST, IDS, LATER, ROUND, STATE, Entries, Place, PlaceTests, enter_first, entries_of
 from msgstore.testing.subjects import Subject
 
 A, B, C, D = IDS[:4]
@@ -72,68 +72,76 @@ class ReaderTests(PlaceTests):
     def test_readers_see_what_was_or_what_is(self, place: Place) -> None:
         """A failure means that a reader, who holds no lock, finds no entry where there always is one, or a location that was
         never set, or raises: a change is made in two steps, or a container is iterated while another thread changes it."""
-        index = place.open()
-        versions = _Versions(index)
-        tasks = versions.write, versions.read, versions.read, versions.commit
-        together(0.5, *tasks, enough=lambda: versions.reads > 100)
-        assert versions.reads > 100
-        index.close(None)
+        traffic = _Traffic(place)
+        together(0.5, traffic.write, traffic.read, traffic.read, traffic.commit, enough=lambda: traffic.reads > 100)
+        assert traffic.reads > 100
+        traffic.index.close(None)
+
+    def test_a_commit_beside_other_threads(self, place: Place) -> None:
+        """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
+        entries are not those of any ``freeze``."""
+        place.subject.needs(Capability.PERSISTENT)
+        traffic = _Traffic(place)
+        together(0.5, traffic.write, traffic.commit_and_crash, enough=lambda: traffic.commits > 0)
+        assert traffic.commits
+        traffic.index.close(None)
 
 
-class _Versions:
-    """Entries whose location is a version that only grows: a reader knows the oldest and the newest that it may see.
-
-    The first half of the ids always has entries; entries of the others come and go.
+class _Traffic:
+    """Threads with one index. A location is a version that only grows: a reader knows the oldest and the newest that it may
+    see. The first half of the ids always has entries; entries of the others come and go.
     """
 
-    def __init__(self, index: Index, count: int = 96) -> None:
-        self.index = index
+    def __init__(self, place: Place, count: int = 96) -> None:
+        self.place = place
+        self.index = place.open()
         self.ids = [random.Random(n).randbytes(16) for n in range(count)]
         self.kept = count // 2
         self.lock = threading.Lock()
         self.done = [1] * count
         """The newest version of each id whose write has returned."""
         self.newest = 1
-        self.reads = 0
+        self.frozen: list[Entries] = []
+        """What there was at each ``freeze``."""
+        self.reads = self.commits = 0
         self._enter(range(count))
+        self._freeze([])
 
     def write(self, stop: threading.Event) -> None:
         rng = random.Random(1)
         while not stop.is_set():
             for _ in range(10):
                 with self.lock:
-                    change = rng.choice([self._enter, self._relocate, self._count, self._remove])
+                    change = rng.choice([self._enter, self._relocate, self._count, self._remove, self._freeze])
                     change(rng.sample(range(len(self.ids)), 40))
             time.sleep(0)  # lets other threads take the lock
 
-    def _enter(self, chosen: Any) -> None:
+    def _enter(self, chosen: Sequence[int]) -> None:
+        self._move(chosen, lambda ids, locations: self.index.enter(ids, locations))
+
+    def _relocate(self, chosen: Sequence[int]) -> None:
+        there = [n for n in chosen if self.index.references(self.ids[n])]
+        self._move(there, lambda ids, new: self.index.relocate(ids, [self.index.get(msg_id) or 0 for msg_id in ids], new))
+
+    def _move(self, chosen: Sequence[int], change: Callable[[list[bytes], list[int]], object]) -> None:
         self.newest += 1
-        self.index.enter([self.ids[n] for n in chosen], self._locations(chosen))
-        self._is_done(chosen)
-
-    def _relocate(self, chosen: list[int]) -> None:
-        self.newest += 1
-        chosen = [n for n in chosen if self.index.references(self.ids[n])]
-        ids = [self.ids[n] for n in chosen]
-        self.index.relocate(ids, [self.index.get(msg_id) or 0 for msg_id in ids], self._locations(chosen))
-        self._is_done(chosen)
-
-    def _locations(self, chosen: Any) -> list[int]:
-        return [pack_location(self.newest, n, 1) for n in chosen]
-
-    def _is_done(self, chosen: Any) -> None:
+        change([self.ids[n] for n in chosen], [pack_location(self.newest, n, 1) for n in chosen])
         for n in chosen:
             self.done[n] = self.newest
 
-    def _count(self, chosen: list[int]) -> None:
+    def _count(self, chosen: Sequence[int]) -> None:
         ids = [self.ids[n] for n in chosen if n < self.kept]
         for msg_id in ids:
             self.index.add_reference(msg_id)
         self.index.release(ids)
 
-    def _remove(self, chosen: list[int]) -> None:
+    def _remove(self, chosen: Sequence[int]) -> None:
         ids = [self.ids[n] for n in chosen if n >= self.kept]
         self.index.release([msg_id for msg_id in ids for _ in range(self.index.references(msg_id))])
+
+    def _freeze(self, _: Sequence[int]) -> None:
+        self.index.freeze({ROUND: b"%d" % len(self.frozen)})
+        self.frozen.append(entries_of(self.index))
 
     def read(self, stop: threading.Event) -> None:
         rng = random.Random(2)
@@ -152,6 +160,15 @@ class _Versions:
 
     def commit(self, stop: threading.Event) -> None:
         while not stop.wait(0.002):  # the writer needs the lock, too
-            with self.lock:
-                self.index.freeze({b"version": b"%d" % self.newest})
             self.index.commit()
+
+    def commit_and_crash(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            due = len(self.frozen)
+            self.index.commit()
+            with self.lock:  # nothing is written while it is copied
+                found = self.place.after_a_crash()
+            round_ = int((found.state or {})[ROUND])
+            assert found.entries == self.frozen[round_], "entries and state are not of the same freeze"
+            assert round_ >= due - 1, "the last freeze before the commit is not in it"
+            self.commits += 1

@@ -1,8 +1,7 @@
-"""Tests of durability: damaged files, syncs, commits next to other threads, and processes that end inside one."""
+"""Tests of durability: damaged files, syncs, processes that end inside a commit, and readers of another process."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 
@@ -10,26 +9,10 @@ import pytest
 
 from msgstore.contract import RESCUED_KEY, Capability, Index
 from msgstore.files import Files
-from msgstore.testing.concurrency import together
 from msgstore.testing.faults import RecordingFiles, StoppingFiles, crash_points, stopped
-from msgstore.testing.index import child
-from msgstore.testing.index.place import (
-    FIRST,
-    IDS,
-    LATER,
-    NOTHING,
-    OWN_FILES,
-    SECOND,
-    STATE,
-    Entries,
-    Place,
-    PlaceTests,
-    Saved,
-    enter_first,
-    entries_of,
-    make_second,
-)
-from msgstore.testing.subjects import skip_without
+from msgstore.testing.guard import skip_without
+from msgstore.testing.index import place as places
+from msgstore.testing.index.place import FIRST, IDS, LATER, NOTHING, SECOND, STATE, Committing, Place, PlaceTests, Saved
 
 
 class SavingTests(PlaceTests):
@@ -40,7 +23,7 @@ class SavingTests(PlaceTests):
         if place.subject.has(Capability.PERSISTENT):
             skip_without("a snapshot")
         index = place.open()
-        enter_first(index)
+        places.enter_first(index)
         index.close(STATE)
         files = [path for path in place.directory.rglob("*") if path.is_file()]
         assert files, "nothing was saved"
@@ -50,7 +33,7 @@ class SavingTests(PlaceTests):
                 path.write_bytes(damaged)
                 index = place.make()
                 state = index.load()
-                found = Saved(state, entries_of(index))
+                found = Saved(state, places.entries_of(index))
                 refused = (found == NOTHING and len(index) == 0) or (state is not None and RESCUED_KEY in state)
                 assert refused or found == Saved(STATE, FIRST), f"{path.name}, {len(damaged)} of {len(whole)} bytes"
                 index.freeze({})
@@ -66,11 +49,11 @@ class SavingTests(PlaceTests):
         files = RecordingFiles()
         index = place.make(files, sync=True)
         index.load()
-        enter_first(index)
+        places.enter_first(index)
         index.close(STATE)
         names = [name for name, _, _ in files.changes()]
         if "pwrite" not in names:
-            skip_without(OWN_FILES)
+            skip_without(places.OWN_FILES)
         last = len(names) - names[::-1].index("pwrite")
         assert "sync" in names[last:], names
         if "replace" in names:
@@ -89,53 +72,6 @@ class SavingTests(PlaceTests):
         index.freeze({bytes(511): b"value"})
         index.commit()
         assert place.after_a_crash().state == {bytes(511): b"value"}
-        index.close(None)
-
-    def test_a_commit_beside_other_threads(self, place: Place) -> None:
-        """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
-        entries are not those of any ``freeze``."""
-        place.subject.needs(Capability.PERSISTENT)
-        index = place.open()
-        lock, frozen = threading.Lock(), dict[bytes, Entries]()
-        entries: Entries = {}
-        ids = [n.to_bytes(16) for n in range(600)]
-        rounds = iter(range(1_000_000))
-        commits = 0
-
-        def change(stop: threading.Event) -> None:
-            while not stop.is_set():
-                with lock:
-                    n = next(rounds)
-                    batch = ids[n * 7 % 500 :][:60]
-                    index.enter(batch, range(n + 1, n + 61))
-                    gone = batch[::3]
-                    index.release(gone)
-                    index.add_reference(batch[1])
-                    entries.update({msg_id: (n + 1 + at, 1) for at, msg_id in enumerate(batch)})
-                    entries[batch[1]] = (n + 2, 2)
-                    for msg_id in gone:
-                        del entries[msg_id]
-                    if n % 5 == 0:
-                        index.freeze({b"round": b"%d" % n})
-                        frozen[b"%d" % n] = entries.copy()
-                stop.wait(0.0005)
-
-        def commit(stop: threading.Event) -> None:
-            nonlocal commits
-            while not stop.is_set():
-                with lock:
-                    due = len(frozen)
-                index.commit()
-                with lock:  # nothing is written while it is copied
-                    found = place.after_a_crash()
-                if found.state:
-                    round_ = found.state[b"round"]
-                    assert found.entries == frozen[round_], "entries and state are not of the same freeze"
-                    assert list(frozen).index(round_) >= due - 1, "the last freeze before the commit is not in it"
-                    commits += 1
-
-        together(0.5, change, commit, enough=lambda: commits > 0)
-        assert commits
         index.close(None)
 
     def test_a_crash_at_each_file_operation(self, place: Place) -> None:
@@ -170,29 +106,82 @@ class SavingTests(PlaceTests):
             assert found in may_be, f"stopped at {whole.changes()[stop]}, {torn} bytes of it written: {found}"
             copy.remove()
         if not points:
-            skip_without(OWN_FILES)
+            skip_without(places.OWN_FILES)
 
     @pytest.mark.parametrize("seconds", [0.0, 0.03, 0.11])
     def test_a_killed_process_leaves_whole_commits(self, place: Place, seconds: float) -> None:
         """A failure means that a killed process leaves entries of one commit and state of another, or less than the last commit
         that returned. A run does not always hit the same commit: look at what was found."""
         place.subject.needs(Capability.PERSISTENT)
-        with child.committing(place.subject, place.directory) as process:
+        with Committing(place) as process:
             process.wait_for(1)
             time.sleep(seconds)  # anywhere in its work
             done = process.kill()
         found = place.saved()
-        assert found in (child.expected(done), child.expected(done + 1)), f"after commit {done}: {found.state}"
+        assert found in (places.committed(done), places.committed(done + 1)), f"after commit {done}: {found.state}"
+
+    def test_each_call_sees_the_last_commit(self, place: Place) -> None:
+        """A failure means that a reader in another process sees what was committed when it began, or that its own changes are
+        not seen on top, survive another ``load`` or reach the disk, or that it keeps the writer from committing."""
+        place.subject.needs(Capability.LIVE_READS)
+        mine = bytes(16)
+        with Committing(place, step_by_step=True) as process:
+            process.wait_for(1)
+            index = place.make(read_only=True, live=True)
+            for round_ in range(1, 5):
+                process.wait_for(round_)
+                expected = places.committed(round_)
+                if round_ in (1, 3):
+                    assert index.load() == expected.state
+                places.agree(index, expected.entries, [*places.CHILD_IDS, mine])
+                assert len(index) == len(expected.entries)
+            index.enter([mine], [7])
+            there, *_ = expected.entries
+            index.release([there] * index.references(there))
+            process.wait_for(5)
+            assert (index.get(mine), index.get(there)) == (7, None)
+            assert index.load() == places.committed(5).state
+            places.agree(index, places.committed(5).entries, [mine])
+            index.enter([mine], [7])
+            index.close({b"not": b"saved"})
+            process.wait_for(6)
+        assert place.saved() == places.committed(6)
+
+    def test_beside_a_writer_that_goes_on(self, place: Place) -> None:
+        """A failure means that a reader sees half of a commit. One call sees one commit: all of ``items`` are of one round."""
+        place.subject.needs(Capability.LIVE_READS)
+        with Committing(place) as process:
+            process.wait_for(1)
+            index = place.make(read_only=True, live=True)
+            state = index.load() or {}
+            seen = {int(state[places.ROUND])}
+            for _ in range(60):
+                found = places.entries_of(index)
+                (round_,) = {at >> 80 for at, _ in found.values()}
+                assert found == places.committed(round_).entries
+                assert round_ >= max(seen), "older than what was seen before"
+                seen.add(round_)
+            assert process.kill() >= max(seen) - 1
+            index.close(None)
+        assert len(seen) > 1, "the writer made no progress: the reader holds on to what it reads"
+
+    def test_where_nothing_was_committed(self, place: Place) -> None:
+        """A failure means that a reader that comes before the first writer fails, or creates files."""
+        place.subject.needs(Capability.LIVE_READS)
+        index = place.make(read_only=True, live=True)
+        assert Saved(index.load(), places.entries_of(index)) == NOTHING
+        index.close(None)
+        assert list(place.directory.iterdir()) == []
 
 
 def _with_second_frozen(place: Place, files: Files) -> Index:
     """An index that has loaded ``FIRST``, with ``SECOND`` frozen and not committed."""
     index = place.open()
-    enter_first(index)
+    places.enter_first(index)
     index.close(STATE)
     index = place.make(files)
     assert index.load() == STATE
-    make_second(index)
+    places.make_second(index)
     index.freeze(LATER)
     return index
 

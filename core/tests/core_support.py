@@ -1,0 +1,103 @@
+"""What the tests of core share: the command line run in this process, directories that brokers wrote, damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from msgstore.cli.main import main
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+BROKER = DATA / "msg-store"
+"""Directories with a store of RabbitMQ's and a manifest that says what is in it."""
+STORES = sorted(path.parent.name for path in BROKER.glob("*/store"))
+Rows = list[dict[str, Any]]
+
+
+def run(*arguments: object, code: int | None = None, stdin: bytes = b"", columns: int = 200) -> Result:
+    """Run ``msgstore`` in this process, on a terminal of so many columns. Fails for a traceback or another exit code."""
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [str(argument) for argument in arguments], input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.stderr
+    assert code in (None, result.exit_code), result.output
+    return result
+
+
+def objects(result: Result | str) -> Rows:
+    """What ``--json`` has printed."""
+    return [json.loads(line) for line in (result if isinstance(result, str) else result.stdout).splitlines()]
+
+
+def rows_of(*arguments: object, code: int = 0) -> Rows:
+    return objects(run(*arguments, "--json", code=code))
+
+
+def refused(*arguments: object) -> str:
+    """Return the one line that the program says of misuse."""
+    result = run(*arguments, code=2)
+    assert (result.stdout, result.stderr.count("\n"), result.stderr[:10]) == ("", 1, "msgstore: "), result.output
+    return result.stderr
+
+
+def columns(rows: Iterable[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def store_of(name: str) -> Path:
+    return BROKER / name / "store"
+
+
+def manifest_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((BROKER / name / "manifest.json").read_text())
+    return found
+
+
+def copy_of(name: str, to: Path) -> Path:
+    return Path(shutil.copytree(store_of(name), to))
+
+
+def counts_of(name: str, to: Path, keep: Callable[[dict[str, Any]], bool] = lambda message: True) -> Path:
+    """Write a file of the references that the broker had, of the messages to ``keep``."""
+    live = [message for message in manifest_of(name)["messages"] if message["refcount"] and keep(message)]
+    to.write_text("id,count\n" + "".join(f"{message['id']},{message['refcount']}\n" for message in live))
+    return to
+
+
+def live_of(name: str) -> dict[str, tuple[int, str]]:
+    """References and digest of each live message; not of the one that was torn."""
+    manifest = manifest_of(name)
+    torn = manifest.get("torn", {}).get("id")
+    live = [m for m in manifest["messages"] if m["refcount"] and m["confirmed"] and m["id"] != torn]
+    return {m["id"]: (m["refcount"], m["body_sha256"]) for m in live}
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, int, bytes]]:
+    paths = [directory, *directory.rglob("*")]
+    return {
+        str(p): (p.stat().st_size, p.stat().st_mtime_ns, b"" if p.is_dir() else p.read_bytes()) for p in paths if p.exists()
+    }
+
+
+def flip(path: Path, offset: int, bits: int = 1, *, unseen: bool = False) -> bytes:
+    """Change bits of one byte; ``unseen``: the file's times stay. Return the new content."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[offset] ^= bits
+    path.write_bytes(data)
+    if unseen:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return bytes(data)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Return a replacement for a function that raises ``error``."""
+
+    def fail(*arguments: object, **options: object) -> Any:
+        raise error
+
+    return fail
