@@ -107,7 +107,7 @@ class PartWriter:
         self._records: list[bytes] = []
         """The records of ``_ids``, which have ``_sizes``, and wait to be written."""
         self._large_at: list[int] = []
-        """Which of them have large bodies."""
+        """Positions of those with large bodies."""
         self._counts: int | None = None
         """Descriptor of the file of references."""
         self._counts_size = 0
