@@ -305,7 +305,7 @@ def test_unlistable_directory_is_refused(tmp_path, monkeypatch):
     assert load(tmp_path / "in" / "*" / "*.jsonl", to=tmp_path / "to").rows == 1
 
 
-def test_size_counts_all_files_if_last_source_is_empty(tmp_path):
+def test_size_counts_all_files_if_last_is_empty(tmp_path):
     to_lines(tmp_path / "a.jsonl", some(100))
     (tmp_path / "b.jsonl").write_text("")
     report = load(tmp_path / "a.jsonl", tmp_path / "b.jsonl", to=tmp_path / "to", format="ledger")

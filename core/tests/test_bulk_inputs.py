@@ -224,24 +224,19 @@ def test_unreadable_names_are_damage_and_others_are_read(tmp_path, pattern):
     assert damage(find(tmp_path / pattern, store, tmp_path / "*" / "*")) == damage(found)
 
 
-@pytest.mark.parametrize(
-    ("kind", "patterns"),
-    [("link", ("", "*", "*.rdq")), ("full", ("", "*")), ("empty", ("", "*"))],
-)
-def test_directory_with_one_odd_name_is_read(tmp_path, kind, patterns):
-    """A directory with a segment's name is a directory if it has segments."""
-    if kind == "link":
-        (tmp_path / "0.rdq").symlink_to("nowhere")
-        expected = ([], [lost(tmp_path / "0.rdq")])
-    else:
-        touch(tmp_path, "a.rdq/deeper/0.rdq")
-        expected = (["0.rdq"], [])
-        if kind == "empty":
-            (tmp_path / "b.rdq").mkdir()
-            expected = (["0.rdq"], [lost(tmp_path / "b.rdq", "is a directory")])
-    for pattern in patterns:
+def test_directory_named_as_segment_is_read(tmp_path):
+    touch(tmp_path, "a.rdq/deeper/0.rdq")
+    (tmp_path / "b.rdq").mkdir()
+    for pattern in ("", "*"):
         found = find(tmp_path / pattern)
-        assert (names(found), damage(found)) == expected
+        assert (names(found), damage(found)) == (["0.rdq"], [lost(tmp_path / "b.rdq", "is a directory")])
+
+
+def test_lost_link_alone_is_damage(tmp_path):
+    (tmp_path / "0.rdq").symlink_to("nowhere")
+    for pattern in ("", "*", "*.rdq"):
+        found = find(tmp_path / pattern)
+        assert (names(found), damage(found)) == ([], [lost(tmp_path / "0.rdq")])
 
 
 @pytest.fixture

@@ -290,7 +290,7 @@ def test_catalogue_without_policies_plans_nothing():
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)<\\script>&amp;\"'\u2028"
 
 
-def test_names_on_disk_stay_data_and_page_loads_nothing(tmp_path, draw):
+def test_hostile_names_stay_data_page_loads_nothing(tmp_path, draw):
     directory = copy_of("v2_compacted", tmp_path / HOSTILE)
     assert draw(directory)["stores"][0]["path"] == str(directory)
     page = (tmp_path / "map.html").read_text(encoding="utf-8")

@@ -215,7 +215,7 @@ def test_strange_value_is_told(check, tmp_path, text, message):
          'format = { use = "v2", records = { acme-stamp = { byte = 200, ... } } }'),
     ],
 )  # fmt: skip
-def test_record_type_with_options_is_told_where_they_go(check, tmp_path, record, form, bound):
+def test_record_type_with_options_is_told(check, tmp_path, record, form, bound):
     [error] = check(f"[stores.a]\npath = 'a'\nrecord = {record}\n{form}\n").stderr.splitlines()
     assert error.startswith(f"msgstore: {tmp_path / 'msgstore.toml'}: [stores.a] record: {{'use': 'acme-stamp'")
     assert error.endswith(f'is not a name. Write record = "acme-stamp" and {bound}.')

@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 import msgstore
-from core_support import STORES, columns, copy_of, flip, objects, raising, refused, run
+from core_support import columns, flip, objects, raising, run
 from msgstore.cli.checking import CHUNK, Checker, Throttle
 from msgstore.cli.commands import verify as verify_verb
 from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, read_state, write_state
@@ -70,16 +70,6 @@ def changing(store):
         yield opened
 
 
-@pytest.mark.parametrize("name", STORES)
-def test_scrub_of_real_directory_changes_nothing(tmp_path, name):
-    copy = copy_of(name, tmp_path / "store")
-    before = {path.name: path.read_bytes() for path in copy.iterdir()}
-    damage, summary = told(copy)
-    assert [spot["reason"] for spot in damage] == (["torn"] if name.endswith("torn") else [])
-    assert summary["bytes"] == sum(len(data) for file, data in before.items() if file.endswith((".rdq", ".sqs")))
-    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
-
-
 def test_scrub_of_good_store_finds_nothing(store):
     damage, summary = told(store)
     assert (damage, summary["segments"], summary["records"], summary["resumed_after"]) == ([], 10, 100, None)
@@ -119,16 +109,6 @@ def test_scrub_checks_frame_of_dead_records(store):
     flip_in(store, 3, 3, 0)  # its type byte
     damage, _ = told(store)
     assert (files_of(damage), columns(damage, "offset", "id")) == (["3.sqs"], [(64 + 3 * SIZE, None)])
-
-
-def test_scrub_of_lost_segment_fails(store):
-    (store / "3.sqs").unlink()
-    assert "3.sqs: is missing; the index has 10 live messages in it" in run("scrub", store, code=1).stdout
-
-
-def test_scrub_of_store_open_elsewhere_is_refused(store):
-    with msgstore.open_store(store, record="checksum"):
-        assert "has the store open" in refused("scrub", store)
 
 
 def test_verify_with_rate_works_next_to_writer(tmp_path):

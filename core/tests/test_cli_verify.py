@@ -109,7 +109,8 @@ def test_verify_of_lost_segment_fails(store, size, said):
         assert summary["lost"] == [f"0.sqs: {said}; the index has 10 live messages in it"]
         assert summary["lost"][0] in text
         assert "no damage" not in text
-        assert summary["lost"][0] in run("info", store.path, code=1).stdout
+        for verb in ("info", "scrub"):
+            assert summary["lost"][0] in run(verb, store.path, code=1).stdout
         run("ls", store.path, code=1)
     spot = {"kind": "damage", "path": str(path), "offset": size or 0, "size": 314 - (size or 0)}
     assert {**spot, "reason": "missing" if size is None else "shortened"} in rows_of("compact", store.path, code=1)

@@ -379,33 +379,18 @@ def plugin(monkeypatch):
     return load_plugin
 
 
-def hook(name, *arguments, body="return []", mark=hookimpl):
-    """A function that implements a hook."""
-    made = {}
-    exec(f"def {name}({', '.join(arguments)}): {body}", made)
-    return mark(made[name])
-
-
-def raises(name, error):
-    def implementation():
-        raise error
-
-    implementation.__name__ = name
-    return hookimpl(implementation)
+def hook(name, function, mark=hookimpl):
+    """Mark a function as the implementation of a hook."""
+    function.__name__ = name
+    return mark(function)
 
 
 def test_observer_with_and_without_argument_is_loaded(plugin):
     seen = []
-
-    @hookimpl
-    def msgstore_store_closed(event):
-        seen.append(event)
-
-    @hookimpl
-    def msgstore_segment_rolled():
-        seen.append(None)
-
-    loaded = plugin(msgstore_store_closed, msgstore_segment_rolled)
+    loaded = plugin(
+        hook("msgstore_store_closed", lambda event: seen.append(event)),
+        hook("msgstore_segment_rolled", lambda: seen.append(None)),
+    )
     assert (loaded.failures, loaded.providers) == ((), (ACME,))
     closed = events.StoreClosedEvent(store=Path("x"), how="closed")
     for observer in loaded.observers:
@@ -415,20 +400,27 @@ def test_observer_with_and_without_argument_is_loaded(plugin):
     assert {observer.hook for observer in loaded.observers} == {"msgstore_store_closed", "msgstore_segment_rolled"}
 
 
-UNMARKED = hook("msgstore_store_closed", "event", mark=lambda function: function)
-EMPTY = hook("msgstore_indexes")
+UNMARKED = hook("msgstore_store_closed", lambda event: None, mark=lambda function: function)
+
+
+@hookimpl
+def msgstore_indexes():
+    return []
 
 
 @pytest.mark.parametrize(
     ("functions", "said"),
     [
-        ([hook("msgstore_store_closed", "store")], "msgstore_store_closed"),
-        ([hook("msgstore_segment_rolled", "event", body="yield", mark=hookimpl(wrapper=True))], "is a wrapper"),
+        ([hook("msgstore_store_closed", lambda store: None)], "msgstore_store_closed"),
+        ([hook("msgstore_segment_rolled", lambda event: (yield), hookimpl(wrapper=True))], "is a wrapper"),
         ([UNMARKED], "does not mark msgstore_store_closed with @msgstore.hookimpl"),
-        ([UNMARKED, EMPTY], "does not mark msgstore_store_closed with"),
+        ([UNMARKED, msgstore_indexes], "does not mark msgstore_store_closed with"),
         ([], "registers nothing"),
-        ([raises("msgstore_indexes", SystemExit("no licence"))], "msgstore_indexes failed: SystemExit: no licence"),
-        ([raises("msgstore_indexes", GeneratorExit("no licence"))], "msgstore_indexes failed: GeneratorExit: no licence"),
+        ([hook("msgstore_indexes", raising(SystemExit("no licence")))], "msgstore_indexes failed: SystemExit: no licence"),
+        (
+            [hook("msgstore_indexes", raising(GeneratorExit("no licence")))],
+            "msgstore_indexes failed: GeneratorExit: no licence",
+        ),
     ],
 )
 def test_broken_plugin_is_a_problem(plugin, functions, said):
@@ -444,7 +436,7 @@ def test_broken_plugin_is_a_problem(plugin, functions, said):
 
 
 def test_plugin_that_registers_nothing_now_is_sound(plugin):
-    loaded = plugin(EMPTY)  # which it may know best
+    loaded = plugin(msgstore_indexes)  # which it may know best
     assert (loaded.failures, loaded.providers) == ((), (ACME,))
 
 
@@ -459,7 +451,7 @@ def test_plugin_raising_when_imported_is_a_failure(monkeypatch, tmp_path, raised
 
 def test_interrupt_while_loading_passes_through(plugin):
     with pytest.raises(KeyboardInterrupt):
-        plugin(raises("msgstore_indexes", KeyboardInterrupt()))
+        plugin(hook("msgstore_indexes", raising(KeyboardInterrupt())))
 
 
 def test_entry_point_without_module_path_fails():
@@ -473,7 +465,7 @@ def test_entry_point_without_module_path_fails():
 )
 def test_second_entry_point_of_module_fails(plugin, second, said):
     """The first counts. The error is one line: pluggy's names every plugin that there is, with its address."""
-    plugin(hook("msgstore_store_closed"))
+    plugin(hook("msgstore_store_closed", lambda: None))
     other = attrs.evolve(ACME, entry_point=second)
     loaded = load([(ACME, ENTRY_POINT), (other, metadata.EntryPoint(second, "acme_watch", "msgstore"))])
     assert [(failure.provider, said in failure.what) for failure in loaded.failures] == [(other, True)]
@@ -483,7 +475,7 @@ def test_second_entry_point_of_module_fails(plugin, second, said):
 
 @pytest.mark.parametrize(("disabled", "observes"), [([], True), (["watch"], False), (["acme-watch:watch"], False)])
 def test_disabled_plugin_does_not_observe(plugin, monkeypatch, disabled, observes):
-    plugin(hook("msgstore_store_closed", "event"))
+    plugin(hook("msgstore_store_closed", lambda event: None))
     found = [*find_entry_points(), (ACME, ENTRY_POINT)]
     monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: found)
     assert (ACME in [observer.provider for observer in load_catalogue(disabled).observers]) == observes

@@ -116,7 +116,7 @@ def test_salvage_of_real_directory_copies_every_record(name, tmp_path):
     assert [(spot.offset, spot.reason) for spot in report.damage] == torn
 
 
-def test_salvage_of_broker_with_shared_stores_finds_no_damage(tmp_path):
+def test_salvage_of_shared_stores_finds_no_damage(tmp_path):
     stores = sorted({path.parent for path in (DATA / "rabbitmq-3.10").rglob("msg_store_*/*.rdq")})
     assert stores
     for number, directory in enumerate(stores):

@@ -41,7 +41,7 @@ SMALL = '{"spark.executor.memory": "512m"}'
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def audited(tmp_path_factory):
     """A store of a third party's records in several segments."""
     path = tmp_path_factory.mktemp("audited") / "store"
     form = {"use": "v2", "records": {"audit": {"byte": 200, "actor": "billing"}}}

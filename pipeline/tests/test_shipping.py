@@ -29,7 +29,7 @@ HAS = [
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory) -> list[Path]:
+def wheels(tmp_path_factory):
     """Of every distribution of the repository."""
     directory = tmp_path_factory.mktemp("wheels")
     build = [
@@ -50,7 +50,7 @@ def wheels(tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def bare_python(tmp_path_factory) -> str:
+def bare_python(tmp_path_factory):
     """A Python without anything of this repository."""
     directory = tmp_path_factory.mktemp("bare") / "venv"
     venv.create(directory, symlinks=True)
@@ -86,7 +86,7 @@ def ask(master: str, *sent: Iterable[Path], python: str | None = None) -> list[A
     return [json.loads(line) for line in said.splitlines()]
 
 
-def test_what_is_missing_is_said_and_wheels_bring_it(bare_python, wheels):
+def test_missing_distributions_are_said_and_wheels_bring_them(bare_python, wheels):
     some = [wheel for wheel in wheels if not wheel.name.startswith("acme_audit")]
     nothing, forgotten, answered = ask("local[2]", [], some, wheels, python=bare_python)
     assert nothing[0] == "executors differ from the driver"
@@ -111,7 +111,7 @@ def test_wheels_are_sent_to_a_connect_server(bare_python, wheels, tmp_path):
         assert answered == 1
 
 
-def test_spark_submit(bare_python, wheels, tmp_path):
+def test_job_of_spark_submit_takes_wheels(bare_python, wheels, tmp_path):
     """The wheels, renamed, in --py-files; the session is spark-submit's."""
     archives = []
     for wheel in wheels:
@@ -130,7 +130,7 @@ def test_spark_submit(bare_python, wheels, tmp_path):
     assert "answered 2 local-cluster[2,1,1024]" in said
 
 
-def test_another_python():
+def test_other_version_of_python_is_refused():
     """PySpark refuses it before anything of ours runs. Here it is the driver that says something else of itself."""
     program = """
         from msgstore_spark import ExecutorMismatch, check_executors, session
@@ -147,7 +147,7 @@ def test_another_python():
     assert said.count("\n") == 1
 
 
-def test_a_segment_that_only_the_driver_sees(tmp_path):
+def test_segment_that_only_driver_sees_is_refused(tmp_path):
     """A descriptor of this process stands for a disk that is not mounted on the executors' hosts."""
     program = """
         import os, sys
@@ -181,23 +181,28 @@ def test_a_segment_that_only_the_driver_sees(tmp_path):
     assert there == "False"
 
 
-def test_a_python_that_is_not_there():
+def test_absent_python_is_named():
     ((said,),) = ask("local[2]", [], python="/no/such/python")
     assert "/no/such/python" in said
 
 
-def test_what_is_no_wheel(tmp_path, wheels):
-    with pytest.raises(ConfigError, match="cannot be read as a wheel"):
-        upload_wheels(None, wheels[0], tmp_path / "absent.whl")
-    (tmp_path / "text.whl").write_text("text")
-    with pytest.raises(ConfigError, match="cannot be read as a wheel"):
-        upload_wheels(None, tmp_path / "text.whl")
-    with zipfile.ZipFile(tmp_path / "zip.whl", "w") as archive:
-        archive.writestr("a.py", "")
-    with pytest.raises(ConfigError, match=r"there is no \.dist-info in it"):
-        upload_wheels(None, tmp_path / "zip.whl")
-    with zipfile.ZipFile(tmp_path / "native.whl", "w") as archive:
-        archive.writestr("a-1.dist-info/METADATA", "")
-        archive.writestr("a.so", "")
-    with pytest.raises(ConfigError, match=r"compiled modules \(a.so\)"):
-        upload_wheels(None, tmp_path / "native.whl")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read as a wheel"),
+        ("text", "cannot be read as a wheel"),
+        (["a.py"], r"there is no \.dist-info in it"),
+        (["a-1.dist-info/METADATA", "a.so"], r"compiled modules \(a.so\)"),
+    ],
+    ids=["absent", "text", "archive", "compiled"],
+)
+def test_file_that_is_no_wheel_is_refused(tmp_path, wheels, content, message):
+    file = tmp_path / "bad.whl"
+    if isinstance(content, str):
+        file.write_text(content)
+    elif content:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in content:
+                archive.writestr(name, "")
+    with pytest.raises(ConfigError, match=message):
+        upload_wheels(None, wheels[0], file)

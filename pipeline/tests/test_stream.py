@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
 import msgstore
@@ -19,7 +17,7 @@ from msgstore_spark.stream import SegmentStreamReader
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[msgstore.Store]:
+def store(tmp_path):
     with msgstore.open_store(tmp_path / "store", file_size_limit=2000, gc_interval=0) as opened:
         yield opened
 
@@ -45,7 +43,7 @@ def read(stream: SegmentStreamReader, start: Any, end: Any) -> list[int]:
     return [int.from_bytes(row["id"]) for row in rows]
 
 
-def test_what_is_new_and_nothing_twice(store: msgstore.Store, tmp_path: Path) -> None:
+def test_what_is_new_and_nothing_twice(store, tmp_path):
     stream, offset = reader(tmp_path / "store"), {}
     for numbers in (range(10), range(10, 12), range(12, 90), range(90, 91)):
         write(store, *numbers)
@@ -58,7 +56,7 @@ def test_what_is_new_and_nothing_twice(store: msgstore.Store, tmp_path: Path) ->
     assert len(offset) > 3
 
 
-def test_a_torn_tail_is_left_for_later(store: msgstore.Store, tmp_path: Path) -> None:
+def test_a_torn_tail_is_left_for_later(store, tmp_path):
     write(store, 1, 2, 3)
     store.close()
     [path] = (tmp_path / "store").glob("*.sqs")
@@ -75,7 +73,7 @@ def test_a_torn_tail_is_left_for_later(store: msgstore.Store, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("read_first", [0, 25, 60])
-def test_a_collector_beneath_a_stream_loses_nothing(store: msgstore.Store, tmp_path: Path, read_first: int) -> None:
+def test_a_collector_beneath_a_stream_loses_nothing(store, tmp_path, read_first):
     """In whatever way it moves records: every one that is alive is read, wherever the stream stood."""
     stream, offset, seen = reader(tmp_path / "store"), {}, Counter[int]()
     write(store, *range(read_first))
@@ -98,7 +96,7 @@ def test_a_collector_beneath_a_stream_loses_nothing(store: msgstore.Store, tmp_p
     assert set(read(reader(tmp_path / "store"), {}, planned)) <= set(range(90))
 
 
-def test_limits(store: msgstore.Store, tmp_path: Path) -> None:
+def test_limits(store, tmp_path):
     write(store, *range(90))
     files = len(list((tmp_path / "store").glob("*.sqs")))
     stream, offset, steps = reader(tmp_path / "store", maxFilesPerTrigger="2"), {}, []
@@ -118,7 +116,7 @@ def test_limits(store: msgstore.Store, tmp_path: Path) -> None:
         ReadOptions.of({"path": "x", "maxFilesPerTrigger": "1", "maxBytesPerTrigger": "1"})
 
 
-def test_available_now_ends_where_it_began(store: msgstore.Store, tmp_path: Path) -> None:
+def test_available_now_ends_where_it_began(store, tmp_path):
     write(store, *range(50))
     stream, offset, seen = reader(tmp_path / "store"), {}, []
     stream.prepareForTriggerAvailableNow()
@@ -131,7 +129,7 @@ def test_available_now_ends_where_it_began(store: msgstore.Store, tmp_path: Path
     assert sorted(seen + read(rest, offset, rest.latestOffset(offset, ReadAllAvailable()))) == list(range(90))
 
 
-def test_a_query_restarts_from_its_checkpoint(spark: SparkSession, store: msgstore.Store, tmp_path: Path) -> None:
+def test_a_query_restarts_from_its_checkpoint(spark, store, tmp_path):
     def run() -> Counter[int]:
         stream = spark.readStream.format("msgstore").option("maxFilesPerTrigger", 2).load(str(tmp_path / "store"))
         query = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -146,7 +144,7 @@ def test_a_query_restarts_from_its_checkpoint(spark: SparkSession, store: msgsto
     assert run() == Counter(range(90))
 
 
-def test_a_stream_has_records_only(spark: SparkSession, store: msgstore.Store, tmp_path: Path) -> None:
+def test_a_stream_has_records_only(spark, store, tmp_path):
     write(store, 1)
     stream = spark.readStream.format("msgstore").option("relation", "damage").load(str(tmp_path / "store"))
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -5,35 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 import msgstore
 from mess import DAMAGED, DATA, build_corpus
 from msgstore.cli.main import main
 from msgstore.contract import StoreError
 from msgstore.jobs.runner import make_runner
-from msgstore.jobs.salvage import SalvageJob, SalvageReport, plan_salvage
+from msgstore.jobs.salvage import plan_salvage
 
 CATALOGUE = msgstore.load_catalogue()
 SMALL_TASKS = 2**20
 STORES = sorted({path.parent for suffix in ("rdq", "sqs") for path in DATA.rglob(f"*.{suffix}")})
-ENGINES = {"local": {"processes": 1}, "processes": {"processes": 2}, "spark": {}}
+ENGINES = {"local": ("local", {"processes": 1}), "processes": ("local", {"processes": 2}), "spark": ("spark", {})}
 
 
-def everything(job: SalvageJob, engine: str) -> tuple[SalvageReport, str, dict[str, str]]:
-    """What it reports, as text too, and what stands in the store, by file and by message."""
-    made = make_runner(CATALOGUE, "spark" if engine == "spark" else "local", ENGINES[engine])
-    report = made.salvage(job)
-    lines = [found.as_json() for found in report.inputs]
-    lines += [found for one in report.inputs for found in one.recovered_as_json()]
-    lines += [spot.as_json() for spot in report.damage]
-    text = "\n".join(json.dumps(line) for line in [*lines, report.as_json()]).replace(job.target.path, "DEST")
-    return report, text, contents(Path(job.target.path))
+def salvage(job, engine):
+    return make_runner(CATALOGUE, *ENGINES[engine]).salvage(job)
 
 
 def contents(store: Path) -> dict[str, str]:
@@ -44,43 +35,40 @@ def contents(store: Path) -> dict[str, str]:
     return found
 
 
-def digest(data: bytes) -> str:
+def digest(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def same_from_all(tmp_path: Path, sources: list[Path], **options: Any) -> tuple[SalvageReport, dict[str, str]]:
-    """Every byte of the input is accounted for, and the engines differ in nothing."""
+def same_from_all(tmp_path, sources, **options):
+    """(report, contents by file and message). Every byte of the input is accounted for, and the engines differ in nothing."""
     results = []
     for engine in ENGINES:
         job = plan_salvage(CATALOGUE, sources, tmp_path / engine, **options)
-        results.append(everything(attrs.evolve(job, task_size=SMALL_TASKS), engine))
-    report, text, stored = results[0]
-    for _, other_text, other_stored in results[1:]:
-        assert other_text == text
-        assert other_stored == stored
+        report = salvage(attrs.evolve(job, task_size=SMALL_TASKS), engine)
+        lines = [found.as_json() for found in report.inputs]
+        lines += [found for one in report.inputs for found in one.recovered_as_json()]
+        lines += [spot.as_json() for spot in report.damage]
+        text = "\n".join(json.dumps(line) for line in [*lines, report.as_json()]).replace(job.target.path, "DEST")
+        results.append((text, contents(Path(job.target.path))))
+    assert results[1:] == results[:1] * 2
     for found in report.inputs:
         parts = found.header + found.good + found.duplicates + found.dead + found.holes + found.damaged
         assert parts == found.size == Path(found.path).stat().st_size
-    return report, stored
+    return report, results[0][1]
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda path: path.parent.name if path.name == "store" else path.name)
-def test_a_directory_of_a_broker(spark: SparkSession, tmp_path: Path, store: Path) -> None:
+def test_directory_of_broker_is_salvaged_alike(spark, tmp_path, store):
     same_from_all(tmp_path, [store])
 
 
-def test_all_of_them_and_forty_damaged_ones(spark: SparkSession, tmp_path: Path) -> None:
-    segments = build_corpus(tmp_path / "mess")
+def test_all_and_forty_damaged_are_salvaged_alike(spark, tmp_path):
     mess = tmp_path / "mess"
+    segments = build_corpus(mess)
     report, stored = same_from_all(tmp_path, [mess / "whole", mess / "damaged"], body="raw")  # the better copies first
     assert len(report.inputs) == len(segments) > DAMAGED
-    assert {Path(spot.path).parent.name[3:] for spot in report.damage} >= {
-        "torn",
-        "flipped",
-        "truncated",
-        "zero-filled",
-        "shuffled",
-    }
+    kinds = {"torn", "flipped", "truncated", "zero-filled", "shuffled"}
+    assert {Path(spot.path).parent.name[3:] for spot in report.damage} >= kinds
     whole = {
         record["id"]: record["body_sha256"]
         for manifest in DATA.glob("msg-store/*/manifest.json")
@@ -90,8 +78,8 @@ def test_all_of_them_and_forty_damaged_ones(spark: SparkSession, tmp_path: Path)
     assert whole.items() <= {key: value.split()[0] for key, value in stored.items()}.items()
 
 
-def test_with_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """Ids that they do not name are dead; one that they name and that is nowhere is missing."""
+def test_messages_without_counts_are_dead(spark, tmp_path):
+    """One that they name and that is nowhere is missing."""
     store = DATA / "msg-store" / "v2_compacted" / "store"
     manifest = json.loads((store.parent / "manifest.json").read_text())
     ids = [record["id"] for segment in manifest["segments"] for record in segment["records"]]
@@ -105,17 +93,16 @@ def test_with_counts(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_migration_loses_nothing_or_makes_nothing(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_migration_of_damage_makes_nothing(spark, tmp_path, engine):
     source = tmp_path / "in"
     source.mkdir()
     (source / "0.sqs").write_bytes((DATA / "msg-store/v2_clean/store/0.sqs").read_bytes()[:-40])
-    job = plan_salvage(CATALOGUE, [source], tmp_path / "out", complete=True)
     with pytest.raises(StoreError, match="are damaged"):
-        make_runner(CATALOGUE, "spark" if engine == "spark" else "local", ENGINES[engine]).salvage(job)
+        salvage(plan_salvage(CATALOGUE, [source], tmp_path / "out", complete=True), engine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
-def test_a_third_partys_records_stay_what_they_are(spark: SparkSession, tmp_path: Path) -> None:
+def test_records_of_third_party_stay_what_they_are(spark, tmp_path):
     keys = {"format": {"use": "v2", "records": {"audit": {"byte": 200, "actor": "billing"}}}, "record": "audit"}
     with msgstore.open_store(tmp_path / "in", **keys) as store, store.client() as client:
         client.write_many((bytes([n]) * 16, b"body %d" % n) for n in range(100))
@@ -126,18 +113,7 @@ def test_a_third_partys_records_stay_what_they_are(spark: SparkSession, tmp_path
     assert len(records) == 100
 
 
-def test_the_command_says_which_engine_it_takes(spark: SparkSession, tmp_path: Path) -> None:
-    printed = {}
-    for name in ("local", "spark"):
-        out = tmp_path / "out"
-        arguments = ["salvage", "--json", str(DATA / "msg-store/v2_dirty_torn/store"), str(out), "--runner", name]
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 1, result.output
-        printed[name] = result.stdout
-        for path in sorted(out.rglob("*"), reverse=True):
-            path.unlink()
-        out.rmdir()
-    assert printed["local"] == printed["spark"]
+def test_command_says_which_engine_it_takes(spark, tmp_path):
     result = CliRunner().invoke(main, ["salvage", str(DATA / "msg-store/v2_clean/store"), str(tmp_path / "auto")])
     assert "runner local: " in result.stderr
     assert "spark pays from" in result.stderr

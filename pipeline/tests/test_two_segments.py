@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
 import msgstore
 from mess import DATA
@@ -19,19 +16,19 @@ STORE = DATA / "msg-store" / "v2_dirty_torn" / "store"
 
 
 @pytest.fixture(scope="module")
-def scanned() -> dict[str, int]:
+def scanned():
     """Segment to its number of records, as the scan of core counts them."""
     form = FormatSet(CATALOGUE).by_name("v2")
     return {path.name: len(scan_file(Files(), path, form).scan.records) for path in sorted(STORE.glob("*.sqs"))}
 
 
-def test_spark_reads_every_record_of_two_segments(spark: SparkSession, scanned: dict[str, int]) -> None:
+def test_spark_reads_every_record_of_two_segments(spark, scanned):
     rows = spark.read.format("msgstore").load(str(STORE)).groupBy("file").count().collect()
     assert {row["file"]: row["count"] for row in rows} == scanned
     assert len(scanned) == 2
 
 
-def test_spark_salvages_what_processes_salvage(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_salvages_what_processes_salvage(spark, tmp_path):
     reports = []
     for name, options in {"local": {"processes": 1}, "spark": {}}.items():
         job = plan_salvage(CATALOGUE, [STORE], tmp_path / name)
@@ -40,7 +37,7 @@ def test_spark_salvages_what_processes_salvage(spark: SparkSession, tmp_path: Pa
     assert by_spark == local
 
 
-def test_spark_writes_a_store_that_core_opens(spark: SparkSession, tmp_path: Path, scanned: dict[str, int]) -> None:
+def test_spark_writes_a_store_that_core_opens(spark, tmp_path, scanned):
     found = spark.read.format("msgstore").schema("id binary, body binary").load(str(STORE)).dropDuplicates(["id"])
     found.write.format("msgstore").mode("append").save(str(tmp_path / "copy"))
     with msgstore.open_store(tmp_path / "copy", mode="r") as store:

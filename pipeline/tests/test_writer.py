@@ -32,7 +32,7 @@ def expected(count: int) -> dict[bytes, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_a_fresh_store(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_a_fresh_store(spark, tmp_path, mode):
     save(rows(spark, 5000), tmp_path / "store", mode)
     assert content(tmp_path / "store") == expected(5000)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
@@ -42,7 +42,7 @@ def test_a_fresh_store(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_options_and_references(spark: SparkSession, tmp_path: Path) -> None:
+def test_options_and_references(spark, tmp_path):
     """Tasks write in the order of partitions; empty ones are none."""
     frame = rows(spark, 1000, "id % 3 + 1 as references", "1 as other", partitions=3).repartition(3, "other")
     keys = {"index": "lmdb", "record": "audit", "records": "audit=200", "fileSizeLimit": "64KiB", "ignoreOthers": "true"}
@@ -52,7 +52,7 @@ def test_options_and_references(spark: SparkSession, tmp_path: Path) -> None:
     assert len(list((tmp_path / "store").glob("*.sqs"))) > 1
 
 
-def test_rows_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_that_come_twice(spark, tmp_path):
     frame = rows(spark, 300)
     save(frame.union(frame), tmp_path / "once")
     assert content(tmp_path / "once") == expected(300)
@@ -79,7 +79,7 @@ def test_rows_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:
         (["'abc' as id", "body"], "the id 'abc' is not 32 hexadecimal digits"),
     ],
 )
-def test_what_is_no_message(spark: SparkSession, tmp_path: Path, columns: list[str], message: str) -> None:
+def test_what_is_no_message(spark, tmp_path, columns, message):
     frame = spark.range(0, 30, 1, 2).selectExpr("id", "unhex(lpad(hex(id), 32, '0')) as msg", "encode('b', 'utf-8') as body")
     with pytest.raises(PySparkException, match=message):
         save(frame.selectExpr(*columns), tmp_path / "store")
@@ -96,7 +96,7 @@ def test_what_is_no_message(spark: SparkSession, tmp_path: Path, columns: list[s
         ({"fileSizeLimit": "much"}, "fileSizeLimit"),
     ],
 )
-def test_options_that_are_none(spark: SparkSession, tmp_path: Path, options: dict[str, str], message: str) -> None:
+def test_options_that_are_none(spark, tmp_path, options, message):
     with pytest.raises(PySparkException, match=message):
         save(rows(spark, 10), tmp_path / "store", **options)
     assert not list(tmp_path.iterdir())

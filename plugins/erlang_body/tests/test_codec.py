@@ -1,61 +1,57 @@
-"""The codec, alone and on the segments that RabbitMQ wrote."""
+"""The codec, and what is in a message: alone, on segments that RabbitMQ wrote, and against bytes that nobody wrote."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+import msgstore
 from msgstore.contract import MessageTooLarge, NoOptions, StoredBody
+from msgstore.scan import FormatSet
 from msgstore_erlang_body import plugin
+from msgstore_erlang_body.message import read_message
+from msgstore_erlang_body.properties import read_header
 
 DATA = Path(__file__).parents[3] / "tests" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="real segments are in the repository only")
+BROKERS = sorted((DATA / "rabbitmq-3.10").glob("*/manifest.json"))
 (DESCRIPTOR,) = plugin.msgstore_body_codecs()
 CODEC = DESCRIPTOR.load_factory()(NoOptions())
 ID = bytes(16)
 
 
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture(scope="session")
+def stored_in():
+    """``stored_in(directory)``: every stored body of the segments beneath a directory of ``tests/data``."""
+    if not DATA.is_dir():
+        pytest.skip("real segments are in the repository only")
+    pytest.importorskip("msgstore_format_v1", reason="real segments are of formats v1 and v2")
+    formats = FormatSet(msgstore.load_catalogue())
+
+    def bodies(directory):
+        found = []
+        for path in sorted(path for path in (DATA / directory).rglob("*") if path.suffix in (".rdq", ".sqs")):
+            form, data = formats.by_extension(path.suffix).format, path.read_bytes()
+            for columns in (form.scan(data).records, form.scan(data).duplicates):
+                found += [form.decode(msg_id, data[at : at + size]) for msg_id, at, size, _ in columns.rows()]
+        return found
+
+    return bodies
+
+
 def is_valid(stored):
     return CODEC.is_valid(ID, stored)
-
-
-def bodies_v1(data: bytes) -> Iterator[bytes]:
-    """size 8 = 16 + body, id 16, body, 255; a record is looked for at every byte."""
-    at = 0
-    while at + 25 <= len(data):
-        (size,) = struct.unpack_from(">Q", data, at)
-        if 16 <= size <= len(data) - at - 9 and data[at + 8 + size] == 255:
-            yield data[at + 24 : at + 8 + size]
-            at += 9 + size
-        else:
-            at += 1
-
-
-def bodies_v2(data: bytes) -> Iterator[bytes]:
-    """From 64 on: 1 is a hole of a byte, 2 a hole, 3 a message: type 1, size 4 of the whole record, id 16, body."""
-    at = 64
-    while at < len(data):
-        if data[at] == 1:
-            at += 1
-            continue
-        size = int.from_bytes(data[at + 1 : at + 5])
-        if data[at] not in (2, 3) or at + size > len(data):
-            return
-        if data[at] == 3:
-            yield data[at + 21 : at + size]
-        at += size
-
-
-def bodies_in(directory: Path) -> list[bytes]:
-    """Every stored body of the segments beneath a directory."""
-    readers = {".rdq": bodies_v1, ".sqs": bodies_v2}
-    paths = sorted(path for path in directory.rglob("*") if path.suffix in readers)
-    return [stored for path in paths for stored in readers[path.suffix](path.read_bytes())]
 
 
 @given(st.lists(st.binary()))
@@ -95,12 +91,11 @@ def test_body_that_no_term_holds_is_refused():
         CODEC.encode(ID, Huge())
 
 
-@needs_data
 @pytest.mark.parametrize(
     "store", ["v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn", "mixed_upgrade"]
 )
-def test_bodies_of_real_store_are_binaries(store):
-    bodies = bodies_in(DATA / "msg-store" / store / "store")
+def test_bodies_of_real_store_are_binaries(stored_in, store):
+    bodies = stored_in(f"msg-store/{store}/store")
     assert len(bodies) > 10
     for stored in bodies:
         assert is_valid(stored)
@@ -109,9 +104,8 @@ def test_bodies_of_real_store_are_binaries(store):
         assert CODEC.encode(ID, body) == stored
 
 
-@needs_data
-def test_bodies_of_real_broker_are_tuples():
-    bodies = bodies_in(DATA / "rabbitmq-3.10")
+def test_bodies_of_real_broker_are_tuples(stored_in):
+    bodies = stored_in("rabbitmq-3.10")
     assert len(bodies) > 100
     for stored in bodies:
         assert stored.startswith(b"\x83h\6d\0\x0dbasic_message")
@@ -121,14 +115,165 @@ def test_bodies_of_real_broker_are_tuples():
         assert CODEC.encode(ID, CODEC.decode(ID, stored)) == stored
 
 
-@needs_data
 @pytest.mark.parametrize("case", ["message_body_not_term", "message_body_bad_tag", "message_size21_empty_body"])
-def test_body_that_upstream_refuses_is_invalid(case):
-    assert list(map(is_valid, bodies_in(DATA / "msg-store" / "v2_corrupt" / case))).count(False) == 1
+def test_body_that_upstream_refuses_is_invalid(stored_in, case):
+    assert list(map(is_valid, stored_in(f"msg-store/v2_corrupt/{case}"))).count(False) == 1
 
 
-@needs_data
-def test_body_with_trailing_bytes_is_valid_as_upstream():
-    bodies = bodies_in(DATA / "msg-store" / "v2_corrupt" / "message_body_trailing_bytes")
+def test_body_with_trailing_bytes_is_valid_as_upstream(stored_in):
+    bodies = stored_in("msg-store/v2_corrupt/message_body_trailing_bytes")
     assert all(map(is_valid, bodies))
     assert [len(stored) - len(CODEC.decode(ID, stored)) for stored in bodies].count(6 + 3) == 1
+
+
+# -- what is in a message -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manifest", BROKERS, ids=lambda path: path.parent.name)
+def test_message_of_broker_is_one_published(stored_in, manifest):
+    """Each is one that was published: exchange, key, payload and properties, those that the broker changed included."""
+    published: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for queue in json.loads(manifest.read_text())["queues"]:
+        for sent in queue["expected"] + queue["gone"]:
+            published.setdefault((sent["exchange"], sent["routing_key"], sent["sha256"]), []).append(sent["properties"])
+    stored = stored_in(manifest.parent)
+    seen: set[str] = set()
+    for body in stored:
+        message = read_message(body)
+        assert message is not None
+        exchange, key, properties, payload = message
+        assert properties is not None
+        assert payload is not None
+        assert json.loads(properties) in published[exchange, key, sha256(payload)]
+        seen |= json.loads(properties).keys() | json.loads(properties).get("headers", {}).keys()
+    assert len(stored) > 10
+    if manifest.parent.name == "clean":
+        assert {"delivery_mode", "headers", "timestamp", "content_encoding", "dec", "nested", "x-death", "bin"} <= seen
+
+
+def test_binary_body_is_its_payload(stored_in):
+    [manifest] = (DATA / "msg-store").glob("v2_clean/manifest.json")
+    sizes = {m["body_sha256"]: m["payload_size"] for m in json.loads(manifest.read_text())["messages"]}
+    bodies = stored_in(manifest.parent)
+    for body in bodies:
+        assert read_message(body) == (None, None, None, CODEC.decode(ID, body))
+        assert len(CODEC.decode(ID, body)) == sizes[sha256(body)]
+    assert len(bodies) > 100
+
+
+def term(value: object) -> bytes:
+    """As OTP 26 writes it: strings are atoms, bytes are binaries."""
+    if isinstance(value, str):
+        return bytes([119, len(value.encode())]) + value.encode()
+    if isinstance(value, bytes):
+        return b"m" + struct.pack(">I", len(value)) + value
+    if isinstance(value, int):
+        return bytes([97, value]) if 0 <= value < 256 else b"b" + struct.pack(">i", value)
+    if isinstance(value, tuple):
+        return bytes([104, len(value)]) + b"".join(map(term, value))
+    if isinstance(value, list):
+        return (b"l" + struct.pack(">I", len(value)) + b"".join(map(term, value)) if value else b"") + b"j"
+    assert isinstance(value, dict)
+    return b"t" + struct.pack(">I", len(value)) + b"".join(term(part) for pair in value.items() for part in pair)
+
+
+def message(value: object) -> tuple[Any, ...] | None:
+    return CODEC.fields(b"\x83" + term(value))
+
+
+HEADER = b"\x90\x00\x10application/json\x02"
+AMQPL = ("content", 60, "none", HEADER, "rabbit_framing_amqp_0_9_1", [b"world", b"hello "])
+PROPERTIES = '{"content_type":"application/json","delivery_mode":2}'
+
+
+def test_containers_of_later_brokers_are_read():
+    noted = {"id": b"i" * 16, "rk": [b"k", b"cc"], "x": b"fan", b"x-header": b"1"}
+    assert message(("mc", "mc_amqpl", AMQPL, noted)) == ("fan", "k", PROPERTIES, b"hello world")
+    bare = b"\0\x53\x75\xa0\x05hello" + b"\0\x53\x75\xb0\0\0\0\x06 world" + b"\0\x53\x78\xc1\x01\0"
+    v1 = ("v1", [], bare, [], [], 0, 0x75)
+    assert message(("mc", "mc_amqp", v1, noted)) == ("fan", "k", None, b"hello world")
+    assert message(("mc", "mc_amqp", (*v1[:6], 0x77), noted)) == ("fan", "k", None, None)
+    assert message(("mc", "mc_amqp", (*v1[:2], bare[:7], *v1[3:]), noted)) == ("fan", "k", None, None)
+    assert message(("mc", "mc_mqtt", ("mqtt_msg",), {"x": b"amq.topic"})) == ("amq.topic", None, None, None)
+
+
+def test_damaged_part_hides_no_other():
+    def basic(content: object, keys: Sequence[bytes] = (b"key",)) -> object:
+        return ("basic_message", ("resource", b"/", "exchange", b"ex"), list(keys), content, b"i" * 16, "true")
+
+    assert message(basic(AMQPL)) == ("ex", "key", PROPERTIES, b"hello world")
+    assert message(basic((*AMQPL[:3], HEADER[:-1], *AMQPL[4:]))) == ("ex", "key", None, b"hello world")
+    assert message(basic((*AMQPL[:5], b"?"))) == ("ex", "key", PROPERTIES, None)
+    assert message(basic((*AMQPL[:5], []))) == ("ex", "key", PROPERTIES, b"")
+    assert message(basic(("content", 60))) == ("ex", "key", None, None)
+    assert message(basic(AMQPL, [])) == ("ex", None, PROPERTIES, b"hello world")
+    assert message(basic(AMQPL, [b"\xff"])) == ("ex", "\\xff", PROPERTIES, b"hello world")
+    assert message(("something", b"else")) is message([]) is message("none") is read_message(b"") is None
+
+
+def decoded(**given: object) -> object:
+    names = ["content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to"]
+    names += ["expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"]
+    record = ("P_basic", *(given.get(name, "undefined") for name in names))
+    content = ("content", 60, record, "none", "none", [])
+    found = message(("basic_message", ("resource", b"/", "exchange", b""), [b"q"], content, b"i" * 16, "true"))
+    assert found is not None
+    return None if found[2] is None else json.loads(found[2])
+
+
+def test_properties_that_broker_changed_are_read():
+    headers = [
+        (b"table", "table", [(b"a", "array", [("longstr", b"x"), ("void", "undefined"), ("bool", "false")])]),
+        (b"bytes", "binary", b"\0\xff"),
+        (b"text", "longstr", b"\xff"),
+        (b"dec", "decimal", (2, 1234)),
+        (b"at", "timestamp", 1_700_000_000),
+        (b"n", "signedint", -5),
+    ]
+    assert decoded(headers=headers, priority=4, timestamp=7, type=b"t") == {
+        "headers": {
+            "table": {"a": ["x", None, False]},
+            "bytes": {"$bytes": "00ff"},
+            "text": {"$bytes": "ff"},
+            "dec": {"$decimal": "12.34"},
+            "at": {"$timestamp": 1_700_000_000},
+            "n": -5,
+        },
+        "priority": 4,
+        "timestamp": 7,
+        "type": "t",
+    }
+    nested: object = ("void", "undefined")
+    for _ in range(40):
+        nested = ("array", [nested])
+    assert decoded(headers=[(b"deep", *nested)]) is None  # type: ignore[misc]
+    assert decoded(priority="high") is None
+
+
+def test_numbers_of_every_width_are_read():
+    table = (
+        b"\1d" + b"d" + struct.pack(">d", float("inf")) + b"\1b" + b"b\xff" + b"\1B" + b"B\xff" + b"\1l" + b"l" + b"\xff" * 8
+    )
+    table += (
+        b"\1i" + b"i" + b"\xff" * 4 + b"\1u" + b"u\xff\xff" + b"\1s" + b"s\xff\xff" + b"\1f" + b"f" + struct.pack(">f", 0.5)
+    )
+    assert read_header(b"\x20\x00" + struct.pack(">I", len(table)) + table) == {
+        "headers": {"d": "inf", "b": -1, "B": 255, "l": -1, "i": 2**32 - 1, "u": 65535, "s": -1, "f": 0.5}
+    }
+
+
+VALID = b"\x83" + term(("mc", "mc_amqpl", AMQPL, {"rk": [b"k"], "x": b"fan"}))
+
+
+@given(st.data())
+@example(None)
+def test_damaged_message_gives_right_types(data):
+    spoilt = bytearray(VALID)
+    if data is not None:
+        for _ in range(data.draw(st.integers(1, 4))):
+            spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
+        spoilt = spoilt[: data.draw(st.integers(0, len(spoilt)))]
+    found = read_message(bytes(spoilt))
+    assert found is None or [type(part) for part in found if part is not None] == [
+        kind for kind, part in zip((str, str, str, bytes), found, strict=True) if part is not None
+    ]

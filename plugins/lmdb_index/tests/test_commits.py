@@ -15,7 +15,6 @@ from msgstore.contract import IndexContext
 from msgstore.files import Files
 from msgstore.testing.index.place import Place
 from msgstore.testing.index.readers import ReaderTests
-from msgstore.testing.index.saving import SavingTests
 from msgstore.testing.subjects import Subject
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
@@ -69,7 +68,7 @@ def test_commits_that_fail_add_up(tmp_path: Path, point: str) -> None:
 
 @pytest.mark.parametrize(
     "beside",
-    [ReaderTests.test_readers_see_what_was_or_what_is, SavingTests.test_a_commit_beside_other_threads],
+    [ReaderTests.test_readers_see_what_was_or_what_is, ReaderTests.test_a_commit_beside_other_threads],
     ids=["readers", "writers"],
 )
 def test_commits_that_fail_beside_threads(tmp_path: Path, beside: Callable[..., None]) -> None:

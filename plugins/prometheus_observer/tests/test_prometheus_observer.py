@@ -60,7 +60,7 @@ def metrics(registry: CollectorRegistry) -> Metrics:
     return Metrics(registry)
 
 
-def test_statistics_of_open_stores(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_statistics_of_open_stores(registry, metrics):
     statistics = dict(NUMBERS)
     metrics.store_opened(opened(statistics))
     found = samples(registry)
@@ -78,7 +78,7 @@ def test_statistics_of_open_stores(registry: CollectorRegistry, metrics: Metrics
     assert samples(registry)["msgstore_openings_total", (("how", "trust"),)] == 1
 
 
-def test_a_directory_that_is_open_twice(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_a_directory_that_is_open_twice(registry, metrics):
     writer, reader = {**NUMBERS, "messages": 5}, {**NUMBERS, "messages": 6}
     metrics.store_opened(opened(writer))
     metrics.store_opened(opened(reader, mode="r"))
@@ -87,7 +87,7 @@ def test_a_directory_that_is_open_twice(registry: CollectorRegistry, metrics: Me
     assert samples(registry)["msgstore_messages", ()] == 6
 
 
-def test_what_events_tell(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_what_events_tell(registry, metrics):
     recovery = {"how": "rebuild"}
     metrics.recovery_finished(events.RecoveryFinishedEvent(store=STORE, recovery=recovery, seconds=1.5))
     for file in ("0.sqs", "1.sqs"):
@@ -123,7 +123,7 @@ def test_what_events_tell(registry: CollectorRegistry, metrics: Metrics) -> None
     assert {key: found.get(key) for key in expected} == expected
 
 
-def test_a_store_of_ones_own(tmp_path: Path) -> None:
+def test_a_store_of_ones_own(tmp_path):
     """The plugin as it is installed, and the registry that applications serve."""
     pytest.importorskip("msgstore_ets_index")
     pytest.importorskip("msgstore_format_v2")
@@ -149,17 +149,17 @@ def test_a_store_of_ones_own(tmp_path: Path) -> None:
     assert found["msgstore_openings_total", (("how", "new"),)] == 1
 
 
-def test_loading_the_plugin_is_light() -> None:
+def test_loading_the_plugin_is_light():
     code = "import msgstore, sys; msgstore.load_catalogue(); assert 'prometheus_client' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_hook_is_implemented() -> None:
+def test_every_hook_is_implemented():
     observed = {found.hook for found in msgstore.load_catalogue().observers if found.provider.value == plugin.__name__}
     assert len(observed) == 8
 
 
-def test_every_metric_is_explained(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_every_metric_is_explained(registry, metrics):
     text = README.read_text(encoding="utf-8")
     metrics.store_opened(opened(NUMBERS))
     names = {

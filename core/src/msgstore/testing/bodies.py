@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,13 +38,17 @@ _bodies = st.one_of(
 class BodyCodecTests(KitTests):
     kinds = ("body",)
 
+    @pytest.fixture
+    def codec(self, subject: Subject) -> Any:
+        return _made(subject)
+
     @tried(150)
     @given(bodies=st.lists(_bodies, max_size=8), stored_before=st.integers(0, 255))
-    def test_what_is_stored_is_read(self, subject: Subject, bodies: list[bytes], stored_before: int) -> None:
+    def test_what_is_stored_is_read(self, subject: Subject, codec: Any, bodies: list[bytes], stored_before: int) -> None:
         """A failure means that clients read something else than they wrote; that only the object that stored a body can read
         it; that a scan takes a stored body for corruption; or that a StoredBody, a message that is moved into another store,
         is encoded twice."""
-        codec, reader = _made(subject), _made(subject)
+        reader = _made(subject)
         stored = encoded(codec, bodies)
         for raw, body in zip(stored, bodies, strict=True):
             check_sound(codec, raw, body)
@@ -55,9 +60,8 @@ class BodyCodecTests(KitTests):
                 check_body(again, raw, "encode of a StoredBody")
             check_body(codec.decode(ID, again), body, "decode")
 
-    def test_large_bodies(self, subject: Subject) -> None:
+    def test_large_bodies(self, codec: Any) -> None:
         """A failure means that a length field of the codec is too small for a body of a megabyte."""
-        codec = _made(subject)
         bodies = [bytes(LARGE), b"\xff" * LARGE, bytes(range(256)) * (LARGE // 256)]
         for stored, body in zip(encoded(codec, bodies), bodies, strict=True):
             check_sound(codec, stored, body)
@@ -65,21 +69,19 @@ class BodyCodecTests(KitTests):
     @tried(300)
     @given(data=_bodies, is_stored=st.booleans(), edits=edits, size=st.integers(0, 5000))
     def test_damaged_bodies(
-        self, subject: Subject, data: bytes, is_stored: bool, edits: list[tuple[int, int]], size: int
+        self, subject: Subject, codec: Any, data: bytes, is_stored: bool, edits: list[tuple[int, int]], size: int
     ) -> None:
         """A failure means that a damaged body, or arbitrary bytes, stops a scan or a read with another error than RecordError;
         that the codec cannot write again what it reads from them; or that ``fields`` raises, or gives wrong values."""
-        codec = _made(subject)
         spoilt = bytearray(encoded(codec, [data])[0] if is_stored else data)
         for at, byte in edits:
             if spoilt:
                 spoilt[at % len(spoilt)] = byte
         check_anything(subject, codec, bytes(spoilt[:size] if size < 300 else spoilt))
 
-    def test_damage_is_cheap(self, subject: Subject) -> None:
+    def test_damage_is_cheap(self, subject: Subject, codec: Any) -> None:
         """A failure means that a few bytes on disk can cost a reader all memory or time: compare a size that a body claims
         with the bytes that are there before you use it."""
-        codec = _made(subject)
         with within():
             for body in (b"", bytes(1000), bytes(range(256)) * 4):
                 (stored,) = encoded(codec, [body])
@@ -89,9 +91,8 @@ class BodyCodecTests(KitTests):
                         peak = peak_of(partial(check_anything, subject, codec, spoilt))
                         assert peak <= MULTIPLE * len(spoilt) + BESIDE, f"{spoilt[:40]!r}"
 
-    def test_time_is_linear(self, subject: Subject) -> None:
+    def test_time_is_linear(self, subject: Subject, codec: Any) -> None:
         """A failure means that a large body delays a store by more than its size explains, whole or damaged."""
-        codec = _made(subject)
 
         def reading(size: int) -> Any:
             (stored,) = encoded(codec, [bytes(range(256)) * (size // 256)])
@@ -111,33 +112,30 @@ class BodyCodecTests(KitTests):
 
     @tried(40)
     @given(bodies=st.lists(_bodies, max_size=5))
-    def test_plain_means_unchanged(self, subject: Subject, bodies: list[bytes]) -> None:
+    def test_plain_means_unchanged(self, subject: Subject, codec: Any, bodies: list[bytes]) -> None:
         """A failure means that the codec claims PLAIN, but changes bodies: a store does not call it for reads."""
         subject.needs(Capability.PLAIN)
-        codec = _made(subject)
         assert encoded(codec, bodies) == bodies
         assert [codec.decode(ID, body) for body in bodies] == bodies
 
     @tried(60)
     @given(body=_bodies)
-    def test_fields(self, subject: Subject, body: bytes) -> None:
+    def test_fields(self, subject: Subject, codec: Any, body: bytes) -> None:
         """A failure means that tools cannot show what the descriptor says that bodies hold: ``fields`` gives one value for each
         of the descriptor's fields, of its kind or None, for each body that the codec wrote."""
         fields = fields_of(subject)
         if not fields:
             skip_without("fields")
-        codec = _made(subject)
         values = codec.fields(encoded(codec, [body])[0])
         assert values is not None, "fields gives None for a body that the codec itself wrote"
         check_values(fields, values)
 
-    def test_any_thread_may_call(self, subject: Subject) -> None:
+    def test_any_thread_may_call(self, subject: Subject, codec: Any) -> None:
         """A failure means that calls on several threads share state of the codec, such as one decompressor.
 
         First, a second thread makes a call between every two Python lines of another call. Then many threads call at once; a
         conflict inside one line depends on chance, so that one failure proves it although the next run may pass.
         """
-        codec = _made(subject)
         bodies = b"one" * 9, b"another" * 9
         one, another = encoded(codec, bodies)
         BetweenLines(partial(check_sound, codec, another, bodies[1])).run(partial(check_sound, codec, one, bodies[0]))

@@ -85,10 +85,9 @@ class GcPolicyTests(KitTests):
 
     @given(segments=stores())
     @tried(80)
-    def test_a_plan_is_pure(self, subject: Subject, segments: list[SegmentStats]) -> None:
+    def test_a_plan_is_pure(self, subject: Subject, policy: Any, segments: list[SegmentStats]) -> None:
         """A failure means that the policy remembers what it was asked before, rolls dice, or changes the list that it is given.
         Then the plan that is shown by a tool is not the one that is carried out."""
-        policy = subject.make(subject.made_options)
         given_ = list(segments)
         first = plan(policy, given_)
         assert given_ == segments, "the list of segments was changed"
@@ -99,10 +98,9 @@ class GcPolicyTests(KitTests):
 
     @given(segments=stores())
     @tried(30)
-    def test_it_has_no_clock_but_now(self, subject: Subject, segments: list[SegmentStats]) -> None:
+    def test_it_has_no_clock_but_now(self, policy: Any, segments: list[SegmentStats]) -> None:
         """A failure means that the policy asks the clock of the machine instead of ``now``: it cannot be tried on a store of
         yesterday, and an hour that is put back collects what it should not."""
-        policy = subject.make(subject.made_options)
         first = plan(policy, segments)
         for seconds in (0.0, 4e9):
             with _another_time(policy, seconds):
@@ -118,10 +116,9 @@ class GcPolicyTests(KitTests):
 
     @given(segments=stores())
     @tried(80)
-    def test_it_comes_to_an_end(self, subject: Subject, segments: list[SegmentStats]) -> None:
+    def test_it_comes_to_an_end(self, policy: Any, segments: list[SegmentStats]) -> None:
         """A failure means that the policy wants the same again when it is done: a collector that compacts for ever wears out
         the disk. Here every action is carried out as the engine would, and nothing is written or removed in between."""
-        policy = subject.make(subject.made_options)
         history = []
         for _ in range(2 * len(segments) + 3):
             actions = plan(policy, segments)

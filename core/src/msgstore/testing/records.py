@@ -16,7 +16,9 @@ from msgstore.contract import (
     FormatContext,
     RecordContext,
     RecordError,
+    RecordType,
     RecordTypeDescriptor,
+    SegmentFormat,
 )
 from msgstore.testing.data import Batch, batches, numbered, tried
 from msgstore.testing.formats.roundtrip import RoundTripTests
@@ -35,16 +37,19 @@ BESIDE = 2**20
 class RecordTypeTests(RoundTripTests):
     kinds = ("record",)
 
-    def form(self, subject: Subject) -> Any:
+    def make_form(self, subject: Subject) -> Any:
         return format_of(subject)
+
+    @pytest.fixture
+    def record(self, subject: Subject) -> Any:
+        return made(subject)
 
     @tried(60)
     @given(messages=batches())
-    def test_alone_it_agrees_with_itself(self, subject: Subject, messages: Batch) -> None:
+    def test_alone_it_agrees_with_itself(self, record: RecordType, messages: Batch) -> None:
         """A failure means that the parts of the record type disagree: ``check`` finds damage in what ``encode`` wrote,
         ``body_span`` is not where ``decode`` reads, or ``overhead`` is not what a record has beside its body (where that
         differs, ``overhead`` is the least of it, and ``max_overhead`` the most)."""
-        record = made(subject)
         data, sizes = record.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
         assert len(sizes) == len(messages)
         assert sum(sizes) == len(data)
@@ -59,16 +64,14 @@ class RecordTypeTests(RoundTripTests):
             at += size
         assert record.encode([], []) == (b"", [])
 
-    def test_body_span_copies_nothing(self, subject: Subject) -> None:
+    def test_body_span_copies_nothing(self, record: RecordType) -> None:
         """A failure means that the record type copies a large record that it only has to look at."""
-        record = made(subject)
         _, (size,) = record.encode([bytes(16)], [bytes(LARGE)])
         assert peak_of(lambda: record.body_span(0, size)) <= BESIDE
 
-    def test_damage_is_stepped_over(self, subject: Subject) -> None:
+    def test_damage_is_stepped_over(self, form: SegmentFormat, record: RecordType) -> None:
         """A failure means that one damaged record loses those behind it: a scan reports what ``check`` finds, and continues.
         Skipped for a record type that does not detect a flipped bit of a body."""
-        form, record = format_of(subject), made(subject)
         data, placed = written(form, numbered(3, b"some body"))
         begin, _ = record.body_span(placed[1].offset, placed[1].size)
         spoilt = data[:begin] + bytes([data[begin] ^ 1]) + data[begin + 1 :]

@@ -11,7 +11,6 @@ import click
 from msgstore.cli import options, output, runners
 from msgstore.cli.commands.scan import show_types
 from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
-from msgstore.jobs.reports import SegmentStock
 from msgstore.plugins.catalogue import load_catalogue
 
 _NUMBERS = ("size", "records", "types", "live", "garbage", "of it", "holes", "copies", "damaged")

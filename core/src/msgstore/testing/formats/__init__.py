@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from msgstore.contract import Capability
+from msgstore.contract import Capability, SegmentFormat
 from msgstore.testing.data import numbered
 from msgstore.testing.formats.damage import DamageTests
 from msgstore.testing.formats.gaps import GapTests
@@ -19,22 +19,20 @@ from msgstore.testing.subjects import Subject
 class SegmentFormatTests(RoundTripTests, DamageTests, GapTests):
     kinds = ("format",)
 
-    def form(self, subject: Subject) -> Any:
+    def make_form(self, subject: Subject) -> Any:
         return made(subject)
 
-    def test_types_are_told_where_there_are_some(self, subject: Subject) -> None:
+    def test_types_are_told_where_there_are_some(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that ``types`` is 0, which is no type, for a record of a format that claims TYPED_RECORDS, or another
         value for a format that does not."""
-        form = made(subject)
         data, _ = written(form, numbered(5, b"body"))
         kinds = set(form.scan(data).records.types)
         assert len(kinds) == 1
         assert (kinds != {0}) == subject.has(Capability.TYPED_RECORDS)
 
-    def test_golden_segments(self, subject: Subject) -> None:
+    def test_golden_segments(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that this version reads segments differently from the version that made the corpus: users would lose
         stored messages, or read wrong ones. If the corpus itself is wrong, write its JSON again."""
-        form = made(subject)
         segments = list(golden(subject))
         if not segments:
             skip_without("golden corpus")

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from msgstore.contract import ScanEnd, SegmentFormat
 from msgstore.testing.data import Batch, batches, numbered, texts, tried
 from msgstore.testing.formats.roundtrip import check_anything
-from msgstore.testing.formats.segments import Placed, check_records, check_scan, encoded, expected, made, rows, written
+from msgstore.testing.formats.segments import Placed, check_records, check_scan, encoded, expected, rows, written
 from msgstore.testing.guard import KitTests
 from msgstore.testing.limits import is_linear, peak_of, within
-from msgstore.testing.subjects import Subject
 
 MULTIPLE, BESIDE = 16, 2 * 2**20
 """Memory limit of a scan: a multiple of the size of the segment, and a constant number of bytes."""
@@ -73,10 +72,9 @@ class DamageTests(KitTests):
 
     @tried(15)
     @given(messages=batches(texts, least=1, most=5))
-    def test_a_write_that_is_cut_off(self, subject: Subject, messages: Batch) -> None:
+    def test_a_write_that_is_cut_off(self, form: SegmentFormat, messages: Batch) -> None:
         """A failure means that a crash inside a write loses whole records, that half a record is taken for a record, or that
         recovery cannot tell a torn write from damage: the end is ``torn``, at the beginning of the record that is cut off."""
-        form = made(subject)
         data, placed = written(form, messages)
         ends = [len(form.header), *(record.end for record in placed)]
         for whole, (begin, end) in enumerate(pairwise(ends)):
@@ -89,10 +87,9 @@ class DamageTests(KitTests):
                 elif data[begin:cut].strip(b"\0"):  # zeros may as well be a hole
                     assert scan.end == ScanEnd("torn", begin, scan.end.reason), f"cut at {cut}"
 
-    def test_a_header_that_is_cut_off_or_wrong(self, subject: Subject) -> None:
+    def test_a_header_that_is_cut_off_or_wrong(self, form: SegmentFormat) -> None:
         """A failure means that a scan fails for a file whose header a crash has cut off, or that it calls the header of another
         format ``ok``."""
-        form = made(subject)
         data, _ = written(form, numbered(3, b"body"))
         for cut in range(len(form.header)):
             scan = form.scan(data[:cut])
@@ -114,11 +111,10 @@ class DamageTests(KitTests):
         body=texts,
     )
     def test_records_behind_a_corrupt_spot(
-        self, subject: Subject, before: int, spot: bytes, overwritten: bool, body: bytes
+        self, form: SegmentFormat, before: int, spot: bytes, overwritten: bool, body: bytes
     ) -> None:
         """A failure means that salvage loses every record behind the first damaged one: either ``scan`` goes on by itself, or
         ``find_chain`` finds where records begin again. It must not pass over records to find more that hold."""
-        form = made(subject)
         messages = numbered(before + 31, body)
         data, placed = written(form, messages)
         if overwritten:  # the head of a record
@@ -138,10 +134,9 @@ class DamageTests(KitTests):
 
     @tried(30)
     @given(garbage=st.binary(min_size=1, max_size=30), count=st.integers(1, 12), length=st.integers(1, 10))
-    def test_find_chain_finds_the_first_chain(self, subject: Subject, garbage: bytes, count: int, length: int) -> None:
+    def test_find_chain_finds_the_first_chain(self, form: SegmentFormat, garbage: bytes, count: int, length: int) -> None:
         """A failure means that ``find_chain`` passes over records, finds some where there are none, or looks before ``start``.
         A format whose scan finds its own way always answers None."""
-        form = made(subject)
         data, placed = written(form, numbered(count, b"body"))
         if form.find_chain(data, len(form.header), length) is None:
             with_spot = form.header + garbage + data[len(form.header) :]
@@ -156,10 +151,9 @@ class DamageTests(KitTests):
         assert form.find_chain(data, len(data) + 1, length) is None
 
     @pytest.mark.parametrize("kind", HOSTILE)
-    def test_hostile_segments(self, subject: Subject, kind: str) -> None:
+    def test_hostile_segments(self, form: SegmentFormat, kind: str) -> None:
         """A failure means that hostile files can stop a reader: the time of ``scan`` or ``find_chain`` grows faster than the
         file, or their memory is a large multiple of its size."""
-        form = made(subject)
         with within():
             for call in (form.scan, partial(form.find_chain, start=0)):
                 assert is_linear(partial(_on_hostile, call, form, kind), SIZE), f"the time of {call}"
@@ -168,9 +162,8 @@ class DamageTests(KitTests):
                 assert peak_of(partial(call, data)) <= MULTIPLE * len(data) + BESIDE, f"the memory of {call}"
             check_anything(form, data, len(form.header))
 
-    def test_sizes_that_lie(self, subject: Subject) -> None:
+    def test_sizes_that_lie(self, form: SegmentFormat) -> None:
         """A failure means that the format allocates the size that a record claims without comparing it with the file."""
-        form = made(subject)
         data, placed = written(form, numbered(2, b"body"))
         for at in range(len(data) - placed[-1].size, len(data)):
             lying = data[:at] + b"\xff" * 4 + data[at + 4 :]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from random import Random
+from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +28,11 @@ class GapTests(KitTests):
 
     kinds = ("format",)
 
+    @pytest.fixture
+    def compactable(self, subject: Subject) -> Any:
+        subject.needs(Capability.COMPACTABLE)
+        return made(subject)
+
     @tried(60)
     @given(
         first=_sizes,
@@ -34,49 +41,41 @@ class GapTests(KitTests):
         seed=st.integers(0, 2**32),
     )
     def test_a_crash_while_gaps_are_filled(
-        self, subject: Subject, first: int, gaps: list[list[int]], moved: list[int], seed: int
+        self, compactable: CompactableFormat, first: int, gaps: list[list[int]], moved: list[int], seed: int
     ) -> None:
         """A failure means that a crash during a compaction costs messages. After and inside each of the three steps, whichever
         of its sectors have reached the disk, a scan finds each record outside the gaps; ``inside`` must be hidden until
         ``seal``, and what must not be torn must lie within one sector."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        segment = Compacted.of(form, first, gaps, moved)
+        segment = Compacted.of(compactable, first, gaps, moved)
         segment.check_crashes(Random(seed))
 
     @tried(30)
     @given(first=_sizes, dead=st.lists(_sizes, min_size=2, max_size=4), moved=st.lists(_sizes, min_size=2, max_size=4))
     def test_a_gap_that_was_filled_is_filled_again(
-        self, subject: Subject, first: int, dead: list[int], moved: list[int]
+        self, compactable: CompactableFormat, first: int, dead: list[int], moved: list[int]
     ) -> None:
         """A failure means that ``fill_gap`` counts on a gap of dead records only. A gap is everything between two live records:
         what an earlier compaction has left over in it, too."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        segment = Compacted.of(form, first, [dead], moved)
+        segment = Compacted.of(compactable, first, [dead], moved)
         ((offset, size, taken),) = segment.gaps
         attrs.evolve(segment, data=segment.filled, gaps=[(offset, size, taken[1:])]).check_crashes(Random(1))
 
-    def test_whatever_is_left_over_is_no_record(self, subject: Subject) -> None:
+    def test_whatever_is_left_over_is_no_record(self, compactable: CompactableFormat) -> None:
         """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
         left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        _, (smallest,) = written(form, numbered(1))
+        _, (smallest,) = written(compactable, numbered(1))
         for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
             for left in range(30):
-                first = (at - len(form.header) - smallest.size) % SECTOR
-                segment = Compacted.of(form, first, [[left + 4]], [4])
+                first = (at - len(compactable.header) - smallest.size) % SECTOR
+                segment = Compacted.of(compactable, first, [[left + 4]], [4])
                 segment.check_crashes(Random(left))
 
-    def test_room(self, subject: Subject) -> None:
+    def test_room(self, compactable: CompactableFormat) -> None:
         """A failure means that ``gap_room`` promises more than there is, or that no gap ever has room, so that nothing is
         compacted."""
-        subject.needs(Capability.COMPACTABLE)
-        form = made(subject)
-        begin = len(form.header)
+        begin = len(compactable.header)
         for size in (1, 2, 5, 20, 100, 1000):
-            rooms = [form.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
+            rooms = [compactable.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
             assert all(0 <= room <= size for room in rooms), f"a gap of {size} bytes promises {max(rooms)}"
         assert sum(room > 0 for room in rooms) >= SECTOR // 2, "less than half of the gaps of 1000 bytes have any room"
 

@@ -70,13 +70,8 @@ def check_rows(columns: Columns, placed: Sequence[Placed]) -> None:
     found, wanted = rows(columns), expected(placed)
     if found != wanted:  # said here: of lists this long pytest would look for the nearest match
         at = first_difference(found, wanted)
-        got = "nothing" if at >= len(found) else _row(*found[at])
-        expected_there = "nothing more" if at >= len(wanted) else _row(*wanted[at])
-        raise AssertionError(f"of {len(wanted)} records number {at} should be {expected_there}, and is {got}")
-
-
-def _row(msg_id: bytes, offset: int, size: int) -> str:
-    return f"{msg_id.hex()} at {offset}, {size} bytes"
+        ours, theirs = ([(i.hex(), *span) for i, *span in some[at : at + 1]] for some in (found, wanted))
+        raise AssertionError(f"of {len(wanted)} records number {at} should be {theirs} (id, offset, size), and is {ours}")
 
 
 def body_at(form: SegmentFormat, data: Buffer, offset: int, size: int) -> bytes:
@@ -87,11 +82,8 @@ def body_at(form: SegmentFormat, data: Buffer, offset: int, size: int) -> bytes:
 
 def check_body(found: bytes, body: bytes, what: str) -> None:
     if found != body:
-        raise AssertionError(f"{what} gives {_shown(found)}; written was {_shown(body)}")
-
-
-def _shown(body: bytes) -> str:
-    return f"{body[:40]!r}{'...' * (len(body) > 40)} ({len(body)} bytes)"
+        gives, wrote = (f"{one[:40]!r}{'...' * (len(one) > 40)} ({len(one)} bytes)" for one in (found, body))
+        raise AssertionError(f"{what} gives {gives}; written was {wrote}")
 
 
 def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: Sequence[Placed]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from msgstore.contract import Capability, Index
+from msgstore.contract import Capability
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.locations import LIMIT, pack_location
 from msgstore.testing.faults import FailingFiles, listing
@@ -32,13 +32,44 @@ failures = st.tuples(st.none() | st.integers(0, 6), st.sampled_from([errno.EIO, 
 _moves = st.dictionaries(st.sampled_from(IDS), st.tuples(LOCATIONS, LOCATIONS, st.booleans()), max_size=6)
 
 
-class EntriesAgainstDictionary(RuleBasedStateMachine):
-    """Every call between two stops. A subclass makes ``index``; ``entries`` is what it has to hold."""
+class IndexAgainstDictionary(RuleBasedStateMachine):
+    """``entries`` and ``state`` are what the index holds; ``due`` is what is set aside for a commit; ``durable`` has the states
+    of which a process may find any one that starts after this one was killed."""
 
-    index: Index
-    entries: Entries
     in_order = False
     """True if ``release`` must keep the order in which messages were freed: more than the contract demands."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.persistent = subject.has(Capability.PERSISTENT)
+        self.scratch = tempfile.TemporaryDirectory()
+        directory = Path(self.scratch.name, "store")
+        directory.mkdir()
+        (directory / "0.rdq").write_bytes(b"a segment")
+        self.place = Place(subject, directory)
+        self.durable = [NOTHING]
+        self.open()
+
+    def open(self) -> None:
+        names = {path.name for path in self.place.directory.iterdir()} - {"0.rdq"}
+        assert all(name.startswith("msgstore-") for name in names), f"names of index files begin with msgstore-, not {names}"
+        assert (self.place.directory / "0.rdq").read_bytes() == b"a segment"
+        self.files = FailingFiles()
+        self.index = self.place.make(self.files)
+        found = Saved(self.index.load(), entries_of(self.index))
+        self._check_durable(found)
+        self.durable = [found]
+        self.entries: Entries = dict(found.entries)
+        self.state = dict(found.state or {})
+        self.due: Saved | None = None
+
+    def _check_durable(self, found: Saved) -> None:
+        """A new store has nothing; a commit and a close save everything that was set aside, and only that."""
+        assert found in self.durable, f"loaded {found}, not {' or '.join(map(str, self.durable))}"
+
+    def teardown(self) -> None:
+        self.index.close(None)
+        self.scratch.cleanup()
 
     @rule(batch=batches)
     def enter(self, batch: dict[bytes, int]) -> None:
@@ -103,43 +134,6 @@ class EntriesAgainstDictionary(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         agree(self.index, self.entries, IDS)
-
-
-class IndexAgainstDictionary(EntriesAgainstDictionary):
-    """``entries`` and ``state`` are what the index holds; ``due`` is what is set aside for a commit; ``durable`` has the states
-    of which a process may find any one that starts after this one was killed."""
-
-    def __init__(self, subject: Subject) -> None:
-        super().__init__()
-        self.persistent = subject.has(Capability.PERSISTENT)
-        self.scratch = tempfile.TemporaryDirectory()
-        directory = Path(self.scratch.name, "store")
-        directory.mkdir()
-        (directory / "0.rdq").write_bytes(b"a segment")
-        self.place = Place(subject, directory)
-        self.durable = [NOTHING]
-        self.open()
-
-    def open(self) -> None:
-        names = {path.name for path in self.place.directory.iterdir()} - {"0.rdq"}
-        assert all(name.startswith("msgstore-") for name in names), f"names of index files begin with msgstore-, not {names}"
-        assert (self.place.directory / "0.rdq").read_bytes() == b"a segment"
-        self.files = FailingFiles()
-        self.index = self.place.make(self.files)
-        found = Saved(self.index.load(), entries_of(self.index))
-        self._check_durable(found)
-        self.durable = [found]
-        self.entries: Entries = dict(found.entries)
-        self.state = dict(found.state or {})
-        self.due: Saved | None = None
-
-    def _check_durable(self, found: Saved) -> None:
-        """A new store has nothing; a commit and a close save everything that was set aside, and only that."""
-        assert found in self.durable, f"loaded {found}, not {' or '.join(map(str, self.durable))}"
-
-    def teardown(self) -> None:
-        self.index.close(None)
-        self.scratch.cleanup()
 
     @rule()
     def clear(self) -> None:
