@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.engine.open import ets_file
+from msgstore.engine.open import broker_counts
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
 from support import DATA, RealDirectory, command, counts, filled, hashes, open_with
 
@@ -65,7 +65,7 @@ def summary(number: int, live_bytes: int, size: int) -> bytes:
 
 def rows_of(path: Path) -> list[Row]:
     found: list[Row] = []
-    ets_file.read_locations((path / COUNTS).read_bytes(), lambda *row: found.append(row), 10_000)
+    broker_counts.read_locations((path / COUNTS).read_bytes(), lambda *row: found.append(row), 10_000)
     return found
 
 
@@ -184,7 +184,7 @@ def summed(change: Callable[[list[tuple[int, int, int]]], list[tuple[int, int, i
 
     def damage(path: Path) -> None:
         rows: list[tuple[int, int, int]] = []
-        ets_file.read_summaries((path / SUMMARY).read_bytes(), lambda *row: rows.append(row), 10)
+        broker_counts.read_summaries((path / SUMMARY).read_bytes(), lambda *row: rows.append(row), 10)
         (path / SUMMARY).write_bytes(table([summary(*row) for row in change(rows)]))
 
     return damage
@@ -327,7 +327,7 @@ def read(data: bytes, max_rows: int = 1_000_000) -> tuple[int, str | None]:
     """What one row after the other was read of a table of counts. Fails if that takes much memory."""
     rows: list[object] = []
     tracemalloc.start()
-    done = ets_file.read_locations(data, lambda *row: rows.append(None), max_rows)
+    done = broker_counts.read_locations(data, lambda *row: rows.append(None), max_rows)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**20, f"{peak} bytes of memory for a file of {len(data)}"
