@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from msgstore.files import Files
-from msgstore.testing.faults import CHANGES, SECTOR, Crash, RecordingFiles, StoppingFiles
+from msgstore.testing.faults import RecordingFiles, StoppingFiles, crash_points, stopped
 from support import WHOLE, Cell, RealDirectory, Sample, hashes, open_with
 
 
@@ -45,20 +46,11 @@ def stop_everywhere(tmp_path: Path, cell: Cell, counts: dict[bytes, int], durabi
     whole = RecordingFiles()
     expected = _after(start, path, cell, counts, durability, whole)
     assert set(expected) == set(counts)
-    changes = [operation for operation in whole.operations if operation[0] in CHANGES]
+    changes, points = whole.changes(), crash_points(whole)
     assert any(name == ("unlink" if cell.format == "v1" else "truncate") for name, _, _ in changes)
-    points = [
-        (stop, torn)
-        for stop, (name, _, size) in enumerate(changes)
-        for torn in (0, *(range(SECTOR, size, SECTOR) if name == "pwrite" else ()))
-    ]
     for stop, torn in sample.of(points):
-        files = StoppingFiles(stop, torn)
-        try:
-            _after(start, path, cell, counts, durability, files)
-        except Crash:
-            assert _reopened(path, cell, counts) == expected, f"stopped at {changes[stop]}, {torn} bytes of it written"
-        assert files.stopped
+        assert stopped(partial(_after, start, path, cell, counts, durability, StoppingFiles(stop, torn)))
+        assert _reopened(path, cell, counts) == expected, f"stopped at {changes[stop]}, {torn} bytes of it written"
     return len(points)
 
 

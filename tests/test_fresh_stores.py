@@ -165,11 +165,6 @@ def test_counts_of_absent_id_are_refused(parts: list[Messages], tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_counts_below_one_make_no_message(tmp_path: Path) -> None:
-    make(target_of(tmp_path / "store", V2), [], counts=[(b"i" * 16, 0), (b"j" * 16, -1)])
-    assert content(tmp_path / "store") == {}
-
-
 def test_references_of_parts_are_summed(target: Target, tmp_path: Path) -> None:
     """Every part brings its own; they are added up, as if each row were so many writes."""
     with Staging.begin(target) as staging:
@@ -237,10 +232,11 @@ def test_whole_records_are_copied_unchanged(name: str, tmp_path: Path) -> None:
     assert content(tmp_path / "again") == expected(messages)
 
 
-def test_job_without_messages_makes_empty_store(tmp_path: Path) -> None:
-    make(target_of(tmp_path / "store", V2))
-    assert content(tmp_path / "store") == {}
-    assert not beside(tmp_path / "store")
+@pytest.mark.parametrize(("parts", "counts"), [([], None), ([[]], [(b"i" * 16, 0), (b"j" * 16, -1)])])
+def test_job_without_messages_makes_empty_store(parts: list[Messages], counts: Any, target: Target) -> None:
+    """Counts below one make no message."""
+    make(target, *parts, counts=counts)
+    check(target.destination)
 
 
 @pytest.mark.parametrize("name", ["ets-v2", "lmdb-v2-checksum", "lmdb-v2-audit"])
@@ -567,7 +563,6 @@ def test_killed_driver_leaves_destination_free(tmp_path: Path) -> None:
     whole = {n.to_bytes(16, "big"): (bytes([n % 251]) * 3000, 1) for n in range(4000)}
     command = [sys.executable, "-c", DRIVER, str(tmp_path / "store")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
         driver.stdout.readline()
         begin = time.monotonic()
         assert driver.wait() == 0
@@ -581,8 +576,6 @@ def test_killed_driver_leaves_destination_free(tmp_path: Path) -> None:
         command[3] = str(path)
         waits = ["wait"] if n < 3 else []  # the first three certainly in the middle
         driver = subprocess.Popen([*command, *waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert driver.stdin is not None
-        assert driver.stdout is not None
         with driver.stdin, driver.stdout:
             workers = list(map(int, driver.stdout.readline().split()))
             time.sleep(chance.random() * 0.8 * duration)  # anywhere before its end
@@ -608,7 +601,6 @@ def test_job_of_other_process_locks_destination(tmp_path: Path) -> None:
         [sys.executable, "-c", DRIVER, target.path, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with driver:
-        assert driver.stdout is not None
         workers = list(map(int, driver.stdout.readline().split()))
         with pytest.raises(StoreLocked, match=f"process {driver.pid} is writing a store there"):
             Staging.begin(target)

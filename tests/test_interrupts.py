@@ -173,35 +173,26 @@ def interrupt(path: Path, name: str, change: str, at: int) -> bool:
     return check(it)
 
 
-class Alarm:
-    """A signal that raises KeyboardInterrupt after so many seconds, unless the block is left before."""
+def is_interrupted(change: Callable[[], object], seconds: float) -> bool:
+    """Send a signal that raises KeyboardInterrupt after so many seconds. True if it came before the change was through."""
+    rings = [True]
 
-    def __init__(self) -> None:
-        self.rings = False
-
-    def __enter__(self) -> Alarm:
-        self._usual = signal.signal(signal.SIGALRM, self._ring)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._usual)
-
-    def _ring(self, *_: object) -> None:
-        if self.rings:
-            self.rings = False  # once
+    def ring(*_: object) -> None:
+        if rings:
+            rings.clear()  # once
             raise KeyboardInterrupt
 
-    def interrupts(self, change: Callable[[], object], seconds: float) -> bool:
-        """Whether it came before the change was through."""
-        try:
-            self.rings = True
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            change()
-            self.rings = False
-        except KeyboardInterrupt:
-            return True
-        return False
+    usual = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        change()
+        rings.clear()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    return False
 
 
 @pytest.mark.slow
@@ -235,8 +226,7 @@ def signals(name: str, change: str, path: Path) -> None:
         tries += 1
         assert tries < 40 * SIGNALS, f"{came} signals came while it lasted"
         it = scene(path / str(tries), name)
-        with Alarm() as alarm:
-            came += alarm.interrupts(functools.partial(CHANGES[change], it), max(rng.uniform(0, lasts), 1e-6))
+        came += is_interrupted(functools.partial(CHANGES[change], it), max(rng.uniform(0, lasts), 1e-6))
         check(it)
 
 

@@ -90,7 +90,7 @@ def _call(run: Run, step: Step, injector: Injector) -> None:
                 _readable(run)
         elif fault.lasts and not run.cell.persistent:
             # What an opening removed it could not put back: as after a kill, the counts are the caller's to know.
-            run.truth.refcounts = tuple(run.truth.settled.items())
+            run.owed = attrs.evolve(run.owed, refcounts=tuple(run.owed.settled.items()))
         injector.lift()
         if run.store is not None:
             _readable(run)
@@ -98,9 +98,9 @@ def _call(run: Run, step: Step, injector: Injector) -> None:
 
 
 def _readable(run: Run) -> None:
-    for msg_id in run.truth.wanted:
+    for msg_id in run.owed.wanted:
         try:
-            demand(run.client.read(msg_id) == run.truth.bodies[msg_id], f"after a fault {msg_id.hex()} has wrong bytes")
+            demand(run.client.read(msg_id) == run.bodies[msg_id], f"after a fault {msg_id.hex()} has wrong bytes")
         except msgstore.StoreClosed:  # the error came after the stop was complete, from the rename that RabbitMQ waits for
             return
         except msgstore.MsgStoreError as error:
@@ -112,8 +112,8 @@ def _check_the_end(run: Run) -> None:
     store = open_with(run.path, UnsyncedFiles(), **run.cell.keys)
     try:
         found = {entry.msg_id: entry.references for entry in store.entries()}
-        demand(found == run.truth.settled, "references after the last clean stop are others than those that were asked for")
+        demand(found == run.owed.settled, "references after the last clean stop are others than those that were asked for")
         demand(store.stats().quarantined == 0, "a fault that was lifted has left a segment that looks damaged")
-        contents(store, Situation(run.cell, run.truth.bodies, run.truth.now()), found)
+        contents(store, Situation(run.cell, run.bodies, run.owed), found)
     finally:
         store.abandon()

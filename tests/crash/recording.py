@@ -18,7 +18,7 @@ from unittest import mock
 import attrs
 
 from crash.watching import LOOKS, WatchedFiles
-from crash.workload import CrashCell, Expected, Run, Truth, prepare, steps
+from crash.workload import CrashCell, Expected, Run, prepare, steps
 from msgstore.directory import LOCK
 from support import catalogue
 
@@ -95,12 +95,12 @@ class Recording:
 class Recorder(WatchedFiles):
     """Logs every operation. Files get times from a clock that ticks every few changes, as those of a real kernel do."""
 
-    def __init__(self, root: Path, truth: Truth) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__()
-        self.root = root
-        self.truth = truth
+        self.run = run
+        self.root = run.path
         self.log: list[Operation] = []
-        self._inodes: dict[str, int] = {path.name: number for number, path in enumerate(sorted(root.iterdir()))}
+        self._inodes: dict[str, int] = {path.name: number for number, path in enumerate(sorted(run.path.iterdir()))}
         self._next_inode = len(self._inodes)
         self._of_descriptor: dict[int, int] = {}
         self._changes = 0
@@ -128,7 +128,7 @@ class Recorder(WatchedFiles):
     def note(self, kind: str, name: str, **details: Any) -> None:
         lock = self.root / LOCK
         text = lock.read_bytes() if lock.exists() else None
-        self.log.append(Operation(kind, name, self.truth.now(), mtime=self.now, lock=text, **details))
+        self.log.append(Operation(kind, name, self.run.owed, mtime=self.now, lock=text, **details))
 
     @property
     def now(self) -> int:
@@ -180,15 +180,14 @@ def index_class(name: str) -> type[Any]:
 
 def record(directory: Path, cell: CrashCell, durability: str) -> Recording:
     """Run the workload in ``directory / "recorded"``, which is made."""
-    truth = Truth()
-    run = Run(directory.resolve() / "recorded", cell, durability, None, truth)
+    run = Run(directory.resolve() / "recorded", cell, durability, None)
     prepare(run)
     for path in run.path.iterdir():
         os.utime(path, ns=(10**18, 10**18))
     initial = read_tree(run.path)
-    recorder = run.files = Recorder(run.path, truth)
+    recorder = run.files = Recorder(run)
     with recorder.watching_the_index(cell.index):
         for step in steps(cell):
             run.do(step)
     assert not recorder.names, f"left open: {recorder.names}"
-    return Recording(cell, durability, initial, recorder.log, truth.bodies, truth.now(), read_tree(run.path))
+    return Recording(cell, durability, initial, recorder.log, run.bodies, run.owed, read_tree(run.path))

@@ -109,35 +109,29 @@ class Disk:
 
     def now(self) -> Tree:
         """Everything that was written stays."""
-        return self._tree(self.names, lambda inode: (inode.content, inode.mtime))
+        return self._tree(self.names, kept)
 
     def inside(self, operation: Operation) -> Iterator[tuple[str, Tree]]:
         """What the process leaves that is killed inside the operation, which comes next."""
         if operation.kind == "pwrite":
             inode, whole = self.inodes[operation.inode], operation.data
             for cut in torn_at(operation.offset, len(whole)):
-                torn = attrs.evolve(inode, content=written(inode.content, operation.offset, whole[:cut]), mtime=operation.mtime)
-                yield f"{cut} bytes of it", self._with(operation.inode, torn).now()
+                torn = written(inode.content, operation.offset, whole[:cut]), operation.mtime
+                yield f"{cut} bytes of it", self._tree(self.names, lambda it: torn if it is inode else kept(it))  # noqa: B023
         elif operation.kind == "index":
             for label, tree in inside_a_commit(*operation.trees):
                 yield label, {**self._without_lmdb(self.now()), **tree}
-
-    def _with(self, number: int, inode: Inode) -> Disk:
-        other = Disk({})
-        other.names, other.inodes = self.names, {**self.inodes, number: inode}
-        other.lmdb, other.lock = self.lmdb, self.lock
-        return other
 
     # -- as a power loss leaves it ----------------------------------------------------------------------------------------
 
     def after_a_power_loss(self, seed: str) -> Iterator[tuple[str, Tree]]:
         """What is not synced may be there or not: file by file, sector by sector, name by name."""
-        chance = random.Random(seed)
         yield "all that was not synced dropped", self._lost(self.durable_names, dropped)
         yield "names kept, data dropped", self._lost(self.names, dropped)
         yield "data kept, names dropped", self._lost(self.durable_names, kept)
         yield "only the last write kept", self._lost(self.names, last_only)
         yield "sizes grown, bytes zero", self._lost(self.names, zeros)
+        chance = random.Random(seed)
         for _ in range(SEEDS):
             names = dict(self.durable_names)
             for edit in self.unsynced_names:

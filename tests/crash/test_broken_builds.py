@@ -45,7 +45,7 @@ def truncate_before_index(log: Log) -> Log:
 
 def confirm_before_write(log: Log) -> Log:
     """Each write is confirmed when it returns."""
-    owed = [attrs.evolve(one.expected, required=frozenset(one.expected.wanted)) for one in log]
+    owed = [attrs.evolve(one.expected, confirmed=frozenset(one.expected.wanted)) for one in log]
     return [attrs.evolve(operation, expected=expected) for operation, expected in zip(log, owed, strict=True)]
 
 

@@ -12,8 +12,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from crash.child import THREADS, body_of, keys, work
+from crash.child import THREADS, keys, work
 from crash.workload import CrashCell
+from stress.account import body_of
 from support import needs_foreign, open_with
 
 pytestmark = pytest.mark.crash

@@ -8,6 +8,7 @@ failed can be made again; that is what the tests with failing operations do.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,71 +64,38 @@ FOREIGN_CELLS = [pytest.param(CrashCell(index, "ledger"), marks=needs_foreign) f
 
 @attrs.frozen
 class Expected:
-    """What is owed at one moment."""
+    """What is owed at one moment. What is asked for and what is confirmed makes another one."""
 
-    settled: dict[bytes, int]
+    settled: Mapping[bytes, int] = {}
     """References as of the last flush that has returned."""
-    wanted: dict[bytes, int]
+    wanted: Mapping[bytes, int] = {}
     """References as of the next one."""
-    required: frozenset[bytes]
-    """Confirmed and not removed: these must be there, whatever happens now."""
+    confirmed: frozenset[bytes] = frozenset()
     closed: bool = False
     """True between a clean stop and the next opening: then every index has every count."""
     refcounts: tuple[tuple[bytes, int], ...] | None = None
     """What the caller passes when it opens: the broker's counts, until a first opening has finished."""
 
+    @property
+    def required(self) -> frozenset[bytes]:
+        """Confirmed and not removed: these must be there, whatever happens now."""
+        return frozenset((self.confirmed | self.settled.keys()) & self.wanted.keys())
 
-class Truth:
-    """Keeps account of what was asked for and what was confirmed, beside the store."""
+    def change(self, msg_id: bytes, by: int) -> Expected:
+        """A reference is added or removed."""
+        wanted = {**self.wanted, msg_id: self.wanted.get(msg_id, 0) + by}
+        if wanted[msg_id]:
+            return attrs.evolve(self, wanted=wanted)
+        del wanted[msg_id]
+        return attrs.evolve(self, wanted=wanted, confirmed=self.confirmed - {msg_id})
 
-    def __init__(self) -> None:
-        self.bodies: dict[bytes, bytes] = {}
-        """Of every id that was ever written; an id names one body for ever."""
-        self.settled: dict[bytes, int] = {}
-        self.wanted: dict[bytes, int] = {}
-        self.confirmed: set[bytes] = set()
-        self.closed = False
-        self.refcounts: tuple[tuple[bytes, int], ...] | None = None
-        self._now: Expected | None = None
-
-    def now(self) -> Expected:
-        if self._now is None:
-            safe = self.confirmed | self.settled.keys()
-            self._now = Expected(
-                dict(self.settled), dict(self.wanted), frozenset(safe & self.wanted.keys()), self.closed, self.refcounts
-            )
-        return self._now
-
-    def write(self, msg_id: bytes, body: bytes) -> None:
-        assert self.bodies.setdefault(msg_id, body) == body
-        self.wanted[msg_id] = self.wanted.get(msg_id, 0) + 1
-        self._now = None
-
-    def remove(self, msg_id: bytes) -> None:
-        self.wanted[msg_id] -= 1
-        if not self.wanted[msg_id]:
-            del self.wanted[msg_id]
-            self.confirmed.discard(msg_id)
-        self._now = None
-
-    def confirm(self, ids: list[bytes]) -> None:
+    def confirm(self, ids: Iterable[bytes]) -> Expected:
         """``on_confirm``: an id that was written and removed meanwhile is confirmed as well, and owed no more."""
-        self.confirmed.update(msg_id for msg_id in ids if msg_id in self.wanted)
-        self._now = None
+        return attrs.evolve(self, confirmed=self.confirmed | (set(ids) & self.wanted.keys()))
 
-    def settle(self, *, closed: bool = False) -> None:
+    def settle(self, *, closed: bool = False) -> Expected:
         """A call has returned that flushes: what was wanted is owed."""
-        self.settled = dict(self.wanted)
-        self.closed = closed
-        self._now = None
-
-    def opening(self) -> None:
-        self.closed = False
-        self._now = None
-
-    def opened(self) -> None:
-        self.refcounts = None
-        self._now = None
+        return attrs.evolve(self, settled=self.wanted, closed=closed)
 
 
 @attrs.define
@@ -138,7 +106,9 @@ class Run:
     cell: CrashCell
     durability: str
     files: Files
-    truth: Truth = attrs.field(factory=Truth)
+    bodies: dict[bytes, bytes] = attrs.field(factory=dict)
+    """Of every id that was ever written; an id names one body for ever."""
+    owed: Expected = Expected()
     store: msgstore.Store | None = None
     client: Any = None
     dropping: int | None = None
@@ -150,20 +120,24 @@ class Run:
     def open(self, *, erase: bool = False) -> None:
         """Nothing to do if it is open."""
         if self.store is None:
-            self.truth.opening()
+            self.owed = attrs.evolve(self.owed, closed=False)
             keys = {**self.cell.keys, "durability": self.durability, "erase": erase}
-            self.store = open_with(self.path, self.files, refcounts=self.truth.refcounts, **keys)
-            self.truth.opened()
-            self.client = self.store.client("queue", on_confirm=self.truth.confirm)
+            self.store = open_with(self.path, self.files, refcounts=self.owed.refcounts, **keys)
+            self.owed = attrs.evolve(self.owed, refcounts=None)
+            self.client = self.store.client("queue", on_confirm=self._confirmed)
+
+    def _confirmed(self, ids: list[bytes]) -> None:
+        self.owed = self.owed.confirm(ids)
 
     def open_erasing(self) -> None:
         self.open(erase=True)
 
     def write(self, *numbers: int) -> None:
         for number in numbers:
-            body = body_of(number)
-            self.truth.write(id_of(number), body)
-            self.client.write(id_of(number), body)
+            msg_id, body = id_of(number), body_of(number)
+            self.bodies[msg_id] = body
+            self.owed = self.owed.change(msg_id, 1)
+            self.client.write(msg_id, body)
 
     def remove(self, *numbers: int) -> None:
         self._remove([id_of(number) for number in numbers])
@@ -171,22 +145,22 @@ class Run:
     def remove_real(self) -> None:
         """Every other message that the broker wrote, with all of its references."""
         ours = {id_of(number) for number in range(200)}
-        for msg_id, count in sorted(self.truth.wanted.items())[::2]:
+        for msg_id, count in sorted(self.owed.wanted.items())[::2]:
             if msg_id not in ours:
                 self._remove([msg_id] * count)
 
     def _remove(self, ids: list[bytes]) -> None:
         for msg_id in ids:
-            self.truth.remove(msg_id)
+            self.owed = self.owed.change(msg_id, -1)
         self.client.remove(ids)
 
     def flush(self) -> None:
         self.store.flush()
-        self.truth.settle()
+        self.owed = self.owed.settle()
 
     def roll(self) -> None:
         self.store.roll()
-        self.truth.settle()
+        self.owed = self.owed.settle()
 
     def compact(self) -> None:
         self._collected(self.store.compact(everything=True))
@@ -209,7 +183,7 @@ class Run:
             for entry in self.store.entries():
                 if entry.number == self.dropping:
                     for _ in range(entry.references):
-                        self.truth.remove(entry.msg_id)
+                        self.owed = self.owed.change(entry.msg_id, -1)
         self._collect(Drop(self.dropping, "it is the oldest"))
         self.dropping = None
 
@@ -220,14 +194,14 @@ class Run:
         assert not [action for action in actions if left.issuperset(numbers_of(action))], f"{actions} were not carried out"
 
     def _collected(self, done: list[Any]) -> None:
-        self.truth.settle()
+        self.owed = self.owed.settle()
         skipped = [segment for segment in done if segment.skipped]
         assert not skipped, skipped
 
     def close(self) -> None:
         if self.store is not None:
             self.store.close()
-            self.truth.settle(closed=True)
+            self.owed = self.owed.settle(closed=True)
             self.store = self.client = None
 
     def abandon(self) -> None:
@@ -342,7 +316,5 @@ def _real_v1(run: Run) -> None:
             bodies[bytes.fromhex(record["id"])] = data[at + 24 : at + record["total_size"] - 1]
     kept = {msg_id: counts[msg_id] for msg_id in bodies if msg_id in counts}
     assert len(kept) > 3
-    run.truth.bodies.update(bodies)
-    run.truth.wanted.update(kept)
-    run.truth.refcounts = tuple(kept.items())
-    run.truth.settle()
+    run.bodies.update(bodies)
+    run.owed = Expected(kept, kept, refcounts=tuple(kept.items()))

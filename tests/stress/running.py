@@ -195,11 +195,12 @@ def _something_was_collected(store: msgstore.Store, findings: Findings) -> None:
 
 
 class CollectorThread(threading.Thread):
-    """Collects whenever so much was removed."""
+    """Collects whenever ``turn`` references were removed."""
 
-    def __init__(self, store: msgstore.Store, findings: Findings) -> None:
+    def __init__(self, store: msgstore.Store, findings: Findings, turn: int = REMOVED) -> None:
         super().__init__(name="stress-collector", daemon=True)
         self.turns = 0
+        self._turn = turn
         self._store = store
         self._findings = findings
         self._removed = 0
@@ -212,7 +213,7 @@ class CollectorThread(threading.Thread):
             self._removed += count
             self._changed.notify_all()
             if self.ident is not None:
-                self._changed.wait_for(lambda: self._ended or self._removed < BEHIND * REMOVED)
+                self._changed.wait_for(lambda: self._ended or self._removed < BEHIND * self._turn)
 
     def end(self) -> None:
         """After the turn that it is in. Fine if it was never started."""
@@ -240,7 +241,7 @@ class CollectorThread(threading.Thread):
     def _is_due(self) -> bool:
         """Waits for it. One turn for all that was removed since the last one began."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._removed >= REMOVED)
+            self._changed.wait_for(lambda: self._ended or self._removed >= self._turn)
             self._removed = 0
             self._changed.notify_all()  # whoever waits in ``removed``
             return not self._ended

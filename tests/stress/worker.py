@@ -6,7 +6,7 @@ import os
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -34,6 +34,11 @@ class Task:
     """Ids that it leaves in the end, at most."""
     removed: Callable[[int], object]
     """Called with the number of references that were just given back."""
+    owned: Mapping[bytes, int] = {}
+    """Messages that it finds, and the references to them that are its own."""
+    journal: Callable[[bytes, Iterable[bytes]], object] = lambda letter, ids: None
+    """Called with ``C`` and ids that were confirmed, ``R`` and ids whose last reference may go now, and ``D`` and ids of which
+    the last reference is gone, and a flush has returned since."""
 
 
 class Worker(threading.Thread):
@@ -56,17 +61,19 @@ class Worker(threading.Thread):
         self._client = store.client(f"worker {task.number}", on_confirm=self._on_confirm)
         self._unconfirmed: deque[bytes] = deque()
         self._being_told = threading.Lock()
-        self._live: list[bytes] = []
+        self._live = list(task.owned)
         """Each id that it has at least one reference to, about in the order of writing."""
-        self._twice: set[bytes] = set()
-        """Those of them with two references."""
+        self._more = Counter({msg_id: count - 1 for msg_id, count in task.owned.items() if count > 1})
+        """References to them beyond the first one."""
+        self._gone: list[bytes] = []
+        """Ids of which the last reference was removed since the last flush."""
         self._shared: dict[bytes, Shared] = {}
         """Those of them that others have references to, as well."""
 
     @property
     def kept(self) -> Counter[bytes]:
         """The references that it has left."""
-        return Counter(self._live) + Counter(self._twice)
+        return Counter(self._live) + self._more
 
     def run(self) -> None:
         try:
@@ -114,7 +121,7 @@ class Worker(threading.Thread):
             self._put(msg_id)
             if how > 1 - TWICE:
                 self._put(msg_id)
-                self._twice.add(msg_id)
+                self._more[msg_id] = 1
             self._publish(msg_id)
         self._live += ids
         self.counts["messages"] += len(ids)
@@ -153,6 +160,7 @@ class Worker(threading.Thread):
             return
         try:
             self.counts["confirmed"] += len(ids)
+            self.task.journal(b"C", ids)
             for msg_id in ids:
                 expected = self._unconfirmed.popleft() if self._unconfirmed else None
                 if msg_id != expected:
@@ -164,7 +172,9 @@ class Worker(threading.Thread):
             self._being_told.release()
 
     def _flush(self) -> None:
+        gone, self._gone = self._gone, []
         self._store.flush()
+        self.task.journal(b"D", gone)
         self.counts["flushes"] += 1
         self._all_is_confirmed("store.flush()")
         self.descriptors = max(self.descriptors, open_descriptors())
@@ -206,6 +216,7 @@ class Worker(threading.Thread):
         for msg_id in ids:
             if alive[slot_of(msg_id)] == msg_id:
                 alive[slot_of(msg_id)] = None
+        self.task.journal(b"R", [msg_id for msg_id in ids if msg_id not in self._more])
         absent = [self._chance.randbytes(16)] if self._chance.random() < 0.05 else []
         try:
             self._client.remove([*ids, *absent])
@@ -217,6 +228,7 @@ class Worker(threading.Thread):
         self.counts["removes"] += len(ids)
         self.task.removed(len(ids))
         gone = [msg_id for msg_id in ids if not self._has_one_left(msg_id)]
+        self._gone += gone
         for msg_id in gone:
             self._board.dead[self.task.number][slot_of(msg_id)] = msg_id
         for msg_id in gone[:3]:
@@ -224,8 +236,10 @@ class Worker(threading.Thread):
 
     def _has_one_left(self, msg_id: bytes) -> bool:
         """Whether there may be a reference after one of this thread's was given back."""
-        if msg_id in self._twice:
-            self._twice.discard(msg_id)
+        if msg_id in self._more:
+            self._more.subtract([msg_id])
+            if not self._more[msg_id]:
+                del self._more[msg_id]
             self._live.append(msg_id)
             return True
         shared = self._shared.pop(msg_id, None)
@@ -272,7 +286,7 @@ class Worker(threading.Thread):
         """References of messages that nobody else has any to."""
         for msg_id in self._chance.choices(self._live, k=4) if self._live else []:
             if msg_id not in self._shared:
-                expected, found = 1 + (msg_id in self._twice), self._store.references(msg_id)
+                expected, found = 1 + self._more[msg_id], self._store.references(msg_id)
                 if found != expected:
                     self._findings.add("mismatch", f"{self.name}: {msg_id.hex()} has {found} references instead of {expected}")
                 if not self._client.contains(msg_id):
