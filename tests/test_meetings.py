@@ -157,8 +157,8 @@ def test_client_deleted_inside_flush_confirms_nothing(store, monkeypatch):
     told = []
     client = store.client(on_confirm=told.extend)
     client.write(A, b"a")
-    append = store._appender.append
-    monkeypatch.setattr(store._appender, "append", lambda *columns: (client.delete_and_close(), append(*columns))[1])
+    append = store._batches.append
+    monkeypatch.setattr(store._batches, "append", lambda *columns: (client.delete_and_close(), append(*columns))[1])
     store.flush()
     assert (told, on_disk(store)) == ([], {})
 
@@ -289,22 +289,19 @@ def test_copy_emptied_for_a_moment_is_kept(opened, monkeypatch):
     for numbers in (range(3), range(3, 6)):
         client.write_many((id_of(number), bytes(600)) for number in numbers)
         store.roll()
-    swap, batches = copy_compaction._swap, []
+    relocate, batches = copy_compaction.relocate, []
 
-    def swap_and_remove(site, batch):
-        swap(site, batch)
-        batches.append(batch)
+    def relocate_and_remove(context, moved):
+        relocate(context, moved)
+        batches.append(moved.ids)
         if len(batches) == 1:
-            site.state_lock.release()
-            try:
-                in_threads(lambda: (client.remove(batch.ids), store.flush()))
-            finally:
-                site.state_lock.acquire()
+            client.remove(moved.ids)
+            store.flush()
 
-    monkeypatch.setattr(copy_compaction, "_swap", swap_and_remove)
+    monkeypatch.setattr(copy_compaction, "relocate", relocate_and_remove)
     collect(store, Combine((0, 1)))
     assert len(batches) > 1
-    left = [id_of(number) for number in range(6) if id_of(number) not in batches[0].ids]
+    left = [id_of(number) for number in range(6) if id_of(number) not in batches[0]]
     assert client.read_many(left) == dict.fromkeys(left, bytes(600))
 
 

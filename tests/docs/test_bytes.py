@@ -66,8 +66,8 @@ def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
     hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
     ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
     assert [msg_id.hex() for msg_id in hint.id_list()] == ids
-    assert hint.locations(5) == [pack_location(5, 64, 87), pack_location(5, 151, 26)]
-    assert b"".join(hint_file.write(hint, "5.sqs", 177, 1_700_000_000_123_456_789)) == data
+    assert (list(hint.offsets), list(hint.sizes)) == ([64, 151], [87, 26])
+    assert b"".join(hint_file.write((hint.ids, hint.offsets, hint.sizes), "5.sqs", 177, 1_700_000_000_123_456_789)) == data
 
 
 def test_the_bytes_of_a_snapshot_are_as_the_page_decodes_them():

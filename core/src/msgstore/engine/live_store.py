@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -20,8 +21,8 @@ from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, compare_with_index
 from msgstore.engine.open.settings import known_settings
 from msgstore.engine.open.startup import OpenDirectory, open_directory, warn_of_codec
+from msgstore.engine.read.live_reader import LiveReader
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
-from msgstore.engine.read.strategy import FollowingStrategy
 from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
 from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.segment.segments import Segments
@@ -131,13 +132,12 @@ class LiveStore(Store):
         self, opened: OpenDirectory, catalogue: Catalogue, tracker: WriterTracker, obstacle: str | None = None
     ) -> None:
         """``obstacle``: why the index cannot be read next to a writer, or None."""
-        super().__init__(opened, "r")
         self._catalogue = catalogue
         self._tracker = tracker
         self._obstacle = obstacle
-        self._files = self._segments.files
+        self._files = opened.accounting.segments.files
         self._file_cache = SegmentFileCache(tracker.directory, self._files)
-        self._read_with(FollowingStrategy(tracker, self._file_cache, self._locked_strategy))
+        super().__init__(opened, "r", partial(LiveReader, tracker, self._file_cache))
 
     def stats(self) -> StoreStats:
         """Return statistics as of the last commit."""

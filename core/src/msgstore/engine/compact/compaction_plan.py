@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from msgstore.contract import CompactableFormat
-from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
+from msgstore.locations import pack_locations
 
 
 @attrs.define
@@ -31,8 +31,7 @@ class LiveRecords:
 
     def locations(self, number: int) -> list[int]:
         """Return the packed locations in segment ``number``."""
-        base = number << NUMBER_SHIFT
-        return [base | offset << OFFSET_SHIFT | size for offset, size in zip(self.offsets, self.sizes, strict=True)]
+        return pack_locations(number, self.offsets, self.sizes)
 
     @property
     def total(self) -> int:

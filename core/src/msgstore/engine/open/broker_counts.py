@@ -17,12 +17,11 @@ from typing import Literal
 
 import attrs
 
-from msgstore.contract import StoreError
+from msgstore.contract import Columns, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open import ets_file
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.open.ets_file import Data, Table, Take
-from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
@@ -31,7 +30,7 @@ log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
 
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
-Found = tuple[Segment, Hint, int]
+Found = tuple[Segment, Columns, int]
 """(segment, its records, number of copies besides these)."""
 _SMALLEST_ROW = 40
 """Bytes of the smallest row of both tables. It limits the number of rows that a file can claim to have."""
@@ -69,8 +68,8 @@ class BrokerCounts:
         agreed = {
             msg_id: live[msg_id]
             for segment, records, _ in found
-            for msg_id, location in zip(records.id_list(), records.locations(segment.number), strict=True)
-            if msg_id in live and self.locations[msg_id] == location
+            for msg_id, offset, size, _ in records.rows()
+            if msg_id in live and self.locations[msg_id] == pack_location(segment.number, offset, size)
         }
         contradicted = len(live) - len(agreed)
         if contradicted:

@@ -6,19 +6,18 @@ Opening never truncates a segment. One that does not end cleanly is sealed, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, repeat
 
 import attrs
 
-from msgstore.contract import Index, SegmentScan, StoreError
+from msgstore.contract import Columns, Index, SegmentScan, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open.broker_counts import BrokerCounts, Found
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
-from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
-from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
+from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location, pack_locations
 
 log = logging.getLogger("msgstore.recovery")
 
@@ -145,7 +144,7 @@ def rebuild(run: RecoveryRun, counts: Mapping[bytes, int], default: int, broker:
     newest = max(segments.by_number)
     for segment, found, copied in found_records:
         has_copies |= not _enter(index, segment, found, counts, default)
-        records += found.count + copied
+        records += len(found) + copied
         if segment.number == newest and segment.appendable:
             segments.hints.hold(segment, found)
         index.freeze({})
@@ -173,24 +172,25 @@ def _read_all(run: RecoveryRun) -> Iterator[Found]:
             segment.appendable = True
         else:
             scan = run.scan(segment)
-            found, copied = Hint.of(scan.records), len(scan.duplicates)
+            found, copied = scan.records, len(scan.duplicates)
             if segment.appendable and not copied and segment.number != newest:
-                hints.found(segment, found)
+                hints.found(segment, (found.ids, found.offsets, found.sizes))
         yield segment, found, copied
 
 
-def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, int], default: int) -> bool:
+def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes, int], default: int) -> bool:
     """Enter the records of one segment. Return False if there are copies: live records must then be counted again."""
-    ids, locations, sizes = found.id_list(), found.locations(segment.number), None
+    ids, locations = found.id_list(), pack_locations(segment.number, found.offsets, found.sizes)
+    sizes: Sequence[int] = found.sizes
     references: list[int] | None = None
     if counts or not default:
         named = list(map(counts.get, ids, repeat(default)))
         if 0 in named:
-            sizes = list(compress(found.each_size(), named))
+            sizes = list(compress(sizes, named))
             ids, locations, named = list(compress(ids, named)), list(compress(locations, named)), list(filter(None, named))
         references = named if named.count(1) < len(named) else None
     segment.live_count = len(ids)
-    segment.live_bytes = found.total() if sizes is None else sum(sizes)
+    segment.live_bytes = sum(sizes)
     before = len(index)
     index.enter(ids, locations, references)
     if len(index) - before == len(ids):

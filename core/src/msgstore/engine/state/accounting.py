@@ -219,26 +219,20 @@ class LiveAccounting:
             if not self.is_changed:
                 return
             self.begin_change()
-        if not self.is_persistent and self._committed:  # the first commit removed the snapshot; later ones do nothing
-            with self.state_lock:
-                self._dirty.clear()
-                self._deleted.clear()
-                self._recounted = False
-            return
+        is_needed = self.is_persistent or not self._committed  # without persistence: the first one removes the snapshot
         with self.state_lock:
-            state: dict[bytes, bytes | None] = {}
-            if self.is_persistent:
-                state |= {row_key(segment): None for segment in self._deleted}
-                state |= {row_key(segment): pack_row(segment) for segment in self._dirty}
-            if self._retired is not None:
-                state |= self._retired.state
-            if extra:
-                state |= extra
-            self.index.freeze(state)
+            if is_needed:
+                state: dict[bytes, bytes | None] = {}
+                if self.is_persistent:
+                    state |= {row_key(segment): None for segment in self._deleted}
+                    state |= {row_key(segment): pack_row(segment) for segment in self._dirty}
+                self.index.freeze({**state, **(self._retired.state if self._retired else {}), **(extra or {})})
+                self._has_frozen = True
             self._dirty.clear()
             self._deleted.clear()
             self._recounted = False
-            self._has_frozen = True
+        if not is_needed:
+            return
         with io_errors(self.segments.directory):
             self.index.commit()
         self._committed, self._has_frozen = True, False

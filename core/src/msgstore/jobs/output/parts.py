@@ -232,7 +232,7 @@ class PartWriter:
             self._write_held()
 
     def _write_held(self) -> None:
-        """Write what is held, some BATCH at a time. A large body gets a segment of its own, as in the engine's ``Appender``."""
+        """Write what is held, some BATCH at a time. A large body gets a segment of its own, as in the store."""
         ids, items = self._ids, self._items
         large = {at for at, item in enumerate(items) if self._is_large(item)} if self._has_large else set()
         step = max(len(ids) * BATCH // max(self._held, BATCH), 1)
@@ -253,7 +253,7 @@ class PartWriter:
         return end - begin >= self._large
 
     def _write(self, ids: Sequence[bytes], items: Sequence[bytes]) -> None:
-        """Write records. The record that fills a segment is its last one, as in the engine's ``Appender``."""
+        """Write records. The record that fills a segment is its last one, as in the engine's ``BatchWriter``."""
         data, sizes = (b"".join(items), list(map(len, items))) if self._whole else self._form.format.encode(ids, items)
         current = self._segments.current
         if current is not None and current.size + len(data) <= self._limit and current.size < self._limit:

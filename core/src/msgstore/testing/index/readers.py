@@ -82,7 +82,7 @@ class ReaderTests(PlaceTests):
         entries are not those of any ``freeze``."""
         place.subject.needs(Capability.PERSISTENT)
         traffic = _Traffic(place)
-        together(0.5, traffic.write, traffic.commit_and_crash, enough=lambda: traffic.commits > 0)
+        together(0.5, traffic.write, traffic.commit_and_crash, enough=lambda: traffic.commits > 4)
         assert traffic.commits
         traffic.index.close(None)
 
