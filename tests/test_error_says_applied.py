@@ -51,8 +51,7 @@ class Counted:
             else:
                 self.client.write_many([(msg_id, msg_id * 60) for msg_id in ids])
         except msgstore.StoreIOError as error:
-            taken = getattr(error, "taken", 0)
-            assert len(ids) > 1 or taken == getattr(error, "applied", False)
+            taken = getattr(error, "taken", 0) if len(ids) > 1 else int(getattr(error, "applied", False))
         self.expected.update(ids[:taken])
 
     def remove(self, ids):
