@@ -14,8 +14,7 @@ import pytest
 
 import msgstore
 from core_support import objects, refused, run, store_of
-from msgstore.cli.commands.top import Totals
-from msgstore.cli.directory_snapshot import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff
+from msgstore.cli.commands.top import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff, Totals
 from msgstore.cli.stores import StoreArgument
 from msgstore.files import Files
 

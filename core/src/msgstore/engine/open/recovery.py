@@ -27,7 +27,7 @@ CHAIN = 2
 
 @attrs.frozen(eq=False)
 class RecoveryRun:
-    """Segments, index and result of one recovery, which all its steps share."""
+    """State that the steps of one recovery share."""
 
     segments: Segments
     index: Index
