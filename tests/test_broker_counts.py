@@ -18,7 +18,7 @@ import pytest
 import msgstore
 from msgstore.engine.open import broker_counts
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
-from support import DATA, RealDirectory, command, counts, hashes, open_with
+from support import DATA, RealDirectory, command, counts, filled, hashes, open_with
 
 CLEAN_STOPS = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted"]
 COUNTS, SUMMARY = "msg_store_index.ets", "file_summary.ets"
@@ -84,10 +84,8 @@ def broker_stops(path: Path, references: dict[bytes, int]) -> None:
 @pytest.fixture
 def ours(tmp_path, index) -> Path:
     """A store of ours with six messages, closed."""
-    path = tmp_path / "ours"
-    with open_with(path, adopt=True, index=index, format="v2") as store, store.client() as client:
-        client.write_many((msg_id, bytes([n]) * 100) for n, msg_id in enumerate(IDS))
-    return path
+    messages = [(msg_id, bytes([n]) * 100) for n, msg_id in enumerate(IDS)]
+    return filled(tmp_path / "ours", messages, adopt=True, index=index, format="v2")
 
 
 @pytest.fixture
@@ -260,8 +258,7 @@ def test_no_clean_stop_counts_one_each(real, path, caplog):
 def test_stale_counts_lose_no_newer_message(ours, index, caplog):
     broker_stops(ours, {IDS[0]: 2})
     stale = {name: (ours / name).read_bytes() for name in (COUNTS, SUMMARY)}
-    with open_with(ours, adopt=True, index=index, format="v2") as store, store.client() as client:
-        client.write(b"a newer message.", b"body")
+    filled(ours, [(b"a newer message.", b"body")], adopt=True, index=index, format="v2")
     for name, data in stale.items():
         (ours / name).write_bytes(data)
     found, source = counts_of(ours, index=index)
