@@ -145,7 +145,7 @@ def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> Dif
             yield item, good
 
     def compare(msg_id: bytes, its_hash: bytes) -> None:
-        """Of copies the first one counts."""
+        """Compare one message with the other side. Of copies the first one counts."""
         theirs = first.setdefault(msg_id, _ONLY_B)
         if len(theirs) == DIGEST:
             first[msg_id] = _SAME if theirs == its_hash else _DIFFERING

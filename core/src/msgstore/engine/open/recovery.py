@@ -27,7 +27,7 @@ CHAIN = 2
 
 @attrs.frozen(eq=False)
 class RecoveryRun:
-    """What the steps of one recovery share."""
+    """State that the steps of one recovery share."""
 
     segments: Segments
     index: Index
