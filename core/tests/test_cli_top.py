@@ -104,14 +104,6 @@ def test_closed_store_is_asked_once(tmp_path, monkeypatch):
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("interval", "message"),
-    [("0", "at least 100ms"), ("soon", "is not a time"), ("nan", "is not a time"), ("1e99", "too large")],
-)
-def test_wrong_interval_is_refused(tmp_path, interval, message):
-    assert message in run("top", tmp_path, "--interval", interval, code=2).stderr
-
-
 def test_directory_that_goes_away_is_one_line(tmp_path, monkeypatch):
     store = tmp_path / "store"
     msgstore.open_store(store).close()
