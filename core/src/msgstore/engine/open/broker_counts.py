@@ -24,7 +24,7 @@ from typing import Literal
 
 import attrs
 
-from msgstore.contract import Columns, StoreError
+from msgstore.contract import SegmentScan, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.segment.segment import Segment
@@ -35,8 +35,8 @@ log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
 
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
-Found = tuple[Segment, Columns, int]
-"""(segment, its records, number of copies besides these)."""
+Found = tuple[Segment, SegmentScan]
+"""A segment and its records."""
 _SMALLEST_ROW = 40
 """Bytes of the smallest row of both tables. It limits the number of rows that a file can claim to have."""
 
@@ -104,8 +104,8 @@ class BrokerCounts:
         live = {msg_id: count for msg_id, count in self.references.items() if count}
         agreed = {
             msg_id: live[msg_id]
-            for segment, records, _ in found
-            for msg_id, offset, size, _ in records.rows()
+            for segment, scan in found
+            for msg_id, offset, size, _ in scan.records.rows()
             if msg_id in live and self.locations[msg_id] == pack_location(segment.number, offset, size)
         }
         contradicted = len(live) - len(agreed)
@@ -115,7 +115,7 @@ class BrokerCounts:
             what = "%s: the reference counts are those of %s: %d messages with %d references"
             log.info(what, self.directory, SAVED_COUNTS, len(live), sum(live.values()))
             return "msg_store_index.ets", live
-        there = {msg_id: 1 for _, records, _ in found for msg_id in records.id_list()}
+        there = {msg_id: 1 for _, scan in found for msg_id in scan.records.id_list()}
         what = (
             "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, "
             "and %d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
