@@ -71,8 +71,9 @@ class Client:
         close: Callable[[Client], None],
         discard: Callable[[Client], None],
     ) -> None:
-        """``close`` and ``discard`` end a client: with a flush, or without what only it has written. The store assigns ``read``
-        and its like, the writer the rest: a method that only forwards would make each call 10 % slower."""
+        """``close`` and ``discard`` end a client: with a flush, or without what only it has written. The store assigns
+        ``read``, ``read_many`` and ``contains``; ``Writer.register_client`` assigns ``write`` (``WriteBuffer.make_fast_path``)
+        and ``remove``. A method that only forwards would make each call 10 % slower."""
         self.name = name
         self.number = number
         """Unique in this opening of the store."""

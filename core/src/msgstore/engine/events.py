@@ -114,7 +114,7 @@ class Counters:
     removed_messages: int = 0
     """Messages on disk that lost their last reference. Calculated when it is asked for."""
     flushes: int = 0
-    """Flushes that wrote something."""
+    """Batches that flushes and drains have written."""
     rolled_segments: int = 0
     """Segments that were started."""
     deleted_segments: int = 0

@@ -59,7 +59,7 @@ class BatchWriter:
         """Set by the store: a new segment was started."""
 
     def write(self, ids: Sequence[bytes], max_bytes: int) -> BatchResult:
-        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: then all of them are still buffered."""
+        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: what was not entered stays buffered."""
         with self._accounting.state_lock:
             entries = self._buffer.peek(ids)
         looked_at, ids, bodies, charged = _cut(ids, entries, max_bytes)
@@ -238,8 +238,8 @@ class BatchWriter:
 def _cut(
     ids: Sequence[bytes], entries: Sequence[BufferedMessage | None], max_bytes: int
 ) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
-    """Return how many ids are processed; the ids of these that are still buffered, at least one, about ``max_bytes``; their
-    bodies; their charged bytes."""
+    """Return how many ids are processed; those of them that are still buffered, about ``max_bytes``, none if all
+    were removed; their bodies; their charged bytes."""
     looked_at = len(ids)
     if not all(entries):
         ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]

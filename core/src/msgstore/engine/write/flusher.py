@@ -34,7 +34,7 @@ class _Run:
 class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
-    Waiting threads do not queue for ``lock`` itself: a thread would wait for runs that began before its call.
+    Only one waiting thread queues for ``lock``: its run serves all threads that wait with it.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -108,7 +108,7 @@ class Flusher:
         self.uncommitted_bytes = 0
         """Charged bytes of changes that no commit covers. Guarded by the state lock."""
         self._bytes_to_commit = 0
-        """Part of ``uncommitted_bytes`` that the next commit covers: flushes have written it. Guarded by the flush lock."""
+        """Part of ``uncommitted_bytes`` that is appended, and that the next commit covers. Guarded by the flush lock."""
         self._flush_again = False
         self.set_failing: Callable[[bool], object] = lambda _: None
         """Set by the writer: called with the outcome of each flush."""

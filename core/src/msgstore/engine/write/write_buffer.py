@@ -1,7 +1,7 @@
 """Write buffer: messages that clients have written and that are not on disk yet. Reads look here first.
 
-``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half of a short life (see
-``docs/adr/0011``). Each relies on one atomic dictionary operation:
+``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half the time of a ``write`` and the
+``remove`` soon after it (see ``docs/adr/0011``). Each relies on one atomic dictionary operation:
 
 - ``pending.setdefault`` selects one of several concurrent writers of an id. Its entry is ``(body, client number)``: a tuple of
   bytes and int, which the garbage collector does not track.
@@ -79,7 +79,7 @@ class WriteBuffer:
                     wake()
                 entry = (body, client)
                 if setdefault(msg_id, entry) is entry:
-                    if unconfirmed is not None:  # after the entry: a flush counts the ids to confirm, then lists entries
+                    if unconfirmed is not None:  # after the entry, so that a flush finds the entry of each id that it confirms
                         unconfirmed.append(msg_id)
                     charged += size + OVERHEAD
                     if charged >= charge_step:

@@ -2,7 +2,7 @@
 
 One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step;
 with ``fsync`` they ask for a background flush instead. At ``max_unconfirmed`` bytes of changes that no commit covers yet, the
-calling thread flushes.
+calling thread flushes. With a persistent index a quarter of that asks for a background flush.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Writer:
     # -- write ------------------------------------------------------------------------------------------------------------
 
     def write_slow(self, client: Client, msg_id: bytes, body: bytes) -> None:
-        """Take what the fast path did not: a second reference, a large or encoded body, a buffer of another kind, a mistake."""
+        """Take what the fast path did not: a second reference, a large or encoded body, one not of ``bytes``, a mistake."""
         client.check_open()
         check_id(msg_id)
         body = _as_bytes(body)
@@ -167,7 +167,7 @@ class Writer:
 
     def _after_change(self, outcome: str) -> None:
         """Do what is due after a change. If each call flushes, an error says ``outcome``; otherwise it is logged, and the next
-        ``write`` meets it again before it takes its message."""
+        ``write`` flushes first, and raises if that fails again."""
         is_due = self._flush_each_call or self._flusher.uncommitted_bytes > self._bound // 4
         if not (is_due or self._buffer.estimated_bytes > BUFFER_TARGET):
             return
