@@ -7,7 +7,7 @@ directory-is-not-locked: When somebody deletes msgstore.lock, a second writer op
   - self._directory.lock()
   + pass
 lock-follows-a-link: Opening a store empties the file that a link named msgstore.lock leads to.
-  open_lock  tests/test_hostile_directory.py::test_lock_file_link_is_refused
+  open_lock  tests/test_hostile_directory.py::test_link_in_place_of_own_file_is_refused
   - getattr(os, "O_NOFOLLOW", 0)
   + 0
 @ msgstore.engine.read.reader

@@ -152,7 +152,7 @@ def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> Dif
             first.setdefault(msg_id, its_hash)
 
     def compare(found: Iterable[tuple[bytes, bytes]]) -> None:
-        """Of copies the first one counts."""
+        """Compare messages with the other side. Of copies the first one counts."""
         for msg_id, its_hash in found:
             theirs = first.setdefault(msg_id, _ONLY_B)
             if len(theirs) == DIGEST:

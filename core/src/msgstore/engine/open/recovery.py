@@ -27,7 +27,7 @@ CHAIN = 2
 
 @attrs.frozen(eq=False)
 class RecoveryRun:
-    """What the steps of one recovery share."""
+    """State that the steps of one recovery share."""
 
     segments: Segments
     index: Index
@@ -142,11 +142,11 @@ def rebuild(run: RecoveryRun, counts: Mapping[bytes, int], default: int, broker:
     has_copies = False
     records = 0
     newest = max(segments.by_number)
-    for segment, found, copied in found_records:
-        has_copies |= not _enter(index, segment, found, counts, default)
-        records += len(found) + copied
+    for segment, scan in found_records:
+        has_copies |= not _enter(index, segment, scan.records, counts, default)
+        records += len(scan.records) + len(scan.duplicates)
         if segment.number == newest and segment.appendable:
-            segments.hints.hold(segment, found)
+            segments.hints.hold(segment, scan.records)
         index.freeze({})
         index.commit()
     if has_copies:
@@ -166,16 +166,16 @@ def _read_all(run: RecoveryRun) -> Iterator[Found]:
     """Yield the records of each segment, in number order. One segment is in memory at a time."""
     hints, newest = run.segments.hints, max(run.segments.by_number)
     for segment in run.metered(run.segments):
-        found, copied = hints.load(segment), 0
-        if found is not None:
+        hint = hints.load(segment)
+        if hint is not None:
             run.recovery.hinted.append(segment.path.name)
             segment.appendable = True
+            yield segment, SegmentScan(records=hint)
         else:
             scan = run.scan(segment)
-            found, copied = scan.records, len(scan.duplicates)
-            if segment.appendable and not copied and segment.number != newest:
-                hints.found(segment, (found.ids, found.offsets, found.sizes))
-        yield segment, found, copied
+            if segment.appendable and not scan.duplicates and segment.number != newest:
+                hints.found(segment, (scan.records.ids, scan.records.offsets, scan.records.sizes))
+            yield segment, scan
 
 
 def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes, int], default: int) -> bool:
