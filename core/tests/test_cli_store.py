@@ -117,13 +117,21 @@ def test_ls_remembers_damage_of_earlier_opening(fresh):
     run("get", fresh, found, code=0)
 
 
-@pytest.mark.parametrize(("body", "shown"), [(b"no end", b"no end\r\n"), (b"its own\n", b"its own\r\n")])
-def test_get_on_terminal_ends_the_line(fresh, body, shown):
-    run("put", fresh, ID, stdin=body)
+GETS = """
+import sys
+from msgstore.cli.main import main
+for msg_id in sys.argv[2:]:
+    main(["get", sys.argv[1], msg_id], standalone_mode=False)
+"""
+
+
+def test_get_on_terminal_ends_the_line(fresh):
+    """With one line end, also if the body has its own."""
+    for msg_id, body in zip(hexes(1, 2), (b"no end", b"its own\n"), strict=True):
+        run("put", fresh, msg_id, stdin=body)
     ours, terminal = os.openpty()
-    command = [sys.executable, "-c", "from msgstore.cli.main import main; main()", "get", str(fresh), ID]
-    subprocess.run(command, stdout=terminal, check=True, timeout=60)
-    assert os.read(ours, 1000) == shown
+    subprocess.run([sys.executable, "-c", GETS, str(fresh), *hexes(1, 2)], stdout=terminal, check=True, timeout=60)
+    assert os.read(ours, 1000) == b"no end\r\nits own\r\n"
     os.close(terminal)
     os.close(ours)
 

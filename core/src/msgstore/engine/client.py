@@ -1,4 +1,4 @@
-"""Client: writes, reads and removes messages, and learns when its messages are confirmed."""
+"""Client: writes, reads and removes messages, and learns when its messages are confirmed. Message ids: 16 bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ import attrs
 from msgstore.contract import StoreClosed, StoreIOError
 
 OnConfirm = Callable[[list[bytes]], object]
+
+
+def check_id(msg_id: object) -> None:
+    """Raise ValueError unless ``msg_id`` is 16 bytes."""
+    if not isinstance(msg_id, bytes):
+        raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}")  # noqa: TRY004 - documented as ValueError
+    if len(msg_id) != 16:
+        raise ValueError(f"a message id is 16 bytes, not {len(msg_id)}: {msg_id!r}")
 
 
 @attrs.frozen

@@ -16,12 +16,11 @@ import attrs
 from msgstore import forking
 from msgstore.contract import MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.engine.backends import Backends
-from msgstore.engine.client import Client, OnConfirm
+from msgstore.engine.client import Client, OnConfirm, check_id
 from msgstore.engine.compact.background_collector import BackgroundCollector
 from msgstore.engine.compact.garbage_collector import GarbageCollector
 from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.events import Counters
-from msgstore.engine.ids import check_id
 from msgstore.engine.open.clean_shutdown import publish_clean, save_clean
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory

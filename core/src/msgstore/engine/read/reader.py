@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
 from msgstore.engine.backends import Backends
-from msgstore.engine.ids import check_id
+from msgstore.engine.client import check_id
 from msgstore.engine.segment.read_files import Decode
 from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
@@ -254,7 +254,9 @@ class Reader:
                 fetched = self._fetch(number, offset, size, backends)
                 if fetched is not None:
                     path, form, data = fetched
-                    found = WholeRecord(path, offset, form, data, _decode(msg_id, form, data, size))
+                    if len(data) != size:
+                        raise RecordError("size_mismatch", f"the file ends {size - len(data)} bytes before the record does")
+                    found = WholeRecord(path, offset, form, data, form.format.decode(msg_id, data))
             except (RecordError, OSError) as error:
                 problem = error
             except StoreError:
@@ -336,13 +338,6 @@ class Reader:
             offset=offset,
             msg_id=msg_id,
         )
-
-
-def _decode(msg_id: bytes, form: OpenFormat, record: bytes, size: int) -> bytes:
-    """Return the stored body of a record. Raises RecordError."""
-    if len(record) != size:
-        raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
-    return form.format.decode(msg_id, record)
 
 
 def _span(run: list[tuple[int, bytes]]) -> tuple[int, int, int]:

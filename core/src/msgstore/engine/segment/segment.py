@@ -43,16 +43,12 @@ class Segment:
     sealed_mtime_ns: int | None = None
     """Modification time of the file after its last write, in nanoseconds; None while the file may still be written."""
     died_since_pin: set[int] | None = None
-    """While it is being collected, the locations of its records that have died since that began; else None."""
+    """While it is being collected, the locations of its records that have died since that began; else None. Until it is None
+    again, it must not be deleted, and no dead record in it may be revived."""
     compacting: bool = False
     """True while its file is rewritten in place: then it may be shorter than ``size``, and its row says so."""
     compacted_live_bytes: int = -1
     """Live bytes after the last collection of the segment: as long as they are the same, there is nothing to gain."""
-
-    @property
-    def is_pinned(self) -> bool:
-        """True while it must not be deleted, and no dead record in it may be revived."""
-        return self.died_since_pin is not None
 
     @property
     def is_published(self) -> bool:

@@ -274,7 +274,7 @@ class LiveAccounting:
                 segment
                 for segment in sorted(self._empty - later, key=lambda segment: segment.number)
                 if segment.live_count == 0
-                and not (segment is self.segments.current or segment.quarantined or segment.is_pinned)
+                and not (segment is self.segments.current or segment.quarantined or segment.died_since_pin is not None)
             ]
             for segment in found:
                 self.forget_revivable(segment)

@@ -14,8 +14,7 @@ from functools import partial
 from msgstore.config import StoreConfig
 from msgstore.contract import MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
 from msgstore.engine.backends import Backends, too_large
-from msgstore.engine.client import Client
-from msgstore.engine.ids import check_id
+from msgstore.engine.client import Client, check_id
 from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
