@@ -21,8 +21,10 @@ import attrs
 
 from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
+from msgstore.contract.formats import split_ids
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
+from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
@@ -141,13 +143,16 @@ class PartWriter:
             self._count(ids, references, where)
             self._check_ids(ids, bodies, "bodies", where)
             sizes, form = list(map(len, bodies)), self._form
-            if max(sizes, default=0) > form.format.max_body:
+            largest = max(sizes, default=0)
+            if largest > form.format.max_body:
                 raise MessageTooLarge(
-                    f"{where}: the body of {bytes(ids[sizes.index(max(sizes))]).hex()} has {max(sizes)} bytes and does "
+                    f"{where}: the body of {bytes(ids[sizes.index(largest)]).hex()} has {largest} bytes and does "
                     f"not fit into a record of format {form.name!r} (at most {form.format.max_body})"
                 )
             for begin, end in batches(sizes):
-                large = [at for at, size in enumerate(sizes[begin:end]) if size >= self._large]
+                large = (
+                    [at for at, size in enumerate(sizes[begin:end]) if size >= self._large] if largest >= self._large else ()
+                )
                 self._hold(ids[begin:end], *form.format.encode(ids[begin:end], bodies[begin:end]), large)
 
     def add_records(self, ids: Sequence[bytes], records: Sequence[bytes]) -> None:
@@ -238,8 +243,13 @@ class PartWriter:
         """Write what is held. The record that fills a segment is its last one, and a large body gets a segment of its own, as
         in the store itself."""
         ids, sizes, large, view = self._ids, self._sizes, set(self._large_at), memoryview(b"".join(self._records))
-        ends, stops = list(accumulate(sizes)), [*self._large_at, len(sizes)]
+        stops = [*self._large_at, len(sizes)]
         self._ids, self._sizes, self._records, self._large_at, self._held = [], [], [], [], 0
+        current = self._segments.current
+        if not large and current is not None and current.size < self._limit and current.size + len(view) <= self._limit:
+            self._append(current, view, ids, sizes)
+            return
+        ends = list(accumulate(sizes))
         done = base = 0
         while done < len(ends):
             is_alone, current = done in large, self._segments.current
@@ -248,14 +258,17 @@ class PartWriter:
                 current = self._segments.roll(self._form)
             stop = done + 1 if is_alone else stops[bisect_right(stops, done)]
             cut = min(bisect_left(ends, base + self._limit - current.size, done) + 1, stop)
-            records, offset = view[base : ends[cut - 1]], current.size
-            self._segments.append(records)
-            self._segments.hints.add(current, offset, len(records), ids[done:cut], sizes[done:cut])
-            current.live_bytes += len(records)
-            self._messages += cut - done
+            self._append(current, view[base : ends[cut - 1]], ids[done:cut], sizes[done:cut])
             done, base = cut, ends[cut - 1]
             if is_alone:
                 self._seal()
+
+    def _append(self, segment: Segment, records: memoryview, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
+        offset = segment.size
+        self._segments.append(records)
+        self._segments.hints.add(segment, offset, len(records), ids, sizes)
+        segment.live_bytes += len(records)
+        self._messages += len(ids)
 
     def _seal(self) -> None:
         """The current segment takes no more records of this attempt."""
@@ -268,6 +281,9 @@ class PartWriter:
 def batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each batch of about BATCH bytes."""
     begin = 0
+    if sum(sizes) <= BATCH and sizes:  # so it mostly is, and takes no loop
+        yield 0, len(sizes)
+        return
     ends = list(accumulate(sizes))
     while begin < len(sizes):
         before = ends[begin - 1] if begin else 0
@@ -304,25 +320,29 @@ def nothing_of(target: Target) -> str:
 
 _REFERENCES = "references"
 """File beside the segments of a part, written by the worker and read by the driver. It never outlives its job."""
-_REFERENCE = struct.Struct(">16sQ")
-_READ_AT_ONCE = _REFERENCE.size * 2**16
+_COUNT = struct.Struct(">I")
+"""In front of the ids and the references of so many messages."""
 
 
 def _pack_references(ids: Sequence[bytes], references: Sequence[int], where: str) -> bytes:
     if len(ids) != len(references):
         raise ValueError(f"{len(ids)} ids with {len(references)} counts")
-    is_count = [type(count) is int and 1 <= count <= MAX_REFERENCES for count in references]
-    if not all(is_count):
+    if ids and not (set(map(type, references)) == {int} and min(references) >= 1 and max(references) <= MAX_REFERENCES):
+        is_count = [type(count) is int and 1 <= count <= MAX_REFERENCES for count in references]
         at = is_count.index(False)
         raise StoreError(
             f"{where}: {bytes(ids[at]).hex()} has {references[at]!r} references; a message has from 1 to {MAX_REFERENCES}. "
             "Leave out what nobody refers to"
         )
-    return b"".join(map(_REFERENCE.pack, ids, references))
+    return _COUNT.pack(len(ids)) + b"".join(ids) + struct.pack(f">{len(references)}Q", *references)
 
 
 def read_references(files: Files, part: Part) -> Iterator[tuple[bytes, int]]:
     """(id, references) of each message of a part. Raises OSError."""
     with files.view(Path(part.directory, _REFERENCES)) as data:
-        for at in range(0, len(data), _READ_AT_ONCE):
-            yield from _REFERENCE.iter_unpack(data[at : at + _READ_AT_ONCE])
+        at = 0
+        while at < len(data):
+            (count,) = _COUNT.unpack_from(data, at)
+            begin, at = at + _COUNT.size, at + _COUNT.size + (_ID + 8) * count
+            ids = split_ids(data[begin : begin + _ID * count])
+            yield from zip(ids, struct.unpack_from(f">{count}Q", data, begin + _ID * count), strict=True)
