@@ -181,8 +181,8 @@ class BatchWriter:
             current = self._segments.current
             if is_alone and (current is None or current.size > current.header_bytes):
                 self.roll()
-            encoded = ids[begin:end] if end - begin < len(ids) else ids
-            data, sizes = self._form.format.encode(encoded, bodies[begin:end] if end - begin < len(bodies) else bodies)
+            part_ids = ids[begin:end] if end - begin < len(ids) else ids
+            data, sizes = self._form.format.encode(part_ids, bodies[begin:end] if end - begin < len(bodies) else bodies)
             ends = list(accumulate(sizes))
             view, done, base = memoryview(data), 0, 0
             while done < len(ends):
@@ -195,7 +195,7 @@ class BatchWriter:
                 self._accounting.mark_dirty(segment)
                 self._segments.append(view[base : base + size])
                 part = sizes[done:cut] if count < len(sizes) else sizes
-                self._segments.hints.add(segment, offset, size, encoded[done:cut] if count < len(sizes) else encoded, part)
+                self._segments.hints.add(segment, offset, size, part_ids[done:cut] if count < len(sizes) else part_ids, part)
                 # locations as of ``pack_location``: each record begins where the one before it ends
                 first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
                 result.locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
