@@ -113,20 +113,20 @@ def opened(request: pytest.FixtureRequest, cell: Cell, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture
-def store(opened: Callable[..., Any]) -> Any:
-    """The store of the test, opened with ``KEYS`` of its module."""
-    return opened()
+def files() -> HookedFiles:
+    """A file layer to which a test adds hooks."""
+    return HookedFiles()
+
+
+@pytest.fixture
+def store(opened: Callable[..., Any], files: HookedFiles) -> Any:
+    """The store of the test, opened with ``KEYS`` of its module, on ``files``."""
+    return opened(files)
 
 
 @pytest.fixture
 def client(store: Any) -> Any:
     return store.client()
-
-
-@pytest.fixture
-def files() -> HookedFiles:
-    """A file layer to which a test adds hooks."""
-    return HookedFiles()
 
 
 @pytest.fixture(params=["ets", "lmdb"])

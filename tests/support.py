@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import faulthandler
@@ -9,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -27,7 +29,7 @@ from msgstore.builtin.options import LocalOptions
 from msgstore.cli.main import main
 from msgstore.files import Files
 from msgstore.testing import stores
-from msgstore.testing.faults import RecordingFiles, UnsyncedFiles, listing
+from msgstore.testing.faults import RecordingFiles, StoppingFiles, UnsyncedFiles, listing
 
 DATA = Path(__file__).parent / "data"
 DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn"]
@@ -195,7 +197,33 @@ def id_of(number: int) -> bytes:
     return number.to_bytes(2, "big") * 8
 
 
-A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
+LETTERS = dict(zip("ABCDEFGH", (bytes([number]) * 16 for number in range(1, 9)), strict=True))
+A, B, C, D = list(LETTERS.values())[:4]
+
+
+def play(store: msgstore.Store, steps: str, clients: Any = None, files: HookedFiles | None = None) -> None:
+    """Play a history. ``1+A``: client 1 writes A, three times itself as its body; ``+A``: a client of its own does so; ``-AA``:
+    remove A twice in one call; ``1x``: delete and close client 1; ``f``: flush; ``r``: roll. ``f{1-A}`` plays ``1-A`` in the
+    flush, at its next write to ``files``. ``clients``: by their digit, or one client for all steps."""
+    if isinstance(clients, msgstore.Client) or clients is None:
+        alone = clients or store.client()
+        clients = collections.defaultdict(lambda: alone)
+    for step, inside in re.findall(r"(\S[^\s{}]*)(?:\{(.*?)\})?", steps):
+        if step in "fr":
+            if inside:
+                assert files is not None
+                files.before("pwrite", functools.partial(play, store, inside, clients))
+            store.roll() if step == "r" else store.flush()
+            continue
+        number, action, letters = re.fullmatch(r"(\d?)([-+x])(\w*)", step).groups()  # type: ignore[union-attr]
+        client, ids = clients[number], [LETTERS[letter] for letter in letters]
+        if action == "x":
+            client.delete_and_close()
+        elif action == "-":
+            client.remove(ids)
+        else:
+            for msg_id in ids:
+                client.write(msg_id, msg_id * 3)
 
 
 def counts(store: msgstore.Store) -> dict[bytes, int]:
@@ -214,6 +242,9 @@ def collect(store: msgstore.Store, *actions: Any) -> list[Any]:
     policy: Any = type("Scripted", (), {"plan": lambda self, segments, now: list(actions)})()
     store._collector._policy, store._collector._may_drop = policy, True
     return store.compact()
+
+
+TWENTY = [(bytes([n]) * 16, b"body") for n in range(20)]
 
 
 def command(*arguments: object, code: int | None = 0, stdin: bytes | str | None = None) -> Result:
@@ -235,6 +266,13 @@ def run_job(job: Any, processes: int = 1) -> Any:
 
     verb = type(job).__name__.removesuffix("Job").lower()
     return getattr(LocalRunner(LocalOptions(processes=processes)), verb)(job)
+
+
+def filled(path: Path, messages: Iterable[tuple[bytes, bytes]] = TWENTY, **keys: Any) -> Path:
+    """Write a store with these messages, and close it."""
+    with open_with(path, **keys) as store:
+        store.client().write_many(messages)
+    return path
 
 
 def records_in(found: Any) -> list[dict[str, Any]]:
@@ -262,6 +300,18 @@ def counts_file(path: Path, counts: Iterable[tuple[bytes, int]]) -> Path:
     """Write reference counts, or their changes, as lines."""
     path.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in counts))
     return path
+
+
+def stops(least: int = 5) -> Iterator[tuple[str, StoppingFiles]]:
+    """Yield (name, files) that end the process at each change in turn, until files that the block does not use up. Fails if
+    there are not more than ``least``."""
+    for stop in range(1000):
+        files = StoppingFiles(stop)
+        yield str(stop), files
+        if not files.stopped:
+            assert stop > least, "the block changes too little"
+            return
+    pytest.fail("there is always one more change")
 
 
 @contextlib.contextmanager

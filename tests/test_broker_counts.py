@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.engine.open import ets_file
+from msgstore.engine.open import broker_counts
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
-from support import DATA, RealDirectory, command, counts, hashes, open_with
+from support import DATA, RealDirectory, command, counts, filled, hashes, open_with
 
 CLEAN_STOPS = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted"]
 COUNTS, SUMMARY = "msg_store_index.ets", "file_summary.ets"
@@ -65,7 +65,7 @@ def summary(number: int, live_bytes: int, size: int) -> bytes:
 
 def rows_of(path: Path) -> list[Row]:
     found: list[Row] = []
-    ets_file.read_locations((path / COUNTS).read_bytes(), lambda *row: found.append(row), 10_000)
+    broker_counts.read_locations((path / COUNTS).read_bytes(), lambda *row: found.append(row), 10_000)
     return found
 
 
@@ -84,10 +84,8 @@ def broker_stops(path: Path, references: dict[bytes, int]) -> None:
 @pytest.fixture
 def ours(tmp_path, index) -> Path:
     """A store of ours with six messages, closed."""
-    path = tmp_path / "ours"
-    with open_with(path, adopt=True, index=index, format="v2") as store, store.client() as client:
-        client.write_many((msg_id, bytes([n]) * 100) for n, msg_id in enumerate(IDS))
-    return path
+    messages = [(msg_id, bytes([n]) * 100) for n, msg_id in enumerate(IDS)]
+    return filled(tmp_path / "ours", messages, adopt=True, index=index, format="v2")
 
 
 @pytest.fixture
@@ -186,7 +184,7 @@ def summed(change: Callable[[list[tuple[int, int, int]]], list[tuple[int, int, i
 
     def damage(path: Path) -> None:
         rows: list[tuple[int, int, int]] = []
-        ets_file.read_summaries((path / SUMMARY).read_bytes(), lambda *row: rows.append(row), 10)
+        broker_counts.read_summaries((path / SUMMARY).read_bytes(), lambda *row: rows.append(row), 10)
         (path / SUMMARY).write_bytes(table([summary(*row) for row in change(rows)]))
 
     return damage
@@ -260,8 +258,7 @@ def test_no_clean_stop_counts_one_each(real, path, caplog):
 def test_stale_counts_lose_no_newer_message(ours, index, caplog):
     broker_stops(ours, {IDS[0]: 2})
     stale = {name: (ours / name).read_bytes() for name in (COUNTS, SUMMARY)}
-    with open_with(ours, adopt=True, index=index, format="v2") as store, store.client() as client:
-        client.write(b"a newer message.", b"body")
+    filled(ours, [(b"a newer message.", b"body")], adopt=True, index=index, format="v2")
     for name, data in stale.items():
         (ours / name).write_bytes(data)
     found, source = counts_of(ours, index=index)
@@ -330,7 +327,7 @@ def read(data: bytes, max_rows: int = 1_000_000) -> tuple[int, str | None]:
     """What one row after the other was read of a table of counts. Fails if that takes much memory."""
     rows: list[object] = []
     tracemalloc.start()
-    done = ets_file.read_locations(data, lambda *row: rows.append(None), max_rows)
+    done = broker_counts.read_locations(data, lambda *row: rows.append(None), max_rows)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**20, f"{peak} bytes of memory for a file of {len(data)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import sys
 import threading
 import time
@@ -17,8 +16,7 @@ import msgstore
 from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
 from msgstore.testing.concurrency import eager_switching
-from msgstore.testing.faults import RecordingFiles
-from support import A, B, C, D, HookedFiles, counts, in_threads, until
+from support import A, B, C, D, HookedFiles, counts, in_threads, play, until
 
 KEYS = {"sync_interval": "1h"}
 IDS = [bytes([number]) * 16 for number in range(1, 9)]
@@ -44,32 +42,13 @@ SEQUENCES = {
     # W1 W2 W1 R1 T W3 R2 W2 R1 R2 R3 W4 of the essay on RabbitMQ's store, where T, the client's end, overtakes what follows.
     "the sequence of the essay": ("1+A 1+B 1+A 1-A f 1+C 1-B 1+B 1-A 1-B 1-C 1+D 1x", {}),
 }
-"""``1+A``: the client 1 writes A; ``1-AA``: removes A twice; ``1x``: deletes and closes it; f: flush; r: roll; {}: inside."""
+"""Histories, as ``support.play`` has them, and the counts afterwards."""
 
 
 @pytest.mark.parametrize(("sequence", "expected"), SEQUENCES.values(), ids=SEQUENCES)
-def test_reference_counts_after_sequence_are_exact(opened, files, sequence, expected):
+def test_reference_counts_after_sequence_are_exact(store, files, sequence, expected):
     """Before and after the last flush; when the rest is removed, nothing is left."""
-    store = opened(files)
-    clients = defaultdict(store.client)
-
-    def run(steps):
-        for step, meanwhile in re.findall(r"(\S[^\s{}]*)(?:\{(.*?)\})?", steps):
-            if step in "fr":
-                if meanwhile:
-                    files.before("pwrite", partial(run, meanwhile))
-                store.roll() if step == "r" else store.flush()
-                continue
-            client = clients[step[0]]
-            ids = [{"A": A, "B": B, "C": C, "D": D}[letter] for letter in step[2:]]
-            if step[1] == "x":
-                client.delete_and_close()
-            elif step[1] == "-":
-                client.remove(ids)
-            else:
-                client.write(ids[0], ids[0] * 3)
-
-    run(sequence)
+    play(store, sequence, defaultdict(store.client), files)
     for _ in range(2):
         assert {i: n for i in (A, B, C, D) if (n := store.references(i))} == expected
         assert store.client().read_many([A, B, C, D]) == {msg_id: msg_id * 3 for msg_id in expected}
@@ -92,32 +71,19 @@ def test_second_body_of_an_id_is_ignored(store, client):
     assert client.read(A) == b"body"
 
 
-def test_dead_record_of_current_segment_is_revived(opened):
-    files = RecordingFiles()
-    store = opened(files)
-    one, two = store.client(), store.client()
-    one.write(A, b"body")
-    store.flush()
-    one.remove([A])
-    store.flush()
+def test_dead_record_of_current_segment_is_revived(store, files, client):
+    play(store, "+A f -A f")
     before = files.count("pwrite")
-    two.write_many([(A, b"body")] * 2)
-    store.flush()
+    play(store, "+AA f")
     assert files.count("pwrite") == before
-    assert (store.references(A), two.read(A)) == (2, b"body")
+    assert (store.references(A), client.read(A)) == (2, A * 3)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["removed", "client deleted"])
 def test_removed_before_flush_writes_no_record(store, is_deleted):
     confirmed = []
     client = store.client(on_confirm=confirmed.extend)
-    for msg_id in (A, B):
-        client.write(msg_id, b"body")
-        if not is_deleted:
-            client.remove([msg_id])
-    if is_deleted:
-        client.delete_and_close()
-    store.flush()
+    play(store, "+A +B x f" if is_deleted else "+A -A +B -B f", client)
     assert confirmed == ([] if is_deleted else [A, B])
     assert store.stats().bytes_on_disk == 0
 
@@ -126,42 +92,36 @@ def test_removed_before_flush_writes_no_record(store, is_deleted):
 def test_removal_with_wrong_id_keeps_messages(store, wrong):
     """What was popped before the mistake was found is given back or removed; nothing is half there."""
     one, two = store.client(), store.client()
-    for client in (one, two):
-        client.write(A, b"1")
-    one.write_many([(B, b"2"), (C, b"3")])
+    play(store, "1+A 2+A 1+BC", {"1": one, "2": two})
     for ids in ([B, wrong], [A, B, wrong], [C, wrong]):
         with pytest.raises(ValueError, match="16 bytes"):
             two.remove(ids)
     assert store.references(A) >= 1
     if wrong != []:  # what cannot be hashed is found after the removal of the others
-        assert (store.references(C), one.read(C)) == (1, b"3"), "a single reference"
+        assert (store.references(C), one.read(C)) == (1, C * 3), "a single reference"
     store.flush()
-    assert one.read(A) == b"1"
+    assert one.read(A) == A * 3
     assert (store.stats().pending, store._buffer.shared) == (0, {})
 
 
 def test_write_while_entry_is_popped_is_counted(store, client):
     """A removal has popped the entry of two references when a third one is written."""
-    client.write_many([(A, b"1")] * 2)
+    play(store, "+AA", client)
     store._buffer.pending.pop(A)
-    client.write(A, b"1")
-    store.flush()
+    play(store, "+A f", client)
     assert store.references(A) == 3
 
 
 def test_removal_of_too_many_references_names_id(store, client):
-    client.write_many([(A, b"1")] * 2)
+    play(store, "+AA")
     with pytest.raises(msgstore.MessageNotFound, match=A.hex()):
         client.remove([A, A, A])
     assert store.references(A) == 0
 
 
-def test_write_during_flush_is_confirmed_later(opened, files):
-    store, confirmed = opened(files), []
-    client = store.client(on_confirm=confirmed.extend)
-    client.write(A, b"1")
-    files.before("pwrite", lambda: client.write(B, b"2"))
-    store.flush()
+def test_write_during_flush_is_confirmed_later(store, files):
+    confirmed = []
+    play(store, "+A f{+B}", store.client(on_confirm=confirmed.extend), files)
     assert confirmed == [A], "a flush confirmed a message that was written after it had begun"
     store.flush()
     assert confirmed == [A, B]
@@ -176,25 +136,18 @@ def test_flush_of_several_chunks_writes_all(store, monkeypatch):
     assert store.stats().pending == 0, "messages are confirmed, and only in memory"
 
 
-def test_removal_during_flush_leaves_revivable_garbage(opened, files):
-    store = opened(files)
-    client = store.client()
-    client.write_many([(A, b"1"), (B, b"2")])
-    files.before("pwrite", lambda: client.remove([A]))
-    store.flush()
+def test_removal_during_flush_leaves_revivable_garbage(store, files, client):
+    play(store, "+AB f{-A}", client, files)
     assert not client.contains(A)
     stats = store.segments()[-1]
     assert (stats.live_count, stats.garbage_bytes > 0) == (1, True)
-    client.write(A, b"1")
-    store.flush()
+    play(store, "+A f")
     assert store.segments()[-1].size == stats.size
 
 
 def test_record_dying_while_reference_waits_is_rewritten(store, client, monkeypatch):
     """The flush finds the id in the index and writes nothing; before it can add a reference the record is gone."""
-    client.write(A, b"1")
-    store.roll()
-    client.write(A, b"1")
+    play(store, "+A r +A")
     known = store._flusher._batches._known
 
     def known_and_gone(ids):
@@ -207,7 +160,7 @@ def test_record_dying_while_reference_waits_is_rewritten(store, client, monkeypa
 
     monkeypatch.setattr(store._flusher._batches, "_known", known_and_gone)
     store.flush()
-    assert (client.read(A), store.references(A), store.stats().pending) == (b"1", 1, 0)
+    assert (client.read(A), store.references(A), store.stats().pending) == (A * 3, 1, 0)
 
 
 def test_counts_after_concurrent_changes_are_exact(store, client):
@@ -436,13 +389,8 @@ def test_client_close_confirms_and_refuses_later_calls(store):
 def test_delete_and_close_drops_own_buffered_messages(store):
     confirmed = []
     going, staying = store.client(on_confirm=confirmed.extend), store.client()
-    going.write(A, b"known")
-    store.flush()
-    going.write(A, b"known")  # a second reference to a message that the store knows
-    going.write(B, b"own")
-    for client in (going, staying):
-        client.write(C, b"shared")
-    going.delete_and_close()
+    # A second reference to a message that the store knows, a message of its own, and one that is shared.
+    play(store, "1+A f 1+A 1+B 1+C 2+C 1x", {"1": going, "2": staying})
     assert not staying.contains(B)
     store.flush()
     assert confirmed == [A]  # of before

@@ -105,9 +105,8 @@ def test_combine_of_two_segments_leaves_one(cell, opened, store, killed):
     assert store.references(first) == (1 if is_rebuilt else 2)
 
 
-def test_copies_are_synced_before_sources_are_deleted(opened, files):
+def test_copies_are_synced_before_sources_are_deleted(store, files):
     """First the bytes of the copy, then its name, then the deletion of the segments that it replaces."""
-    store = opened(files)
     expected, numbers = halves(store)
     sources = [store.path / segment.file for segment in store.segments()]
     files.operations.clear()
@@ -238,11 +237,10 @@ def test_compaction_without_gain_is_not_repeated(cell, opened):
 
 @pytest.mark.parametrize("operation", ["pwrite", "sync", "replace"])
 @pytest.mark.parametrize("flushed", [False, True])
-def test_removal_during_copy_stays_removed(cell, opened, files, operation, flushed):
-    store = opened(files)
+def test_removal_during_copy_stays_removed(cell, opened, store, client, files, operation, flushed):
     expected, numbers = halves(store)
     gone = [list(expected)[at] for at in (0, -1)]
-    client, done = store.client(), []
+    done = []
     files.before(operation, lambda: (client.remove(gone), flushed and store.flush(), done.append(1)), ".tmp")
     collect(store, Combine(tuple(numbers)))
     assert done
@@ -258,13 +256,11 @@ def crash() -> None:
 
 
 @pytest.mark.parametrize("removed_at", ["sync", "replace"])
-def test_kill_after_copies_are_named_keeps_removals(cell, opened, files, removed_at):
+def test_kill_after_copies_are_named_keeps_removals(cell, opened, store, client, files, removed_at):
     """Committed rows say that nothing in the copies is live; without these a start would take all of their records for new.
     The flush of a removal before the copies are registered does not commit their rows; a later one does."""
-    store = opened(files)
     expected, numbers = halves(store)
     gone = [list(expected)[at] for at in (0, 5, 39)]
-    client = store.client()
 
     def remove():
         client.remove(gone)
@@ -281,11 +277,9 @@ def test_kill_after_copies_are_named_keeps_removals(cell, opened, files, removed
 
 
 @pytest.mark.parametrize("kind", ["pwrite", "sync", "truncate"])
-def test_removal_during_move_stays_removed(cell, opened, files, kind):
-    store = opened(files)
+def test_removal_during_move_stays_removed(cell, opened, store, client, files, kind):
     expected, numbers = halves(store)
     gone = [list(expected)[at] for at in (0, 18, 19)]
-    client = store.client()
     operation = "replace" if cell.format == "v1" and kind == "truncate" else kind
     files.before(operation, lambda: (client.remove(gone), store.flush()))
     (done,) = collect(store, Compact(numbers[0]))
@@ -296,10 +290,8 @@ def test_removal_during_move_stays_removed(cell, opened, files, kind):
     check_killed(cell, store, opened, expected)
 
 
-def test_segment_emptied_during_copy_is_deleted(opened, files):
-    store = opened(files)
+def test_segment_emptied_during_copy_is_deleted(store, client, files):
     expected, numbers = halves(store)
-    client = store.client()
     files.before("sync", lambda: (client.remove(expected), store.flush()), ".tmp")
     collect(store, Combine(tuple(numbers)))
     store.flush()
@@ -307,11 +299,9 @@ def test_segment_emptied_during_copy_is_deleted(opened, files):
     assert store.segments() == []
 
 
-def test_write_during_collection_revives_no_record(opened, files):
+def test_write_during_collection_revives_no_record(store, client, files):
     """The second write comes when the place of the first may be gone: it is written once more."""
-    store = opened(files)
     expected, numbers = halves(store)
-    client = store.client()
     msg_id, body = list(expected.items())[-1]
     files.before("pwrite", lambda: (client.remove([msg_id]), store.flush(), client.write(msg_id, body), store.flush()))
     collect(store, Compact(numbers[1]))

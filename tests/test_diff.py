@@ -14,7 +14,19 @@ import msgstore
 from msgstore.contract import StoreError
 from msgstore.jobs.diff import DiffReport, plan_diff
 from msgstore.scan import FormatSet
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, json_of, records_of, run_job
+from support import (
+    ACME_CELLS,
+    DATA,
+    DIRECTORIES,
+    TWENTY,
+    RealDirectory,
+    catalogue,
+    command,
+    filled,
+    json_of,
+    records_of,
+    run_job,
+)
 
 
 def compare(a: Path, b: Path, processes: int = 1) -> DiffReport:
@@ -93,11 +105,9 @@ def test_many_segments_in_many_processes(tmp_path, monkeypatch):
 
 
 def test_records_of_a_third_party_against_those_of_the_format(tmp_path):
-    for name, keys in (("a", ACME_CELLS["ets-v2-audit"].keys), ("b", {"index": "ets", "format": "v2"})):
-        with msgstore.open_store(tmp_path / name, **keys) as store, store.client() as client:
-            for n in range(20):
-                client.write(bytes([n]) * 16, b"changed" if (name, n) == ("b", 7) else b"body")
-    report = compare(tmp_path / "a", tmp_path / "b")
+    changed = [(msg_id, b"changed" if msg_id[0] == 7 else body) for msg_id, body in TWENTY]
+    a, b = filled(tmp_path / "a", **ACME_CELLS["ets-v2-audit"].keys), filled(tmp_path / "b", changed, index="ets", format="v2")
+    report = compare(a, b)
     assert (report.same, report.ids["differing"]) == (19, [bytes([7]) * 16])
 
 

@@ -27,7 +27,7 @@ from msgstore import hookspecs
 from msgstore.cli.main import main
 from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MsgStoreError, events
-from msgstore.engine.events.telemetry import Counters
+from msgstore.engine.events import Counters
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.store import StoreStats
 from msgstore.locations import pack_location

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 
 import pytest
 
 from msgstore.contract import Combine, Compact, Drop
 from msgstore.testing.faults import CHANGES, Crash, RecordingFiles, StoppingFiles
-from support import collect, contents, id_of, open_with
+from support import ACME_CELLS, collect, contents, id_of, open_with, until
 
 LIMIT = 20_000
 KEYS = {"sync_interval": "1h", "file_size_limit": LIMIT, "erase": True}
@@ -82,11 +83,7 @@ def test_collector_erases_in_the_background(cell, tmp_path):
     store, left, gone = filled(tmp_path, cell, gc_interval="10ms")
     store.client().remove(map(id_of, gone + left))
     store.flush()
-    for _ in range(2000):
-        store._background_collector._thread.join(0.01)
-        if not (traces(tmp_path, gone + left) or list(tmp_path.glob("*.erase"))):
-            break
-    assert not list(tmp_path.glob("*.erase"))
+    until(lambda: not (traces(tmp_path, gone + left) or list(tmp_path.glob("*.erase"))))
     store.close()
 
 
@@ -149,3 +146,28 @@ def test_erasing_killed_anywhere_is_completed_later(kind, cell, tmp_path):
         assert contents(store) == expected
         assert traces(tmp_path / "run", gone) == [], f"stopped at change {stop}"
         store.abandon()
+
+
+# -- what a third party's record type keeps beside the body stays as it is ------------------------------------------------
+
+
+def records(store):
+    return {entry.msg_id: store.record(entry).data for entry in store.entries()}
+
+
+@pytest.mark.skipif(not find_spec("acme_audit_record"), reason="pip install -e ./examples/acme_audit_record")
+@pytest.mark.parametrize("erase", [False, True])
+@pytest.mark.parametrize("action", [Combine((0, 1)), Compact(0)], ids=["combine", "compact"])
+def test_records_are_moved_byte_for_byte(index, tmp_path, action, erase):
+    cell = ACME_CELLS[f"{index}-v2-audit"]
+    with open_with(tmp_path, **cell.keys, erase=erase) as store, store.client() as client:
+        ids = [bytes([number]) * 16 for number in range(20)]
+        for part in (ids[:10], ids[10:]):
+            client.write_many((msg_id, msg_id * 9) for msg_id in part)
+            store.roll()
+        client.remove(ids[::3])
+        store.flush()
+        before = records(store)
+        assert {done.outcome for done in collect(store, action)} <= {"combined", "compacted"}
+        assert records(store) == before
+        assert all(b"tests" in record for record in before.values())

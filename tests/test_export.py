@@ -18,7 +18,7 @@ from msgstore.jobs.export import ExportReport, plan_export
 from msgstore.jobs.output import datasets
 from msgstore.jobs.reconcile import plan_reconcile
 from msgstore.jobs.salvage import plan_salvage
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, json_of, records_of, run_job
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, filled, json_of, records_of, run_job
 from support import failing as raise_io_error
 
 
@@ -34,6 +34,12 @@ def rows_of(to: Path) -> list[dict]:
 def scanned(*sources: Path) -> list[dict]:
     """The same rows, from scans."""
     return sorted(records_of(*sources), key=lambda row: (row["store"], row["file"], row["offset"]))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store of a broker."""
+    return RealDirectory.load("v2_clean").copy(tmp_path)
 
 
 @pytest.mark.slow
@@ -74,10 +80,7 @@ def test_partitions_have_the_values_of_their_columns(tmp_path, monkeypatch):
 
 
 def test_records_of_a_third_party_have_its_columns(tmp_path):
-    with msgstore.open_store(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
-        for n in range(20):
-            client.write(bytes([n]) * 16, b"body")
-    report = export([tmp_path / "store"], tmp_path / "to", partition_by=["actor"])
+    report = export([filled(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys)], tmp_path / "to", partition_by=["actor"])
     assert report.rows == 20
     rows = rows_of(tmp_path / "to")
     assert {(row["actor"], row["type"], row["body"]) for row in rows} == {("tests", 200, b"body")}
@@ -85,9 +88,7 @@ def test_records_of_a_third_party_have_its_columns(tmp_path):
 
 
 def test_an_empty_store_has_columns_all_the_same(tmp_path):
-    with msgstore.open_store(tmp_path / "store"):
-        pass
-    report = export([tmp_path / "store"], tmp_path / "to")
+    report = export([filled(tmp_path / "store", [])], tmp_path / "to")
     assert (report.rows, report.files) == (0, 1)
     assert ds.dataset(tmp_path / "to").schema.names == report.columns
 
@@ -106,8 +107,7 @@ def test_wrong_columns(options, said, tmp_path):
         plan_export(catalogue(), [DATA / "msg-store" / "v2_clean"], tmp_path / "to", **options)
 
 
-def test_wrong_places(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_wrong_places(path, tmp_path):
     for to, said in ((path / "to", "lies inside"), (path, "lies inside"), (tmp_path / "x" / "y", "no such directory")):
         with pytest.raises(StoreError, match=said):
             plan_export(catalogue(), [path], to)
@@ -116,8 +116,7 @@ def test_wrong_places(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["write", "finish", "commit"])
-def test_after_a_failure_nothing_is_left_and_it_can_be_done_again(failing, tmp_path, monkeypatch):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_after_a_failure_nothing_is_left_and_it_can_be_done_again(path, failing, tmp_path, monkeypatch):
 
     fail = raise_io_error(errno.ENOSPC)
     with monkeypatch.context() as patch:
@@ -170,8 +169,7 @@ def test_what_a_glob_matches_is_only_read(pattern, tmp_path, monkeypatch):
     plan_salvage(catalogue(), [path / "0.sqs"], to)  # beside a segment that is named there is room
 
 
-def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_a_segment_that_is_gone_or_unreadable_is_damage(path, tmp_path):
     job = plan_export(catalogue(), [path], tmp_path / "to")
     (path / "0.sqs").unlink()
     report = run_job(job)
@@ -183,8 +181,7 @@ def test_a_segment_that_is_gone_or_unreadable_is_damage(tmp_path):
 
 def test_a_body_that_decodes_to_more_than_a_value_can_be_is_an_error_that_says_where(tmp_path, monkeypatch):
     pytest.importorskip("acme_zstd_body")
-    with msgstore.open_store(tmp_path / "store", body="zstd") as store, store.client() as client:
-        client.write(b"i" * 16, bytes(1000))
+    filled(tmp_path / "store", [(b"i" * 16, bytes(1000))], body="zstd")
     monkeypatch.setattr("msgstore.jobs.columns.batches.MAX_VALUE", 999)
     arguments = ["export", tmp_path / "store", tmp_path / "to", "--processes", "1", "--body", "zstd"]
     result = command(*arguments, code=2)
@@ -202,8 +199,7 @@ def test_the_command(tmp_path):
     assert "choose a new name" in command(*arguments, code=2).stderr
 
 
-def test_a_column_that_is_named_twice(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_a_column_that_is_named_twice(path, tmp_path):
     export([path], tmp_path / "to", partition_by=["file", "file"])
     assert rows_of(tmp_path / "to") == scanned(path)
 

@@ -17,7 +17,7 @@ from msgstore.contract import StoredBody
 from msgstore.files import Files
 from msgstore.testing.faults import FailingFiles, UnsyncedFiles
 from msgstore.writer_lock import check_no_writer
-from support import FullDisk, RealDirectory, failing, in_threads, open_with
+from support import FullDisk, HookedFiles, RealDirectory, failing, in_threads, open_with
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 
@@ -203,15 +203,11 @@ def test_compaction_keeps_records_behind_flipped_size(tmp_path, index, counts):
 
 
 def test_migration_on_full_disk_keeps_counts(tmp_path, index):
-    class NoRoom(UnsyncedFiles):
-        def create(self, path):
-            if ".sqs" in path.name:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().create(path)
-
+    files = HookedFiles()
+    files.before("create", failing(errno.ENOSPC), ".sqs", times=None)
     small_store(tmp_path, {"index": index, "format": "v1"})
     with pytest.raises(msgstore.StoreIOError, match="No space left"):
-        open_with(tmp_path, NoRoom(), index=index, format="v2", on_legacy="migrate")
+        open_with(tmp_path, files, index=index, format="v2", on_legacy="migrate")
     with open_with(tmp_path, index=index, format="v2", on_legacy="migrate") as store:
         assert references(store) == (1, 2, 0)
         assert not list(tmp_path.glob("*.rdq"))

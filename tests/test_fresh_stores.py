@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from msgstore.jobs.output import staging_directory as claims
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
 from msgstore.testing.faults import FailingFiles, RecordingFiles, StoppingFiles, UnsyncedFiles, crash_points, stopped
-from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, needs_foreign
+from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, flip, needs_foreign
 
 Messages = list[tuple[bytes, bytes]]
 LIMIT = 2**20
@@ -53,10 +53,19 @@ def target(tmp_path: Path) -> Target:
     return target_of(tmp_path / "store", V2)
 
 
-def write(staging: Staging, task: int, messages: Messages, step: int = 700, files: Files | None = None) -> Part:
+def write(
+    staging: Staging,
+    task: int,
+    messages: Messages,
+    step: int = 700,
+    files: Files | None = None,
+    counts: list[int] | None = None,
+) -> Part:
     with PartWriter(staging.target, staging.path, task, files=files) as writer:
         for at in range(0, len(messages), step):
-            writer.add([i for i, _ in messages[at : at + step]], [b for _, b in messages[at : at + step]])
+            some_of = messages[at : at + step]
+            references = None if counts is None else counts[at : at + len(some_of)]
+            writer.add([i for i, _ in some_of], [b for _, b in some_of], references)
         return pickle.loads(pickle.dumps(writer.finish()))
 
 
@@ -167,18 +176,12 @@ def test_counts_of_absent_id_are_refused(parts: list[Messages], tmp_path: Path) 
 
 def test_references_of_parts_are_summed(target: Target, tmp_path: Path) -> None:
     """Every part brings its own; they are added up, as if each row were so many writes."""
+    counts = [1 + n % 3 for n in range(500)]
     with Staging.begin(target) as staging:
-        parts = []
-        for task, messages in enumerate([A, B + A[:2], []]):
-            with PartWriter(target, staging.path, task) as writer:
-                for at in range(0, len(messages), 90):
-                    some_of = messages[at : at + 90]
-                    writer.add([i for i, _ in some_of], [b for _, b in some_of], [1 + n % 3 for n in range(len(some_of))])
-                parts.append(writer.finish())
-        staging.commit(parts)
-    wanted = {i: (b, 1 + n % 90 % 3) for messages in (A, B) for n, (i, b) in enumerate(messages)}
-    for n, (msg_id, body) in enumerate(A[:2]):
-        wanted[msg_id] = body, wanted[msg_id][1] + 1 + (len(B) + n) % 90 % 3
+        staging.commit([write(staging, task, part, 90, counts=counts) for task, part in enumerate([A, B + A[:2], []])])
+    wanted = {i: (b, counts[n]) for messages in (A, B) for n, (i, b) in enumerate(messages)}
+    for n, (msg_id, body) in enumerate(A[:2], len(B)):
+        wanted[msg_id] = body, wanted[msg_id][1] + counts[n]
     assert content(tmp_path / "store") == wanted
     assert not beside(tmp_path / "store")
 
@@ -294,32 +297,28 @@ def test_wrong_messages_are_refused(target: Target, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("how", ["gone", "short", "flipped", "no hint"])
-def test_changed_part_is_refused_at_commit(how: str, tmp_path: Path) -> None:
+NOT_THERE, CHANGED = "written by task 0 .* not there", "1200 messages were written for it, but 0.sqs at"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path, hint: path.unlink(), NOT_THERE),
+        (lambda path, hint: os.truncate(path, path.stat().st_size - 1), NOT_THERE),
+        (lambda path, hint: flip(path, 1000), CHANGED),  # as it is changed, its hint speaks of another file
+        (lambda path, hint: os.truncate(hint, hint.stat().st_size - 1), ""),
+    ],
+    ids=["gone", "short", "flipped", "no hint"],
+)
+def test_changed_part_is_refused_at_commit(spoil: Callable[[Path, Path], object], message: str, tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", CELLS["ets-v2-checksum"])
     with Staging.begin(target) as staging:
         part = write(staging, 0, some(1200))
-        path = Path(part.directory, "0.sqs")
-        hint = path.with_name("msgstore-0.sqs.hint")
-        assert hint.exists()
-        if how == "gone":
-            path.unlink()
-        elif how == "short":
-            os.truncate(path, path.stat().st_size - 1)
-        elif how == "flipped":  # as it is changed, its hint speaks of another file
-            data = bytearray(path.read_bytes())
-            data[1000] ^= 1
-            path.write_bytes(data)
-        else:
-            hint.write_bytes(hint.read_bytes()[:-1])
-        if how == "no hint":
+        spoil(Path(part.directory, "0.sqs"), Path(part.directory, "msgstore-0.sqs.hint"))
+        with pytest.raises(StoreError, match=message) if message else contextlib.nullcontext():
             staging.commit([part])
-        else:
-            message = {"flipped": "1200 messages were written for it, but 0.sqs at"}.get(how, "written by task 0 .* not there")
-            with pytest.raises(StoreError, match=message):
-                staging.commit([part])
-    assert (tmp_path / "store").exists() == (how == "no hint")
-    assert not beside(tmp_path / "store")
+    assert target.destination.exists() == (not message)
+    assert not beside(target.destination)
 
 
 # -- where it goes ------------------------------------------------------------------------------------------------------------

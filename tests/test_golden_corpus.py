@@ -40,28 +40,28 @@ def test_what_is_shipped_is_read(pytester, corpus):
     run(pytester).assert_outcomes(passed=1)
 
 
-@pytest.mark.slow
-def test_what_is_read_otherwise_is_said(pytester, corpus):
+def another_body(corpus):
     said = json.loads((corpus / "copies.json").read_text())
     said["records"][1]["body_sha256"] = "0" * 64
     (corpus / "copies.json").write_text(json.dumps(said))
-    done = run(pytester)
-    done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*AssertionError: copies.sqs: records, number 1: read is *, the corpus says *0000*"])
+
+
+HALF = "*FileNotFoundError: *{}: a golden segment is a pair, NAME.sqs and NAME.json"
+CHANGES = {
+    "another body": (
+        another_body, "failed", "*AssertionError: copies.sqs: records, number 1: read is *, the corpus says *0000*",
+    ),
+    "no description": (lambda corpus: (corpus / "torn.json").unlink(), "failed", HALF.format("torn.json")),
+    "no segment": (lambda corpus: (corpus / "torn.sqs").unlink(), "failed", HALF.format("torn.sqs")),
+    "no corpus": (shutil.rmtree, "skipped", "skipped, not claimed: golden corpus: test_golden_segments"),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["torn.json", "torn.sqs"])
-def test_half_a_pair_is_an_error(pytester, corpus, name):
-    (corpus / name).unlink()
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_wrong_with_a_corpus_is_said(pytester, corpus, change):
+    act, outcome, said = CHANGES[change]
+    act(corpus)
     done = run(pytester)
-    done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines([f"*FileNotFoundError: *{name}: a golden segment is a pair, NAME.sqs and NAME.json"])
-
-
-@pytest.mark.slow
-def test_without_a_corpus_it_is_skipped_and_said(pytester, corpus):
-    shutil.rmtree(corpus)
-    done = run(pytester)
-    done.assert_outcomes(skipped=1)
-    done.stdout.fnmatch_lines(["skipped, not claimed: golden corpus: test_golden_segments"])
+    done.assert_outcomes(**{outcome: 1})
+    done.stdout.fnmatch_lines([said])

@@ -11,7 +11,7 @@ import pytest
 import msgstore
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore_lmdb_index import rescue
-from support import DATA, RealDirectory, hashes, open_with
+from support import DATA, RealDirectory, filled, hashes, open_with
 from support import counts as references_of
 
 IDS = [bytes([n]) * 16 for n in range(10)]
@@ -34,8 +34,7 @@ def test_index_switched_repeatedly_keeps_counts(clean, tmp_path):
 
 def test_stale_index_is_never_trusted(tmp_path):
     """Messages removed under ets stay removed when lmdb, which still knows them, comes back."""
-    with open_with(tmp_path, index="lmdb") as store, store.client() as client:
-        client.write_many((i, i) for i in IDS)
+    filled(tmp_path, [(i, i) for i in IDS], index="lmdb")
     with open_with(tmp_path, index="ets") as store, store.client() as client:
         client.remove(IDS[:5])
     with open_with(tmp_path, index="lmdb") as store:
@@ -43,8 +42,7 @@ def test_stale_index_is_never_trusted(tmp_path):
 
 
 def test_switch_without_old_plugin_is_refused(tmp_path, monkeypatch):
-    with open_with(tmp_path, index="lmdb") as store, store.client() as client:
-        client.write(bytes(16), b"1")
+    filled(tmp_path, [(bytes(16), b"1")], index="lmdb")
     without = load_catalogue(["lmdb-index"])
     monkeypatch.setattr("support.catalogue", lambda: without)
     with pytest.raises(msgstore.StoreMismatch, match=r"last opened with the index .lmdb..*pip install msgstore-lmdb-index"):

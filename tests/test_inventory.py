@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import msgstore
 from msgstore.contract import ConfigError, Damage
 from msgstore.jobs.inventory import InventoryReport, edges_of, is_touched, plan_inventory
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, json_of, run_job
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, filled, json_of, run_job
 
 STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for path in DATA.rglob("*.sqs")})
 
@@ -25,6 +25,12 @@ STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for
 def take(*sources: Path, counts: Path | None = None, processes: int = 1) -> InventoryReport:
     job = plan_inventory(catalogue(), list(sources), time.time(), counts=counts)
     return run_job(job, processes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store of a broker."""
+    return RealDirectory.load("v2_clean").copy(tmp_path)
 
 
 def test_every_directory_of_ours_is_what_a_scan_says():
@@ -95,8 +101,7 @@ def test_a_store_is_asked_for_its_own_counts_and_policies_see_them(index, tmp_pa
     assert abs(gained - half["gives_back"]) <= 64
 
 
-def test_a_dirty_store_of_an_index_in_memory_is_not_read_twice(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_a_dirty_store_of_an_index_in_memory_is_not_read_twice(path):
     msgstore.open_store(path, adopt=True, index="ets", format="v2").abandon()
     (store,) = take(path).stores
     assert store.counts == ""
@@ -117,16 +122,12 @@ def test_copies_in_other_segments_are_garbage_and_other_stores_are_their_own(tmp
 
 
 def test_records_of_a_third_party(tmp_path):
-    with msgstore.open_store(tmp_path, **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
-        for n in range(20):
-            client.write(bytes([n]) * 16, b"body")
-    report = take(tmp_path)
+    report = take(filled(tmp_path, **ACME_CELLS["ets-v2-audit"].keys))
     assert report.as_json()["types"] == {"audit": 20}
     assert report.as_json()["live"] == 20
 
 
-def test_what_cannot_be_read_is_damage_and_what_a_collector_deleted_is_gone(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_what_cannot_be_read_is_damage_and_what_a_collector_deleted_is_gone(path):
     job = plan_inventory(catalogue(), [path], time.time())
     (path / "0.sqs").unlink()
     (path / "1.sqs").unlink()
@@ -169,15 +170,13 @@ def test_damage_touches_what_shares_a_byte_with_it(spans, offset, size):
     assert is_touched(edges, offset, size) == (not damaged.isdisjoint(range(offset, offset + size)))
 
 
-def test_a_name_that_no_store_gives_a_segment(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_a_name_that_no_store_gives_a_segment(path):
     (path / "0.sqs").rename(path / "00.sqs")
     (store,) = take(path).stores
     assert store.unasked == f"{path / '00.sqs'}: has a name that no store gives a segment"
 
 
-def test_a_store_whose_only_segment_goes_meanwhile(tmp_path):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
+def test_a_store_whose_only_segment_goes_meanwhile(path):
     for segment in sorted(path.glob("*.sqs"))[1:]:
         segment.unlink()
     job = plan_inventory(catalogue(), [path], time.time())

@@ -20,7 +20,7 @@ from msgstore.engine.compact import copy_compaction
 from msgstore.engine.write import flusher
 from msgstore.engine.write.writer import BUFFER_TARGET
 from msgstore.testing.faults import Crash, RecordingFiles
-from support import A, B, C, D, collect, failing, id_of, in_threads, open_with
+from support import A, B, C, D, collect, failing, id_of, in_threads, open_with, play
 from support import counts as on_disk
 
 KEYS = {"sync_interval": "1h", "gc_interval": 0}
@@ -130,7 +130,7 @@ def test_flush_inside_removal_writes_the_removed(store, references, end):
 
 
 def test_removal_failing_ids_keeps_other_messages(store, client):
-    client.write_many([(A, b"a"), (B, b"b"), (B, b"b"), (C, b"c"), (C, b"c")])
+    play(store, "+ABBCC")
     other = store.client()
     for before, error in (([B], KeyError("mine")), ([B], TypeError("mine")), ([], TypeError("mine"))):
         with pytest.raises(type(error), match="mine"):
@@ -146,7 +146,7 @@ def test_removal_by_closed_client_removes_nothing(store):
     told, closed = [], store.client()
     remove = closed.remove
     closed.close()
-    store.client(on_confirm=told.extend).write(A, b"a")
+    play(store, "+A", store.client(on_confirm=told.extend))
     with pytest.raises(msgstore.StoreClosed):
         remove([A])
     store.flush()
@@ -156,15 +156,15 @@ def test_removal_by_closed_client_removes_nothing(store):
 def test_client_deleted_inside_flush_confirms_nothing(store, monkeypatch):
     told = []
     client = store.client(on_confirm=told.extend)
-    client.write(A, b"a")
-    append = store._appender.append
-    monkeypatch.setattr(store._appender, "append", lambda *columns: (client.delete_and_close(), append(*columns))[1])
+    play(store, "+A", client)
+    append = store._batches.append
+    monkeypatch.setattr(store._batches, "append", lambda *columns: (client.delete_and_close(), append(*columns))[1])
     store.flush()
     assert (told, on_disk(store)) == ([], {})
 
 
 def test_removal_failed_does_not_revive_deleted_message(store, client):
-    client.write(A, b"a")
+    play(store, "+A", client)
 
     def ids():
         yield A
@@ -180,8 +180,7 @@ def test_removal_failed_does_not_revive_deleted_message(store, client):
 def test_removal_after_lock_wait_sees_close(opened, how):
     store = opened()
     client = store.client()
-    client.write(A, b"a")
-    store.flush()
+    play(store, "+A f")
 
     class Meeting:
         """The lock; the store is closed before the lock is taken for the first time."""
@@ -238,39 +237,26 @@ def test_empty_segment_of_killed_store_is_deleted(tmp_path, files):
     """The commit that emptied the segment is on disk, and the deletion is not."""
     keys = {"index": "lmdb", **KEYS}
     store = open_with(tmp_path, files, **keys)
-    client = store.client()
-    client.write(A, b"a")
-    store.roll()
-    client.write(B, b"b")
-    store.flush()
-    client.remove([A])
+    play(store, "+A r +B f -A")
     files.before("unlink", crash)
     with pytest.raises(Crash):
         store.flush()
     store.abandon()
     (left,) = tmp_path.glob("0.*")
     with open_with(tmp_path, **keys) as again:
-        again.client().write(C, b"c")
-        again.flush()
+        play(again, "+C f")
         assert not left.exists()
 
 
-def test_segment_emptied_after_commit_survives_until_next(opened, files, cell, monkeypatch):
-    store = opened(files)
-    client = store.client()
-    client.write_many([(A, b"a"), (B, b"b")])
-    store.roll()
-    client.write(C, b"c")
-    store.roll()
-    client.remove([A])
-    store.flush()
+def test_segment_emptied_after_commit_survives_until_next(opened, store, client, files, cell, monkeypatch):
+    play(store, "+AB r +C r -A f")
 
     def remove():
         client.remove([C])
         files.after("unlink", crash)
 
     after(monkeypatch, store._accounting.index, "commit", remove)
-    client.write(D, b"d")
+    play(store, "+D")
     store._accounting._committed = False  # with an index that is not persistent, too
     with contextlib.suppress(Crash):
         store.flush()
@@ -289,55 +275,41 @@ def test_copy_emptied_for_a_moment_is_kept(opened, monkeypatch):
     for numbers in (range(3), range(3, 6)):
         client.write_many((id_of(number), bytes(600)) for number in numbers)
         store.roll()
-    swap, batches = copy_compaction._swap, []
+    relocate, batches = copy_compaction.relocate, []
 
-    def swap_and_remove(site, batch):
-        swap(site, batch)
-        batches.append(batch)
+    def relocate_and_remove(context, moved):
+        relocate(context, moved)
+        batches.append(moved.ids)
         if len(batches) == 1:
-            site.state_lock.release()
-            try:
-                in_threads(lambda: (client.remove(batch.ids), store.flush()))
-            finally:
-                site.state_lock.acquire()
+            client.remove(moved.ids)
+            store.flush()
 
-    monkeypatch.setattr(copy_compaction, "_swap", swap_and_remove)
+    monkeypatch.setattr(copy_compaction, "relocate", relocate_and_remove)
     collect(store, Combine((0, 1)))
     assert len(batches) > 1
-    left = [id_of(number) for number in range(6) if id_of(number) not in batches[0].ids]
+    left = [id_of(number) for number in range(6) if id_of(number) not in batches[0]]
     assert client.read_many(left) == dict.fromkeys(left, bytes(600))
 
 
-def test_empty_segments_after_undeletable_one_are_deleted(opened, files, tmp_path):
-    store = opened(files)
-    client = store.client()
-    for number in range(4):
-        client.write(id_of(number), b"body")
-        store.roll()
+def test_empty_segments_after_undeletable_one_are_deleted(store, files):
+    play(store, "+A r +B r +C r +D r")
     names = [segment.file for segment in store.segments()]
     files.before("unlink", failing(), names[0], times=None)
-    client.remove([id_of(number) for number in range(4)])
     with pytest.raises(msgstore.StoreIOError):
-        store.flush()
+        play(store, "-ABCD f")
     files.hooks.clear()
     store.flush()
-    assert not [name for name in names if (tmp_path / "store" / name).exists()]
+    assert not [name for name in names if (store.path / name).exists()]
 
 
-def test_segment_not_begun_is_known_to_index(opened, files, cell):
+def test_segment_not_begun_is_known_to_index(opened, store, files, cell):
     """A new segment gets no header, and cannot be deleted again."""
-    store = opened(files)
-    client = store.client()
-    client.write_many([(A, b"a"), (D, b"d")])
-    store.roll()
-    client.write(B, b"b")
+    play(store, "+AD r +B")
     files.before("pwrite unlink", failing(), times=None)
     with pytest.raises(msgstore.StoreIOError):
         store.flush()
     files.hooks.clear()
-    store.flush()
-    client.remove([D])
-    store.flush()
+    play(store, "f -D f")
     store.abandon()
     store = opened()
     assert on_disk(store).keys() >= {A, B}
@@ -349,13 +321,9 @@ def test_segment_not_begun_is_known_to_index(opened, files, cell):
 # -- interrupts -----------------------------------------------------------------------------------------------------------
 
 
-def test_interrupt_after_append_closes_the_store(opened, files):
+def test_interrupt_after_append_closes_the_store(opened, store, client, files):
     """tests/test_interrupts.py has more of them."""
-    store = opened(files)
-    client = store.client()
-    client.write(A, b"same size")
-    store.flush()
-    client.write_many([(B, b"same size"), (C, b"same size")])
+    play(store, "+A f +BC")
     files.after("pwrite", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.flush()
@@ -368,14 +336,12 @@ def test_interrupt_after_append_closes_the_store(opened, files):
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync"])
 def test_interrupt_beginning_a_segment_leaves_no_message(opened, files, operation):
     store = opened(files, durability="fsync")
-    store.client().write(A, b"a")
     files.after(operation, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        store.flush()
+        play(store, "+A f")
     store.abandon()
     with opened() as again:
-        again.client().write(B, b"b")
-        again.flush()
+        play(again, "+B f")
         assert on_disk(again) == {B: 1}
 
 
@@ -407,8 +373,7 @@ def test_flusher_failed_commit_is_tried_again(cell, opened, change, monkeypatch)
     store, done = opened(sync_interval="1ms"), threading.Event()
     client = store.client(on_confirm=(lambda ids: done.set()) if change == "write" else None)
     if change == "remove":
-        client.write(A, b"a")
-        store.flush()
+        play(store, "+A f")
     index = store._accounting.index
     store._accounting._committed = False
     commit, failures = index.commit, []
@@ -422,7 +387,7 @@ def test_flusher_failed_commit_is_tried_again(cell, opened, change, monkeypatch)
             done.set()
 
     monkeypatch.setattr(index, "commit", commit_later)
-    client.write(A, b"a") if change == "write" else client.remove([A])
+    play(store, "+A" if change == "write" else "-A", client)
     assert done.wait(SECONDS)
 
 
@@ -481,13 +446,13 @@ def test_removal_during_slow_failing_commit_is_refused(limited, monkeypatch):
 def test_messages_refused_by_index_stay_buffered(store, monkeypatch):
     told = []
     client = store.client(on_confirm=told.extend)
-    client.write_many([(A, b"a"), (B, b"b")])
+    play(store, "+AB", client)
     with monkeypatch.context() as patch:
         patch.setattr(store._accounting.index, "enter", lambda *columns: next(raising(MemoryError())))
         with pytest.raises(MemoryError):
             store.flush()
     assert told == []
-    assert client.read_many([A, B]) == {A: b"a", B: b"b"}
+    assert client.read_many([A, B]) == {A: A * 3, B: B * 3}
     store.flush()
     assert (told, on_disk(store)) == ([A, B], {A: 1, B: 1})
 
@@ -501,12 +466,9 @@ def names_of(files: RecordingFiles, *wanted: str) -> list[str]:
 
 def test_deleted_segment_is_synced_before_commit(opened, files, monkeypatch):
     store = opened(files, durability={"fsync_every": "1h"})
-    client = store.client()
-    for msg_id in (A, B):
-        client.write(msg_id, b"a")
-        store.roll()
+    play(store, "+A r +B r")
     record_commits(monkeypatch, store, files)
-    client.remove([A])
+    play(store, "-A")
     files.operations.clear()
     store.roll()
     names = names_of(files, "unlink", "sync_directory", "commit")
@@ -520,13 +482,9 @@ def test_deleted_segment_is_synced_before_commit(opened, files, monkeypatch):
 @pytest.mark.parametrize("durability", ["fsync", {"fsync_every": "1h"}], ids=["at once", "later"])
 def test_new_segment_name_is_synced_before_messages(opened, files, durability):
     store = opened(files, durability=durability)
-    client = store.client()
-    client.write(A, b"a")
-    store.flush()
+    play(store, "+A f")
     files.operations.clear()
-    store.roll()
-    client.write(B, b"b")
-    store.flush()
+    play(store, "r +B f")
     with store._accounting.flush_lock:
         store._flusher.commit_and_reclaim()
     names = names_of(files, "create", "sync_directory")

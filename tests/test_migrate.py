@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 
 import msgstore
-from support import command, counts, counts_file, id_of
+from support import command, counts, counts_file, filled, id_of
 
 
 def make(path: Path, index: str, *, killed: bool = False) -> dict[bytes, int]:
@@ -80,8 +80,7 @@ BOUND = "{ use = 'v2', records = { %s = %s } }"
 def test_the_record_types_of_a_directory_or_a_configuration(record: str, forgets: bool, tmp_path: Path) -> None:
     """The directory remembers them, or has forgotten them, and the configuration knows."""
     bound = {"format": {"use": "v2", "records": {record: 200}}, "record": record}
-    with msgstore.open_store(tmp_path / "in", **bound) as store, store.client() as client:
-        client.write(id_of(1), b"one")
+    filled(tmp_path / "in", [(id_of(1), b"one")], **bound)
     if forgets:
         (tmp_path / "in" / "msgstore.json").unlink()
     config = tmp_path / "c.toml"

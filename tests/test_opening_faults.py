@@ -11,8 +11,8 @@ import pytest
 
 import msgstore
 from msgstore.files import Files
-from msgstore.testing.faults import Crash, copy_of, listing
-from support import counts, open_with
+from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, copy_of, listing
+from support import counts, open_with, unchanged
 
 IDS = [bytes([n]) * 16 for n in range(1, 9)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS[:6], 1)}
@@ -73,11 +73,6 @@ def stores(tmp_path_factory):
     return made
 
 
-@pytest.fixture(params=["ets", "lmdb"])
-def kind(request):
-    return request.param
-
-
 @pytest.fixture
 def path(stores, kind, tmp_path):
     return copy_of(stores[kind], tmp_path / "store")
@@ -112,14 +107,9 @@ def test_opening_fault_at_any_operation_keeps_counts(path, kind, fault, behind):
 
 def test_unchanged_store_opened_and_closed_is_untouched(path, kind):
     keys = {"index": kind, "sync_interval": "1h"}
-    with open_with(path, **keys):
-        pass
-    before = listing(path)
-    with open_with(path, **keys) as store:
+    open_with(path, **keys).close()
+    with unchanged(path, but=["msgstore.lock", "lock.mdb"]), open_with(path, **keys) as store:
         store.flush()
-    after = listing(path)
-    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    assert changed <= {"msgstore.lock", "msgstore-lmdb/lock.mdb"}
 
 
 def test_killed_before_first_change_keeps_counts(path, kind):
@@ -203,3 +193,36 @@ def test_first_change_retires_the_marker(path, kind):
     store.close()
     with open_with(path, index=kind) as store:
         assert counts(store) == COUNTS | {IDS[5]: 5}
+
+
+# -- the directory of a new store, with every parent that was made for it -------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync", {"fsync_every": "1h"}], ids=["os", "fsync", "fsync_every"])
+def test_new_store_syncs_every_parent_it_made(durability, tmp_path):
+    files = RecordingFiles()
+    open_with(tmp_path / "a" / "b" / "store", files, durability=durability).close()
+    synced = [path for name, path, _ in files.operations if name == "sync_directory"]
+    assert synced[:3] == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+
+
+def test_existing_directory_syncs_no_parents(tmp_path):
+    files = RecordingFiles()
+    open_with(tmp_path, files).close()
+    assert ("sync_directory", str(tmp_path.parent), 0) not in files.operations
+
+
+def test_parents_that_cannot_be_synced_are_removed(tmp_path):
+    """Or the next opening would find them, and take them for durable."""
+    with pytest.raises(msgstore.StoreError, match=os.strerror(errno.EIO)):
+        open_with(tmp_path / "a" / "store", FailingFiles(1))
+    assert list(tmp_path.iterdir()) == []
+    open_with(tmp_path / "a" / "store").close()
+
+
+def test_plain_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "file", tmp_path / "file" / "store"):
+        with pytest.raises(msgstore.StoreError, match=str(path)):
+            open_with(path)
+    assert (tmp_path / "file").read_bytes() == b""

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from msgstore.engine.read import segment_file_cache as found_files
 from msgstore.engine.read import writer_tracker as following
 from msgstore.writer_lock import WriterLock
 from other_process import KEPT, SMALL, body_of, load, obey
-from support import Cell, until
+from support import Cell, flip, in_threads, until
 
 LIVE = [Cell("lmdb", "v1"), Cell("lmdb", "v2"), Cell("lmdb", "v2", "checksum")]
 CONFIRMS = 4000
@@ -269,22 +268,19 @@ def test_reader_of_empty_directory_sees_first_writer(tmp_path, writer):
         assert [store.references(msg_id) for msg_id in ids(range(49, 51))] == [1, 0]
         writer.do("client.write(bytes(16), b'ignored'); client.write(bytes(16), b''); store.flush()")
         assert store.references(bytes(16)) == 3
-    with pytest.raises(msgstore.StoreClosed):
-        client.contains(bytes(16))
-    with pytest.raises(msgstore.StoreClosed):
-        store.stats()
+    for call in (lambda: client.contains(bytes(16)), store.stats):
+        with pytest.raises(msgstore.StoreClosed):
+            call()
 
 
-def test_reader_follows_compaction_migration_and_reopening(tmp_path, others):
+def test_reader_follows_compaction_migration_and_reopening(tmp_path, writer):
     path = tmp_path / "store"
-    writer = others()
     writer.open(path, index="lmdb", format="v1", **SMALL)
     writer.write(range(500))
     with reading(path) as store, store.client() as client:
-        with pytest.raises(msgstore.StoreReadOnly):
-            client.write(bytes(16), b"")
-        with pytest.raises(msgstore.StoreReadOnly):
-            store.compact()
+        for call in (lambda: client.write(bytes(16), b""), store.compact):
+            with pytest.raises(msgstore.StoreReadOnly):
+                call()
         writer.do("client.remove(n.to_bytes(16) for n in range(0, 500, 2)); store.flush()")
         kept = bodies(range(1, 500, 2))
         assert client.read_many(ids(range(500))) == kept
@@ -323,18 +319,11 @@ def files_of(store: msgstore.Store) -> Any:
     return live._file_cache
 
 
-def in_between(store: msgstore.Store, action: Callable[[], object], *, times: int = 1):
-    """``action`` between the look-up and the ``pread`` of the next reads."""
-    files = files_of(store)
-    read, left = files.read, [times]
-
-    def acting(*arguments: Any) -> Any:
-        if left[0]:
-            left[0] -= 1
-            action()
-        return read(*arguments)
-
-    return mock.patch.object(files, "read", acting)
+def in_between(store: msgstore.Store, action: Callable[[], object]):
+    """``action`` between the look-up and the ``pread`` of the next read."""
+    files, left = files_of(store), [action]
+    read = files.read
+    return mock.patch.object(files, "read", lambda *arguments: (left and left.pop()(), read(*arguments))[1])
 
 
 @pytest.fixture
@@ -401,9 +390,7 @@ def test_read_of_missing_segment_names_it(beside, monkeypatch):
 def test_damaged_record_beside_writer_names_place(beside):
     _, store, client = beside
     (entry,) = (entry for entry in store.entries() if entry.msg_id == LAST)
-    with (store.path / "0.sqs").open("r+b") as file:
-        file.seek(entry.offset + 8)
-        file.write(b"\xff")
+    flip(store.path / "0.sqs", entry.offset + 8)
     for read in (client.read, lambda msg_id: client.read_many([msg_id])):
         with pytest.raises(msgstore.CorruptRecord, match=rf"0\.sqs at offset {entry.offset}: ") as caught:
             read(LAST)
@@ -415,27 +402,16 @@ def test_threads_of_one_reader_find_bodies(tmp_path, loads):
     cell = LIVE[1]
     writing = loads(tmp_path / "store", cell, confirms=CONFIRMS // 2)
     writing.wait("open")
-    wrong: list[object] = []
     with msgstore.open_store(tmp_path / "store", mode="r", **cell.keys) as store, store.client() as client:
 
         def read() -> None:
-            try:
-                while not writing.finished:
-                    found = {entry.msg_id for entry in store.entries()}
-                    for msg_id in found:
-                        with contextlib.suppress(msgstore.MessageNotFound):
-                            assert client.read(msg_id) == body_of(msg_id)
-            except BaseException as error:
-                wrong.append(error)
+            while not writing.finished:
+                for msg_id in {entry.msg_id for entry in store.entries()}:
+                    with contextlib.suppress(msgstore.MessageNotFound):
+                        assert client.read(msg_id) == body_of(msg_id)
 
         with mock.patch.object(found_files, "MAX_OPEN", 2):  # files are closed under each other's hands
-            threads = [threading.Thread(target=read) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            writing.wait("closed")
-            for thread in threads:
-                thread.join()
-    assert wrong == []
+            in_threads(*[read] * 4, lambda: writing.wait("closed"), seconds=300)
 
 
 def test_growing_lmdb_map_is_followed(tmp_path, others):

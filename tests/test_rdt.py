@@ -7,17 +7,15 @@ messages of the right segment are copied behind them; the right one is deleted. 
 
 from __future__ import annotations
 
-import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import msgstore
-from msgstore.cli.main import main
 from msgstore.testing.faults import Crash, StoppingFiles
-from support import RealDirectory, hashes, open_with
+from support import RealDirectory, counts_file, filled, hashes, json_of, open_with, unchanged
 from support import counts as references_of
 
 
@@ -48,35 +46,34 @@ class Combining:
         assert len(self.from_right) > 10_000
 
     def killed(self, step: str) -> None:
-        base = self._source[: self.base]
-        if step == "while the leftover is written":
-            self.leftover.write_bytes(self.moved[: len(self.moved) * 2 // 3 + 5])
-            return
-        self.leftover.write_bytes(self.moved)
-        if step == "when the leftover is written":
-            return
-        self.left.write_bytes(base)
-        if step == "when the left one is cut":
-            return
-        if step == "while the leftover is copied back":
-            self.left.write_bytes(base + self.moved[: len(self.moved) // 2 + 7])
-            return
-        if step == "while the right one is copied":
-            self.left.write_bytes(base + self.moved + self.from_right[: len(self.from_right) // 2 + 3])
-            return
-        assert step == "when the right one is deleted"
-        self.left.write_bytes(base + self.moved + self.from_right)
-        self.right.unlink()
+        for path, data in STEPS[step](self).items():
+            (self.path / path).write_bytes(data) if data is not None else (self.path / path).unlink()
+
+    @property
+    def start(self) -> bytes:
+        """What is never moved of the left segment."""
+        return self._source[: self.base]
 
 
-STEPS = [
-    "while the leftover is written",
-    "when the leftover is written",
-    "when the left one is cut",
-    "while the leftover is copied back",
-    "while the right one is copied",
-    "when the right one is deleted",
-]
+STEPS: dict[str, Callable[[Combining], dict[str, bytes | None]]] = {
+    "while the leftover is written": lambda c: {c.leftover.name: c.moved[: len(c.moved) * 2 // 3 + 5]},
+    "when the leftover is written": lambda c: {c.leftover.name: c.moved},
+    "when the left one is cut": lambda c: {c.leftover.name: c.moved, c.left.name: c.start},
+    "while the leftover is copied back": lambda c: {
+        c.leftover.name: c.moved,
+        c.left.name: c.start + c.moved[: len(c.moved) // 2 + 7],
+    },
+    "while the right one is copied": lambda c: {
+        c.leftover.name: c.moved,
+        c.left.name: c.start + c.moved + c.from_right[: len(c.from_right) // 2 + 3],
+    },
+    "when the right one is deleted": lambda c: {
+        c.leftover.name: c.moved,
+        c.left.name: c.start + c.moved + c.from_right,
+        c.right.name: None,
+    },
+}
+"""What is written in the directory until the kill; None: deleted."""
 
 
 @pytest.fixture(params=STEPS)
@@ -109,36 +106,27 @@ def test_leftover_adopted_becomes_a_segment(killed, index, form, caplog):
 
 
 def test_leftover_read_only_changes_nothing(killed, index, tmp_path):
-    before = {path.name: path.read_bytes() for path in killed.path.iterdir()}
-    with msgstore.open_store(killed.path, index=index, mode="r", refcounts=killed.real.refcounts.items()) as store:
+    keys = {"index": index, "mode": "r", "refcounts": killed.real.refcounts.items()}
+    with unchanged(killed.path), msgstore.open_store(killed.path, **keys) as store, store.client() as client:
         assert hashes(store) == killed.real.live
-        with store.client() as client:
-            assert client.read_many(killed.real.live).keys() == killed.real.live.keys()
-    assert {path.name: path.read_bytes() for path in killed.path.iterdir()} == before
-
-
-def msgstore_json(*arguments: object) -> list[dict]:
-    done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
-    assert done.exit_code in (0, 1), done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        assert client.read_many(killed.real.live).keys() == killed.real.live.keys()
 
 
 def test_tools_read_leftover_as_segment(tmp_path):
     combining = Combining(tmp_path)
     combining.killed("when the left one is cut")
     live = {msg_id.hex() for msg_id in combining.real.live}
-    scanned = msgstore_json("scan", combining.path)
+    scanned = json_of("scan", combining.path)
     assert [Path(segment["path"]).name for segment in scanned] == ["0.rdq", "0.rdt", "1.rdq", "2.rdq"]
     assert {record["id"] for segment in scanned for record in segment["records"]} >= live
-    assert [Path(segment["path"]).name for segment in msgstore_json("scan", combining.leftover)] == ["0.rdt"]
-    assert {line["id"] for line in msgstore_json("ls", combining.path)} >= live
-    assert msgstore_json("info", combining.path)[0]["segments"] == 4
-    assert [segment["format"] for segment in msgstore_json("map", combining.path)] == ["v1"] * 4
-    counts = tmp_path / "counts.csv"
-    counts.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in combining.real.refcounts.items()))
-    drawn = {Path(one["path"]).name: one for one in msgstore_json("map", combining.path, "--refcounts", counts)}
+    assert [Path(segment["path"]).name for segment in json_of("scan", combining.leftover)] == ["0.rdt"]
+    assert {line["id"] for line in json_of("ls", combining.path)} >= live
+    assert json_of("info", combining.path)[0]["segments"] == 4
+    assert [segment["format"] for segment in json_of("map", combining.path)] == ["v1"] * 4
+    counts = counts_file(tmp_path / "counts.csv", combining.real.refcounts.items())
+    drawn = {Path(one["path"]).name: one for one in json_of("map", combining.path, "--refcounts", counts)}
     assert drawn["0.rdt"]["live_bytes"] == drawn["0.rdt"]["size"]
-    report = msgstore_json("salvage", combining.path, tmp_path / "new")
+    report = json_of("salvage", combining.path, tmp_path / "new", code=None)
     assert report[-1]["messages"] >= len(live)
     with msgstore.open_store(tmp_path / "new") as store:
         assert hashes(store).items() >= combining.real.live.items()
@@ -173,8 +161,7 @@ def test_leftover_with_on_legacy_refuse_is_refused(tmp_path):
 
 
 def test_unfinished_copies_are_deleted(index, tmp_path):
-    with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
-        client.write(bytes(16), b"body")
+    filled(tmp_path, [(bytes(16), b"body")], index=index)
     (tmp_path / "7.sqs.tmp").write_bytes(b"half a copy")
     (tmp_path / "notes.tmp").write_bytes(b"not ours")
     with msgstore.open_store(tmp_path, index=index, mode="r"):

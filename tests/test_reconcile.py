@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import msgstore
 from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.arrays import of_any_length
@@ -24,7 +23,19 @@ from msgstore.jobs.columns.sums import IdAggregator
 from msgstore.jobs.counts import read_counts, sums_of
 from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, failing, json_of, run_job
+from support import (
+    ACME_CELLS,
+    DATA,
+    DIRECTORIES,
+    RealDirectory,
+    catalogue,
+    command,
+    counts_file,
+    failing,
+    filled,
+    json_of,
+    run_job,
+)
 
 Rows = list[tuple[bytes, int]]
 
@@ -100,15 +111,10 @@ def scanned(source: Path) -> list[dict]:
 
 
 def test_records_of_a_third_party(tmp_path):
-    with msgstore.open_store(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
-        for n in range(20):
-            client.write(bytes([n]) * 16, b"body")
-    report = run([tmp_path / "store"], [counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, n % 3) for n in range(21)])])
-    assert {name: found.ids for name, found in report.classes.items() if found.ids} == {
-        "live": 13,
-        "orphan": 7,
-        "dangling": 1,
-    }
+    store = filled(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys)
+    report = run([store], [counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, n % 3) for n in range(21)])])
+    counts = {name: found.ids for name, found in report.classes.items() if found.ids}
+    assert counts == {"live": 13, "orphan": 7, "dangling": 1}
     assert report.named["dangling"] == [(bytes([20]) * 16, 2)]
 
 

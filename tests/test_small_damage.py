@@ -18,7 +18,7 @@ import msgstore
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import copy_of
-from support import DATA, catalogue, command, failing, flip, json_of, needs_erlang, open_with
+from support import DATA, catalogue, command, failing, filled, flip, json_of, needs_erlang, open_with
 from support import counts as references_of
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
@@ -166,9 +166,8 @@ def test_moved_records_keep_their_counts(path, kind):
 
 def test_grown_segment_enters_only_what_is_new(path, kind):
     """Below the size that the index knows, what it does not have is dead."""
-    with open_with(path.with_name("other"), index=kind, sync_interval="1h") as store:
-        store.client().write(b"n" * 16, b"new")
-    append(path, (path.with_name("other") / "0.sqs").read_bytes()[64:])  # without the header
+    other = filled(path.with_name("other"), [(b"n" * 16, b"new")], index=kind)
+    append(path, (other / "0.sqs").read_bytes()[64:])  # without the header
     counts, recovery = reopened(path, kind)
     assert counts == COUNTS | {b"n" * 16: 1}
     assert recovery.revived == 0
@@ -251,8 +250,7 @@ def test_damaged_settings_are_restored_from_their_copy(path, kind, how, mode, ca
 
 def test_copy_of_settings_names_the_index(tmp_path):
     """Files of two indexes have the same age, as after copying a directory: only the copy names the one that was used."""
-    with open_with(tmp_path, index="lmdb") as store:
-        store.client().write_many((msg_id, b"body") for msg_id in IDS)
+    filled(tmp_path, [(msg_id, b"body") for msg_id in IDS], index="lmdb")
     with open_with(tmp_path, index="ets") as store:
         store.client().remove(IDS[:2])
         store.client().write(IDS[2], b"")
@@ -270,8 +268,7 @@ def test_copy_of_settings_names_the_index(tmp_path):
 def test_damaged_settings_keep_the_codec(body, copy, tmp_path):
     """Named by the copy, or found in the records of a broker."""
     term = b"\x83m\0\0\0\5hello"
-    with open_with(tmp_path, body=body) as store:
-        store.client().write(IDS[0], term)
+    filled(tmp_path, [(IDS[0], term)], body=body)
     tear(tmp_path, "empty", copy=copy)
     for mode in ("r", "rw"):
         with open_with(tmp_path, mode=mode) as store:
@@ -327,8 +324,7 @@ def test_settings_unknown_type_byte_is_refused(path, kind):
 
 
 def test_settings_assigned_record_type_is_found(tmp_path):
-    with open_with(tmp_path, index="lmdb", record="checksum", sync_interval="1h") as store:
-        store.client().write(IDS[0], b"body")
+    filled(tmp_path, [(IDS[0], b"body")], index="lmdb", record="checksum")
     tear(tmp_path, "torn")
     with open_with(tmp_path, index="lmdb") as store:
         assert store.client().read(IDS[0]) == b"body"
@@ -338,8 +334,7 @@ def test_settings_assigned_record_type_is_found(tmp_path):
 @pytest.mark.skipif("zstd" not in catalogue().names("body"), reason="pip install -e ./examples/acme_zstd_body")
 def test_settings_unknown_body_codec_is_refused(tmp_path):
     """Read as they are stored, the bodies would be wrong, and the next ones be stored by another codec."""
-    with open_with(tmp_path, body="zstd") as store:
-        store.client().write(IDS[0], b"body")
+    filled(tmp_path, [(IDS[0], b"body")], body="zstd")
     tear(tmp_path, "empty")
     for mode in ("r", "rw"):
         with pytest.raises(msgstore.StoreMismatch, match='Name it: body = "zstd"'):

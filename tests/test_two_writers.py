@@ -13,7 +13,7 @@ import msgstore
 from msgstore import writer_lock as lock
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.writer_lock import check_no_writer
-from support import A, B, C, open_with, unchanged
+from support import A, B, C, open_with, play, unchanged
 
 LOCK = "msgstore.lock"
 KEYS = {"sync_interval": "1h", "gc_interval": 0}
@@ -46,8 +46,7 @@ def start(index, tmp_path):
             store = open_with(tmp_path / "store", files or UnsyncedFiles(), index=index, **KEYS | keys)
             stack.callback(store.abandon)
             client = store.client(on_confirm=confirmed.extend)
-            client.write(A, b"first")
-            store.flush()
+            play(store, "+A f", client)
             return store, client, confirmed
 
         yield open_it
@@ -99,9 +98,7 @@ def test_moved_directory_is_noticed_and_nothing_confirmed(writing, index, tmp_pa
 
 def test_collection_of_a_moved_store_deletes_nothing(writing, tmp_path):
     store, client, _ = writing
-    store.roll()
-    client.write(B, b"second")
-    store.flush()
+    play(store, "r +B f", client)
     store.path.rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", store.path)
     client.remove([A])
@@ -114,15 +111,12 @@ def test_flush_of_removal_in_moved_directory_fails(start, how, tmp_path):
     """Of removals only: it need not look at the current segment."""
     store, client, _ = start()
     if how.endswith("segment"):
-        store.roll()
-        client.write(B, b"second")
+        play(store, "r +B", client)
         store.close()
         store, client, _ = start()
-        client.write(C, b"third")
-        client.remove([A])
+        play(store, "+C -A f", client)
     else:
-        client.write(B, b"second")
-    store.flush()
+        play(store, "+B f", client)
     store.path.rename(tmp_path / "moved")
     if how != "moved":
         shutil.copytree(tmp_path / "moved", store.path)

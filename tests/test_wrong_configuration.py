@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,16 +22,14 @@ from typing import Any
 
 import attrs
 import pytest
-from click.testing import CliRunner
 
 import msgstore
 from msgstore import directory
-from msgstore.cli.main import main
 from msgstore.files import Files
 from msgstore.plugins import catalogue as catalogue_module
 from msgstore.plugins import loader
 from msgstore.scan import FormatSet
-from support import DATA
+from support import DATA, command
 
 PAGE = Path(__file__).parents[1] / "docs/reference/wrong-configuration.md"
 NEEDED = [
@@ -118,9 +117,7 @@ class Machine:
         self._stack.enter_context(msgstore.open_store(self.store, **keys))
 
     def copy_store(self, name: str) -> None:
-        self.store.mkdir()
-        for file in (DATA / "msg-store" / name / "store").iterdir():
-            (self.store / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(DATA / "msg-store" / name / "store", self.store)
 
     def run(self, section: Section) -> str:
         """What the program prints, with placeholders for what differs from machine to machine."""
@@ -147,8 +144,8 @@ class Machine:
             exec(compile(text, str(PAGE), "exec"), {"msgstore": msgstore, "DIR": str(self.store), "FILE": str(self.file)})
 
     def _shell(self, text: str) -> str:
-        command, _, code = text.strip().partition("  # exit ")
-        arguments = shlex.split(command.removeprefix("$ ").replace("DIR", str(self.store)).replace("FILE", str(self.file)))
+        typed, _, code = text.strip().partition("  # exit ")
+        arguments = shlex.split(typed.removeprefix("$ ").replace("DIR", str(self.store)).replace("FILE", str(self.file)))
         assert arguments[0] == "msgstore"
         environment = {**os.environ, "PYTHONPATH": str(self.site), "COLUMNS": "1000"}
         done = subprocess.run(
@@ -350,8 +347,7 @@ def test_catalogue_upper_case_twin_claims_same_files(machine, other):
 
 def test_plugins_check_reserved_extension_exits_with_2(machine):
     claiming(machine, extension=".erase")
-    checked = CliRunner().invoke(main, ["plugins", "--check", "--json"])
-    assert checked.exit_code == 2
+    checked = command("plugins", "--check", "--json", code=2)
     assert "acme-blocks 1.1.0 (entry point 'blocks = acme_blocks_plugin')" in checked.output
     assert "the extension '.erase' is used by other files of a store" in checked.output
 
@@ -414,9 +410,8 @@ def test_factory_not_importable_is_a_problem(machine, factory, said):
     assert list(msgstore.load_catalogue().problems()) == []  # what is not selected is not imported
     problems = list(msgstore.load_catalogue().unloadable())
     assert [said in problem and "'rocks' of acme-rocks 1.4.0" in problem for problem in problems] == [True] * (said is not None)
-    assert CliRunner().invoke(main, ["plugins"]).exit_code == 0
-    checked = CliRunner().invoke(main, ["plugins", "--check", "--json"])
-    assert checked.exit_code == (0 if said is None else 2)
+    command("plugins")
+    checked = command("plugins", "--check", "--json", code=0 if said is None else 2)
     assert said is None or "cannot be imported" in checked.stdout
 
 

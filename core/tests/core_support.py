@@ -78,10 +78,8 @@ def live_of(name: str) -> dict[str, tuple[int, str]]:
 
 
 def snapshot(directory: Path) -> dict[str, tuple[int, int, bytes]]:
-    paths = [directory, *directory.rglob("*")]
-    return {
-        str(p): (p.stat().st_size, p.stat().st_mtime_ns, b"" if p.is_dir() else p.read_bytes()) for p in paths if p.exists()
-    }
+    paths = [path for path in [directory, *directory.rglob("*")] if path.exists()]
+    return {str(p): (p.stat().st_size, p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in paths}
 
 
 def flip(path: Path, offset: int, bits: int = 1, *, unseen: bool = False) -> bytes:

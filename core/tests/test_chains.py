@@ -30,7 +30,7 @@ def form(name):
     catalogue = msgstore.load_catalogue()
     if name != "checksum":
         return FormatSet(catalogue).by_name(name).format
-    return FormatSet(catalogue, {name: 4}, record=name, options_of="v2").by_name("v2").format
+    return FormatSet(catalogue, {name: 4}, record=name, write_format="v2").by_name("v2").format
 
 
 def read(name, data) -> tuple[list[Any], Any]:

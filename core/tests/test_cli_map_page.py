@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shutil
 from typing import Any
@@ -329,30 +328,6 @@ def test_page_behind_link_is_replaced_not_link(tmp_path):
     assert data_of(tmp_path / "map.html")["stores"]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("there", "is a directory"),
-        ("absent/map.html", "there is no directory"),
-        ("file/map.html", "there is no such directory"),
-        ("file", "not a page of 'msgstore map'"),
-        ("7.sqs", "the name of a part of a store"),
-        ("msgstore.json", "the name of a part of a store"),
-        ("loop", "is a symbolic link that leads to itself"),
-        ("pipe", "not a regular file"),
-    ],
-)
-def test_unusable_file_is_refused_before_reading(name, message, tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "file").write_text("text")
-    (tmp_path / "loop").symlink_to("loop")
-    os.mkfifo(tmp_path / "pipe")
-    force = ["--force"] if name == "pipe" else []
-    assert message in refused("map", "--html", tmp_path / name, *force, tmp_path / "no store at all")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop", "pipe", "there"]
-    assert (tmp_path / "loop").is_symlink()
-
-
 @pytest.mark.parametrize("operation", ["create", "pwrite", "replace"])
 def test_page_that_cannot_be_written_leaves_old_one(operation, tmp_path, monkeypatch, draw):
     page = tmp_path / "map.html"
@@ -365,8 +340,7 @@ def test_page_that_cannot_be_written_leaves_old_one(operation, tmp_path, monkeyp
     assert sorted(tmp_path.iterdir()) == [page]
 
 
-def test_force_alone_and_wrong_path_are_refused(tmp_path):
-    assert "--html" in run("map", "--force", tmp_path, code=2).stderr
+def test_page_of_missing_store_is_not_written(tmp_path):
     run("map", "--html", tmp_path / "map.html", tmp_path / "absent", code=2)
     assert list(tmp_path.iterdir()) == []
 

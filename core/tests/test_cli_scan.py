@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -89,36 +88,6 @@ def test_scan_prints_table_and_damage():
     text = run("scan", store_of("v2_dirty_torn")).stdout
     assert all(part in text for part in ("1.sqs", "torn", "228,047"))
     assert "no damage" in run("scan", store_of("v1_clean")).stdout
-
-
-@pytest.mark.parametrize("verb", ["scan", "map"])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "there is no such file or directory"),
-        ([BROKER / "v1_clean" / "manifest.json"], "*.rdq (v1), *.rdt (v1), *.sqs (v2)"),
-        ([BROKER / "v1_clean"], "directories beneath it that have some: store"),
-        (["--record", "checksum=5", BROKER], "or 4, which is assigned to it"),
-        (["--record", "message=200", BROKER], "message is the format's own record type, and has byte 3"),
-        (["--record", "checksum", BROKER], "not of the form NAME=BYTE"),
-        (["--record", "nothing=200", BROKER], "no installed plugin provides the record type"),
-        (["--body", "erlan", BROKER], "Did you mean 'erlang'?"),
-        ([], "Missing argument"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_misuse_is_told(verb, arguments, message):
-    if verb == "scan" or "--" not in str(arguments[:1]):
-        result = run(verb, *arguments, code=2)
-        assert result.stdout == ""
-        assert message in result.stderr
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
-@pytest.mark.parametrize("verb", ["scan", "map"])
-def test_pipe_is_refused_before_it_is_opened(tmp_path, verb):
-    os.mkfifo(tmp_path / "0.sqs")
-    assert "neither a regular file nor a directory" in run(verb, tmp_path / "0.sqs", code=2).stderr
 
 
 # -- map ------------------------------------------------------------------------------------------------------------------

@@ -271,13 +271,6 @@ def test_scrub_with_rate_takes_its_time(store, monkeypatch):
     assert max(rested) == pytest.approx(10 * SEGMENT / 1024)
 
 
-@pytest.mark.parametrize(
-    ("rate", "message"), [("0", "the size must not be 0"), ("quick", "is not a size"), ("-5", "is not a size")]
-)
-def test_wrong_rate_is_refused(store, rate, message):
-    assert message in run("scrub", store, f"--rate={rate}", code=2).stderr
-
-
 def entry(offset, msg_id):
     return StoredMessage(msg_id, 0, offset, SIZE, 1, pack_location(0, offset, SIZE))
 

@@ -14,8 +14,7 @@ import pytest
 
 import msgstore
 from core_support import objects, refused, run, store_of
-from msgstore.cli.commands.top import Totals
-from msgstore.cli.directory_snapshot import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff
+from msgstore.cli.commands.top import DirectorySampler, DirectorySnapshot, IndexFigures, SnapshotDiff, Totals
 from msgstore.cli.stores import StoreArgument
 from msgstore.files import Files
 
@@ -103,14 +102,6 @@ def test_closed_store_is_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr(DirectorySampler, "_read_index", lambda self: asked.append(1) or ask(self))
     assert [sampler.sample().index_figures for _ in range(3)][2] is not None
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("interval", "message"),
-    [("0", "at least 100ms"), ("soon", "is not a time"), ("nan", "is not a time"), ("1e99", "too large")],
-)
-def test_wrong_interval_is_refused(tmp_path, interval, message):
-    assert message in run("top", tmp_path, "--interval", interval, code=2).stderr
 
 
 def test_directory_that_goes_away_is_one_line(tmp_path, monkeypatch):

@@ -20,9 +20,8 @@ import msgstore
 from core_support import BROKER, copy_of, flip, raising
 from msgstore import hookimpl
 from msgstore.contract import BrokenPlugin, StoreIOError, UnknownPlugin, events
-from msgstore.engine.events import event_dispatcher as announcing
-from msgstore.engine.events.event_dispatcher import EventDispatcher
-from msgstore.engine.events.telemetry import Telemetry
+from msgstore.engine import events as announcing
+from msgstore.engine.events import EventDispatcher, Telemetry
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider, find_entry_points, load

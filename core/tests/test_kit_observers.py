@@ -8,7 +8,7 @@ import time
 import pytest
 
 from msgstore.contract.events import StoreClosedEvent
-from msgstore.engine.events import event_dispatcher as announcing
+from msgstore.engine import events as announcing
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
 from msgstore.testing import observers

@@ -135,7 +135,7 @@ def test_salvage_of_corrupt_case_keeps_what_recovery_keeps(case, tmp_path):
 
 
 def test_highest_file_wins_and_bad_copy_gives_way(source, tmp_path):
-    form = FormatSet(catalogue(), {"checksum": 4}, record="checksum", options_of="v2").by_name("v2").format
+    form = FormatSet(catalogue(), {"checksum": 4}, record="checksum", write_format="v2").by_name("v2").format
     plain = FormatSet(catalogue()).by_name("v1").format
     (source / "1.rdq").write_bytes(plain.encode([ONE, TWO, THREE], [b"old 1", b"old 2", b"old 3"])[0])
     data, sizes = form.encode([ONE, TWO, TWO, ONE], [b"new 1", b"bad 2", b"good 2", b"late 1"])

@@ -14,7 +14,7 @@ import msgstore
 from msgstore.config import Backend, Config, StoreConfig
 from msgstore.contract import Duration, GcPolicyDescriptor, MsgStoreError, Size
 from msgstore.engine.compact.gc_context import CollectionResult
-from msgstore.engine.events.telemetry import Counters
+from msgstore.engine.events import Counters
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.store import StoredMessage, StoreStats
 from msgstore.plugins.catalogue import NOUNS
@@ -198,7 +198,7 @@ def _class(kind: type) -> str:
     return "\n\n".join(parts)
 
 
-INTERNAL = {"close_client", "discard_client", "write_slow", "end", "check_open", "take_unconfirmed", "confirm", "disown"}
+INTERNAL = {"end", "check_open", "take_unconfirmed", "confirm", "disown"}
 """Public methods that only the engine calls."""
 
 

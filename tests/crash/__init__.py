@@ -5,10 +5,11 @@
 ``recording``    the workload run once on that layer: a log of operations with their data, LMDB's files included
 ``states``       from the log to directories: as a killed process leaves them, and as a power loss may
 ``invariants``   what a reopened store must show
-``points``       all of it together: every crash point of a recording, in several processes
-``failing``      the workload again, with operations that fail
+``points``       all of it together: every crash point of a recording
+``failing``      the workload again, with operations that fail by the injector of ``faults``
 ``flips``        flipped bits in what a store has left on disk
-``child``        a process that is killed under load
+``running``      points, failures and flips in several processes
+``child``        a process in which workers of ``stress`` are killed
 
 The tests beside these modules run them over the cells of the matrix, and show that broken builds are caught.
 """

@@ -1,4 +1,4 @@
-"""Sweeps in several processes: their shares, a limit to the time of one store, and what came of it."""
+"""Sweeps in several processes: their shares, the time limit for one store, and the result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HANG = 60
 
 @attrs.frozen
 class Outcome:
-    """Of one sweep, or of a share of it."""
+    """Result of one sweep, or of a share of it."""
 
     points: int = 0
-    """What can be tried: crash points, faults, flips. Each share has the number of all."""
+    """Crash points, faults or flips that can be tried. Each share has the number of all."""
     states: int = 0
     """Stores opened: different directories, or different obligations."""
     failures: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ LOOKS = (
     "open_read", "open_write", "close", "pread", "map", "size_and_mtime", "is_deleted", "identity_and_links", "list",
     "non_regular_files", "read_file", "set_mtime",
 )  # fmt: skip
-COMPOSED = ("write_file", "view", "identity")
+COMPOSED = ("write_file", "view", "identity", "closing")
 """Operations that call others, each of which is reported."""
 LOCKS = ("overwrite",)
 """Operations on the lock file. No opening trusts its text, so they are no crash points. tests/test_opening_faults.py makes

@@ -64,7 +64,7 @@ FOREIGN_CELLS = [pytest.param(CrashCell(index, "ledger"), marks=needs_foreign) f
 
 @attrs.frozen
 class Expected:
-    """What is owed at one moment. What is asked for and what is confirmed makes another one."""
+    """Obligations of a store at one moment. Each change and each confirmation makes another value."""
 
     settled: Mapping[bytes, int] = {}
     """References as of the last flush that has returned."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+import subprocess
+import sys
 import zlib
+from importlib.util import find_spec
 
 import pytest
 
@@ -27,6 +31,14 @@ def dump(page: str) -> dict[int, bytes]:
                 offset, digits = line.strip().split("  ")[:2]
                 found[int(offset)] = bytes.fromhex(digits)
     return found
+
+
+def whole(page: str) -> bytes:
+    """The file that the blocks of a page are all of."""
+    dumped = dump(page)
+    data = b"".join(dumped[offset] for offset in sorted(dumped))
+    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    return data
 
 
 def assert_is_in(dumped: dict[int, bytes], file: str) -> bytes:
@@ -59,21 +71,17 @@ def test_the_bytes_of_v2_are_as_the_page_decodes_them():
 
 
 def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
-    dumped = dump("hints.md")
-    data = b"".join(dumped[offset] for offset in sorted(dumped))
-    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    data = whole("hints.md")
     assert zlib.crc32(b"5.sqs" + data[:-4]) == int.from_bytes(data[-4:])
     hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
     ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
     assert [msg_id.hex() for msg_id in hint.id_list()] == ids
-    assert hint.locations(5) == [pack_location(5, 64, 87), pack_location(5, 151, 26)]
-    assert b"".join(hint_file.write(hint, "5.sqs", 177, 1_700_000_000_123_456_789)) == data
+    assert (list(hint.offsets), list(hint.sizes)) == ([64, 151], [87, 26])
+    assert b"".join(hint_file.write((hint.ids, hint.offsets, hint.sizes), "5.sqs", 177, 1_700_000_000_123_456_789)) == data
 
 
 def test_the_bytes_of_a_snapshot_are_as_the_page_decodes_them():
-    dumped = dump("snapshot.md")
-    data = b"".join(dumped[offset] for offset in sorted(dumped))
-    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    data = whole("snapshot.md")
     snapshot = pytest.importorskip("msgstore_ets_index.snapshot")
     entries: dict[bytes, int] = {}
     counts: dict[bytes, int] = {}
@@ -129,3 +137,19 @@ def test_the_checksum_of_the_directory_page_is_right():
     crc = members.pop("crc32")
     assert zlib.crc32(json.dumps(members, sort_keys=True).encode()) == crc
     assert "msgstore-lmdb" in text
+
+
+# -- figures come from a command that prints the rows of the page ---------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not (find_spec("msgstore_ets_index") and find_spec("msgstore_format_v2")), reason="the store that is timed has ets and v2"
+)
+def test_what_a_hook_costs():
+    page = DOCS / "explanation/plugins-are-resolved-once.md"
+    (shown,) = (text for language, text in blocks(page) if language == "text")
+    command = [sys.executable, ROOT / "bench/hooks.py", "--calls", "200"]
+    printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    row = re.compile(r"^ *([\d,]+) ns  (.+)$", re.MULTILINE)
+    assert [name for _, name in row.findall(printed)] == [name for _, name in row.findall(shown)]
+    assert len(row.findall(printed)) == len(printed.splitlines()) == 6

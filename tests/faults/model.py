@@ -1,4 +1,4 @@
-"""What a store has to hold, and one run on it. For each message the counts that are allowed: one, unless a call failed half
+"""Model of a store, and one run on it. It has the counts that are allowed for each message: one, unless a call failed half
 way."""
 
 from __future__ import annotations

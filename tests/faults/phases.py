@@ -1,5 +1,5 @@
-"""What is done while an operation fails, how a user goes on after it (closes the store, or has the process killed), and the
-next openings."""
+"""Phases: what is done while an operation fails, how a user goes on after it (closes the store, or has the process killed),
+and the next openings."""
 
 from __future__ import annotations
 

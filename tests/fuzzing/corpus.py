@@ -186,11 +186,8 @@ def hints() -> Iterator[Member]:
             ids = random.randbytes(16 * count)
             for sizes in ([40] * count, [random.randrange(21, 400) for _ in range(count)]):
                 offsets = array("Q", [64 + 500 * n for n in range(count)])
-                for hint in (
-                    hint_file.Hint.of_run(ids, 64, array("Q", sizes)),
-                    hint_file.Hint.of_columns(ids, offsets, array("Q", sizes)),
-                ):
-                    data = b"".join(hint_file.write(hint, HINTED, size, 1))
+                for begin in (64, offsets):
+                    data = b"".join(hint_file.write((ids, begin, array("Q", sizes)), HINTED, size, 1))
                     yield Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12])
 
 

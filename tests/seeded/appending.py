@@ -48,9 +48,8 @@ failed-index-loses-the-batch: An index that fails once costs every message of th
   BatchWriter._reinsert  tests/test_meetings.py::test_messages_refused_by_index_stay_buffered
   - self._buffer.reinsert(msg_id, entry)
   + pass
-@ msgstore.engine.write.appender
 sealing-trusts-a-deleted-segment: Messages in a current segment that was deleted are confirmed when it is full.
-  Appender.seal  tests/test_two_writers.py::test_segment_deleted_within_flush_confirms_nothing
+  BatchWriter.seal  tests/test_two_writers.py::test_segment_deleted_within_flush_confirms_nothing
   - self._segments.check_current()
   + pass
 @ msgstore.engine.segment.segments

@@ -25,8 +25,8 @@ compaction-cuts-a-byte-too-much: The last message of a compacted segment cannot 
   + files.truncate(fd, todo.end - 1)
 moves-are-not-entered-into-the-index: After a compaction messages are looked for where they were before.
   _swap  tests/test_compaction_crash.py::test_compaction_killed_anywhere_loses_nothing
-  - swap(context, segment, *still_alive(source, moved, old, new))
-  + still_alive(source, moved, old, new)
+  - relocate(context, Relocation(source, source.segment, ids, old, new))
+  + pass
 swap-is-not-committed-before-the-cut: With a persistent index a crash behind a compaction loses every message that was moved.
   _swap  tests/test_collection.py::test_compaction_in_place_syncs_every_step
   - context.commit()
@@ -66,7 +66,7 @@ segment-is-collected-twice-in-one-plan: A plan that names a segment twice is car
   judge  core/tests/test_policies.py::test_segment_named_twice_is_collected_once
   - taken.update(numbers_of(action))
   + pass
-@ msgstore.engine.segment.erasing
+@ msgstore.engine.segment.segment
 zeros-are-not-synced: With erase = true removed bodies are still on the disk after a power loss.
   overwrite  tests/test_erasing.py::test_zeros_are_synced_before_unlink
   - files.sync(fd)

@@ -65,7 +65,7 @@ error-claims-a-refused-write: An error says that a write was taken when it was r
   + applied=True
 large-messages-share-segments: A large body shares its segment, and its removal frees no space.
   Writer.write_slow  tests/test_store.py::test_segments_roll_at_limit_and_isolate_large
-  - self._appender.seen_large |=
+  - self._batches.seen_large |=
   + _ =
 second-reference-is-never-confirmed: The second write of an id is never confirmed.
   Writer.write_slow  tests/test_store.py::test_confirms_come_once_per_flush_in_order

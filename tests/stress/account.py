@@ -1,4 +1,4 @@
-"""What a run knows of itself: bodies of messages, what the threads tell each other, and what was not as it should be."""
+"""Account of a run: bodies of messages, what the threads tell each other, and what was not as it should be."""
 
 from __future__ import annotations
 

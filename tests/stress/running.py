@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +14,7 @@ from click.testing import CliRunner
 
 import msgstore
 from msgstore.cli.main import main
+from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
 from stress.account import LARGE_MESSAGE, Board, Findings, body_of
 from stress.worker import Task, Worker, open_descriptors
@@ -131,7 +129,7 @@ def run(path: Path, options: Options, files: StressFiles | None = None) -> Outco
     files = files or StressFiles()
     outcome = Outcome()
     try:
-        with switching_often():
+        with eager_switching(SWITCH_INTERVAL):
             store = open_with(path, files, **options.all_keys)
             model = _load(store, options, outcome)
         outcome.cuts, outcome.deletions, outcome.segments = files.cuts, files.deletions, files.segments
@@ -144,16 +142,6 @@ def run(path: Path, options: Options, files: StressFiles | None = None) -> Outco
     outcome.left = len(model) if not outcome.findings else 0
     outcome.seconds = time.monotonic() - begun
     return outcome
-
-
-@contextmanager
-def switching_often() -> Iterator[None]:
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual)
 
 
 def _load(store: msgstore.Store, options: Options, outcome: Outcome) -> Counter[bytes]:

@@ -194,13 +194,18 @@ class Files:
         OSError."""
         source.replace(target)
 
-    def read_file(self, path: Path) -> bytes:
-        """Return the content of a regular file. Raises OSError for anything else."""
-        fd = self.open_read(path)
+    @contextlib.contextmanager
+    def closing(self, fd: int) -> Iterator[int]:
+        """Close a descriptor at the end of the block."""
         try:
-            return self._read_all(fd, os.fstat(fd).st_size)
+            yield fd
         finally:
             self.close(fd)
+
+    def read_file(self, path: Path) -> bytes:
+        """Return the content of a regular file. Raises OSError for anything else."""
+        with self.closing(self.open_read(path)) as fd:
+            return self._read_all(fd, os.fstat(fd).st_size)
 
     def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
         """Write a file atomically: write a temporary name, sync it if asked, and rename it. On an error the temporary file is
@@ -209,15 +214,13 @@ class Files:
         self.unlink(temporary)
         fd = self.create(temporary)
         try:
-            try:
+            with self.closing(fd):
                 offset = 0
                 for chunk in chunks:
                     self.pwrite(fd, chunk, offset)
                     offset += len(chunk)
                 if sync:
                     self.sync(fd)
-            finally:
-                self.close(fd)
             self.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -229,16 +232,13 @@ class Files:
     @contextlib.contextmanager
     def view(self, path: Path) -> Iterator[bytes | mmap.mmap]:
         """Yield the content of the whole file for a scan."""
-        fd = self.open_read(path)
-        try:
+        with self.closing(self.open_read(path)) as fd:
             size = os.fstat(fd).st_size
             if size <= READ_WHOLE:
                 yield self._read_all(fd, size)
             else:
                 with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as mapped:
                     yield mapped
-        finally:
-            self.close(fd)
 
     def _read_all(self, fd: int, size: int) -> bytes:
         parts, offset = [], 0

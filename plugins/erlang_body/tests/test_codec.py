@@ -36,7 +36,8 @@ def stored_in():
     """``stored_in(directory)``: every stored body of the segments beneath a directory of ``tests/data``."""
     if not DATA.is_dir():
         pytest.skip("real segments are in the repository only")
-    pytest.importorskip("msgstore_format_v1", reason="real segments are of formats v1 and v2")
+    for name in ("msgstore_format_v1", "msgstore_format_v2"):
+        pytest.importorskip(name, reason="real segments are of formats v1 and v2")
     formats = FormatSet(msgstore.load_catalogue())
 
     def bodies(directory):

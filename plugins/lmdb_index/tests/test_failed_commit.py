@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -18,6 +19,7 @@ import pytest
 
 import msgstore
 from msgstore.contract import IndexContext
+from msgstore.testing.concurrency import together
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_lmdb_index.environment import Environment
 from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex
@@ -220,35 +222,28 @@ def test_failed_commits_do_not_disturb_readers(tmp_path: Path) -> None:
     index.enter(known, range(50))
     index.freeze({})
     index.commit()
-    stop, wrong, rounds = threading.Event(), list[object](), [0, 0]
+    done = Counter[str]()
 
-    def read(number: int) -> None:
-        try:
-            while not stop.is_set():
-                if [index.get(msg_id) for msg_id in known] != list(range(50)):
-                    wrong.append("a message was not found where it is")
-                rounds[number] += 1
-        except BaseException as error:
-            wrong.append(error)
+    def read(stop: threading.Event) -> None:
+        while not stop.is_set():
+            found = [index.get(msg_id) for msg_id in known]
+            assert found == list(range(50)), "a message was not found where it is"
+            done["reads"] += 1
 
-    readers = [threading.Thread(target=read, args=(number,)) for number in range(2)]
-    for reader in readers:
-        reader.start()
-    done = 0
-    while (done < 20 or min(rounds) < 10) and not wrong:
-        index.add_reference(known[0])
-        index.freeze({})
-        FAULTS["meta page"].inject(tmp_path / DIRECTORY / "data.mdb")
-        with pytest.raises(OSError):
-            index.commit()
-        done += 1
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert wrong == []
+    def fail(stop: threading.Event) -> None:
+        while not stop.is_set():
+            index.add_reference(known[0])
+            index.freeze({})
+            FAULTS["meta page"].inject(tmp_path / DIRECTORY / "data.mdb")
+            with pytest.raises(OSError):
+                index.commit()
+            done["commits"] += 1
+
+    together(0.1, read, read, fail, enough=lambda: done["commits"] >= 20 <= done["reads"])
+    assert done["commits"] >= 20 <= done["reads"]
     index.close({})
     index = opened(tmp_path)
-    assert index.references(known[0]) == done + 1
+    assert index.references(known[0]) == done["commits"] + 1
     index.close(None)
 
 

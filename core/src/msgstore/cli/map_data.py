@@ -146,7 +146,7 @@ class PageData:
         return {
             "made": datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "version": msgstore.__version__,
-            "kinds": [[_CODES[kind], kind, meaning] for kind, meaning in KINDS.items()],
+            "kinds": [[_CODES[kind], kind, meaning] for kind, (meaning, *_) in KINDS.items()],
             "grain": self._grain,
             "stores": stores,
             "words": list(self._words),

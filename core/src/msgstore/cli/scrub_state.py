@@ -25,7 +25,7 @@ STATE = "msgstore-scrub.json"
 SAVE_INTERVAL_SECONDS = 1.0
 """Time between two writes of the state. A killed check repeats at most this much."""
 _LAYOUT = 1
-_AT_LEAST = attrs.validators.ge(-1)
+_COUNT = attrs.validators.ge(-1)
 _MAX_STATE_BYTES = 16 * 2**20
 """Size limit of the file: a hundred thousand damaged spans."""
 
@@ -71,10 +71,10 @@ class Finding:
 class ScrubState:
     """Results of a check up to and including the segment ``behind``. The names of the fields are keys in the file."""
 
-    behind: int = attrs.field(default=-1, validator=_AT_LEAST)
-    segments: int = attrs.field(default=0, validator=_AT_LEAST)
-    records: int = attrs.field(default=0, validator=_AT_LEAST)
-    bytes: int = attrs.field(default=0, validator=_AT_LEAST)
+    behind: int = attrs.field(default=-1, validator=_COUNT)
+    segments: int = attrs.field(default=0, validator=_COUNT)
+    records: int = attrs.field(default=0, validator=_COUNT)
+    bytes: int = attrs.field(default=0, validator=_COUNT)
     spots: list[DamagedSpan] = attrs.field(factory=list)
     findings: list[Finding] = attrs.field(factory=list)
 

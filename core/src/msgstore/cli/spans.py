@@ -19,16 +19,16 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import SegmentReport, damaged_spans
 
 KINDS = {
-    "header": "header",
-    "live": "live",
-    "record": "record (live or dead: no index says)",
-    "dead": "dead",
-    "hole": "hole",
-    "other": "the format's own",
-    "torn": "torn",
-    "damaged": "damaged",
+    "header": ("header", "H", "H", "dim"),
+    "live": ("live", "█", "#", "green"),
+    "record": ("record (live or dead: no index says)", "▓", "=", "cyan"),
+    "dead": ("dead", "▒", "-", "yellow"),
+    "hole": ("hole", "·", ".", "bright_black"),
+    "other": ("the format's own", "≡", "o", "dim"),
+    "torn": ("torn", "~", "~", "magenta"),
+    "damaged": ("damaged", "X", "X", "bold red"),
 }
-"""Kind of bytes to its description."""
+"""Kind of bytes to its description, glyph, ASCII glyph and style. Kinds differ also without colour, and in ASCII."""
 
 _TRUSTED = {"trust", "tail", "taken over"}
 """Kinds of recovery whose index knows the live records."""

@@ -227,7 +227,7 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
         record=config.record,
         record_options=record_options,
         options=options,
-        options_of=descriptor.name,
+        write_format=descriptor.name,
         where=config.where,
     )
     return formats, bound

@@ -1,37 +1,37 @@
-"""Client: writes, reads and removes messages, and learns when its messages are confirmed."""
+"""Client: writes, reads and removes messages, and learns when its messages are confirmed. Message ids: 16 bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import length_hint
+from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import NoReturn
+
+import attrs
 
 from msgstore.contract import StoreClosed, StoreIOError
-from msgstore.engine.write.message_buffer import FastPath
 
 OnConfirm = Callable[[list[bytes]], object]
 
 
-class StoreParts(Protocol):
-    """Calls of a client to its store."""
+def check_id(msg_id: object) -> None:
+    """Raise ValueError unless ``msg_id`` is 16 bytes."""
+    if not isinstance(msg_id, bytes):
+        raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}")  # noqa: TRY004 - documented as ValueError
+    if len(msg_id) != 16:
+        raise ValueError(f"a message id is 16 bytes, not {len(msg_id)}: {msg_id!r}")
 
-    def describe(self) -> str:
-        """Return the path, for error messages."""
 
-    def register_client(self, client: Client) -> FastPath: ...
+@attrs.frozen
+class FastPath:
+    """Lock-free ``write`` of one client."""
 
-    def make_remover(self, client: Client) -> Callable[[Iterable[bytes]], None]: ...
-
-    def write_slow(self, client: Client, msg_id: bytes, body: bytes) -> None: ...
-
-    def close_client(self, client: Client) -> None: ...
-
-    def discard_client(self, client: Client) -> None: ...
-
-    read: Callable[[bytes], bytes]
-    read_many: Callable[[Iterable[bytes]], dict[bytes, bytes]]
-    contains: Callable[[bytes], bool]
+    write: Callable[[bytes, bytes], None]
+    set_size_limit: Callable[[int], None]
+    """Send bodies of this many bytes and more to the slow path from now on; 0 sends all."""
+    set_charge_step: Callable[[int], None]
+    """Call ``charge`` after this many bytes from now on."""
 
 
 class Client:
@@ -60,21 +60,31 @@ class Client:
     ``sync_interval = 0`` usually all were removed, and ``error.applied`` says so.
     """
 
-    def __init__(self, store: StoreParts, number: int, name: str | None, on_confirm: OnConfirm | None) -> None:
+    fast_path: FastPath
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        name: str | None,
+        on_confirm: OnConfirm | None,
+        close: Callable[[Client], None],
+        discard: Callable[[Client], None],
+    ) -> None:
+        """``close`` and ``discard`` end a client: with a flush, or without what only it has written. The store assigns
+        ``read``, ``read_many`` and ``contains``; ``Writer.register_client`` assigns ``write`` (``WriteBuffer.make_fast_path``)
+        and ``remove``. A method that only forwards would make each call 10 % slower."""
         self.name = name
         self.number = number
         """Unique in this opening of the store."""
         self.unconfirmed: list[bytes] | None = None if on_confirm is None else []
         """Ids to confirm in write order. Never replaced: the fast path is bound to it."""
-        self._store = store
+        self._path = path
         self._on_confirm = on_confirm
+        self._close = close
+        self._discard = discard
         self._is_closed = False
         self._error: StoreClosed | None = None
-        # Assigned directly: a method that only forwards would make each read 10 % slower.
-        self.fast_path = store.register_client(self)
-        self.write = self.fast_path.write
-        self.remove = store.make_remover(self)
-        self.read, self.read_many, self.contains = store.read, store.read_many, store.contains
 
     def write_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Write each (id, body). A StoreIOError has the number of pairs that were taken, from the first on, in ``taken``."""
@@ -96,15 +106,10 @@ class Client:
             text = f"{error} The {taken} messages before it were taken."
             raise StoreIOError(text, applied=True, taken=taken + error.taken) from error.__cause__
 
-    def write_slow(self, msg_id: bytes, body: bytes) -> None:
-        """Write what the fast path did not take."""
-        self.check_open()
-        self._store.write_slow(self, msg_id, body)
-
     def close(self) -> None:
         """Flush, and end the client. When it returns, everything that the client wrote is confirmed. Raises as ``flush``."""
         if not self._is_closed:
-            self._store.close_client(self)
+            self._close(self)
             self.end()
 
     def delete_and_close(self) -> None:
@@ -113,7 +118,7 @@ class Client:
         References to other messages stay as they are. Nothing is flushed.
         """
         if not self._is_closed:
-            self._store.discard_client(self)
+            self._discard(self)
             self.end()
 
     def end(self, error: StoreClosed | None = None) -> None:
@@ -130,7 +135,7 @@ class Client:
             self._refuse()
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise self._error or StoreClosed(f"{self._store.describe()}: the client {self.name!r} is closed")
+        raise self._error or StoreClosed(f"{self._path}: the client {self.name!r} is closed")
 
     def take_unconfirmed(self, count: int) -> list[bytes]:
         """Take up to ``count`` ids to confirm, in write order. Other threads may be writing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -20,17 +21,16 @@ from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, compare_with_index
 from msgstore.engine.open.settings import known_settings
 from msgstore.engine.open.startup import OpenDirectory, open_directory, warn_of_codec
+from msgstore.engine.read.live_reader import LiveReader
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
-from msgstore.engine.read.strategy import FollowingStrategy
 from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
-from msgstore.engine.segment.segment import io_errors
+from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
-from msgstore.engine.state.checkpoint import LAYOUT, LAYOUT_KEY, Row, rows
+from msgstore.engine.state.checkpoint import LAYOUT, LAYOUT_KEY, rows
 from msgstore.engine.store import Store, StoreStats
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan import FormatSet
 from msgstore.writer_lock import check_no_writer, parse_lock
 
 _NOT_NOTED = "it was opened without being noted anywhere. Open it again"
@@ -131,13 +131,12 @@ class LiveStore(Store):
         self, opened: OpenDirectory, catalogue: Catalogue, tracker: WriterTracker, obstacle: str | None = None
     ) -> None:
         """``obstacle``: why the index cannot be read next to a writer, or None."""
-        super().__init__(opened, "r")
         self._catalogue = catalogue
         self._tracker = tracker
         self._obstacle = obstacle
-        self._files = self._segments.files
+        self._files = opened.accounting.segments.files
         self._file_cache = SegmentFileCache(tracker.directory, self._files)
-        self._read_with(FollowingStrategy(tracker, self._file_cache, self._locked_strategy))
+        super().__init__(opened, "r", partial(LiveReader, tracker, self._file_cache))
 
     def stats(self) -> StoreStats:
         """Return statistics as of the last commit."""
@@ -174,7 +173,13 @@ class LiveStore(Store):
         formats = view.backends.formats
         published = sorted((number, name) for name in found if (number := segment_number(name, formats.extensions)) is not None)
         newest = published[-1][0] if published else -1
-        return [_stats(number, name, found[name], formats, newest=newest) for number, name in published]
+        stats = []
+        for number, name in published:
+            row, form = found[name], formats.by_extension(Path(name).suffix)
+            segment = Segment(number, self.path / name, form, row.size, row.live_count, row.live_bytes)
+            segment.quarantined = row.quarantined
+            stats.append(segment.stats(current=number == newest and row.mtime_ns is None and not row.compacting))
+        return stats
 
     def make_view(self, text: bytes) -> ReadView | None:
         """Return the view for a text of the lock file; None while a writer is opening the store.
@@ -238,21 +243,6 @@ class LiveStore(Store):
     def abandon(self) -> None:
         """Same as ``close``: there is nothing to lose."""
         self.close()
-
-
-def _stats(number: int, name: str, row: Row, formats: FormatSet, *, newest: int) -> SegmentStats:
-    form = formats.by_extension(Path(name).suffix)
-    return SegmentStats(
-        number=number,
-        file=name,
-        format=form.name,
-        size=row.size,
-        live_count=row.live_count,
-        live_bytes=row.live_bytes,
-        header_bytes=len(form.format.header),
-        current=number == newest and row.mtime_ns is None and not row.compacting,
-        quarantined=row.quarantined,
-    )
 
 
 def _writer(directory: Path) -> StoreLocked | None:

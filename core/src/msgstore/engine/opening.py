@@ -14,7 +14,7 @@ from msgstore.config import Backend, Config, StoreConfig, read_config, store_con
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
 from msgstore.directory import DamagedSettings, read_settings
 from msgstore.engine.backends import can_be_read_live
-from msgstore.engine.events.telemetry import statistics_of
+from msgstore.engine.events import statistics_of
 from msgstore.engine.live_store import open_live
 from msgstore.engine.open.recovery_plan import RecoveryProgress
 from msgstore.engine.open.settings import rebuild_settings

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Literal
@@ -15,26 +14,22 @@ from typing import Literal
 import attrs
 
 from msgstore import forking
-from msgstore.contract import MessageNotFound, MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
+from msgstore.contract import MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.engine.backends import Backends
-from msgstore.engine.client import Client, OnConfirm
+from msgstore.engine.client import Client, OnConfirm, check_id
 from msgstore.engine.compact.background_collector import BackgroundCollector
 from msgstore.engine.compact.garbage_collector import GarbageCollector
-from msgstore.engine.compact.gc_context import CollectionResult, GcContext
-from msgstore.engine.events.telemetry import Counters
-from msgstore.engine.ids import check_id
+from msgstore.engine.compact.gc_context import CollectionResult
+from msgstore.engine.events import Counters
 from msgstore.engine.open.clean_shutdown import publish_clean, save_clean
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
-from msgstore.engine.read.strategy import LockedStrategy, ReadStrategy
 from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.lifecycle import Lifecycle, warn_if_unclosed
-from msgstore.engine.write.appender import Appender
 from msgstore.engine.write.background_flusher import BackgroundFlusher
 from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.flusher import Flusher
-from msgstore.engine.write.message_buffer import FastPath
 from msgstore.engine.write.write_buffer import WriteBuffer
 from msgstore.engine.write.writer import Writer
 from msgstore.locations import unpack_location
@@ -116,7 +111,7 @@ class Store:
     unwritten messages stay buffered, and the next flush retries. Raises StoreClosed, StoreReadOnly; RuntimeError in a callback.
     """
 
-    def __init__(self, opened: OpenDirectory, mode: Mode) -> None:
+    def __init__(self, opened: OpenDirectory, mode: Mode, make_reader: Callable[..., Reader] = Reader) -> None:
         config, backends, accounting = opened.config, opened.backends, opened.accounting
         self.path = config.path
         self.mode = mode
@@ -128,21 +123,17 @@ class Store:
         self._lifecycle.release = self._release_interrupted
         self._segments.telemetry.dispatcher.in_callback = self._lifecycle.callbacks.running
         self._buffer = WriteBuffer()
-        self._appender = Appender(config, backends, accounting)
-        batches = BatchWriter(self._buffer, self._appender, accounting)
-        self._flusher = Flusher(config, self._buffer, batches, accounting, self._lifecycle)
+        self._batches = BatchWriter(config, backends, self._buffer, accounting)
+        self._flusher = Flusher(config, self._buffer, self._batches, accounting, self._lifecycle)
         self.flush = self._flusher.flush
-        self._writer = Writer(config, backends, accounting, self._lifecycle, self._appender, self._buffer, self._flusher)
-        self._locked_strategy = LockedStrategy(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
-        self._read_with(self._locked_strategy)
-        if opened.lock is not None or mode == "rw":
-            mapped = config.reads == "mmap" and mode == "rw" and _has_global_lock()
-            self._reader.use_fast_path(self._buffer.pending, backends, self._lifecycle, mapped=mapped)
-            self.read, self.contains = self._reader.read, self._reader.contains
-        provider = self._segments.formats.catalogue.provider(self._segments.formats.catalogue.index(config.index.name))
-        context = GcContext(accounting, backends.write_format, config.file_size_limit, config.index.name, provider)
-        self._gc_lock = context.gc_lock
-        self._collector = GarbageCollector(context, backends, self._lifecycle, self._flusher.commit_and_reclaim)
+        self._writer = Writer(config, backends, accounting, self._lifecycle, self._buffer, self._batches, self._flusher)
+        self._reader = make_reader(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
+        if mode == "rw":
+            self._reader.use_fast_path(self._buffer.pending, mapped=config.reads == "mmap" and _has_global_lock())
+        self.read, self.read_many, self.contains = self._reader.read, self._reader.read_many, self._reader.contains
+        reclaim = self._flusher.commit_and_reclaim
+        self._collector = GarbageCollector(config, backends, accounting, self._lifecycle, reclaim)
+        self._gc_lock = self._collector.gc_lock
         self._initial_messages = len(self._index) if mode == "rw" else 0
         self._numbers = count(1)
         self._is_closed = False
@@ -157,41 +148,19 @@ class Store:
             self._start_threads()
         forking.watch(self)
 
-    def _read_with(self, strategy: ReadStrategy) -> None:
-        """Use another strategy from now on. Called before there are clients."""
-        self._strategy = strategy
-        self._reader = Reader(strategy, self._accounting)
-        self.read, self.read_many, self.contains = self._reader.read, self._reader.read_many, self._reader.contains
-
     def _start_threads(self) -> None:
         config = self._opened.config
         self._background_collector = BackgroundCollector(
             self._collector, self._accounting, config.gc_interval, config.file_size_limit
         )
         self._accounting.request_gc = self._background_collector.request
-        self._appender.on_roll = self._background_collector.check_backlog
+        self._batches.on_roll = self._background_collector.check_backlog
         self._writer.wait_for_backlog = self._background_collector.wait_for_backlog
         self._background_flusher = BackgroundFlusher(self._flusher, self._accounting, config.sync_interval, config.fsync_every)
         self._writer.wake_flusher = self._background_flusher.wake
         self._writer.request_flush = self._background_flusher.request
 
     # -- clients ----------------------------------------------------------------------------------------------------------
-
-    def describe(self) -> str:
-        """Return the path, for error messages."""
-        return str(self.path)
-
-    def register_client(self, client: Client) -> FastPath:
-        """Return the fast path of a new client. Caller holds the state lock."""
-        return self._writer.register_client(client)
-
-    def make_remover(self, client: Client) -> Callable[[Iterable[bytes]], None]:
-        """Return ``remove`` of a new client."""
-        return self._buffer.make_remover(client.number, partial(self._writer.remove_slow, client))
-
-    def write_slow(self, client: Client, msg_id: bytes, body: bytes) -> None:
-        """Write what the fast path of a client did not take."""
-        self._writer.write_slow(client, msg_id, body)
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
@@ -207,25 +176,19 @@ class Store:
         ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
         shown = name.hex() if isinstance(name, bytes) else name
         with self._accounting.state_lock:
-            client = Client(self, next(self._numbers), shown, on_confirm)
+            number = next(self._numbers)
+            client = Client(self.path, number, shown, on_confirm, self._close_client, self._writer.discard_client)
+            client.read, client.read_many, client.contains = self.read, self.read_many, self.contains
+            self._writer.register_client(client)
             if ref is not None and self.mode == "rw":
                 self._opened.client_refs.add(ref)
         return client
 
-    def close_client(self, client: Client) -> None:
-        """Flush and unregister; called by ``client.close()``."""
+    def _close_client(self, client: Client) -> None:
         if not self._is_closed and self.mode == "rw":
             self._flusher.flush()
         with self._accounting.state_lock:
             self._writer.unregister_client(client)
-
-    def discard_client(self, client: Client) -> None:
-        """Unregister a client and drop what only it has written; called by ``client.delete_and_close()``."""
-        with self._lifecycle.guard(), self._accounting.state_lock, io_errors(self.path):
-            self._writer.unregister_client(client)
-            if client.unconfirmed is not None:
-                client.unconfirmed.clear()
-            self._buffer.drop_client(client.number, lambda msg_id: self._index.get(msg_id) is not None)
 
     # -- changes ----------------------------------------------------------------------------------------------------------
 
@@ -234,7 +197,7 @@ class Store:
         self._lifecycle.refuse_in_callback("roll")
         with self._lifecycle.guard(), self._accounting.flush_lock:
             self._flusher.flush_locked()
-            self._appender.seal()
+            self._batches.seal()
             self._flusher.commit_and_reclaim(all_hints=True)
 
     def compact(self, *, everything: bool = False, progress: ProgressCallback | None = None) -> list[CollectionResult]:
@@ -298,7 +261,7 @@ class Store:
             with io_errors(self.path):
                 return sorted((location, msg_id, refs) for msg_id, location, refs in self._index.items())
 
-        found = self._strategy.consistently(look)
+        found = self._reader.consistently(look)
         return (StoredMessage(msg_id, *unpack_location(location), refs, location) for location, msg_id, refs in found)
 
     def entry(self, msg_id: bytes) -> StoredMessage | None:
@@ -312,23 +275,15 @@ class Store:
                     return None
                 return StoredMessage(msg_id, *unpack_location(location), self._writer.references(msg_id), location)
 
-        return self._strategy.consistently(look)
+        return self._reader.consistently(look)
 
     def stored_body(self, entry: StoredMessage) -> bytes:
         """Return the stored body of a message, also if it has moved. Raises MessageNotFound, CorruptRecord, StoreIOError."""
-        return self._strategy.consistently(lambda backends: self._reader.stored(entry.msg_id, self._locate(entry), backends))
+        return self._reader.record(entry.msg_id).body
 
     def record(self, entry: StoredMessage) -> WholeRecord:
         """Return the whole record of a message, wherever it is now. Raises as ``stored_body``."""
-        return self._strategy.consistently(lambda backends: self._reader.record(entry.msg_id, self._locate(entry), backends))
-
-    def _locate(self, entry: StoredMessage) -> int:
-        """Return the location now: collections may have moved the record."""
-        with io_errors(self.path):
-            location = self._index.get(entry.msg_id)
-        if location is None:
-            raise MessageNotFound([entry.msg_id], str(self.path))
-        return location
+        return self._reader.record(entry.msg_id)
 
     def references(self, msg_id: bytes) -> int:
         """Return the number of references of a message; 0 if there is none. ValueError for what is not an id."""
@@ -338,7 +293,7 @@ class Store:
             with io_errors(self.path):
                 return self._writer.references(msg_id)
 
-        return self._strategy.consistently(look)
+        return self._reader.consistently(look)
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
@@ -398,7 +353,7 @@ class Store:
     def _release_interrupted(self) -> None:
         """Release everything after an interrupt. Caller holds no lock."""
         for client in list(self._flusher.clients):
-            client.end(self._lifecycle.interrupted)  # type: ignore[attr-defined]
+            client.end(self._lifecycle.interrupted)
         try:
             self.abandon()
         except MsgStoreError as error:  # the interrupt goes on
@@ -444,7 +399,7 @@ class Store:
         )
         self._lifecycle.refuse(error)
         for client in list(self._flusher.clients):
-            client.end(error)  # type: ignore[attr-defined]
+            client.end(error)
 
     def __enter__(self) -> Store:
         return self

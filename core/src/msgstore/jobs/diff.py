@@ -65,8 +65,10 @@ def digest(item: SegmentInput) -> IntactRecords:
 
 def _with_digests(form: OpenFormat, data: Buffer) -> IntactRecords:
     good, decode = intact_records(form, data), form.format.decode
-    records = ((msg_id, data[offset : offset + size]) for msg_id, offset, size, _ in good.records.rows())
-    digests = (blake2b(decode(msg_id, record), digest_size=DIGEST).digest() for msg_id, record in records)
+    digests = (
+        blake2b(decode(msg_id, data[offset : offset + size]), digest_size=DIGEST).digest()
+        for msg_id, offset, size, _ in good.records.rows()
+    )
     return attrs.evolve(good, digests=b"".join(digests))
 
 
@@ -138,19 +140,25 @@ def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> Dif
     """Carry a job out. ``run`` says where segments are read; this process has ids and hashes of one side in memory."""
     first: dict[bytes, bytes] = {}
 
-    def each(found: Found, use: Callable[[bytes, bytes], object]) -> Iterator[tuple[SegmentInput, IntactRecords]]:
+    def each(
+        found: Found, use: Callable[[Iterable[tuple[bytes, bytes]]], None]
+    ) -> Iterator[tuple[SegmentInput, IntactRecords]]:
         for item, good in map_segments(run, digest, pack(found.inputs), meter):
-            for msg_id, its_hash in zip(good.records.id_list(), split_ids(good.digests), strict=True):
-                use(msg_id, its_hash)
+            use(zip(good.records.id_list(), split_ids(good.digests), strict=True))
             yield item, good
 
-    def compare(msg_id: bytes, its_hash: bytes) -> None:
-        """Of copies the first one counts."""
-        theirs = first.setdefault(msg_id, _ONLY_B)
-        if len(theirs) == DIGEST:
-            first[msg_id] = _SAME if theirs == its_hash else _DIFFERING
+    def take(found: Iterable[tuple[bytes, bytes]]) -> None:
+        for msg_id, its_hash in found:
+            first.setdefault(msg_id, its_hash)
 
-    a = side_of(job.a, job.found_a, each(job.found_a, first.setdefault))
+    def compare(found: Iterable[tuple[bytes, bytes]]) -> None:
+        """Compare messages with the other side. Of copies the first one counts."""
+        for msg_id, its_hash in found:
+            theirs = first.setdefault(msg_id, _ONLY_B)
+            if len(theirs) == DIGEST:
+                first[msg_id] = _SAME if theirs == its_hash else _DIFFERING
+
+    a = side_of(job.a, job.found_a, each(job.found_a, take))
     a.messages = len(first)
     report = DiffReport(a, side_of(job.b, job.found_b, each(job.found_b, compare)))
     of = {_DIFFERING: report.ids["differing"], _ONLY_B: report.ids["only_b"]}

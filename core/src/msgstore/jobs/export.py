@@ -49,7 +49,7 @@ class ExportJob(SegmentJob):
 
     @property
     def file_schema(self) -> pa.Schema:
-        """Of these columns."""
+        """Return the schema of the files."""
         from msgstore.jobs.columns.schemas import project
 
         return project(self.schema, self.columns)

@@ -7,7 +7,7 @@ and runs the policies; both need numbers only. The report is the same with every
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -272,25 +272,22 @@ def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[
     segments = {segment.number: segment for segment in store.segments()}
     edges = {number: edges_of(damage[segment.file]) for number, segment in segments.items() if damage.get(segment.file)}
     for entry in store.entries() if edges else ():
-        if is_touched(edges.get(entry.number, ()), entry.offset, entry.size):
+        if entry.number in edges and is_touched(edges[entry.number], entry.offset, entry.size):
             one = segments[entry.number]
             segments[entry.number] = attrs.evolve(one, live_count=one.live_count - 1, live_bytes=one.live_bytes - entry.size)
     return {segment.file: segment for segment in segments.values()}
 
 
-def edges_of(damage: Iterable[Damage]) -> list[int]:
-    """Return begin and end of each damaged span in one list. Spans that meet are merged, empty ones left out."""
-    edges: list[int] = []
-    for begin, end in sorted((spot.offset, spot.offset + spot.size) for spot in damage if spot.size):
-        if edges and begin <= edges[-1]:
-            edges[-1] = max(edges[-1], end)
-        else:
-            edges += [begin, end]
-    return edges
+Edges = tuple[list[int], list[int]]
 
 
-def is_touched(edges: Sequence[int], offset: int, size: int) -> bool:
-    """Return True if any of these bytes is damaged."""
-    passed = bisect_right(edges, offset)
-    begins_in_damage = passed % 2 == 1
-    return begins_in_damage or (passed < len(edges) and edges[passed] < offset + size)
+def edges_of(damage: Iterable[Damage]) -> Edges:
+    """Return where damaged spans begin, and where they end. Empty ones are left out."""
+    spans = [span for span in damage if span.size]
+    return sorted(span.offset for span in spans), sorted(span.offset + span.size for span in spans)
+
+
+def is_touched(edges: Edges, offset: int, size: int) -> bool:
+    """Return True if any of these bytes is damaged: more spans begin before their end than end before them."""
+    begins, ends = edges
+    return bisect_left(begins, offset + size) > bisect_right(ends, offset)

@@ -9,10 +9,8 @@ or one task at a time, and depend on nothing but their arguments.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, P
 from msgstore.contract.formats import split_ids
 from msgstore.files import Files
 from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
-from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
+from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, batches
 from msgstore.jobs.reading.chains import Row, columns_of, read_inside
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
@@ -34,8 +32,6 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 from msgstore.scan.bindings import OWN_RECORD, assigned_byte
 
-BATCH = 2**20
-"""Bytes of records that are decoded and encoded together."""
 INVALID_BODY = "invalid_message_body"
 TOO_LARGE = "message_too_large"
 """The reason of a record whose body does not fit into one of the new store's format."""
@@ -247,24 +243,13 @@ def _copy_records(part: PartWriter, pick: Selection, form: OpenFormat, data: Buf
     if checksum(data, len(data)) != pick.crc32:
         raise _changed(pick, "its bytes are others")
     ids = split_ids(pick.ids)
-    for begin, end in _batches(pick.sizes):
+    for begin, end in batches(pick.sizes):
         offsets, sizes = pick.offsets[begin:end], pick.sizes[begin:end]
         records = [data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
         if verbatim:
             part.add_records(ids[begin:end], records)
         else:
             part.add(ids[begin:end], _bodies(form, pick, ids[begin:end], records))
-
-
-def _batches(sizes: array[int]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each batch of about 1 MiB."""
-    begin = 0
-    ends = list(accumulate(sizes))
-    while begin < len(sizes):
-        before = ends[begin - 1] if begin else 0
-        end = min(bisect_left(ends, before + BATCH, begin) + 1, len(sizes))
-        yield begin, end
-        begin = end
 
 
 def _bodies(form: OpenFormat, pick: Selection, ids: Sequence[bytes], records: Sequence[bytes]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What a process has installed: its catalogue of plugins, codecs by name, and whether there is pyarrow.
+"""Installed parts of a process: its catalogue of plugins, codecs by name, and whether there is pyarrow.
 
 Jobs carry names, never plugin objects; each process resolves them through its own entry points.
 """

@@ -40,7 +40,7 @@ from msgstore.contract import (
     SegmentFormatDescriptor,
     UnknownPlugin,
 )
-from msgstore.plugins.loader import Failure, Loaded, Observer, Provider, Registration, find_entry_points, load
+from msgstore.plugins.loader import Loaded, Provider, Registration, find_entry_points, load
 
 D = TypeVar("D", bound=Descriptor)
 
@@ -91,15 +91,10 @@ of the contract."""
 
 
 @attrs.frozen
-class Catalogue:
+class Catalogue(Loaded):
     """Installed backends, and the failures of their discovery."""
 
-    registrations: tuple[Registration, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    providers: tuple[Provider, ...] = ()
     disabled: tuple[str, ...] = ()
-    observers: tuple[Observer, ...] = ()
-    """Receivers of events. Observers have no names to select: every installed, enabled one is used."""
     remembered: Mapping[str, str] = attrs.field(factory=dict)
     """``kind name`` to the distribution that provided it, from a store's directory. Used in errors about missing backends."""
 
@@ -377,8 +372,8 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
             known = ", ".join(sorted(provider.entry_point for provider, _ in found))
             hint = f". Did you mean {near[0]!r}?" if near else f". Installed: {known}"
             raise ConfigError(f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'{hint}")
-    loaded: Loaded = load([item for item in found if not _names(item[0]) & set(disabled)])
-    return Catalogue(loaded.registrations, loaded.failures, loaded.providers, disabled, loaded.observers)
+    loaded = load([item for item in found if not _names(item[0]) & set(disabled)])
+    return Catalogue(**attrs.asdict(loaded, recurse=False), disabled=disabled)
 
 
 def _names(provider: Provider) -> set[str]:

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 
 import attrs
@@ -102,10 +102,11 @@ class Observer:
 class Loaded:
     """Result of loading all entry points."""
 
-    registrations: tuple[Registration, ...]
-    observers: tuple[Observer, ...]
-    failures: tuple[Failure, ...]
-    providers: tuple[Provider, ...]
+    registrations: tuple[Registration, ...] = ()
+    observers: tuple[Observer, ...] = ()
+    """Receivers of events. Observers have no names to select: every installed, enabled one is used."""
+    failures: tuple[Failure, ...] = ()
+    providers: tuple[Provider, ...] = ()
     """Every plugin that was loaded without a failure, in the order of loading."""
 
 
@@ -238,7 +239,10 @@ def _call(
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         provider = providers[implementation.plugin_name]
         try:
-            descriptors = list(_checked(implementation.function(), expected))
+            descriptors = list(implementation.function())
+            for descriptor in descriptors:
+                if not isinstance(descriptor, expected):
+                    raise TypeError(f"returned {descriptor!r}, not a {expected.__name__}")
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -262,14 +266,6 @@ def _observers(
 def _accept_event(function: Callable[..., object], arguments: int) -> Callable[[events.Event], object]:
     """Return a function with one argument. As in pluggy, an implementation may omit arguments."""
     return function if arguments else lambda _: function()
-
-
-def _checked(descriptors: Iterable[object], expected: type[Descriptor]) -> Iterator[Descriptor]:
-    """Yield the descriptors. Raises TypeError for an object of another class."""
-    for descriptor in descriptors:
-        if not isinstance(descriptor, expected):
-            raise TypeError(f"returned {descriptor!r}, not a {expected.__name__}")
-        yield descriptor
 
 
 def _describe(error: BaseException) -> str:

@@ -1,4 +1,7 @@
-"""Reading of segments without an index, a lock or a store: the base of tools, recovery and the pipeline."""
+"""Reading of segments without an index, a lock or a store: the base of tools, recovery and the pipeline.
+
+``FormatSet`` makes the objects of formats and record types, for reading here and for writing in the engine.
+"""
 
 from msgstore.scan.bindings import bind_records
 from msgstore.scan.fields import Described, Values, WholeRecord, describe

@@ -12,7 +12,7 @@ from msgstore.contract import ConfigError, RecordTypeDescriptor
 from msgstore.plugins.catalogue import Catalogue
 
 OWN_RECORD = "message"
-"""Name of the record type that every format defines and binds itself."""
+"""Name of the record type that every format with TYPED_RECORDS defines, and binds to its byte itself."""
 THIRD_PARTY_BYTES = range(128, 256)
 
 

@@ -104,17 +104,17 @@ class FormatSet:
         record: str = OWN_RECORD,
         record_options: Mapping[str, Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
-        options_of: str = "",
+        write_format: str = "",
         where: str = "",
     ) -> None:
-        """``record`` is the record type of new messages; ``record_options`` maps record types to options. ``options`` belong to
-        the format ``options_of``."""
+        """``record`` is the record type of new messages; ``record_options`` maps record types to options. ``options`` and
+        ``record`` apply to ``write_format``, the name of the format that the store writes."""
         self.catalogue = catalogue
         self.bindings = dict(bindings or {})
         self._record = record
         self._record_options = record_options or {}
         self._options = dict(options or {})
-        self._options_of = options_of
+        self._write_format = write_format
         self._where = where
         self._opened: dict[str, OpenFormat] = {}
         self.extensions = catalogue.formats_by_extension()
@@ -144,11 +144,11 @@ class FormatSet:
         available."""
         if name not in self._opened:
             descriptor = self.catalogue.format(name)
-            given = self._options if name == self._options_of else {}
+            given = self._options if name == self._write_format else {}
             options = structure(descriptor.options, given, f"{self._where} format")
             bound = self._bound_records(descriptor)
             names = self._type_names(descriptor, bound)
-            context = FormatContext(options, bound, self._record if name == self._options_of else OWN_RECORD)
+            context = FormatContext(options, bound, self._record if name == self._write_format else OWN_RECORD)
             self._opened[name] = OpenFormat(
                 descriptor,
                 self.catalogue.make(descriptor, context),

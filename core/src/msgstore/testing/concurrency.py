@@ -14,10 +14,10 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def eager_switching() -> Iterator[None]:
+def eager_switching(seconds: float = 1e-6) -> Iterator[None]:
     """Switch threads after a few bytecodes instead of 5 ms, so that changes that are not atomic become visible."""
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    sys.setswitchinterval(seconds)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from msgstore.contract import events
-from msgstore.engine.events.event_dispatcher import CLOSE_TIMEOUT_SECONDS
+from msgstore.engine.events import CLOSE_TIMEOUT_SECONDS
 from msgstore.plugins.loader import EVENT_HOOKS, Observer
 from msgstore.testing.guard import KitTests
 from msgstore.testing.stores import StoreFactory

@@ -1,8 +1,8 @@
 """Byte layout and checks of MESSAGE_WITH_CHECKSUM.
 
-Big-endian: type 1, size 4 (of the whole record), id 16, CRC 4, body size - 25. Source of the layout: section 3.2 of the
-design of format v2. The design does not define the CRC. This module uses CRC-32C (RFC 3720, B.4) over type, size and id,
-then the body.
+Big-endian: type (1 byte, value 4), size (4 bytes, of the whole record), id (16), CRC (4), body (size - 25). Source of the
+layout: section 3.2 of the design of format v2. The design does not define the CRC. This module uses CRC-32C (RFC 3720, B.4)
+over type, size and id, then the body.
 """
 
 from __future__ import annotations

@@ -17,11 +17,20 @@ from msgstore.contract import (
     SegmentScan,
 )
 from msgstore_format_v2 import chains, gaps
-from msgstore_format_v2.grammar import HEADER, HOLE, HOLE_SIZE, MAX_RECORD, MESSAGE, RECORD_HEAD, RECORD_SIZE
+from msgstore_format_v2.grammar import (
+    HEADER,
+    HOLE,
+    HOLE_SIZE,
+    MAX_RECORD,
+    MESSAGE,
+    MESSAGE_WITH_CHECKSUM,
+    RECORD_HEAD,
+    RECORD_SIZE,
+)
 from msgstore_format_v2.message import MessageRecord
 from msgstore_format_v2.scan import scan_segment
 
-_ASSIGNED = {MESSAGE, 4}
+_ASSIGNED = {MESSAGE, MESSAGE_WITH_CHECKSUM}
 """Type bytes of messages that the format's specification assigns; it reserves 0-127."""
 _THIRD_PARTIES = range(128, 256)
 

@@ -25,6 +25,8 @@ HOLE = 2
 """1 byte of type, 4 bytes of size, then size - 5 bytes without meaning."""
 MESSAGE = 3
 """1 byte of type, 4 bytes of size, 16 bytes of id, then the body."""
+MESSAGE_WITH_CHECKSUM = 4
+"""A message of a record type that another distribution provides."""
 
 HOLE_SIZE = 5
 """Size of the smallest HOLE: type and size, which begin every record except a SMALL_HOLE."""

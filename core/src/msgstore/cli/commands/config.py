@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 
 from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
-from msgstore.contract import BrokenPlugin, ConfigError, Descriptor, MsgStoreError
+from msgstore.contract import ConfigError, Descriptor, IndexDescriptor, MsgStoreError
 from msgstore.engine.backends import resolve
 from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
@@ -99,22 +98,19 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
         remembered = known_settings(Files(), store, catalogue) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
 
-    def index() -> object:
-        descriptor = catalogue.index(store.index.name)
-        structure(descriptor.options, store.index.options, f"{store.where} index")
-        try:
+    def made(key: str, backend: Backend, descriptor: Descriptor) -> object:
+        given = structure(descriptor.options, backend.options, f"{store.where} {key}")
+        if not isinstance(descriptor, IndexDescriptor):
+            return catalogue.make(descriptor, given)
+        with catalogue.attribute_errors(descriptor, "cannot be imported"):  # creating it would open the store
             return descriptor.load_factory()
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-            raise BrokenPlugin(f"{store.where} index: {descriptor.name!r} cannot be imported: {cause}") from error
 
-    def made(key: str, find: Callable[[str], Descriptor], backend: Backend) -> object:
-        descriptor = find(backend.name)
-        return catalogue.make(descriptor, structure(descriptor.options, backend.options, f"{store.where} {key}"))
-
-    body = functools.partial(made, "body", catalogue.body_codec, store.body)
-    policy = functools.partial(made, "gc", catalogue.gc_policy, store.gc)
-    return [formats, index, body, policy]
+    return [
+        formats,
+        lambda: made("index", store.index, catalogue.index(store.index.name)),
+        lambda: made("body", store.body, catalogue.body_codec(store.body.name)),
+        lambda: made("gc", store.gc, catalogue.gc_policy(store.gc.name)),
+    ]
 
 
 def _errors(checks: list[Callable[[], object]], where: str) -> list[str]:

@@ -22,6 +22,7 @@ from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import live_records
 from msgstore.contract import MsgStoreError, StoreError
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.scan import SegmentReport
 
 _DATA = "msgstore.demo"
 
@@ -82,67 +83,66 @@ class _Demonstration:
         self.catalogue = catalogue
         self.out = out
         self.expected = expected_messages()
-        self.counts = [(msg_id, message.references) for msg_id, message in self.expected.items()]
         self.intact = True
-        self._number = 0
 
     def run(self) -> bool:
         """Run all steps. Returns True if no message was lost."""
-        self._scan()
-        self._change(
-            "Adopt it, read every live message, and compare each with the hash from the broker.",
-            "store = msgstore.open_store(DIR, refcounts=counts, adopt=True)",
-            lambda store: {"messages": store.stats().messages, "garbage_bytes": store.stats().garbage_bytes},
-            refcounts=self.counts,
-            adopt=True,
-        )
-        self._change(
-            "Migrate: every v1 segment is rewritten as a new v2 segment, and deleted.",
-            "msgstore migrate DIR --to v2",
-            self._migrate,
-        )
-        self._change(
-            "Compact: records move from the end of a segment into gaps of the right size, and the end is truncated.",
-            "msgstore compact DIR --all",
-            self._compact,
-        )
-        self._change(
-            "Restart: after a clean shutdown the saved index is used, and nothing is scanned.",
-            "store = msgstore.open_store(DIR)",
-            lambda store: {"recovery": store.stats().recovery.how},
-        )
-        self._step("The result.", *self._map(refcounts=False))
+        for number, (title, command, result, show) in enumerate(self._steps(), 1):
+            self.out.emit({"kind": "step", "step": number, "title": title, "command": command, **result})
+            self.out.print(f"\n{number}. {title}", "bold", soft_wrap=True)
+            self.out.print(f"   $ {command}" if command.startswith("msgstore ") else f"   >>> {command}", "cyan")
+            self.out.print()
+            if not self.out.as_json:
+                show()
         total = len(self.expected)
         verdict = f"all {total} live messages intact" if self.intact else "messages are missing or differ: this is a bug"
         self.out.print(f"\n{verdict}", "bold green" if self.intact else "bold red")
         self.out.emit({"kind": "summary", "messages": total, "intact": self.intact})
         return self.intact
 
-    def _scan(self) -> None:
-        reports = list(scanning.scan_inputs(Inputs(self.catalogue).find([self.path])))
+    def _steps(self) -> Iterator[tuple[str, str, dict[str, Any], Callable[[], object]]]:
+        """Run one step after another. Yield its title, its command, its result, and a function that shows the result."""
+        reports = self._scan()
         records = sum(len(report.scan.records) for report in reports)
-        self._step(
-            "Scan what the broker left: two segments of format v1, two of v2. No index is needed.",
-            "msgstore scan DIR",
-            {"segments": len(reports), "records": records, "damaged": sum(report.is_damaged for report in reports)},
+        found = {"segments": len(reports), "records": records, "damaged": sum(report.is_damaged for report in reports)}
+        title = "Scan what the broker left: two segments of format v1, two of v2. No index is needed."
+        yield title, "msgstore scan DIR", found, lambda: scanning.show(self.out, reports)
+        counts = [(msg_id, message.references) for msg_id, message in self.expected.items()]
+        title = "Draw them. The queues know which records are live: here from 'id,count' lines."
+        yield title, "msgstore map DIR --refcounts refcounts.csv", *self._map(counts)
+        title = "Adopt it, read every live message, and compare each with the hash from the broker."
+        adopted = self._change(
+            lambda store: {"messages": store.stats().messages, "garbage_bytes": store.stats().garbage_bytes},
+            refcounts=counts,
+            adopt=True,
         )
-        if not self.out.as_json:
-            scanning.show(self.out, reports)
-        self._step("Draw them. The queues know which records are live: here from 'id,count' lines.", *self._map())
+        yield title, "store = msgstore.open_store(DIR, refcounts=counts, adopt=True)", *adopted
+        title = "Migrate: every v1 segment is rewritten as a new v2 segment, and deleted."
+        yield title, "msgstore migrate DIR --to v2", *self._change(self._migrate)
+        title = "Compact: records move from the end of a segment into gaps of the right size, and the end is truncated."
+        yield title, "msgstore compact DIR --all", *self._change(self._compact)
+        title = "Restart: after a clean shutdown the saved index is used, and nothing is scanned."
+        restarted = self._change(lambda store: {"recovery": store.stats().recovery.how})
+        yield title, "store = msgstore.open_store(DIR)", *restarted
+        yield "The result.", "msgstore map DIR", *self._map(None)
 
-    def _map(self, *, refcounts: bool = True) -> tuple[str, dict[str, Any]]:
-        live = live_records(self.path, self.catalogue, self.counts if refcounts else None)
-        drawings = [drawing.draw(report, live) for report in scanning.scan_inputs(Inputs(self.catalogue).find([self.path]))]
-        self._drawings = drawings
-        command = "msgstore map DIR" + (" --refcounts refcounts.csv" if refcounts else "")
-        return command, {"live_percent": {one.path.name: one.live_percent for one in drawings}}
+    def _scan(self) -> list[SegmentReport]:
+        return list(scanning.scan_inputs(Inputs(self.catalogue).find([self.path])))
 
-    def _change(self, title: str, command: str, change: Callable[[msgstore.Store], dict[str, Any]], **keys: Any) -> None:
-        """Open the store with these keys, change it, check every message, and show what ``change`` returned."""
+    def _map(self, counts: list[tuple[bytes, int]] | None) -> tuple[dict[str, Any], Callable[[], object]]:
+        live = live_records(self.path, self.catalogue, counts)
+        drawings = [drawing.draw(report, live) for report in self._scan()]
+        percents = {one.path.name: one.live_percent for one in drawings}
+        return {"live_percent": percents}, lambda: drawing.show(self.out.console, drawings)
+
+    def _change(
+        self, change: Callable[[msgstore.Store], dict[str, Any]], **keys: Any
+    ) -> tuple[dict[str, Any], Callable[[], object]]:
+        """Open the store with these keys, change it, and check every message."""
         with msgstore.open_store(self.path, **keys) as store:
-            result = change(store)
-            verified = self._verify(store)
-        self._step(title, command, {**result, "verified": verified})
+            result = {**change(store), "verified": self._verify(store)}
+        rows = ((key.replace("_", " "), self._describe(key, value)) for key, value in result.items())
+        return result, lambda: self.out.print(output.facts(None, rows, indent="  "))
 
     def _migrate(self, store: msgstore.Store) -> dict[str, Any]:
         migrated = [found.file for found in store.migrate()]
@@ -170,18 +170,6 @@ class _Demonstration:
             verified += same and store.references(msg_id) == message.references
         self.intact &= verified == len(self.expected) and store.stats().messages == verified
         return verified
-
-    def _step(self, title: str, command: str, result: dict[str, Any]) -> None:
-        self._number += 1
-        self.out.emit({"kind": "step", "step": self._number, "title": title, "command": command, **result})
-        self.out.print(f"\n{self._number}. {title}", "bold", soft_wrap=True)
-        self.out.print(f"   $ {command}" if command.startswith("msgstore ") else f"   >>> {command}", "cyan")
-        self.out.print()
-        if "live_percent" in result and not self.out.as_json:
-            drawing.show(self.out.console, self._drawings)
-        elif "records" not in result:
-            rows = ((key.replace("_", " "), self._describe(key, value)) for key, value in result.items())
-            self.out.print(output.facts(None, rows, indent="  "))
 
     def _describe(self, key: str, value: Any) -> str:
         if key == "verified":

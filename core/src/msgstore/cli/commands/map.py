@@ -23,17 +23,6 @@ from msgstore.jobs.counts import sums_of
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
 
-CELL_STYLES = {
-    "header": ("H", "H", "dim"),
-    "live": ("█", "#", "green"),
-    "record": ("▓", "=", "cyan"),
-    "dead": ("▒", "-", "yellow"),
-    "hole": ("·", ".", "bright_black"),
-    "other": ("≡", "o", "dim"),
-    "torn": ("~", "~", "magenta"),
-    "damaged": ("X", "X", "bold red"),
-}
-"""Kind of bytes to its glyph, its ASCII glyph and its style. Kinds differ also without colour, and on an ASCII terminal."""
 _PRIORITIES = {"damaged": 2, "torn": 1}
 """A cell with at least one byte of these kinds shows that kind, the highest number first."""
 
@@ -47,14 +36,10 @@ class Drawing:
     size: int
     spans: list[tuple[str, int, int]]
     """(kind, offset, size). The kinds are the keys of KINDS."""
-    live_known: bool
-    types: Mapping[str, int] = attrs.field(factory=dict)
+    live_bytes: int | None
+    """Bytes of live records, or None if unknown."""
+    types: Mapping[str, int]
     """Record type name to number of records."""
-
-    @property
-    def live_bytes(self) -> int | None:
-        """Bytes of live records, or None if unknown."""
-        return sum(size for kind, _, size in self.spans if kind == "live") if self.live_known else None
 
     @property
     def live_percent(self) -> float | None:
@@ -129,7 +114,8 @@ def draw(report: SegmentReport, live: LiveReferences | None) -> Drawing:
     for kind, group in groupby(spans(report, live), key=lambda span: span.kind):
         run = list(group)
         merged.append((kind, run[0].offset, sum(span.size for span in run)))
-    return Drawing(report.path, report.format.name, report.size, merged, live is not None, report.count_types())
+    live_bytes = None if live is None else sum(size for kind, _, size in merged if kind == "live")
+    return Drawing(report.path, report.format.name, report.size, merged, live_bytes, report.count_types())
 
 
 def show(console: output.Terminal, drawings: list[Drawing]) -> None:
@@ -154,12 +140,12 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
             line.append(f"  {percent}" if percent else "", style="dim")
             console.print(line, no_wrap=True, soft_wrap=True)
     legend = Text("\n")
-    for kind, (*glyphs, style) in CELL_STYLES.items():
+    for kind, (meaning, *glyphs, style) in KINDS.items():
         if kind in shown:
             legend.append(glyphs[ascii_only], style=style)
-            legend.append(f" {KINDS[kind]}   ")
+            legend.append(f" {meaning}   ")
     drawn = {kind for drawing in drawings for kind, _, size in drawing.spans if size}
-    if small := [word for kind, word in KINDS.items() if kind in drawn - shown - {"header"}]:
+    if small := [meaning for kind, (meaning, *_) in KINDS.items() if kind in drawn - shown - {"header"}]:
         legend.append(f"\ntoo small to be shown here: {', '.join(small)}", style="dim")
     console.print(legend)
     counts: Counter[str] = Counter()
@@ -186,7 +172,7 @@ def _cells(drawing: Drawing, cells: int) -> list[str]:
 def _bar(kinds: list[str], *, ascii_only: bool) -> Text:
     bar = Text()
     for kind, run in groupby(kinds):
-        *glyphs, style = CELL_STYLES[kind]
+        _, *glyphs, style = KINDS[kind]
         bar.append(glyphs[ascii_only] * len(list(run)), style=style)
     return bar
 

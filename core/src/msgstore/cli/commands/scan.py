@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ import click
 
 from msgstore.cli import options, output
 from msgstore.cli.inputs import InputArgument, Inputs
-from msgstore.config import structure
-from msgstore.contract import BodyCodec, CheckBody
+from msgstore.contract import CheckBody
 from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
-from msgstore.jobs.workers import is_valid
-from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.jobs.workers import body_check
+from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore.scan.bindings import OWN_RECORD
 
@@ -41,10 +39,8 @@ def scan(paths: tuple[Path, ...], body: str | None, records: Mapping[str, int], 
       msgstore scan --body erlang msg_store_persistent/0.rdq
       msgstore scan --record checksum=4 --json backup/*.sqs
     """
-    catalogue = load_catalogue()
-    check_body = body_check(catalogue, body)
-    inputs = Inputs(catalogue, records)
-    damaged = show(out, scan_inputs(inputs.find(paths), check_body, fields=out.as_json))
+    inputs = Inputs(load_catalogue(), records)
+    damaged = show(out, scan_inputs(inputs.find(paths), body_check(body), fields=out.as_json))
     for problem in inputs.damaged_settings:
         output.note(f"{problem} Only the format's own record types were read; --record NAME=BYTE binds others.")
     out.finish(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
@@ -68,15 +64,6 @@ def scan_inputs(
 def show_types(counts: Mapping[str, int]) -> str:
     """Return the number of records of each type as text. Empty if all have the format's own type."""
     return "" if counts.keys() <= {OWN_RECORD} else ", ".join(f"{count:,} {name}" for name, count in counts.items())
-
-
-def body_check(catalogue: Catalogue, name: str | None) -> CheckBody | None:
-    """Return the body check of the codec ``name``, or None without a name."""
-    if name is None:
-        return None
-    descriptor = catalogue.body_codec(name)
-    codec: BodyCodec = catalogue.make(descriptor, structure(descriptor.options, {}, f"--body {name}"))
-    return partial(is_valid, codec)
 
 
 def span_reports(report: SegmentReport) -> list[SpanReport]:

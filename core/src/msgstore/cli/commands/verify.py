@@ -170,7 +170,7 @@ def _show(target: stores.StoreTarget, out: output.Output, state: ScrubState, sum
         out.print(f"{output.plural(summary['missing'], 'id')} with references without a record", "red")
     noun = "live message" if summary["counts"] in _EXACT_COUNTS else "record"
     counts = f"; counts: {COUNTS_TEXT[summary['counts']]}" if summary["recovery"] == "rebuild" else ""
-    pace = f", {output.size(int(size / summary['seconds']))}/s" if summary["seconds"] > 0.1 else ""
+    pace = f", {output.size(int(size / summary['seconds']))}/s" if summary["seconds"] >= 1 else ""
     verdict = f"{summary['verified']:,} of {output.plural(summary['messages'], noun)} verified ({summary['recovery']}{counts})"
     read = f"{output.plural(state.segments, 'segment')}, {output.size(state.bytes)}{pace}"
     out.print(f"{verdict}; {read}", "green" if summary["ok"] else "bold red")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from msgstore.contract import CompactableFormat
-from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
+from msgstore.locations import pack_locations
 
 
 @attrs.define
@@ -31,8 +31,7 @@ class LiveRecords:
 
     def locations(self, number: int) -> list[int]:
         """Return the packed locations in segment ``number``."""
-        base = number << NUMBER_SHIFT
-        return [base | offset << OFFSET_SHIFT | size for offset, size in zip(self.offsets, self.sizes, strict=True)]
+        return pack_locations(number, self.offsets, self.sizes)
 
     @property
     def total(self) -> int:
@@ -92,7 +91,9 @@ def plan_moves(form: CompactableFormat, live: LiveRecords) -> CompactionPlan:
                 left.append((gap, room))
             gap = free.next(gap, size) if size == last else -1  # in front of the last gap for this size there is none
             if gap < 0:
-                free.set_all(left)
+                for filled, rest in left:
+                    free.set(filled, rest)
+                left.clear()
                 gap = free.first(size)
             if gap < 0:
                 break
@@ -149,13 +150,8 @@ class _FirstFit:
         """Return the room of a gap in bytes."""
         return self._tree[self._leaves + gap]
 
-    def set_all(self, rooms: list[tuple[int, int]]) -> None:
-        """Set the room of each gap, and empty the list."""
-        for gap, room in rooms:
-            self._set(gap, room)
-        rooms.clear()
-
-    def _set(self, gap: int, room: int) -> None:
+    def set(self, gap: int, room: int) -> None:
+        """Set the room of a gap."""
         tree, at = self._tree, self._leaves + gap
         tree[at] = room
         while at > 1:

@@ -27,35 +27,35 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import Buffer, RecordError, StoreIOError
+from msgstore.contract import Buffer, RecordError, SegmentFormat, StoreIOError
 from msgstore.contract.events import CollectionOutcome
 from msgstore.directory import TEMP_SUFFIX
 from msgstore.engine.compact.compaction_plan import LiveRecords
-from msgstore.engine.compact.gc_context import CollectionResult, GcContext
-from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, blamed, still_alive, swap
-from msgstore.engine.compact.rehearsal import check_copy, check_encoded
-from msgstore.engine.segment.erasing import remove
-from msgstore.engine.segment.hint_file import Hint
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.compact.gc_context import (
+    CollectionResult,
+    GcContext,
+    InconsistentSegment,
+    PinnedSegment,
+    Relocation,
+    blamed,
+    relocate,
+)
+from msgstore.engine.segment.segment import Segment, remove_file
 from msgstore.locations import MASK
+from msgstore.scan.sound import scan_checked
 
 _AT_ONCE = 2**20
-"""Bytes that are copied with one write, and whose entries are relocated under one hold of the state lock."""
+"""Bytes that are copied with one write."""
 
 
 @attrs.frozen
-class _Batch:
-    """Records of one source that were copied into one segment with one write."""
+class _Copy:
+    """A new segment, and the columns of its records. ``first`` is the source of the first ones."""
 
-    source: PinnedSegment
-    copy: Segment
-    ids: Sequence[bytes]
-    old: list[int]
-    new: list[int]
-
-    @property
-    def written(self) -> int:
-        return sum(location & MASK for location in self.new)
+    segment: Segment
+    first: PinnedSegment
+    ids: bytearray = attrs.field(factory=bytearray)
+    sizes: array[int] = attrs.field(factory=lambda: array("Q"))
 
 
 def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcome: CollectionOutcome) -> list[CollectionResult]:
@@ -79,15 +79,15 @@ def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcom
         raise
     try:
         for batch in copying.batches:
-            with context.state_lock:
-                _swap(context, batch)
+            relocate(context, batch)
     finally:
         copying.release()
     context.commit()
     return [
         CollectionResult(
-            source.name, source.segment.size, 0, records, size,
-            sum(batch.written for batch in copying.batches if batch.source is source), outcome=outcome,
+            source.segment.path.name, source.segment.size, 0, records, size,
+            sum(location & MASK for batch in copying.batches if batch.source is source for location in batch.new),
+            outcome=outcome,
         )
         for source, (records, size) in zip(sources, moved, strict=True)
     ]  # fmt: skip
@@ -106,9 +106,8 @@ class _CopyWriter:
         self._files = context.segments.files
         self._form = context.form
         self._fd: int | None = None
-        self._hints: list[tuple[bytearray, array[int]]] = []
-        self.copies: list[Segment] = []
-        self.batches: list[_Batch] = []
+        self.copies: list[_Copy] = []
+        self.batches: list[Relocation] = []
 
     def add(self, source: PinnedSegment, live: LiveRecords, data: Buffer) -> None:
         """Append copies of records. They are not synced yet."""
@@ -121,21 +120,21 @@ class _CopyWriter:
             with blamed(source.segment, self._form, "encode"):
                 encoded, sizes = self._form.format.encode(live.ids, bodies)
                 if encoded != unchanged:
-                    check_encoded(self._form.format, live.ids, bodies, encoded, sizes)
+                    _check_encoded(self._form.format, live.ids, bodies, encoded, sizes)
                 elif list(sizes) != list(live.sizes):
                     raise ValueError("the sizes are not those of the records")
-        if self._fd is None or self.copies[-1].size >= self._context.size_limit:
-            self._begin()
+        if self._fd is None or self.copies[-1].segment.size >= self._context.size_limit:
+            self._begin(source)
         assert self._fd is not None
-        copy = self.copies[-1]
-        with self._context.segments.errors(copy, copy.size):
-            self._files.pwrite(self._fd, encoded, copy.size)
-        places = LiveRecords(live.ids, list(accumulate(sizes[:-1], initial=copy.size)), sizes)
-        old, new = live.locations(source.segment.number), places.locations(copy.number)
-        self.batches.append(_Batch(source, copy, live.ids, old, new))
-        self._hints[-1][0].extend(b"".join(live.ids))
-        self._hints[-1][1].extend(sizes)
-        copy.size += len(encoded)
+        copy, segment = self.copies[-1], self.copies[-1].segment
+        with self._context.segments.errors(segment, segment.size):
+            self._files.pwrite(self._fd, encoded, segment.size)
+        places = LiveRecords(live.ids, list(accumulate(sizes[:-1], initial=segment.size)), sizes)
+        old, new = live.locations(source.segment.number), places.locations(segment.number)
+        self.batches.append(Relocation(source, segment, live.ids, old, new))
+        copy.ids.extend(b"".join(live.ids))
+        copy.sizes.extend(sizes)
+        segment.size += len(encoded)
 
     def _stored(self, source: PinnedSegment, live: LiveRecords, records: Sequence[bytes]) -> list[bytes]:
         """Return the stored bodies of records. Raises InconsistentSegment."""
@@ -158,7 +157,7 @@ class _CopyWriter:
             raise InconsistentSegment(source.segment, reason, damaged=False)
         return bodies
 
-    def _begin(self) -> None:
+    def _begin(self, source: PinnedSegment) -> None:
         self._end()
         with self._context.flush_lock:
             number = self._context.segments.reserve()
@@ -167,58 +166,43 @@ class _CopyWriter:
         with self._context.segments.errors(copy):
             self._files.unlink(path)  # left by a crash
             self._fd = self._files.create(path)
-            self.copies.append(copy)
-            self._hints.append((bytearray(), array("Q")))
+            self.copies.append(_Copy(copy, source))
             self._files.pwrite(self._fd, self._form.format.header, 0)
 
     def _end(self) -> None:
         """Sync and close the last copy, with any durability: its records were confirmed long ago."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            copy = self.copies[-1]
-            with self._context.segments.errors(copy):
-                try:
-                    self._files.sync(fd)
-                finally:
-                    self._files.close(fd)
+            with self._context.segments.errors(self.copies[-1].segment), self._files.closing(fd):
+                self._files.sync(fd)
 
     def finish(self, times: Sequence[int | None]) -> None:
-        """Complete and check the copies. Each gets the modification time of the youngest source."""
+        """Complete the copies, and read them back before the sources are deleted. Each gets the modification time of the
+        youngest source. Raises InconsistentSegment, StoreIOError."""
         self._end()
-        self._check()
         youngest = max((time for time in times if time is not None), default=0)
         for copy in self.copies:
-            with self._context.segments.errors(copy):
-                _, copy.sealed_mtime_ns = self._files.set_mtime(copy.path, youngest)
-
-    def _check(self) -> None:
-        """Read the copies back before the sources are deleted. Raises InconsistentSegment."""
-        for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
-            source = next(batch.source for batch in self.batches if batch.copy is copy)
-            errors, view = self._context.segments.errors(copy), self._files.view(copy.path)
-            with errors, view as data, blamed(source.segment, self._form, "scan"):
-                check_copy(self._form.format, data, ids, copy.header_bytes, sizes)
-
-    def hints(self) -> Iterator[tuple[Segment, Hint]]:
-        """Yield each copy with its hint."""
-        for copy, (ids, sizes) in zip(self.copies, self._hints, strict=True):
-            yield copy, Hint.of_run(ids, copy.header_bytes, sizes)
+            segment = copy.segment
+            with self._context.segments.errors(segment):
+                with self._files.view(segment.path) as data, blamed(copy.first.segment, self._form, "scan"):
+                    _check_copy(self._form.format, data, copy.ids, segment.header_bytes, copy.sizes)
+                _, segment.sealed_mtime_ns = self._files.set_mtime(segment.path, youngest)
 
     def release(self) -> None:
         """Unpin the copies. Queue those without live records for deletion."""
         with self._context.state_lock:
             for copy in self.copies:
-                copy.died_since_pin = None
-                if not copy.live_count:
-                    self._context.accounting.queue_deletion(copy)
+                copy.segment.died_since_pin = None
+                if not copy.segment.live_count:
+                    self._context.accounting.queue_deletion(copy.segment)
 
     def discard(self) -> None:
         """Delete the copies after a failure. The rest is deleted by the next opening, or with the empty segments."""
         with contextlib.suppress(StoreIOError):
             self._end()
-        for copy in self.copies:
+        for copy in (copy.segment for copy in self.copies):
             with contextlib.suppress(OSError):
-                remove(self._files, unnamed(copy.path), erase=self._context.segments.erase)
+                remove_file(self._files, unnamed(copy.path), erase=self._context.segments.erase)
             if copy.is_published:
                 with self._context.state_lock:
                     copy.died_since_pin = None
@@ -241,29 +225,43 @@ def _publish(context: GcContext, copying: _CopyWriter) -> None:
     """Commit rows for the copies, and give them their final names: steps 2 and 3."""
     segments, files = context.segments, context.segments.files
     with context.state_lock:
-        for copy in copying.copies:
-            copy.path = copy.path.with_name(copy.path.name.removesuffix(TEMP_SUFFIX))
-            copy.died_since_pin = set()  # pinned: it must not be deleted between two batches
-            segments.by_number[copy.number] = copy
-            context.accounting.mark_dirty(copy)
+        for segment in (copy.segment for copy in copying.copies):
+            segment.path = segment.path.with_name(segment.path.name.removesuffix(TEMP_SUFFIX))
+            segment.died_since_pin = set()  # pinned: it must not be deleted between two batches
+            segments.by_number[segment.number] = segment
+            context.accounting.mark_dirty(segment)
     context.commit()
-    for copy in copying.copies:
-        with segments.errors(copy):
-            files.replace(unnamed(copy.path), copy.path)
+    for segment in (copy.segment for copy in copying.copies):
+        with segments.errors(segment):
+            files.replace(unnamed(segment.path), segment.path)
     segments.sync_directory()
-    for copy, hint in copying.hints():
-        segments.hints.found(copy, hint)
+    for copy in copying.copies:
+        segments.hints.found(copy.segment, (copy.ids, copy.segment.header_bytes, copy.sizes))
 
 
-def _swap(context: GcContext, batch: _Batch) -> None:
-    """Relocate records that have not died since the pin. Caller holds the state lock. Raises InconsistentSegment."""
-    ids, old, new = still_alive(batch.source, batch.ids, batch.old, batch.new)
-    swap(context, batch.source.segment, ids, old, new)
-    _account(context, batch.source.segment, -1, old)
-    _account(context, batch.copy, 1, new)
+def _check_encoded(
+    form: SegmentFormat, ids: Sequence[bytes], bodies: Sequence[bytes], encoded: bytes, sizes: Sequence[int]
+) -> None:
+    """Raise unless ``encoded`` has one record of each of ``bodies``, with these sizes."""
+    if not isinstance(encoded, bytes) or not set(map(type, sizes)) <= {int}:
+        raise TypeError("it gives no bytes with sizes")
+    if len(sizes) != len(ids) or sum(sizes) != len(encoded) or min(sizes) < 1:
+        raise ValueError(
+            f"it gives {len(sizes)} records of {sum(sizes)} bytes for {len(ids)} messages, in {len(encoded)} bytes"
+        )
+    begins = accumulate(sizes, initial=0)
+    records = [encoded[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
+    if list(map(form.decode, ids, records)) != bodies:
+        raise ValueError("a record has another body than it was made of")
 
 
-def _account(context: GcContext, segment: Segment, sign: int, locations: Sequence[int]) -> None:
-    segment.live_count += sign * len(locations)
-    segment.live_bytes += sign * sum(location & MASK for location in locations)
-    context.accounting.mark_dirty(segment)
+def _check_copy(form: SegmentFormat, data: Buffer, ids: bytes | bytearray, begin: int, sizes: array[int]) -> None:
+    """Raise unless ``data`` is a segment of exactly these records, without gaps, from ``begin`` on."""
+    scan = scan_checked(form, data)
+    if scan.end.state != "clean" or scan.damage:
+        raise ValueError(f"the copy is damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
+    found, places = scan.records, array("Q", accumulate(sizes, initial=begin))
+    places.pop()
+    columns = (found.sizes, sizes), (found.offsets, places)
+    if found.ids != ids or any(array("Q", one).tobytes() != other.tobytes() for one, other in columns):
+        raise ValueError("the records of the copy are not those that were written")

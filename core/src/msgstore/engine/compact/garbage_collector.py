@@ -12,17 +12,24 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from msgstore.config import StoreConfig
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
 from msgstore.contract.events import CollectionFinishedEvent
 from msgstore.engine.backends import Backends
 from msgstore.engine.compact import policy_actions
 from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.compact.copy_compaction import compact_by_copy
-from msgstore.engine.compact.gc_context import CollectionResult, GcContext
-from msgstore.engine.compact.in_place import SWAPPED_AT_ONCE, compact_in_place
-from msgstore.engine.compact.pinning import InconsistentSegment, PinnedSegment, pin
-from msgstore.engine.segment import erasing
-from msgstore.engine.segment.segment import io_errors
+from msgstore.engine.compact.gc_context import (
+    RELOCATED_AT_ONCE,
+    CollectionResult,
+    GcContext,
+    InconsistentSegment,
+    PinnedSegment,
+    pin,
+)
+from msgstore.engine.compact.in_place import compact_in_place
+from msgstore.engine.segment.segment import io_errors, remove_file
+from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 
 log = logging.getLogger("msgstore.collection")
@@ -34,12 +41,20 @@ ProgressCallback = Callable[[int, int], object]
 class GarbageCollector:
     """One instance per open store. Thread-safe: takes the GC lock."""
 
-    def __init__(self, context: GcContext, backends: Backends, lifecycle: Lifecycle, reclaim: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        backends: Backends,
+        accounting: LiveAccounting,
+        lifecycle: Lifecycle,
+        reclaim: Callable[[], None],
+    ) -> None:
         """``reclaim`` commits and deletes empty segments; the caller holds the flush lock."""
-        self._context = context
-        self._accounting = context.accounting
-        self._segments = context.segments
-        self._store = context.segments.directory
+        self._context = GcContext(config, backends, accounting)
+        self.gc_lock = self._context.gc_lock
+        self._accounting = accounting
+        self._segments = accounting.segments
+        self._store = accounting.segments.directory
         self._lifecycle = lifecycle
         self._policy, self._may_drop = backends.policy, backends.may_drop
         self._generation = backends.write_format.descriptor.generation
@@ -57,7 +72,7 @@ class GarbageCollector:
 
         Raises StoreClosed; StoreIOError after everything else is done, if a file operation failed.
         """
-        with self._context.gc_lock:
+        with self.gc_lock:
             self._lifecycle.check_open()
             with self._accounting.state_lock:
                 stats, segments = self.stats(), self._segments.by_number.copy()
@@ -71,7 +86,7 @@ class GarbageCollector:
 
     def migrate(self, progress: ProgressCallback | None = None) -> list[CollectionResult]:
         """Copy every segment of an older format into the store's format, whatever the policy plans. Raises as ``collect``."""
-        with self._context.gc_lock:
+        with self.gc_lock:
             self._lifecycle.check_open()
             with self._accounting.state_lock:
                 old = {s.number for s in self._segments if s.form.descriptor.generation < self._generation}
@@ -172,7 +187,7 @@ class GarbageCollector:
             self._segments.sync_directory()
         while pending:
             with io_errors(pending[0]):
-                erasing.remove(self._segments.files, pending[0], erase=True)
+                remove_file(self._segments.files, pending[0], erase=True)
             pending.pop(0)
 
 
@@ -185,12 +200,12 @@ def _drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionR
     with context.segments.errors(segment), context.segments.files.view(segment.path) as data:
         live = source.live(context, data)
     released = 0
-    for begin in range(0, len(live), SWAPPED_AT_ONCE):
+    for begin in range(0, len(live), RELOCATED_AT_ONCE):
         with context.state_lock:
-            released += _release(context, source, live.part(begin, begin + SWAPPED_AT_ONCE))
+            released += _release(context, source, live.part(begin, begin + RELOCATED_AT_ONCE))
     context.commit()
     log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
-    return CollectionResult(source.name, segment.size, 0, outcome="dropped", dropped=released)
+    return CollectionResult(segment.path.name, segment.size, 0, outcome="dropped", dropped=released)
 
 
 def _release(context: GcContext, source: PinnedSegment, live: LiveRecords) -> int:

@@ -12,8 +12,8 @@ The order keeps every live record readable after a crash at any instant:
 Steps 2, 3, 4 and 6 are synced with every durability: a power loss may cost the last writes, but no message that was confirmed
 before and is only moved. A segment that is damaged, or in which a live record is missing, is quarantined unchanged.
 
-Plugins are not trusted with the only copy of a message: steps 2 to 4 are first rehearsed in memory
-(:mod:`msgstore.engine.compact.rehearsal`), and step 5 checks every entry (:mod:`msgstore.engine.compact.pinning`).
+Plugins are not trusted with the only copy of a message: steps 2 to 4 are first rehearsed in memory, so that a wrong format
+leaves the segment untouched, and step 5 checks every entry.
 
 Writers, readers and removers go on; the state lock is taken to relocate some thousand entries at a time. Records that die
 meanwhile are moved in vain. ``ReadFiles.epoch`` rises after steps 1 and 5: a location that was looked up before may point to
@@ -24,15 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgstore.contract import Buffer, CompactableFormat
+from msgstore.contract import Buffer, CompactableFormat, GapFill, SegmentFormat
 from msgstore.contract.formats import Write
-from msgstore.engine.compact.compaction_plan import CompactionPlan, LiveRecords, plan_moves
-from msgstore.engine.compact.gc_context import CollectionResult, GcContext
-from msgstore.engine.compact.pinning import PinnedSegment, blamed, still_alive, swap
-from msgstore.engine.compact.rehearsal import check, filled
-
-SWAPPED_AT_ONCE = 5000
-"""Entries that are relocated under one hold of the state lock: some milliseconds."""
+from msgstore.engine.compact.compaction_plan import CompactionPlan, Gap, LiveRecords, plan_moves
+from msgstore.engine.compact.gc_context import CollectionResult, GcContext, PinnedSegment, Relocation, blamed, relocate
+from msgstore.scan.sound import scan_checked
 
 
 def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult:
@@ -120,25 +116,43 @@ def _steps(
         fill = form.fill_gap(gap.offset, gap.size, records)
         image.append(data[done : gap.offset])
         done = gap.offset + gap.size
-        image.append(filled(gap, data[gap.offset : done], fill, records))
+        image.append(_filled(gap, data[gap.offset : done], fill, records))
         for writes, step in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
             writes += step
     image.append(data[done : todo.end])
-    check(form, b"".join(image)[: todo.end], places)
+    _check(form, b"".join(image)[: todo.end], places)
     return steps
+
+
+def _filled(gap: Gap, before: bytes, fill: GapFill, records: Sequence[bytes]) -> bytearray:
+    """Return the bytes of a gap after all writes of ``fill``. Raises unless the records come first, or for a write outside."""
+    image = bytearray(before)
+    for writes in (fill.prepare, fill.inside, fill.seal):
+        for offset, chunk in writes:
+            at, end = offset - gap.offset, offset - gap.offset + len(chunk)
+            if at < 0 or end > gap.size:
+                raise ValueError(f"{len(chunk)} bytes would be written at offset {offset}, outside of the gap at {gap.offset}")
+            image[at:end] = chunk
+    if not image.startswith(b"".join(records)):
+        raise ValueError(f"the gap at offset {gap.offset} would not hold the records that move into it")
+    return image
+
+
+def _check(form: SegmentFormat, image: bytes, places: Sequence[int]) -> None:
+    """Raise unless ``image``, the compacted segment, has a record at each place."""
+    scan = scan_checked(form, image)
+    if scan.end.state != "clean" or scan.damage:
+        raise ValueError(f"the segment would be damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
+    missing = set(places).difference(scan.records.offsets, scan.duplicates.offsets)
+    if missing:
+        raise ValueError(f"{len(missing)} live records would not be found, one of them at offset {min(missing)}")
 
 
 def _swap(context: GcContext, source: PinnedSegment, live: LiveRecords, moves: Sequence[tuple[int, int]]) -> None:
     """Relocate the moved records that have not died meanwhile. The row still has the old size. Raises InconsistentSegment."""
-    segment, ids, offsets, sizes = source.segment, live.ids, live.offsets, live.sizes
-    for begin in range(0, len(moves), SWAPPED_AT_ONCE):
-        some = moves[begin : begin + SWAPPED_AT_ONCE]
-        moved = [ids[position] for position, _ in some]
-        lengths = [sizes[position] for position, _ in some]
-        old = LiveRecords(moved, [offsets[position] for position, _ in some], lengths).locations(segment.number)
-        new = LiveRecords(moved, [target for _, target in some], lengths).locations(segment.number)
-        with context.state_lock:
-            swap(context, segment, *still_alive(source, moved, old, new))
-    with context.state_lock:
-        context.accounting.mark_dirty(segment)
+    ids = [live.ids[position] for position, _ in moves]
+    sizes = [live.sizes[position] for position, _ in moves]
+    old = LiveRecords(ids, [live.offsets[position] for position, _ in moves], sizes).locations(source.segment.number)
+    new = LiveRecords(ids, [target for _, target in moves], sizes).locations(source.segment.number)
+    relocate(context, Relocation(source, source.segment, ids, old, new))
     context.commit()

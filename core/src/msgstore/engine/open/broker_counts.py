@@ -6,23 +6,27 @@ files next to it: ``clean.dot``, ``file_summary.ets`` (size and live bytes of ea
 If everything agrees, the counts are used as they are, and a record without a count is dead. If anything contradicts, an entry
 whose record is at its location keeps its count, and every other record counts one, dead or not, also with a count of 0: a
 surplus message can be removed, a lost one cannot be brought back.
+
+Both tables are saved with ``ets:tab2file``, as an Erlang ``disk_log``: 8 bytes of header, then items of a 4-byte size, the 4
+bytes ``bWLA`` and an external term. The first item describes the table, the last one is ``['$end_of_table', [{count, N}]]``,
+each one between is a row. Terms are not decoded: a row is matched against the few encodings that Erlang has for it. So no
+length, atom, nesting or compression that a damaged or hostile file claims is ever followed.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import attrs
 
-from msgstore.contract import StoreError
+from msgstore.contract import SegmentScan, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
-from msgstore.engine.open import ets_file
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
-from msgstore.engine.open.ets_file import Data, Table, Take
-from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
@@ -31,10 +35,42 @@ log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
 
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
-Found = tuple[Segment, Hint, int]
-"""(segment, its records, number of copies besides these)."""
+Found = tuple[Segment, SegmentScan]
+"""A segment and its records."""
 _SMALLEST_ROW = 40
 """Bytes of the smallest row of both tables. It limits the number of rows that a file can claim to have."""
+
+_HEADER = b"\x01\x02\x03\x04cXM\x0b"
+"""Includes the mark of a log that was closed."""
+_MAGIC = b"bWLA"
+_HEAD = 8
+"""Bytes of an item before its term (size and magic), and of the header of the file."""
+_NEXT_ROW = _MAGIC + b"\x83h"
+"""Every row is a tuple of fewer than 256 members."""
+
+
+def _atom(name: bytes) -> bytes:
+    """Return the pattern of an atom in the encodings of all Erlang releases: Latin-1 or UTF-8, with 1 or 2 bytes of length."""
+    return rb"(?:[dv]\0" + re.escape(bytes([len(name)])) + rb"|[sw]" + re.escape(bytes([len(name)])) + rb")" + re.escape(name)
+
+
+_INTEGER = rb"(a.|b[\0-\x7f].{3}|" + b"|".join(rb"n%b\0.{%d}" % (re.escape(bytes([n])), n) for n in range(1, 9)) + rb")"
+"""Integers from 0 to 2**64 - 1."""
+_IGNORED_INTEGER = _INTEGER.replace(b"(", b"(?:", 1)
+_NEIGHBOUR = rb"(?:" + _IGNORED_INTEGER + rb"|" + _atom(b"undefined") + rb")"
+_FLAG = rb"(?:" + _atom(b"true") + rb"|" + _atom(b"false") + rb")"
+_ITEM = rb"(.{4})" + _MAGIC + rb"\x83"
+
+_LOCATION = re.compile(_ITEM + rb"h\x06" + _atom(b"msg_location") + rb"m\0\0\0\x10(.{16})" + _INTEGER * 4, re.DOTALL)
+_SUMMARY = re.compile(
+    _ITEM + rb"h\x08" + _atom(b"file_summary") + _INTEGER * 2 + _NEIGHBOUR * 2 + _INTEGER + _FLAG + _NEIGHBOUR, re.DOTALL
+)
+_END = re.compile(
+    _ITEM + rb"l\0\0\0\x02" + _atom(b"$end_of_table") + rb"l\0\0\0\x01h\x02" + _atom(b"count") + _INTEGER + rb"jj", re.DOTALL
+)
+
+Data = bytes | mmap.mmap
+Take = Callable[..., None]
 
 
 @attrs.define
@@ -68,9 +104,9 @@ class BrokerCounts:
         live = {msg_id: count for msg_id, count in self.references.items() if count}
         agreed = {
             msg_id: live[msg_id]
-            for segment, records, _ in found
-            for msg_id, location in zip(records.id_list(), records.locations(segment.number), strict=True)
-            if msg_id in live and self.locations[msg_id] == location
+            for segment, scan in found
+            for msg_id, offset, size, _ in scan.records.rows()
+            if msg_id in live and self.locations[msg_id] == pack_location(segment.number, offset, size)
         }
         contradicted = len(live) - len(agreed)
         if contradicted:
@@ -79,7 +115,7 @@ class BrokerCounts:
             what = "%s: the reference counts are those of %s: %d messages with %d references"
             log.info(what, self.directory, SAVED_COUNTS, len(live), sum(live.values()))
             return "msg_store_index.ets", live
-        there = {msg_id: 1 for _, records, _ in found for msg_id in records.id_list()}
+        there = {msg_id: 1 for _, scan in found for msg_id in scan.records.id_list()}
         what = (
             "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, "
             "and %d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
@@ -106,7 +142,7 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
         return None
     counts = BrokerCounts(segments.directory)
     try:
-        table = _read(segments, path, ets_file.read_locations, counts.take)
+        table = _read_table(segments, path, read_locations, counts.take)
         if not table.rows and table.problem:
             _store_log.warning(what, path, table.problem)
             return None
@@ -124,7 +160,7 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
     return counts
 
 
-def _read(segments: Segments, path: Path, read: Callable[[Data, Take, int], Table], take: Take) -> Table:
+def _read_table(segments: Segments, path: Path, read: Callable[[Data, Take, int], Table], take: Take) -> Table:
     with segments.files.view(path) as data:
         return read(data, take, len(data) // _SMALLEST_ROW)
 
@@ -140,7 +176,7 @@ def _compare_summary(segments: Segments, shutdown_files: ShutdownFiles, counts: 
     def take(number: int, live_bytes: int, size: int) -> None:
         summary[number] = (live_bytes, size)
 
-    table = _read(segments, path, ets_file.read_summaries, take)
+    table = _read_table(segments, path, read_summaries, take)
     for number in sorted(summary.keys() - segments.by_number.keys()):
         counts.object(f"segment {number} is missing, and has {summary[number][0]} bytes of live records by {SAVED_SUMMARY}")
     if table.problem:
@@ -157,3 +193,59 @@ def _compare_summary(segments: Segments, shutdown_files: ShutdownFiles, counts: 
         elif live_bytes != live[segment.number]:
             what = f"{live[segment.number]} bytes of {segment.path.name} are alive by it, and {live_bytes} by {SAVED_SUMMARY}"
             counts.object(what)
+
+
+@attrs.frozen
+class Table:
+    """Result of reading a saved table."""
+
+    rows: int
+    """Number of rows that were read."""
+    problem: str | None
+    """First reason why the table is incomplete; None if every row was read."""
+
+
+def read_locations(data: Data, take: Take, max_rows: int) -> Table:
+    """Call ``take(id, references, file, offset, size)`` for each row of ``msg_store_index.ets``."""
+    return _read_rows(data, _LOCATION, lambda row: take(row[2], *map(_integer, row.groups()[2:])), max_rows)
+
+
+def read_summaries(data: Data, take: Take, max_rows: int) -> Table:
+    """Call ``take(file, live_bytes, size)`` for each row of ``file_summary.ets``."""
+    return _read_rows(data, _SUMMARY, lambda row: take(*map(_integer, row.groups()[1:])), max_rows)
+
+
+def _read_rows(data: Data, form: re.Pattern[bytes], take: Callable[[re.Match[bytes]], None], max_rows: int) -> Table:
+    """Read every intact row, also after damage. The search for the next row only moves forward: the time is linear."""
+    problem = None if data[:_HEAD] == _HEADER else "it is not a table that was closed"
+    at, rows = _end_of_item(data, _HEAD), 0
+    if data[at + 4 : at + _HEAD] != _MAGIC:
+        at = _HEAD  # no item: search for the first row from here
+    while True:
+        row = form.match(data, at)
+        if row is not None and _end_of_item(data, at) == row.end():
+            if rows == max_rows:
+                return Table(rows, problem or f"it has more than {max_rows} rows, and the segments have no room for them")
+            take(row)
+            rows += 1
+            at = row.end()
+            continue
+        end = _END.match(data, at)
+        if end is not None:
+            fits = _end_of_item(data, at) == end.end() == len(data) and _integer(end[2]) == rows
+            return Table(rows, problem or (None if fits else f"its end does not fit its {rows} rows"))
+        problem = problem or f"it is damaged or cut off at offset {at}"
+        at = data.find(_NEXT_ROW, at + _HEAD) - 4
+        if at < 0:
+            return Table(rows, problem)
+
+
+def _end_of_item(data: Data, at: int) -> int:
+    """Return the offset after an item, by its size."""
+    return at + _HEAD + int.from_bytes(data[at : at + 4], "big")
+
+
+def _integer(encoded: bytes) -> int:
+    if encoded[:1] == b"n":
+        return int.from_bytes(encoded[3:], "little")
+    return int.from_bytes(encoded[1:], "big")

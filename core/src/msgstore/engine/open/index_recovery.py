@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from itertools import islice
 from types import MappingProxyType
 
+import attrs
+
 from msgstore.config import StoreConfig
 from msgstore.contract import RESCUED_KEY, Index, IndexContext, PluginError, StoreMismatch
 from msgstore.engine.backends import of_index
@@ -61,29 +63,30 @@ def recover_index(
         if is_foreign and counts is None:
             _report_all_missing(run, shutdown_files)
         index.clear()
+        _report_lost(run)
+        return recovery
+    recovery.how = "trust"
+    if last_index != config.index.name and not is_foreign:
+        recovery.how = "taken over"
+        run = attrs.evolve(run, keeps_copy=False)  # the other index stays as it is
+        state = _take_over(last_index, config, catalogue, segments.files, index, has_counts=counts is not None)
+    plan = compare_with_index(state, segments, shutdown_files) if state else _NO_PLAN
+    if is_foreign:
+        broker = read_broker_counts(segments, shutdown_files, read_only=read_only) if counts is None else None
+        _rebuild(run, plan, "RabbitMQ has saved one of its own since", counts, broker=broker)
+        return recovery
+    recovery.lost = list(plan.lost)
+    refusal = plan.refusal or refute(run, plan.verify)
+    if plan.lost and counts is not None:
+        refusal = refusal or "segments are missing or shortened, and counts were given"
+    if refusal is None:
+        _complete(run, plan)
+    elif plan.rows and counts is None:
+        reconcile(run, plan, refusal)
     else:
-        recovery.how = "trust"
-        if last_index != config.index.name and not is_foreign:
-            recovery.how = "taken over"
-            run = RecoveryRun(segments, index, recovery, progress, keeps_copy=False)  # the other index stays as it is
-            state = _take_over(last_index, config, catalogue, segments.files, index, has_counts=counts is not None)
-        plan = compare_with_index(state, segments, shutdown_files) if state else _NO_PLAN
-        if is_foreign:
-            broker = read_broker_counts(segments, shutdown_files, read_only=read_only) if counts is None else None
-            _rebuild(run, plan, "RabbitMQ has saved one of its own since", counts, broker=broker)
-        else:
-            recovery.lost = list(plan.lost)
-            refusal = plan.refusal or refute(run, plan.verify)
-            if plan.lost and counts is not None:
-                refusal = refusal or "segments are missing or shortened, and counts were given"
-            if refusal is None:
-                _complete(run, plan)
-            elif plan.rows and counts is None:
-                reconcile(run, plan, refusal)
-            else:
-                has_rescued = RESCUED_KEY in state and counts is None
-                rescued = {msg_id: count for msg_id, _, count in index.items() if count > 1} if has_rescued else {}
-                _rebuild(run, plan, refusal, counts, rescued=rescued)
+        has_rescued = RESCUED_KEY in state and counts is None
+        rescued = {msg_id: count for msg_id, _, count in index.items() if count > 1} if has_rescued else {}
+        _rebuild(run, plan, refusal, counts, rescued=rescued)
     _report_lost(run)
     return recovery
 

@@ -6,19 +6,18 @@ Opening never truncates a segment. One that does not end cleanly is sealed, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, repeat
 
 import attrs
 
-from msgstore.contract import Index, SegmentScan, StoreError
+from msgstore.contract import Columns, Index, SegmentScan, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open.broker_counts import BrokerCounts, Found
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
-from msgstore.engine.segment.hint_file import Hint
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
-from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
+from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location, pack_locations
 
 log = logging.getLogger("msgstore.recovery")
 
@@ -28,7 +27,7 @@ CHAIN = 2
 
 @attrs.frozen(eq=False)
 class RecoveryRun:
-    """What the steps of one recovery share."""
+    """State that the steps of one recovery share."""
 
     segments: Segments
     index: Index
@@ -143,11 +142,11 @@ def rebuild(run: RecoveryRun, counts: Mapping[bytes, int], default: int, broker:
     has_copies = False
     records = 0
     newest = max(segments.by_number)
-    for segment, found, copied in found_records:
-        has_copies |= not _enter(index, segment, found, counts, default)
-        records += found.count + copied
+    for segment, scan in found_records:
+        has_copies |= not _enter(index, segment, scan.records, counts, default)
+        records += len(scan.records) + len(scan.duplicates)
         if segment.number == newest and segment.appendable:
-            segments.hints.hold(segment, found)
+            segments.hints.hold(segment, scan.records)
         index.freeze({})
         index.commit()
     if has_copies:
@@ -167,30 +166,31 @@ def _read_all(run: RecoveryRun) -> Iterator[Found]:
     """Yield the records of each segment, in number order. One segment is in memory at a time."""
     hints, newest = run.segments.hints, max(run.segments.by_number)
     for segment in run.metered(run.segments):
-        found, copied = hints.load(segment), 0
-        if found is not None:
+        hint = hints.load(segment)
+        if hint is not None:
             run.recovery.hinted.append(segment.path.name)
             segment.appendable = True
+            yield segment, SegmentScan(records=hint)
         else:
             scan = run.scan(segment)
-            found, copied = Hint.of(scan.records), len(scan.duplicates)
-            if segment.appendable and not copied and segment.number != newest:
-                hints.found(segment, found)
-        yield segment, found, copied
+            if segment.appendable and not scan.duplicates and segment.number != newest:
+                hints.found(segment, (scan.records.ids, scan.records.offsets, scan.records.sizes))
+            yield segment, scan
 
 
-def _enter(index: Index, segment: Segment, found: Hint, counts: Mapping[bytes, int], default: int) -> bool:
+def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes, int], default: int) -> bool:
     """Enter the records of one segment. Return False if there are copies: live records must then be counted again."""
-    ids, locations, sizes = found.id_list(), found.locations(segment.number), None
+    ids, locations = found.id_list(), pack_locations(segment.number, found.offsets, found.sizes)
+    sizes: Sequence[int] = found.sizes
     references: list[int] | None = None
     if counts or not default:
         named = list(map(counts.get, ids, repeat(default)))
         if 0 in named:
-            sizes = list(compress(found.each_size(), named))
+            sizes = list(compress(sizes, named))
             ids, locations, named = list(compress(ids, named)), list(compress(locations, named)), list(filter(None, named))
         references = named if named.count(1) < len(named) else None
     segment.live_count = len(ids)
-    segment.live_bytes = found.total() if sizes is None else sum(sizes)
+    segment.live_bytes = sum(sizes)
     before = len(index)
     index.enter(ids, locations, references)
     if len(index) - before == len(ids):

@@ -23,15 +23,14 @@ from msgstore.directory import (
     write_settings,
 )
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
-from msgstore.engine.events.telemetry import Telemetry
+from msgstore.engine.events import Telemetry
 from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
 from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.index_recovery import recover_index
 from msgstore.engine.open.recovery import sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
 from msgstore.engine.open.settings import keep_damaged, rebuild_settings
-from msgstore.engine.segment.erasing import remove_leftovers
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segment import Segment, remove_leftovers
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows

@@ -1,4 +1,4 @@
-"""Reader: write buffer, else index, else one ``pread``. One reader for stores of this process and next to other processes.
+"""Reader: write buffer, else index, else one ``pread``.
 
 Reads of a local store have a fast path without locks. ``read`` and ``read_many`` look the location up, read, and make sure that
 nothing which an older lookup may point to was overwritten, cut or closed meanwhile (``ReadFiles.epoch``). If anything is not as
@@ -10,21 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-
-import attrs
+from typing import TypeVar
 
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
 from msgstore.engine.backends import Backends
-from msgstore.engine.ids import check_id
-from msgstore.engine.read.strategy import Fetched, ReadStrategy
+from msgstore.engine.client import check_id
 from msgstore.engine.segment.read_files import Decode
 from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
-from msgstore.scan import WholeRecord
+from msgstore.scan import OpenFormat, WholeRecord
+from msgstore.writer_lock import read_lock
 
 _MAX_MOVES = 1000
 """Times that a record may move while it is read."""
@@ -34,46 +32,82 @@ _RETRY_SECONDS = 0.005
 """... and the time between them."""
 
 
-@attrs.frozen
-class _Located:
-    """A record that was read and decoded."""
-
-    fetched: Fetched
-    offset: int
-    stored: bytes
-    """Stored body."""
+Fetched = tuple[Path, OpenFormat, bytes]
+"""(path, format, data): bytes of a segment, and what is needed to decode them."""
+T = TypeVar("T")
 
 
 class Reader:
-    """One instance per open store. Thread-safe."""
+    """One instance per open store. Thread-safe. The slow path holds the state lock, which keeps index and segments in place.
+
+    ``live_reader`` has the reader next to a writer in another process.
+    """
 
     read: Callable[[bytes], bytes]
     contains: Callable[[bytes], bool]
+    is_final = True
+    """True if no location can change inside ``consistently``."""
 
-    def __init__(self, strategy: ReadStrategy, accounting: LiveAccounting) -> None:
-        self._strategy = strategy
+    def __init__(
+        self,
+        backends: Backends,
+        accounting: LiveAccounting,
+        lifecycle: Lifecycle,
+        buffered: Callable[[bytes], tuple[bytes, object] | None],
+        lock_text: bytes | None,
+    ) -> None:
+        """``buffered`` gives the write buffer's entry of an id, stored body first. ``lock_text``: text of the lock file at the
+        opening of a read-only store."""
+        self._backends = backends
         self._segments = accounting.segments
         self._directory = accounting.segments.directory
+        self._state_lock = accounting.state_lock
+        self._lifecycle = lifecycle
+        self._buffered = buffered
+        self._lock_text = lock_text
         self._shared = accounting.shared
         self._locate = accounting.index.get
+        self._pending: Mapping[bytes, tuple[bytes, object]] | None = None
+        """Write buffer that is read without a lock; None if there is no fast path."""
         self._mapped = False
-        self._read_unlocked: Callable[[list[bytes]], dict[bytes, bytes]] = lambda _: {}
         self.read, self.contains = self.read_slow, self.contains_slow
+
+    # -- a consistent look at index and segments --------------------------------------------------------------------------
+
+    def consistently(self, call: Callable[[Backends], T]) -> T:
+        """Return ``call(backends)``, made while index and segments fit each other. Raises StoreClosed, StoreError."""
+        with self._state_lock:
+            self._lifecycle.check_open()
+            return call(self._backends)
+
+    def _fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:
+        """Read bytes of a segment; None if the read has to be repeated. Raises OSError, StoreError. Inside ``consistently``."""
+        segment = self._segments.get(number)
+        fd, _ = self._segments.read_files.open(segment)
+        return segment.path, segment.form, self._segments.files.pread(fd, size, offset)
+
+    def _drop_file(self, number: int) -> None:
+        """Open the segment file again at the next ``_fetch``."""
+
+    def _check_unchanged(self) -> None:
+        """Raise StoreError if damage may be the work of a writer that came since the store was opened."""
+        if self._lock_text is not None and read_lock(self._directory) != self._lock_text:
+            raise StoreError(
+                f"{self._directory}: another process has opened the store for writing since it was opened for reading here, "
+                "and may have moved the message; open it again"
+            )
 
     # -- fast paths of a local store --------------------------------------------------------------------------------------
 
-    def use_fast_path(
-        self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, lifecycle: Lifecycle, *, mapped: bool
-    ) -> None:
+    def use_fast_path(self, pending: Mapping[bytes, tuple[bytes, object]], *, mapped: bool) -> None:
         """Serve reads without locks. ``mapped``: ``read`` uses memory maps instead of ``pread``."""
-        self._mapped = mapped
-        self.contains = self._make_contains(pending, lifecycle)
-        self._read_unlocked = partial(self._read_many_unlocked, pending, backends)
-        self.read = self._make_mapped_read(pending, backends) if mapped else self._make_read(pending, backends)
+        self._pending, self._mapped = pending, mapped
+        self.contains = self._make_contains(pending)
+        self.read = self._make_read(pending, mapped=mapped)
 
-    def _make_read(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
-        files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, backends.plain_bodies
-        opened, pread, decode_body = files.readers, self._segments.files.pread, backends.decode_body
+    def _make_read(self, pending: Mapping[bytes, tuple[bytes, object]], *, mapped: bool) -> Callable[[bytes], bytes]:
+        files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, self._backends.plain_bodies
+        opened, maps, pread, decode_body = files.readers, files.maps, self._segments.files.pread, self._backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
         def read(
@@ -86,43 +120,24 @@ class Reader:
                     return slow_path(msg_id)
                 epoch = files.epoch
                 location: int = locate(msg_id)  # type: ignore[assignment]
-                fd, decode = opened[location >> number_shift]
                 size = location & mask
-                record = pread(fd, size, location >> offset_shift & mask)
+                if mapped:
+                    whole, decode = maps[location >> number_shift]
+                    offset = location >> offset_shift & mask
+                    record = whole[offset : offset + size]
+                else:
+                    fd, decode = opened[location >> number_shift]
+                    record = pread(fd, size, location >> offset_shift & mask)
                 if files.epoch == epoch and len(record) == size:
                     return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
-            except (TypeError, KeyError, OSError, RecordError):
+            except (TypeError, KeyError, OSError, ValueError, RecordError):  # ValueError: the map was closed
                 pass
             return slow_path(msg_id)
 
         return read
 
-    def _make_mapped_read(self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends) -> Callable[[bytes], bytes]:
-        files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, backends.plain_bodies
-        maps, decode_body = files.maps, backends.decode_body
-        shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
-
-        def read(msg_id: bytes) -> bytes:  # as above, written out: calls are what a map saves
-            try:
-                if msg_id in pending and (body := pending[msg_id][0]).__class__ is bytes:
-                    return body
-                if shared and msg_id in shared:
-                    return slow_path(msg_id)
-                epoch = files.epoch
-                location: int = locate(msg_id)  # type: ignore[assignment]
-                mapped, decode = maps[location >> number_shift]
-                offset, size = location >> offset_shift & mask, location & mask
-                record = mapped[offset : offset + size]
-                if files.epoch == epoch and len(record) == size:
-                    return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
-            except (TypeError, KeyError, ValueError, RecordError):  # ValueError: the map was closed
-                pass
-            return slow_path(msg_id)
-
-        return read
-
-    def _make_contains(self, pending: Mapping[bytes, object], lifecycle: Lifecycle) -> Callable[[bytes], bool]:
-        locate, slow_path = self._locate, self.contains_slow
+    def _make_contains(self, pending: Mapping[bytes, object]) -> Callable[[bytes], bool]:
+        locate, slow_path, lifecycle = self._locate, self.contains_slow, self._lifecycle
 
         def contains(msg_id: bytes) -> bool:
             try:
@@ -134,9 +149,7 @@ class Reader:
 
         return contains
 
-    def _read_many_unlocked(
-        self, pending: Mapping[bytes, tuple[bytes, object]], backends: Backends, wanted: list[bytes]
-    ) -> dict[bytes, bytes]:
+    def _read_many_unlocked(self, pending: Mapping[bytes, tuple[bytes, object]], wanted: list[bytes]) -> dict[bytes, bytes]:
         """Return the bodies that can be read without a lock; a missing one may exist all the same."""
         files, locate, shared_ids = self._segments.read_files, self._locate, self._shared.ids
         epoch = files.epoch
@@ -155,7 +168,7 @@ class Reader:
                     data = self._segments.files.pread(reader[0], size, start)
                     if files.epoch != epoch:
                         break
-                    _decode_run(run, start, data, reader[1], found, backends)
+                    _decode_run(run, start, data, reader[1], found, self._backends)
         return found
 
     # -- for clients ------------------------------------------------------------------------------------------------------
@@ -163,7 +176,7 @@ class Reader:
     def read_slow(self, msg_id: bytes) -> bytes:
         """Return the body of a live message. Raises MessageNotFound, CorruptRecord, StoreError, ValueError (id)."""
         check_id(msg_id)
-        body = self._strategy.consistently(lambda backends: self._body(msg_id, backends))
+        body = self.consistently(lambda backends: self._body(msg_id, backends))
         if body is None:
             raise MessageNotFound([msg_id], str(self._directory))
         return body
@@ -174,11 +187,11 @@ class Reader:
         for msg_id in wanted:
             check_id(msg_id)
         wanted = list(dict.fromkeys(wanted))
-        found = self._read_unlocked(wanted)
+        found = {} if self._pending is None else self._read_many_unlocked(self._pending, wanted)
         if found and len(found) == len(wanted):
             return found
         missing = [msg_id for msg_id in wanted if msg_id not in found]
-        return found | self._strategy.consistently(lambda backends: self._read_many(missing, backends))
+        return found | self.consistently(lambda backends: self._read_many(missing, backends))
 
     def contains_slow(self, msg_id: bytes) -> bool:
         """Return True if a live message has this id. ValueError for what is not an id."""
@@ -186,26 +199,25 @@ class Reader:
 
         def is_there(_: Backends) -> bool:
             with io_errors(self._directory):
-                return self._strategy.buffered(msg_id) is not None or self._locate(msg_id) is not None
+                return self._buffered(msg_id) is not None or self._locate(msg_id) is not None
 
-        return self._strategy.consistently(is_there)
+        return self.consistently(is_there)
 
-    # -- for tools; inside ``consistently`` -------------------------------------------------------------------------------
+    def record(self, msg_id: bytes) -> WholeRecord:
+        """Return the whole record of a message, wherever it is now. Raises MessageNotFound, CorruptRecord, StoreError."""
 
-    def stored(self, msg_id: bytes, location: int, backends: Backends) -> bytes:
-        """Return the stored body of a message. Raises MessageNotFound, CorruptRecord, StoreIOError."""
-        return self._find(msg_id, location, backends).stored
+        def look(backends: Backends) -> WholeRecord:
+            with io_errors(self._directory):
+                location = self._locate(msg_id)
+            return self._find(msg_id, location, backends)
 
-    def record(self, msg_id: bytes, location: int, backends: Backends) -> WholeRecord:
-        """Return the whole record of a message. Raises as ``stored``."""
-        found = self._find(msg_id, location, backends)
-        return WholeRecord(found.fetched.path, found.offset, found.fetched.form, found.fetched.data, found.stored)
+        return self.consistently(look)
 
     # -- the slow path ----------------------------------------------------------------------------------------------------
 
     def _body(self, msg_id: bytes, backends: Backends) -> bytes | None:
         """Return the body, or None if there is no such message."""
-        if (entry := self._strategy.buffered(msg_id)) is not None:
+        if (entry := self._buffered(msg_id)) is not None:
             body = entry[0]
             return backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
         with io_errors(self._directory):
@@ -220,41 +232,46 @@ class Reader:
             return None
         if self._mapped:
             self._segments.read_files.map(self._segments.get(location >> NUMBER_SHIFT))
-        body = self._decode_body(msg_id, found, backends)
+        try:
+            body = found.body if backends.plain_bodies else backends.decode_body(msg_id, found.body)
+        except RecordError as error:
+            raise self._corrupt(msg_id, found.path, found.offset, error) from error
         if msg_id in self._shared.ids:
             self._shared.put(msg_id, body)
         return body
 
-    def _find(self, msg_id: bytes, location: int, backends: Backends) -> _Located:
+    def _find(self, msg_id: bytes, location: int | None, backends: Backends) -> WholeRecord:
         """Read the record of a message, wherever it moves. Raises MessageNotFound, CorruptRecord, StoreError."""
         retries = 0
-        here: int | None = location
         for _ in range(_MAX_MOVES):
-            if here is None:
+            if location is None:
                 raise MessageNotFound([msg_id], str(self._directory))
             problem: RecordError | OSError | None = None
-            found: _Located | None = None
+            found: WholeRecord | None = None
             fetched: Fetched | None = None
-            number, offset, size = unpack_location(here)
+            number, offset, size = unpack_location(location)
             try:
-                fetched = self._strategy.fetch(number, offset, size, backends)
+                fetched = self._fetch(number, offset, size, backends)
                 if fetched is not None:
-                    found = _Located(fetched, offset, _decode(msg_id, fetched, fetched.data, size))
+                    path, form, data = fetched
+                    if len(data) != size:
+                        raise RecordError("size_mismatch", f"the file ends {size - len(data)} bytes before the record does")
+                    found = WholeRecord(path, offset, form, data, form.format.decode(msg_id, data))
             except (RecordError, OSError) as error:
                 problem = error
             except StoreError:
-                self._strategy.check_unchanged()
+                self._check_unchanged()
                 raise
-            before, here = here, self._locate(msg_id)
-            if here != before:
+            before, location = location, self._locate(msg_id)
+            if location != before:
                 continue
             if found is not None:
                 return found
             if problem is not None:
-                if self._strategy.is_final or retries == (_MAX_RETRIES if isinstance(problem, FileNotFoundError) else 1):
+                if self.is_final or retries == (_MAX_RETRIES if isinstance(problem, FileNotFoundError) else 1):
                     raise self._error(msg_id, number, offset, fetched, problem)
                 retries += 1
-                self._strategy.drop_file(number)
+                self._drop_file(number)
                 if retries > 1:
                     time.sleep(_RETRY_SECONDS)
         raise StoreError(f"{self._directory}: {msg_id.hex()} was moved {_MAX_MOVES} times while it was read; try again")
@@ -262,7 +279,7 @@ class Reader:
     def _read_many(self, wanted: list[bytes], backends: Backends) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         located: list[tuple[int, bytes]] = []
-        buffered, locate, shared_ids = self._strategy.buffered, self._locate, self._shared.ids
+        buffered, locate, shared_ids = self._buffered, self._locate, self._shared.ids
         with io_errors(self._directory):
             for msg_id in wanted:
                 if (entry := buffered(msg_id)) is not None:
@@ -275,9 +292,8 @@ class Reader:
                     located.append((location, msg_id))
         for run in coalesce_reads(sorted(located)):
             self._read_run(run, found, backends)
-        is_final = self._strategy.is_final
         for location, msg_id in located:
-            if msg_id not in found or not (is_final or locate(msg_id) == location):
+            if msg_id not in found or not (self.is_final or locate(msg_id) == location):
                 found.pop(msg_id, None)
                 if (now := self._body(msg_id, backends)) is not None:
                     found[msg_id] = now
@@ -287,26 +303,21 @@ class Reader:
         """Add the bodies of neighbouring records that can be read; the others are read one by one."""
         number, start, size = _span(run)
         try:
-            fetched = self._strategy.fetch(number, start, size, backends)
+            fetched = self._fetch(number, start, size, backends)
         except (OSError, StoreError):
             return
         if fetched is not None:
-            _decode_run(run, start, fetched.data, fetched.form.format.decode, found, backends)
+            _, form, data = fetched
+            _decode_run(run, start, data, form.format.decode, found, backends)
 
     # -- errors -----------------------------------------------------------------------------------------------------------
-
-    def _decode_body(self, msg_id: bytes, found: _Located, backends: Backends) -> bytes:
-        try:
-            return found.stored if backends.plain_bodies else backends.decode_body(msg_id, found.stored)
-        except RecordError as error:
-            raise self._corrupt(msg_id, found.fetched.path, found.offset, error) from error
 
     def _error(
         self, msg_id: bytes, number: int, offset: int, fetched: Fetched | None, problem: RecordError | OSError
     ) -> StoreError:
-        self._strategy.check_unchanged()
+        self._check_unchanged()
         segment = self._segments.by_number.get(number)
-        path = fetched.path if fetched else segment.path if segment else self._directory / str(number)
+        path = fetched[0] if fetched else segment.path if segment else self._directory / str(number)
         if isinstance(problem, FileNotFoundError):
             return StoreError(
                 f"{self._directory}: the index is damaged: it points to segment {number}, which does not exist. Stop the "
@@ -317,7 +328,7 @@ class Reader:
         return self._corrupt(msg_id, path, offset, problem)
 
     def _corrupt(self, msg_id: bytes, path: Path, offset: int, error: RecordError) -> CorruptRecord:
-        self._strategy.check_unchanged()
+        self._check_unchanged()
         self._segments.telemetry.damage(path.name, offset, error.reason)
         return CorruptRecord(
             f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
@@ -327,13 +338,6 @@ class Reader:
             offset=offset,
             msg_id=msg_id,
         )
-
-
-def _decode(msg_id: bytes, fetched: Fetched, record: bytes, size: int) -> bytes:
-    """Return the stored body of a record. Raises RecordError."""
-    if len(record) != size:
-        raise RecordError("size_mismatch", f"the file ends {size - len(record)} bytes before the record does")
-    return fetched.form.format.decode(msg_id, record)
 
 
 def _span(run: list[tuple[int, bytes]]) -> tuple[int, int, int]:

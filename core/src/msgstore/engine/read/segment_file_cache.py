@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 
 from msgstore.files import Files
-from msgstore.scan import FormatSet
+from msgstore.scan import FormatSet, OpenFormat
 
 MAX_OPEN = 64
 """Open descriptors. The least recently opened one is closed first. A descriptor holds the space of a deleted segment."""
 
 
 @attrs.frozen(eq=False)
-class FoundFile:
-    """An open segment file."""
-
+class _FoundFile:
     path: Path
     fd: int
-    decode: Callable[[bytes, bytes], bytes]
+    form: OpenFormat
 
 
 class SegmentFileCache:
@@ -33,16 +30,25 @@ class SegmentFileCache:
         self._files = files
         self._formats: FormatSet | None = None
         """Formats that the files were opened with. With other formats a number may belong to another file."""
-        self._open: dict[int, FoundFile] = {}
+        self._open: dict[int, _FoundFile] = {}
         self._changing = threading.Lock()
         self._closed = False
 
-    def get(self, number: int, formats: FormatSet) -> FoundFile:
-        """Return the open file of a segment. FileNotFoundError if no format has a segment of this number."""
-        found = self._open.get(number) if formats is self._formats else None
-        return found or self._find(number, formats)
+    def read(self, number: int, offset: int, size: int, formats: FormatSet) -> tuple[Path, OpenFormat, bytes] | None:
+        """Return path, format, and up to ``size`` bytes; None if another thread has closed the file: the bytes may be wrong.
 
-    def _find(self, number: int, formats: FormatSet) -> FoundFile:
+        FileNotFoundError if no format has a segment of this number.
+        """
+        found = (self._open.get(number) if formats is self._formats else None) or self._find(number, formats)
+        try:
+            data = self._files.pread(found.fd, size, offset)
+        except OSError:
+            if self._open.get(number) is found:
+                raise
+            return None
+        return (found.path, found.form, data) if self._open.get(number) is found else None
+
+    def _find(self, number: int, formats: FormatSet) -> _FoundFile:
         with self._changing:
             if self._closed:
                 raise OSError(errno.EBADF, "the store is closed", str(self._directory))
@@ -56,25 +62,9 @@ class SegmentFileCache:
                 except FileNotFoundError:
                     continue
                 self._make_room()
-                found = self._open[number] = FoundFile(path, fd, formats.by_extension(extension).format.decode)
+                found = self._open[number] = _FoundFile(path, fd, formats.by_extension(extension))
                 return found
         raise FileNotFoundError(errno.ENOENT, "there is no such segment", str(self._directory / str(number)))
-
-    def read(self, number: int, offset: int, size: int, formats: FormatSet) -> tuple[FoundFile, bytes] | None:
-        """Return the file and up to ``size`` bytes; None if another thread has closed the file: the bytes may be wrong."""
-        found = self.get(number, formats)
-        try:
-            data = self._files.pread(found.fd, size, offset)
-        except OSError:
-            if self._open.get(number) is found:
-                raise
-            return None
-        return (found, data) if self._open.get(number) is found else None
-
-    def path(self, number: int) -> Path | None:
-        """Return the path of a segment that is open, else None."""
-        found = self._open.get(number)
-        return None if found is None else found.path
 
     def _make_room(self) -> None:
         """Close files down to the limit, and those of deleted segments, whose space they hold."""

@@ -29,44 +29,9 @@ import attrs
 
 from msgstore.contract import MsgStoreError, StoreClosed, StoreError, StoreLocked
 from msgstore.engine.backends import Backends
-from msgstore.engine.segment.segment import io_error, io_errors
+from msgstore.engine.segment.segment import io_errors
 from msgstore.files import Files
 from msgstore.writer_lock import MAX_TEXT, open_lock, parse_lock
-
-
-class LockTextReader:
-    """Reads the text with one system call, once the file exists. Thread-safe."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._fd: int | None = None
-        self._opening = threading.Lock()
-        self._is_closed = False
-
-    def text(self) -> bytes:
-        """Return the text; empty if there is no file, or after ``close``. Raises OSError; StoreError if it is no plain file."""
-        fd = self._fd
-        if fd is None:
-            fd = self._open()
-        return b"" if fd is None else Files.pread(fd, MAX_TEXT, 0)
-
-    def _open(self) -> int | None:
-        with self._opening:
-            if self._fd is None and not self._is_closed:
-                try:
-                    self._fd = open_lock(self._directory, os.O_RDONLY)
-                except FileNotFoundError:
-                    return None
-            return self._fd
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._opening:
-            self._is_closed = True
-            fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
 
 OPENING_TIMEOUT_SECONDS = 5.0
 """Time that a reader waits for a writer that is opening the store."""
@@ -98,7 +63,9 @@ class WriterTracker:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._text_reader = LockTextReader(directory)
+        self._fd: int | None = None
+        """Descriptor of the lock file, once it exists: the text is then read with one system call."""
+        self._opening = threading.Lock()
         self._updating = threading.Lock()
         self._view: ReadView | None = None
         self._make_view: MakeView = lambda _: None
@@ -107,7 +74,20 @@ class WriterTracker:
     def text(self) -> bytes:
         """Return the text of the lock file. Raises StoreIOError."""
         with io_errors(self.directory):
-            return self._text_reader.text()
+            return self._read_text()
+
+    def _read_text(self) -> bytes:
+        """Return the text; empty if there is no file, or after ``close``. Raises OSError; StoreError if it is no plain file."""
+        fd = self._fd
+        if fd is None:
+            with self._opening:
+                if self._fd is None and not self._is_closed:
+                    try:
+                        self._fd = open_lock(self.directory, os.O_RDONLY)
+                    except FileNotFoundError:
+                        return b""
+                fd = self._fd
+        return b"" if fd is None else Files.pread(fd, MAX_TEXT, 0)
 
     def begin(self, make_view: MakeView, view: ReadView | None) -> None:
         """Follow the present writer if ``view`` is None, else the next one."""
@@ -132,10 +112,7 @@ class WriterTracker:
         raise StoreError(f"{self.directory}: writers came and went {_MAX_VIEWS} times within one call; try again")
 
     def _is_current(self, view: ReadView) -> bool:
-        try:
-            text = self._text_reader.text()
-        except OSError as error:
-            raise io_error(self.directory, None, error) from error
+        text = self.text()
         if self._is_closed:
             raise StoreClosed(f"{self.directory}: the store is closed")
         return text == view.text
@@ -145,7 +122,7 @@ class WriterTracker:
         with self._updating, io_errors(self.directory):
             until = time.monotonic() + OPENING_TIMEOUT_SECONDS
             while self._view is None or not self._is_current(self._view):
-                text = self._text_reader.text()
+                text = self._read_text()
                 view = self._make_view(text)
                 if view is not None:
                     self._view = view
@@ -161,5 +138,8 @@ class WriterTracker:
 
     def close(self) -> None:
         """Let every later call raise StoreClosed."""
-        self._is_closed = True
-        self._text_reader.close()
+        with self._opening:
+            self._is_closed = True
+            fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)

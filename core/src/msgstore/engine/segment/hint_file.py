@@ -10,14 +10,13 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator
-from itertools import accumulate, repeat
+from itertools import accumulate
 from operator import add, ge
 from struct import Struct
+from typing import TypeAlias
 
-import attrs
-
-from msgstore.contract.formats import Columns, split_ids
-from msgstore.locations import LIMIT, NUMBER_SHIFT, OFFSET_SHIFT
+from msgstore.contract import Columns
+from msgstore.locations import LIMIT
 
 _HEADER = Struct(">8sIBBHQQqQQ")
 _CHECKSUM = Struct(">I")
@@ -25,78 +24,14 @@ _MAGIC = b"msghint\n"
 _VERSION = 1
 _ID = 16
 _TYPECODES = {4: "I", 8: "Q"}
-_STEP = 1 << OFFSET_SHIFT
+
+
+Records: TypeAlias = "tuple[bytes | bytearray, array[int] | int, array[int]]"
+"""(ids, offsets, sizes) of records in order of their offsets; the first offset, if there are no gaps between them."""
 
 
 class InvalidHint(ValueError):
     """Raised for bytes that are not an intact hint of this segment in its present state."""
-
-
-@attrs.frozen
-class Hint:
-    """Records of one segment in order of their offsets."""
-
-    count: int
-    ids: bytes | bytearray | memoryview
-    """16 bytes per record."""
-    first: int
-    """Offset of the first record; 0 if there is none."""
-    offsets: array[int] | None
-    """Offset of each record; None if there are no gaps between them."""
-    size: int
-    """Size of every record in bytes, if ``sizes`` is None."""
-    sizes: array[int] | None
-    """Size of each record in bytes; None if all are equal."""
-
-    @classmethod
-    def of(cls, columns: Columns) -> Hint:
-        """Return the hint of the records of a scan: in order, without copies."""
-        return cls.of_columns(columns.ids, columns.offsets, columns.sizes)
-
-    @classmethod
-    def of_columns(cls, ids: bytes | bytearray, offsets: array[int], sizes: array[int]) -> Hint:
-        """Return the hint of records with these columns, in order of their offsets."""
-        hint = cls.of_run(ids, offsets[0] if offsets else 0, sizes)
-        run = array("Q", accumulate(sizes, initial=hint.first))
-        run.pop()
-        return hint if offsets.tobytes() == run.tobytes() else attrs.evolve(hint, offsets=offsets)
-
-    @classmethod
-    def of_run(cls, ids: bytes | bytearray, first: int, sizes: array[int]) -> Hint:
-        """Return the hint of records without gaps between them."""
-        same = sizes.tobytes() == sizes[:1].tobytes() * len(sizes)
-        return cls(len(sizes), ids, first, None, sizes[0] if sizes else 0, None if same else sizes)
-
-    def id_list(self) -> list[bytes]:
-        """Return the ids as a list."""
-        return split_ids(self.ids)
-
-    def locations(self, number: int) -> list[int]:
-        """Return the packed locations in segment ``number``. 40 ns each if all sizes are equal, else 120 ns."""
-        if not self.count:
-            return []
-        base = number << NUMBER_SHIFT
-        if self.offsets is not None:
-            return [base | offset << OFFSET_SHIFT | size for offset, size in zip(self.offsets, self.each_size(), strict=True)]
-        first = base | self.first << OFFSET_SHIFT
-        if self.sizes is None:
-            return list(accumulate(repeat(self.size << OFFSET_SHIFT, self.count - 1), initial=first | self.size))
-        begins = accumulate(map(_STEP.__mul__, self.sizes), initial=first)
-        return list(map(add, begins, self.sizes))
-
-    def each_size(self) -> array[int]:
-        """Return the size of each record."""
-        return array("Q", [self.size]) * self.count if self.sizes is None else self.sizes
-
-    def total(self) -> int:
-        """Return the size of all records together."""
-        return self.size * self.count if self.sizes is None else sum(self.sizes)
-
-    def last(self) -> tuple[bytes, int, int]:
-        """Return (id, offset, size) of the last record. There must be one."""
-        size = self.size if self.sizes is None else self.sizes[-1]
-        offset = self.first + self.total() - size if self.offsets is None else self.offsets[-1]
-        return bytes(self.ids[_ID * (self.count - 1) : _ID * self.count]), offset, size
 
 
 def largest(segment_size: int) -> int:
@@ -104,23 +39,27 @@ def largest(segment_size: int) -> int:
     return _HEADER.size + segment_size // _ID * (_ID + 8 + 8) + _CHECKSUM.size
 
 
-def write(hint: Hint, name: str, segment_size: int, mtime_ns: int) -> Iterator[bytes]:
+def write(columns: Records, name: str, segment_size: int, mtime_ns: int) -> Iterator[bytes]:
     """Yield the file in chunks, for the segment with this file name, size in bytes, and modification time."""
+    ids, offsets, sizes = columns
     width = 4 if segment_size < 1 << 32 else 8
-    offset_width, size_width = 0 if hint.offsets is None else width, 0 if hint.sizes is None else width
+    first = offsets if isinstance(offsets, int) else offsets[0] if offsets else 0
+    if isinstance(offsets, int) or not offsets or offsets[-1] + sizes[-1] - first == sum(sizes):
+        offsets = array("Q")
+    size = sizes[0] if sizes and sizes.tobytes() == sizes[:1].tobytes() * len(sizes) else 0
+    offset_width, size_width = width if offsets else 0, 0 if size or not sizes else width
     header = _HEADER.pack(
-        _MAGIC, _VERSION, offset_width, size_width, 0, hint.count, segment_size, mtime_ns, hint.first,
-        hint.size if hint.sizes is None else 0,
+        _MAGIC, _VERSION, offset_width, size_width, 0, len(sizes), segment_size, mtime_ns, first, size
     )  # fmt: skip
     checksum = zlib.crc32(name.encode())
-    for chunk in (header, hint.ids, _column(hint.offsets, width), _column(hint.sizes, width)):
+    for chunk in (header, ids, _column(offsets, offset_width), _column(sizes, size_width)):
         checksum = zlib.crc32(chunk, checksum)
         yield chunk  # type: ignore[misc]  # any buffer will do
     yield _CHECKSUM.pack(checksum)
 
 
-def read(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Hint:
-    """Parse a hint. Raises InvalidHint unless it belongs to this segment. Allocates no more than the size of ``data``."""
+def read(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Columns:
+    """Parse a hint. Raises InvalidHint unless it belongs to this segment. Allocates at most twice the size of ``data``."""
     if len(data) < _HEADER.size + _CHECKSUM.size:
         raise InvalidHint(f"{len(data)} bytes are too few")
     magic, version, offset_width, size_width, zero, count, of_size, of_time, first, size = _HEADER.unpack_from(data)
@@ -138,11 +77,20 @@ def read(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Hint:
     view = memoryview(data)
     if zlib.crc32(view[:end], zlib.crc32(name.encode())) != _CHECKSUM.unpack_from(data, end)[0]:
         raise InvalidHint("the checksum does not match")
-    offsets = _array(view[offsets_at:sizes_at], offset_width) if offset_width else None
-    sizes = _array(view[sizes_at:end], size_width) if size_width else None
-    hint = Hint(count, view[_HEADER.size : offsets_at], first, offsets, size, sizes)
-    _check(hint, segment_size)
-    return hint
+    sizes = _array(view[sizes_at:end], size_width) if size_width else array("Q", [size]) * count
+    if count:
+        total, smallest = (sum(sizes), min(sizes)) if size_width else (size * count, size)
+        if smallest < _ID:
+            raise InvalidHint("a record that is smaller than its id")
+        if first + total > segment_size or segment_size >= LIMIT:
+            raise InvalidHint("records after the end of the segment")
+    if offset_width:
+        offsets = _array(view[offsets_at:sizes_at], offset_width)
+    else:
+        offsets = array("Q", accumulate(sizes[:-1], initial=first)) if count else array("Q")
+    columns = Columns(bytearray(view[_HEADER.size : offsets_at]), offsets, sizes, bytearray(count))
+    _check(columns, segment_size)
+    return columns
 
 
 def renamed(data: bytes, name: str, new_name: str) -> Iterator[bytes]:
@@ -155,27 +103,17 @@ def renamed(data: bytes, name: str, new_name: str) -> Iterator[bytes]:
     yield _CHECKSUM.pack(zlib.crc32(view, zlib.crc32(new_name.encode())))
 
 
-def _check(hint: Hint, segment_size: int) -> None:
+def _check(columns: Columns, segment_size: int) -> None:
     """Raise InvalidHint if records overlap, or lie outside the segment."""
-    if segment_size >= LIMIT:
-        raise InvalidHint("the segment is too large")
-    if not hint.count:
-        return
-    if (hint.size if hint.sizes is None else min(hint.sizes)) < _ID:
-        raise InvalidHint("a record that is smaller than its id")
-    if hint.offsets is None:
-        end = hint.first + hint.total()
-    else:
-        sizes = hint.each_size()
-        if not all(map(ge, hint.offsets[1:], map(add, hint.offsets, sizes))):
-            raise InvalidHint("records that overlap")
-        end = hint.offsets[-1] + sizes[-1]
-    if end > segment_size:
+    offsets, sizes = columns.offsets, columns.sizes
+    if not all(map(ge, offsets[1:], map(add, offsets, sizes))):
+        raise InvalidHint("records that overlap")
+    if offsets and offsets[-1] + sizes[-1] > segment_size:
         raise InvalidHint("records after the end of the segment")
 
 
-def _column(numbers: array[int] | None, width: int) -> bytes:
-    if numbers is None:
+def _column(numbers: array[int], width: int) -> bytes:
+    if not width:
         return b""
     column = array(_TYPECODES[width], numbers)
     if sys.byteorder == "little":

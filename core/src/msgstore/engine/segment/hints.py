@@ -21,15 +21,12 @@ import time
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from msgstore.contract import RecordError
+from msgstore.contract import Columns, RecordError
 from msgstore.engine.segment import hint_file
-from msgstore.engine.segment.hint_file import Hint, InvalidHint
+from msgstore.engine.segment.hint_file import InvalidHint, Records
+from msgstore.engine.segment.segment import Segment
 from msgstore.files import UNFINISHED, Files
-
-if TYPE_CHECKING:
-    from msgstore.engine.segment.segment import Segment
 
 log = logging.getLogger("msgstore.recovery")
 
@@ -39,7 +36,7 @@ DELAY_SECONDS = 2.0
 """Seconds between sealing and the hint: a segment that is emptied before costs none. With 64-byte messages a hint has a
 seventh of the size of its segment."""
 MAX_WAITING = 8
-"""Hints that may wait in memory for that time: 24 bytes per record."""
+"""Hints that may wait in memory for that time: 24 bytes per record, or 32."""
 _PREFIX, _SUFFIX = "msgstore-", ".hint"
 _TICK_NS = 2_000_000_000
 """Largest clock resolution of a file system, that of FAT."""
@@ -67,8 +64,8 @@ class Hints:
         self._end = 0
         self._ids = bytearray()
         self._sizes = array("Q")
-        self.unwritten: dict[int, tuple[Segment, Hint, float]] = {}
-        """(segment, hint, time of sealing) by number, the oldest first: hints that are not written yet."""
+        self.unwritten: dict[int, tuple[Segment, Records, float]] = {}
+        """(segment, records, time of sealing) by number, the oldest first: hints that are not written yet."""
 
     # -- records of the writer --------------------------------------------------------------------------------------------
 
@@ -91,8 +88,8 @@ class Hints:
         """Note that a segment was sealed. The next ``save`` writes its hint if all its records were collected."""
         if segment.number == self._number:
             if self._end == segment.size and segment.is_published:
-                hint = Hint.of_run(self._ids, segment.header_bytes, self._sizes)
-                self.unwritten[segment.number] = segment, hint, time.monotonic()
+                records = self._ids, segment.header_bytes, self._sizes
+                self.unwritten[segment.number] = segment, records, time.monotonic()
             self._forget()
 
     def save(self, *, everything: bool = False) -> list[Segment]:
@@ -104,24 +101,21 @@ class Hints:
         ripe = time.monotonic() - DELAY_SECONDS
         while self.unwritten:
             number = next(iter(self.unwritten))
-            segment, hint, since = self.unwritten[number]
+            segment, records, since = self.unwritten[number]
             if not (everything or since <= ripe or len(self.unwritten) > MAX_WAITING):
                 break
             del self.unwritten[number]
             if not segment.quarantined and 2 * segment.live_bytes >= segment.size - segment.header_bytes:
                 before = segment.sealed_mtime_ns
-                self._save(segment, hint)
+                self.found(segment, records)
                 if segment.sealed_mtime_ns != before:
                     changed.append(segment)
         return changed
 
-    def hold(self, segment: Segment, found: Hint) -> None:
-        """Keep the records of a segment that may be continued, so that later ones can be added."""
-        begin = segment.header_bytes
-        if self.writes and found.offsets is None and (not found.count or found.first == begin):
-            end = begin + found.total()
-            if end == segment.size:
-                self._start(segment.number, end, bytearray(found.ids), array("Q", found.each_size()))
+    def hold(self, segment: Segment, found: Columns) -> None:
+        """Keep the records of a segment that may be continued, so that later ones can be added. There must be no gaps."""
+        if self.writes and sum(found.sizes) == segment.size - segment.header_bytes:
+            self._start(segment.number, segment.size, bytearray(found.ids), array("Q", found.sizes))
 
     def resume(self, segment: Segment) -> None:
         """Continue the collection of a segment that is continued, from its hint file."""
@@ -134,17 +128,27 @@ class Hints:
 
     # -- records of a scan or a compaction --------------------------------------------------------------------------------
 
-    def found(self, segment: Segment, found: Hint) -> None:
-        """Write the hint of a segment whose scan was clean from its header to its end."""
-        if self.writes:
-            self._save(segment, found)
+    def found(self, segment: Segment, records: Records) -> None:
+        """Write the hint of a segment, if all its records are known and it has no damage."""
+        name = hint_name(segment.path.name)
+        if not self.writes or segment.size < SMALLEST or segment.sealed_mtime_ns is None:
+            return
+        try:
+            if not self._date_back(segment):
+                return
+            chunks = hint_file.write(records, segment.path.name, segment.size, segment.sealed_mtime_ns)
+            self._there[name] = 0  # the file may exist from here on
+            self._files.write_file(self._directory / name, chunks, sync=False)
+        except OSError as error:
+            log.warning(
+                "%s cannot be written; a rebuild of the index will read the segment instead: %s", self._directory / name, error
+            )
 
     def rewrite(self, segment: Segment, ids: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]) -> None:
         """Write the hint of a compacted segment: its live records, in any order."""
-        if self.writes:
-            order = sorted(range(len(ids)), key=offsets.__getitem__)
-            columns = [array("Q", map(column.__getitem__, order)) for column in (offsets, sizes)]
-            self._save(segment, Hint.of_columns(b"".join(map(ids.__getitem__, order)), *columns))
+        order = sorted(range(len(ids)), key=offsets.__getitem__)
+        at, length = (array("Q", map(column.__getitem__, order)) for column in (offsets, sizes))
+        self.found(segment, (b"".join(map(ids.__getitem__, order)), at, length))
 
     # -- files ------------------------------------------------------------------------------------------------------------
 
@@ -159,7 +163,7 @@ class Hints:
                 self._there.pop(name, None)
                 self._files.unlink(self._directory / name)
 
-    def load(self, segment: Segment) -> Hint | None:
+    def load(self, segment: Segment) -> Columns | None:
         """Return the hint of a segment, or None if it cannot be used. Reads at most twice the size of the segment."""
         name = hint_name(segment.path.name)
         size = self._there.get(name)
@@ -176,18 +180,13 @@ class Hints:
             return None
         return hint
 
-    def _look(self, segment: Segment, hint: Hint) -> None:
+    def _look(self, segment: Segment, hint: Columns) -> None:
         """Raise InvalidHint unless the last record is at its place, OSError if it cannot be read."""
-        if not hint.count:
+        if not len(hint) or hint.sizes[-1] > _LARGEST_LOOK:
             return
-        msg_id, offset, size = hint.last()
-        if size > _LARGEST_LOOK:
-            return
-        fd = self._files.open_read(segment.path)
-        try:
+        msg_id, offset, size = bytes(hint.ids[-16:]), hint.offsets[-1], hint.sizes[-1]
+        with self._files.closing(self._files.open_read(segment.path)) as fd:
             record = self._files.pread(fd, size, offset)
-        finally:
-            self._files.close(fd)
         try:
             if len(record) != size:
                 raise InvalidHint(f"its last record should be at {offset}, and is cut off")
@@ -211,21 +210,6 @@ class Hints:
                 del self._there[name]
             except OSError as error:
                 log.warning("%s cannot be removed: %s", self._directory / name, error)
-
-    def _save(self, segment: Segment, hint: Hint) -> None:
-        name = hint_name(segment.path.name)
-        if segment.size < SMALLEST or segment.sealed_mtime_ns is None:
-            return
-        try:
-            if not self._date_back(segment):
-                return
-            chunks = hint_file.write(hint, segment.path.name, segment.size, segment.sealed_mtime_ns)
-            self._there[name] = 0  # the file may exist from here on
-            self._files.write_file(self._directory / name, chunks, sync=False)
-        except OSError as error:
-            log.warning(
-                "%s cannot be written; a rebuild of the index will read the segment instead: %s", self._directory / name, error
-            )
 
     def _date_back(self, segment: Segment) -> bool:
         """Set the time of a segment back. Return False if the file has changed, or the file system cannot store it."""

@@ -1,15 +1,26 @@
-"""One segment of an open store: its file and what the engine knows of it."""
+"""One segment of an open store: its file and what the engine knows of it. Errors of files. Erasing.
+
+Erasing (``erase = true``) overwrites removed messages with zeros before their space is freed. Only whole segments are
+overwritten. A segment with live records is first compacted by copy. A deleted segment is renamed, so that no opening reads it;
+then it is overwritten, synced and unlinked. After a crash the next opening continues there. Copies that a disk, a file system
+or a backup made on its own are not overwritten.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
 import attrs
 
-from msgstore.contract import BrokenPlugin, SegmentStats, StoreIOError
-from msgstore.directory import TEMP_SUFFIX
+from msgstore.contract import BrokenPlugin, SegmentStats, StoreError, StoreIOError
+from msgstore.directory import ERASE_SUFFIX, TEMP_SUFFIX, segments_ending
+from msgstore.files import Files
 from msgstore.scan import OpenFormat
+
+_ZEROS = bytes(2**20)
 
 
 @attrs.define(eq=False)
@@ -32,16 +43,12 @@ class Segment:
     sealed_mtime_ns: int | None = None
     """Modification time of the file after its last write, in nanoseconds; None while the file may still be written."""
     died_since_pin: set[int] | None = None
-    """While it is being collected, the locations of its records that have died since that began; else None."""
+    """While it is being collected, the locations of its records that have died since that began; else None. Until it is None
+    again, it must not be deleted, and no dead record in it may be revived."""
     compacting: bool = False
     """True while its file is rewritten in place: then it may be shorter than ``size``, and its row says so."""
     compacted_live_bytes: int = -1
     """Live bytes after the last collection of the segment: as long as they are the same, there is nothing to gain."""
-
-    @property
-    def is_pinned(self) -> bool:
-        """True while it must not be deleted, and no dead record in it may be revived."""
-        return self.died_since_pin is not None
 
     @property
     def is_published(self) -> bool:
@@ -93,3 +100,35 @@ def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:
         f"{where}: {error.strerror or error}. Fix the cause (disk space, limits, permissions, hardware) and retry: what is "
         f"on disk stays, and unconfirmed messages stay in memory until the next flush()."
     )
+
+
+def damaged_index(path: Path, what: str) -> StoreError:
+    return StoreError(
+        f"{path}: the index is damaged: {what}. Close the store, move the index's files (msgstore-*) away, and open it again: "
+        f"it is rebuilt from the segments."
+    )
+
+
+def overwrite(files: Files, path: Path) -> None:
+    """Overwrite a file with zeros and sync it, if it exists. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), files.closing(files.open_write(path)) as fd:
+        size, _ = files.size_and_mtime(fd)
+        for offset in range(0, size, len(_ZEROS)):
+            files.pwrite(fd, memoryview(_ZEROS)[: size - offset], offset)
+        files.sync(fd)
+
+
+def remove_file(files: Files, path: Path, *, erase: bool) -> None:
+    """Unlink a file that no opening reads; with ``erase`` overwrite it first. Raises OSError."""
+    if erase:
+        overwrite(files, path)
+    files.unlink(path)
+
+
+def remove_leftovers(files: Files, directory: Path, extensions: Collection[str], *, erase: bool) -> None:
+    """Delete what a crash left: unfinished copies, and deleted segments that were not erased yet. Raises OSError."""
+    names = files.list(directory)
+    for name in segments_ending(names, TEMP_SUFFIX, extensions):
+        remove_file(files, directory / name, erase=erase)
+    for name in segments_ending(names, ERASE_SUFFIX, extensions):
+        remove_file(files, directory / name, erase=True)

@@ -7,16 +7,16 @@ lock. Errors of the operating system become StoreIOError with file and offset.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from msgstore.contract import StoreError, StoreIOError
+from msgstore.contract import StoreIOError
 from msgstore.directory import ERASE_SUFFIX, SegmentFile
-from msgstore.engine.events.telemetry import Telemetry
+from msgstore.engine.events import Telemetry
 from msgstore.engine.segment.hints import Hints
 from msgstore.engine.segment.read_files import ReadFiles
-from msgstore.engine.segment.segment import Segment, io_error, io_errors
+from msgstore.engine.segment.segment import Segment, damaged_index, io_error, io_errors
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
@@ -80,14 +80,7 @@ class Segments:
         try:
             return self.by_number[number]
         except KeyError:
-            raise StoreError(
-                f"{self.directory}: the index is damaged: it points to segment {number}, which does not exist. Close the "
-                f"store, move the index files (msgstore-*) away, and open it again: it is rebuilt from the segments."
-            ) from None
-
-    def reader(self, number: int) -> tuple[int, Callable[[bytes, bytes], bytes]]:
-        """Return (descriptor, decode) of a segment. Caller holds the state lock."""
-        return self.read_files.open(self.get(number))
+            raise damaged_index(self.directory, f"it points to segment {number}, which does not exist") from None
 
     # -- the writing end --------------------------------------------------------------------------------------------------
 
@@ -101,17 +94,21 @@ class Segments:
         number = self._next_number
         path = self.directory / f"{number}{form.descriptor.extension}"
         segment = Segment(number, path, form, 0, appendable=True)
+        fd: int | None = None
         with self.errors(segment):
-            fd = self._create(path)
             try:
+                fd = self.files.create(path)
                 identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
                 if self._sync_each_write:
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
-            except BaseException:  # an interrupt, too: the number is used again
+            except BaseException as error:  # an interrupt, too: the number is used again
+                if fd is None and isinstance(error, OSError):
+                    raise  # nothing was created
                 with contextlib.suppress(OSError):
-                    self.files.close(fd)
+                    if fd is not None:
+                        self.files.close(fd)
                 try:
                     self.files.unlink(path)
                 except OSError:
@@ -126,16 +123,6 @@ class Segments:
         self.by_number[number] = self.current = segment
         self.telemetry.rolled(path.name, form.name)
         return segment
-
-    def _create(self, path: Path) -> int:
-        try:
-            return self.files.create(path)
-        except OSError:
-            raise
-        except BaseException:  # interrupted after the call: no other program creates files of this name
-            with contextlib.suppress(OSError):
-                self.files.unlink(path)
-            raise
 
     def resume(self, segment: Segment) -> None:
         """Continue a segment that the opening has found."""
@@ -186,11 +173,7 @@ class Segments:
         segment, fd = self.current, self._current_fd
         self.current = self._current_fd = None  # first: a descriptor whose close failed is closed all the same
         if segment is not None and fd is not None:
-            with self.errors(segment):
-                try:
-                    segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
-                finally:
-                    self.files.close(fd)
+            self._measure(segment, fd)
             self.hints.finish(segment)
         self.measure_unwritable()
 
@@ -204,11 +187,13 @@ class Segments:
             segment = self.unwritable[-1]
             with self.errors(segment):
                 fd = self.files.open_read(segment.path)
-                try:
-                    segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
-                finally:
-                    self.files.close(fd)
+            self._measure(segment, fd)
             self.unwritable.pop()
+
+    def _measure(self, segment: Segment, fd: int) -> None:
+        """Note size and time of a file that is not written any more, and close it."""
+        with self.errors(segment), self.files.closing(fd):
+            segment.size, segment.sealed_mtime_ns = self.files.size_and_mtime(fd)
 
     # -- checks and syncs -------------------------------------------------------------------------------------------------
 
@@ -254,12 +239,8 @@ class Segments:
         if self._unsynced:
             for number, segment in list(self._unsynced.items()):
                 if number in self.by_number:
-                    with self.errors(segment):
-                        fd = self.files.open_read(segment.path)
-                        try:
-                            self.files.sync(fd)
-                        finally:
-                            self.files.close(fd)
+                    with self.errors(segment), self.files.closing(self.files.open_read(segment.path)) as fd:
+                        self.files.sync(fd)
             self.sync_directory()
             self._unsynced.clear()
 

@@ -1,8 +1,9 @@
-"""Live accounting: live records and bytes of each segment, dead records that can be revived, and the commits of both.
+"""Live accounting: live records and bytes of each segment, dead records that can be revived, and commits of the index.
 
 Three locks order everything that happens to a store, taken in this order. The *GC lock* is held by the thread that collects or
-closes. The *flush lock* lets one thread append, seal, delete and commit, also during I/O. The *state lock* guards memory. No
-flush and no collection writes files under it; slow reads read under it, and ``close`` saves the index under it.
+closes (``compact.gc_context``). The *flush lock* lets one thread append, seal, delete and commit, also during I/O. The *state
+lock* guards memory. No flush and no collection writes files under it; slow reads read under it, and ``close`` saves the index
+under it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class CleanMarker(Protocol):
 
 
 class LiveAccounting:
-    """One instance per open store. Callers of the methods hold the state lock, unless a method says otherwise."""
+    """One instance per open store. Callers of methods that change memory hold the state lock; of the others the flush lock."""
 
     def __init__(self, segments: Segments, index: Index, shared: SharedBodies, *, is_persistent: bool) -> None:
         self.segments = segments
@@ -204,7 +205,10 @@ class LiveAccounting:
     # -- callers hold the flush lock, not the state lock ------------------------------------------------------------------
 
     def begin_change(self) -> None:
-        """Prepare the first change on disk: after a crash from here on, the next opening has to scan. Raises StoreIOError."""
+        """Prepare the first change on disk: after a crash from here on, the next opening has to scan. Raises StoreIOError.
+
+        Caller holds the flush lock, not the state lock.
+        """
         if self.marker is not None:
             self.segments.check_directory()
             self.marker.retire(self)
@@ -213,32 +217,26 @@ class LiveAccounting:
     def commit(self, extra: Mapping[bytes, bytes | None] | None = None) -> None:
         """Commit the index with the rows of all changed segments. Does nothing if nothing changed since the opening.
 
-        Raises StoreIOError: the next commit then has all of it as well.
+        Raises StoreIOError: the next commit then has all of it as well. Caller holds the flush lock, not the state lock.
         """
         if self.marker is not None:
             if not self.is_changed:
                 return
             self.begin_change()
-        if not self.is_persistent and self._committed:  # the first commit removed the snapshot; later ones do nothing
-            with self.state_lock:
-                self._dirty.clear()
-                self._deleted.clear()
-                self._recounted = False
-            return
+        is_needed = self.is_persistent or not self._committed  # without persistence: the first one removes the snapshot
         with self.state_lock:
-            state: dict[bytes, bytes | None] = {}
-            if self.is_persistent:
-                state |= {row_key(segment): None for segment in self._deleted}
-                state |= {row_key(segment): pack_row(segment) for segment in self._dirty}
-            if self._retired is not None:
-                state |= self._retired.state
-            if extra:
-                state |= extra
-            self.index.freeze(state)
+            if is_needed:
+                state: dict[bytes, bytes | None] = {}
+                if self.is_persistent:
+                    state |= {row_key(segment): None for segment in self._deleted}
+                    state |= {row_key(segment): pack_row(segment) for segment in self._dirty}
+                self.index.freeze({**state, **(self._retired.state if self._retired else {}), **(extra or {})})
+                self._has_frozen = True
             self._dirty.clear()
             self._deleted.clear()
             self._recounted = False
-            self._has_frozen = True
+        if not is_needed:
+            return
         with io_errors(self.segments.directory):
             self.index.commit()
         self._committed, self._has_frozen = True, False
@@ -247,7 +245,10 @@ class LiveAccounting:
             retired.finish(self)
 
     def delete_empty(self) -> None:
-        """Delete segments without live records, after the commit that says so. Reads nothing. Raises StoreIOError."""
+        """Delete segments without live records, after the commit that says so. Reads nothing. Raises StoreIOError.
+
+        Caller holds the flush lock, not the state lock.
+        """
         if self.marker is not None or not (self._empty or self._deleted):
             return
         self.segments.check_directory()  # or a segment of another store would be deleted
@@ -280,7 +281,7 @@ class LiveAccounting:
                 segment
                 for segment in sorted(self._empty - later, key=lambda segment: segment.number)
                 if segment.live_count == 0
-                and not (segment is self.segments.current or segment.quarantined or segment.is_pinned)
+                and not (segment is self.segments.current or segment.quarantined or segment.died_since_pin is not None)
             ]
             for segment in found:
                 self.forget_revivable(segment)

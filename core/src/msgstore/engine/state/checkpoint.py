@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from msgstore.contract import StoreError
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.segment.segment import Segment, damaged_index
 
 LAYOUT_KEY = b"layout"
 LAYOUT = b"1"
@@ -55,10 +54,7 @@ def pack_row(segment: Segment) -> bytes:
     sealed = segment.sealed_mtime_ns
     mtime_ns = -1 if sealed is None or not 0 <= sealed <= _MAX_TIME else sealed
     if not (0 <= segment.live_count < _LIMIT and 0 <= segment.live_bytes < _LIMIT):
-        raise StoreError(
-            f"{segment.path}: the index is damaged: more was removed from this segment than it held. Close the store, move the "
-            f"index's files (msgstore-*) away, and open it again: it is rebuilt from the segments."
-        )
+        raise damaged_index(segment.path, "more was removed from this segment than it held")
     row = _ROW.pack(flags, segment.size, mtime_ns, segment.live_count, segment.live_bytes)
     return row + _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(row_key(segment))))
 

@@ -14,11 +14,13 @@ from msgstore.engine.write.flusher import Flusher
 log = logging.getLogger("msgstore.flusher")
 
 _IDLE_SECONDS = 1.0
-"""Time after which an idle thread looks for work by itself: a writer takes no lock, and its signal can come too early."""
+"""Time after which an idle thread looks for work by itself: ``wake`` takes no lock, and sends nothing if it finds the thread
+not idle yet."""
 
 
 class BackgroundFlusher:
-    """Runs from construction to ``stop``. With an interval of 0 there is no thread: each call flushes."""
+    """Runs from construction to ``stop``. With an interval of 0 each call flushes; then the thread only syncs, for
+    ``fsync_every``."""
 
     def __init__(self, flusher: Flusher, accounting: LiveAccounting, sync_interval: float, fsync_every: float | None) -> None:
         """Seconds, as in the configuration. ``fsync_every``: time between syncs; None if flushes sync themselves, or never."""

@@ -1,4 +1,4 @@
-"""Batch writer: moves a batch from the write buffer into segments, and from there into the index.
+"""Batch writer: moves a batch from the write buffer to the end of the current segment, and from there into the index.
 
 Callers hold the flush lock. The state lock is taken to look into the buffer and to enter what was appended; writers, removers
 and readers go on in between, and their changes are seen when the batch is entered.
@@ -7,16 +7,28 @@ and readers go on in between, and their changes are seen when the batch is enter
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, islice, pairwise
+from operator import add
 
 import attrs
 
-from msgstore.engine.segment.segment import io_errors
-from msgstore.engine.state.accounting import LiveAccounting
-from msgstore.engine.write.appender import Appender, AppendResult
-from msgstore.engine.write.message_buffer import OVERHEAD, BufferedMessage, Popped
-from msgstore.engine.write.write_buffer import WriteBuffer, count_references
+from msgstore.config import StoreConfig
+from msgstore.engine.backends import Backends
+from msgstore.engine.segment.segment import Segment, io_errors
+from msgstore.engine.state.accounting import AppendedRun, LiveAccounting
+from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, Popped, WriteBuffer, count_references
+from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
+
+_STEP = 1 << OFFSET_SHIFT
+
+
+@attrs.define
+class AppendResult:
+    """Locations of appended, unindexed records."""
+
+    locations: list[int] = attrs.field(factory=list)
+    runs: list[AppendedRun] = attrs.field(factory=list)
 
 
 @attrs.frozen
@@ -32,15 +44,22 @@ class BatchResult:
 class BatchWriter:
     """One instance per open store."""
 
-    def __init__(self, buffer: WriteBuffer, appender: Appender, accounting: LiveAccounting) -> None:
+    def __init__(self, config: StoreConfig, backends: Backends, buffer: WriteBuffer, accounting: LiveAccounting) -> None:
+        self._segment_limit = config.file_size_limit
+        self._large_message = config.large_message
+        self._form = backends.write_format
         self._buffer = buffer
-        self._appender = appender
         self._accounting = accounting
         self._index = accounting.index
+        self._segments = accounting.segments
         self._directory = accounting.segments.directory
+        self.seen_large = False
+        """Set before the first large body is buffered: from then on batches are searched for large bodies."""
+        self.on_roll: Callable[[], object] = lambda: None
+        """Set by the store: a new segment was started."""
 
     def write(self, ids: Sequence[bytes], max_bytes: int) -> BatchResult:
-        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: then all of them are still buffered."""
+        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: what was not entered stays buffered."""
         with self._accounting.state_lock:
             entries = self._buffer.peek(ids)
         looked_at, ids, bodies, charged = _cut(ids, entries, max_bytes)
@@ -51,7 +70,7 @@ class BatchWriter:
         if known is not None:
             new_ids = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
             new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
-        appended = self._appender.append(new_ids, new_bodies) if new_ids else AppendResult()
+        appended = self.append(new_ids, new_bodies) if new_ids else AppendResult()
         with self._accounting.state_lock, io_errors(self._directory):
             rewrite = self._enter(ids, known, appended)
             self._buffer.estimated_bytes -= charged
@@ -90,7 +109,7 @@ class BatchWriter:
                 self._reinsert(waiting.items())
         self._accounting.add_live(appended.runs)
         if appended.runs:
-            self._accounting.segments.telemetry.wrote(appended.runs)
+            self._segments.telemetry.wrote(appended.runs)
         if dead:
             self._accounting.mark_dead(dead)
         return rewrite
@@ -145,12 +164,82 @@ class BatchWriter:
             self._accounting.shared.ids.add(msg_id)
         return True
 
+    # -- records ----------------------------------------------------------------------------------------------------------
+
+    def append(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> AppendResult:
+        """Append records. A large body gets a segment of its own, so that its removal frees the space at once. The state lock
+        is not held: no other thread knows these records before the index has them.
+
+        Raises StoreIOError: records that this call has appended already stay in the segment, as garbage.
+        """
+        self._accounting.begin_change()
+        result = AppendResult()
+        large = [at for at, body in enumerate(bodies) if len(body) >= self._large_message] if self.seen_large else []
+        cuts = sorted({0, len(bodies), *large, *(at + 1 for at in large)})
+        for begin, end in pairwise(cuts):
+            is_alone = begin in large
+            current = self._segments.current
+            if is_alone and (current is None or current.size > current.header_bytes):
+                self.roll()
+            part_ids = ids[begin:end] if end - begin < len(ids) else ids
+            data, sizes = self._form.format.encode(part_ids, bodies[begin:end] if end - begin < len(bodies) else bodies)
+            ends = list(accumulate(sizes))
+            view, done, base = memoryview(data), 0, 0
+            while done < len(ends):
+                segment = self._segments.current
+                if segment is None or segment.size >= self._segment_limit:
+                    segment = self.roll()
+                room = self._segment_limit - segment.size
+                cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # with the record that crosses the limit
+                count, size, offset = cut - done, ends[cut - 1] - base, segment.size
+                self._accounting.mark_dirty(segment)
+                self._segments.append(view[base : base + size])
+                part = sizes[done:cut] if count < len(sizes) else sizes
+                self._segments.hints.add(segment, offset, size, part_ids[done:cut] if count < len(sizes) else part_ids, part)
+                # locations as of ``pack_location``: each record begins where the one before it ends
+                first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
+                result.locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
+                result.runs.append((segment, count, size))
+                done, base = cut, base + size
+            if is_alone:
+                self.seal(appendable=False)
+        return result
+
+    def roll(self) -> Segment:
+        """Seal the current segment and start a new one. Raises StoreIOError: then there is no current segment."""
+        self.seal()
+        try:
+            segment = self._segments.roll(self._form)
+        except BaseException:
+            for segment in self._segments.unwritable:  # the file may exist: without a row the index would be rebuilt
+                with self._accounting.state_lock:
+                    self._accounting.mark_dirty(segment)
+            raise
+        self._accounting.mark_dirty(segment)
+        self.on_roll()
+        return segment
+
+    def seal(self, *, appendable: bool = True) -> None:
+        """Seal the current segment; there is none until the next ``roll``. Raises StoreIOError."""
+        segment = self._segments.current
+        if segment is None:
+            self._segments.measure_unwritable()
+            return
+        self._segments.check_current()  # the last chance to notice that its file was replaced
+        self._accounting.begin_change()
+        segment.appendable &= appendable
+        try:
+            self._segments.seal_current()
+        finally:
+            with self._accounting.state_lock:
+                self._accounting.on_sealed(segment)
+
 
 def _cut(
     ids: Sequence[bytes], entries: Sequence[BufferedMessage | None], max_bytes: int
 ) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
-    """Return how many ids are processed; the ids of these that are still buffered, at least one, about ``max_bytes``; their
-    bodies; their charged bytes."""
+    """Return how many ids are processed; those of them that are still buffered, about ``max_bytes``, none if all
+    were removed; their bodies; their charged bytes."""
     looked_at = len(ids)
     if not all(entries):
         ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]

@@ -9,9 +9,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Protocol
 
 from msgstore.config import StoreConfig
+from msgstore.engine.client import Client
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.write.batch_writer import BatchWriter
@@ -34,7 +34,7 @@ class _Run:
 class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
-    Waiting threads do not queue for ``lock`` itself: a thread would wait for runs that began before its call.
+    Only one waiting thread queues for ``lock``: its run serves all threads that wait with it.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -89,17 +89,6 @@ MAX_BATCH = 4096
 """Messages of one batch."""
 
 
-class ConfirmingClient(Protocol):
-    """Members of a client that a flusher uses."""
-
-    name: str | None
-    unconfirmed: list[bytes] | None
-
-    def take_unconfirmed(self, count: int) -> list[bytes]: ...
-
-    def confirm(self, ids: list[bytes]) -> None: ...
-
-
 class Flusher:
     """One instance per open store."""
 
@@ -114,12 +103,12 @@ class Flusher:
         self._segments = accounting.segments
         self._lifecycle = lifecycle
         self._group = GroupCommit(accounting.flush_lock)
-        self.clients: list[ConfirmingClient] = []
+        self.clients: list[Client] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
         """Charged bytes of changes that no commit covers. Guarded by the state lock."""
         self._bytes_to_commit = 0
-        """Part of ``uncommitted_bytes`` that the next commit covers: flushes have written it. Guarded by the flush lock."""
+        """Part of ``uncommitted_bytes`` that is appended, and that the next commit covers. Guarded by the flush lock."""
         self._flush_again = False
         self.set_failing: Callable[[bool], object] = lambda _: None
         """Set by the writer: called with the outcome of each flush."""
@@ -129,12 +118,7 @@ class Flusher:
         """Ids to confirm by client number. Does not refer to the clients, so that a store that nobody closes is collected."""
 
     def flush(self) -> None:
-        """Write all buffered messages, commit the index, and confirm the messages to their clients.
-
-        Returns when every message written before the call is confirmed. Raises StoreIOError if a write, sync or commit fails:
-        unwritten messages stay buffered, and the next flush retries. Raises StoreClosed or StoreReadOnly if the store accepts
-        no changes, RuntimeError in a callback. Thread-safe: takes the flush lock, and concurrent callers share one flush.
-        """
+        """Same as ``Store.flush``. Takes the flush lock; concurrent callers share one flush."""
         self._lifecycle.refuse_in_callback("flush")
         with self._lifecycle.guard():
             self._lifecycle.check_writable()
@@ -161,7 +145,7 @@ class Flusher:
             raise
         self.set_failing(False)
 
-    def write_out(self, *, last: bool = False) -> Sequence[tuple[ConfirmingClient, int]]:
+    def write_out(self, *, last: bool = False) -> Sequence[tuple[Client, int]]:
         """Append everything and commit. Return the clients to confirm, each with the number of its ids. Caller holds the flush
         lock. ``last``: the store is about to close, so everything is synced and checked."""
         accounting, buffer = self._accounting, self._buffer
@@ -217,7 +201,7 @@ class Flusher:
             self._buffer.before_removals.clear()
             self._accounting.delete_empty()
 
-    def deliver_confirms(self, to_confirm: Sequence[tuple[ConfirmingClient, int]]) -> None:
+    def deliver_confirms(self, to_confirm: Sequence[tuple[Client, int]]) -> None:
         """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
         for client, count in to_confirm:
             ids = client.take_unconfirmed(count)

@@ -1,7 +1,7 @@
 """Write buffer: messages that clients have written and that are not on disk yet. Reads look here first.
 
-``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half of a short life (see
-``docs/adr/0011``). Each relies on one atomic dictionary operation:
+``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half the time of a ``write`` and the
+``remove`` soon after it (see ``docs/adr/0011``). Each relies on one atomic dictionary operation:
 
 - ``pending.setdefault`` selects one of several concurrent writers of an id. Its entry is ``(body, client number)``: a tuple of
   bytes and int, which the garbage collector does not track.
@@ -27,11 +27,18 @@ from contextlib import suppress
 from itertools import islice, repeat
 
 from msgstore.contract import MsgStoreError
-from msgstore.engine.write.message_buffer import OVERHEAD, BufferedMessage, FastPath, Popped
+from msgstore.engine.client import FastPath
+
+BufferedMessage = tuple[bytes, int | dict[int, int]]
+"""(stored body, number of the client that wrote it, or references by client number)."""
+OVERHEAD = 1024
+"""Bytes that a message is charged in addition to its body, so that many small messages do not fill the memory."""
+Popped = tuple[bytes, BufferedMessage | None]
+"""(id, entry that the caller has popped from the buffer, or None)."""
 
 
 class WriteBuffer:
-    """The :class:`MessageBuffer` in Python. One instance per open store."""
+    """One instance per open store. Callers of the methods hold the state lock, unless a method says otherwise."""
 
     def __init__(self) -> None:
         self.pending: dict[bytes, BufferedMessage] = {}
@@ -57,6 +64,11 @@ class WriteBuffer:
         charge: Callable[[int], object],
         slow_path: Callable[[bytes, bytes], object],
     ) -> FastPath:
+        """Return the ``write`` of a client, which takes no lock.
+
+        ``wake`` is called before the first message in an empty buffer, ``charge(bytes)`` after each ``charge_step`` bytes,
+        OVERHEAD included. ``slow_path`` gets what needs the lock, or is not valid.
+        """
         pending, setdefault = self.pending, self.pending.setdefault  # local names: here nanoseconds count
         charged = 0
 
@@ -67,7 +79,7 @@ class WriteBuffer:
                     wake()
                 entry = (body, client)
                 if setdefault(msg_id, entry) is entry:
-                    if unconfirmed is not None:  # after the entry: a flush counts the ids to confirm, then lists entries
+                    if unconfirmed is not None:  # after the entry, so that a flush finds the entry of each id that it confirms
                         unconfirmed.append(msg_id)
                     charged += size + OVERHEAD
                     if charged >= charge_step:
@@ -87,6 +99,7 @@ class WriteBuffer:
         return FastPath(write, set_size_limit, set_charge_step)
 
     def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:
+        """Return the ``remove`` of a client, which takes no lock for messages with one reference, of this client."""
         pop, before = self.pending.pop, self.before_removals
 
         def remove(ids: Iterable[bytes]) -> None:
@@ -117,6 +130,7 @@ class WriteBuffer:
         return remove
 
     def add(self, msg_id: bytes, body: bytes, client: int) -> None:
+        """Add one reference of a client, with the message if it is not here."""
         shared = self.shared.get(msg_id)
         if shared is not None:
             shared[1][client] = shared[1].get(client, 0) + 1
@@ -133,6 +147,7 @@ class WriteBuffer:
         self._insert_shared(msg_id, shared)
 
     def get(self, msg_id: bytes) -> BufferedMessage | None:
+        """Return the entry of an id, also while a remover has popped it."""
         return self.pending.get(msg_id) or self.shared.get(msg_id)
 
     def references(self, msg_id: bytes) -> int:
@@ -141,6 +156,7 @@ class WriteBuffer:
         return 0 if entry is None else count_references(entry)
 
     def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
+        """Remove one reference, preferably of this client. Return False if there is none. ``popped``: entry that was popped."""
         shared = self.shared.get(msg_id)
         if popped is not None and not isinstance(popped[1], dict):
             # 1. A remover had popped the shared entry. 2. Another client wrote the id: a new entry. 3. This remover popped it.
@@ -156,6 +172,7 @@ class WriteBuffer:
         return True
 
     def restore_popped(self, popped: Iterable[Popped], is_known: Callable[[bytes], bool]) -> None:
+        """Put entries back whose removal was refused. ``is_known`` as for ``drop_client``."""
         for msg_id, entry in popped:
             if entry is None:
                 continue
@@ -166,6 +183,7 @@ class WriteBuffer:
                 self._insert_shared(msg_id, self.shared[msg_id])
 
     def drop_client(self, client: int, is_known: Callable[[bytes], bool]) -> None:
+        """Drop the messages that only this client has written, unless ``is_known``: the index has the id."""
         self._dropped.append(client)
         for msg_id, shared in list(self.shared.items()):
             if client in shared[1] and not is_known(msg_id):
@@ -178,10 +196,12 @@ class WriteBuffer:
                     self._insert(msg_id, popped)
 
     def ids(self) -> list[bytes]:
+        """Return the ids of all messages in write order."""
         ids = list(self.pending)
         return ids + [msg_id for msg_id in self.shared if msg_id not in self.pending] if self.shared else ids
 
     def oldest(self, count: int) -> list[bytes]:
+        """Return up to ``count`` ids in write order. Needs no lock."""
         while True:
             try:
                 return list(islice(self.pending, count))
@@ -189,16 +209,19 @@ class WriteBuffer:
                 continue
 
     def peek(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
+        """Return the entry of each id, or None if it was removed."""
         found = list(map(self.pending.get, ids))
         if self.shared and not all(found):
             return [entry or self.shared.get(msg_id) for msg_id, entry in zip(ids, found, strict=True)]
         return found
 
     def pop(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
+        """Take the entries out, for the index; None for each id that was removed."""
         found = list(map(self.pending.pop, ids, repeat(None)))
         return list(map(self._pop_shared, ids, found)) if self.shared else found
 
     def reinsert(self, msg_id: bytes, entry: BufferedMessage) -> None:
+        """Put back an entry that was popped and has to be written again."""
         if entry[1].__class__ is dict:
             shared = self.shared[msg_id] = entry[0], _owners(entry)
             self._insert_shared(msg_id, shared)
@@ -206,10 +229,12 @@ class WriteBuffer:
             self._insert(msg_id, entry)
 
     def charged_bytes(self) -> int:
+        """Return the bytes of all messages, OVERHEAD included. Takes time linear in the number of messages."""
         entries = list(self.pending.values())
         return sum([len(body) for body, _ in entries]) + OVERHEAD * len(entries)
 
     def clear(self) -> None:
+        """Drop everything."""
         self.pending.clear()
         self.shared.clear()
 

@@ -2,42 +2,30 @@
 
 One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step;
 with ``fsync`` they ask for a background flush instead. At ``max_unconfirmed`` bytes of changes that no commit covers yet, the
-calling thread flushes.
+calling thread flushes. With a persistent index a quarter of that asks for a background flush.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from functools import partial
 
 from msgstore.config import StoreConfig
 from msgstore.contract import MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
 from msgstore.engine.backends import Backends, too_large
-from msgstore.engine.ids import check_id
-from msgstore.engine.segment.segment import io_error
+from msgstore.engine.client import Client, check_id
+from msgstore.engine.segment.segment import io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
-from msgstore.engine.write.appender import Appender
-from msgstore.engine.write.flusher import DRAIN_STEP, ConfirmingClient, Flusher
-from msgstore.engine.write.message_buffer import OVERHEAD, FastPath, Popped
-from msgstore.engine.write.write_buffer import WriteBuffer
+from msgstore.engine.write.batch_writer import BatchWriter
+from msgstore.engine.write.flusher import DRAIN_STEP, Flusher
+from msgstore.engine.write.write_buffer import OVERHEAD, Popped, WriteBuffer
 
 log = logging.getLogger("msgstore.writer")
 
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
-
-
-class WritingClient(ConfirmingClient, Protocol):
-    """Members of a client that a writer uses."""
-
-    number: int
-    fast_path: FastPath
-
-    def check_open(self) -> None: ...
-
-    def write_slow(self, msg_id: bytes, body: bytes) -> None: ...
 
 
 class Writer:
@@ -49,16 +37,16 @@ class Writer:
         backends: Backends,
         accounting: LiveAccounting,
         lifecycle: Lifecycle,
-        appender: Appender,
         buffer: WriteBuffer,
+        batches: BatchWriter,
         flusher: Flusher,
     ) -> None:
         self._config = config
         self._backends = backends
         self._accounting = accounting
         self._lifecycle = lifecycle
-        self._appender = appender
         self._buffer = buffer
+        self._batches = batches
         self._flusher = flusher
         self._index = accounting.index
         self._encode_body = backends.encode_body
@@ -83,28 +71,40 @@ class Writer:
 
     # -- clients ----------------------------------------------------------------------------------------------------------
 
-    def register_client(self, client: WritingClient) -> FastPath:
-        """Return the fast path of a new client. Caller holds the state lock."""
+    def register_client(self, client: Client) -> None:
+        """Give a new client its calls ``write`` and ``remove``. Caller holds the state lock."""
         self._set_charge_step(len(self._flusher.clients) + 1)
-        fast_path = self._buffer.make_fast_path(
+        client.fast_path = self._buffer.make_fast_path(
             client.number,
             client.unconfirmed,
             self._fast_limit,
             self._charge_step,
             self.wake_flusher,
             self.charge,
-            client.write_slow,
+            partial(self.write_slow, client),
         )
+        client.write = client.fast_path.write
+        client.remove = self._buffer.make_remover(client.number, partial(self.remove_slow, client))
         self._flusher.clients.append(client)
         if client.unconfirmed is not None:
             self._flusher.unconfirmed[client.number] = client.unconfirmed
-        return fast_path
 
-    def unregister_client(self, client: WritingClient) -> None:
+    def unregister_client(self, client: Client) -> None:
         """Confirm nothing to the client any more. Caller holds the state lock."""
         if client in self._flusher.clients:
             self._flusher.clients.remove(client)
             self._flusher.unconfirmed.pop(client.number, None)
+
+    def discard_client(self, client: Client) -> None:
+        """Unregister a client and drop what only it has written."""
+        with self._lifecycle.guard(), self._accounting.state_lock, io_errors(self._config.path):
+            self.unregister_client(client)
+            if client.unconfirmed is not None:
+                client.unconfirmed.clear()
+            self._buffer.drop_client(client.number, self._is_indexed)
+
+    def _is_indexed(self, msg_id: bytes) -> bool:
+        return self._index.get(msg_id) is not None
 
     def _set_charge_step(self, clients: int) -> None:
         """Let clients charge so often that the bytes that none has charged yet stay below half of ``max_unconfirmed``."""
@@ -114,7 +114,7 @@ class Writer:
             self._charge_step = size
             self._bound = self._config.max_unconfirmed - size * most
             for client in self._flusher.clients:
-                client.fast_path.set_charge_step(size)  # type: ignore[attr-defined]
+                client.fast_path.set_charge_step(size)
 
     @property
     def _fast_limit(self) -> int:
@@ -123,7 +123,7 @@ class Writer:
 
     def _update_fast_paths(self) -> None:
         for client in self._flusher.clients:
-            client.fast_path.set_size_limit(self._fast_limit)  # type: ignore[attr-defined]
+            client.fast_path.set_size_limit(self._fast_limit)
 
     def set_failing(self, is_failing: bool) -> None:
         """Note the result of a flush."""
@@ -133,8 +133,9 @@ class Writer:
 
     # -- write ------------------------------------------------------------------------------------------------------------
 
-    def write_slow(self, client: WritingClient, msg_id: bytes, body: bytes) -> None:
-        """Take what the fast path did not: a second reference, a large or encoded body, a buffer of another kind, a mistake."""
+    def write_slow(self, client: Client, msg_id: bytes, body: bytes) -> None:
+        """Take what the fast path did not: a second reference, a large or encoded body, one not of ``bytes``, a mistake."""
+        client.check_open()
         check_id(msg_id)
         body = _as_bytes(body)
         self._lifecycle.check_writable()
@@ -142,7 +143,7 @@ class Writer:
             body = self._encode_body(msg_id, body)
         elif len(body) > self._max_body:
             raise too_large(self._config.path, len(body), self._backends.write_format)
-        self._appender.seen_large |= len(body) >= self._config.large_message
+        self._batches.seen_large |= len(body) >= self._config.large_message
         if self._is_failing:
             self._flush_first("The message was not taken: repeat the write.")
         self.wake_flusher()
@@ -166,7 +167,7 @@ class Writer:
 
     def _after_change(self, outcome: str) -> None:
         """Do what is due after a change. If each call flushes, an error says ``outcome``; otherwise it is logged, and the next
-        ``write`` meets it again before it takes its message."""
+        ``write`` flushes first, and raises if that fails again."""
         is_due = self._flush_each_call or self._flusher.uncommitted_bytes > self._bound // 4
         if not (is_due or self._buffer.estimated_bytes > BUFFER_TARGET):
             return
@@ -211,7 +212,7 @@ class Writer:
 
     # -- remove -----------------------------------------------------------------------------------------------------------
 
-    def remove_slow(self, client: WritingClient, popped: Sequence[Popped]) -> None:
+    def remove_slow(self, client: Client, popped: Sequence[Popped]) -> None:
         """Remove one reference of each id. Raises MessageNotFound for absent ids after the others were removed."""
         try:
             for msg_id, _ in popped:
@@ -238,7 +239,7 @@ class Writer:
         if released:
             self.wake_flusher()
             if self._flusher.uncommitted_bytes > self._config.max_unconfirmed:
-                self._buffer.before_removals[:] = [self._flush_before_removal]
+                self._buffer.before_removals[:] = [partial(self._flush_first, "Nothing was removed: repeat the removal.")]
             self._after_change("The messages were removed: do not repeat the removal.")
         if missing:
             raise MessageNotFound(missing, str(self._config.path))
@@ -280,19 +281,15 @@ class Writer:
     def _restore(self, popped: Sequence[Popped]) -> None:
         """Put back what a refused removal has popped, and flush: an earlier flush may have confirmed these ids without them."""
         with self._accounting.state_lock:
-            self._buffer.restore_popped(popped, lambda msg_id: self._index.get(msg_id) is not None)
+            self._buffer.restore_popped(popped, self._is_indexed)
         if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
             try:
                 self._flusher.flush_or_defer()
             except MsgStoreError as error:
                 log.warning("%s: %s", self._config.path, error)
 
-    def _flush_before_removal(self, ids: Iterable[bytes]) -> None:
-        """Refuse a removal while commits are failing and the bound is reached."""
-        self._flush_first("Nothing was removed: repeat the removal.", ids)
-
     def _flush_first(self, outcome: str, ids: Iterable[bytes] = ()) -> None:
-        """Flush before a change, after a failure: otherwise unwritten changes would fill the memory."""
+        """Flush before a change, after a failure: otherwise unwritten changes would fill the memory. ``ids``: of a removal."""
         try:
             self._flusher.flush_or_defer()
         except StoreIOError as error:

@@ -38,7 +38,6 @@ class Written:
     directory: str
     files: tuple[tuple[str, int], ...]
     """(name relative to the directory, bytes)."""
-    rows: int
 
 
 def folder(columns: Sequence[tuple[str, object]]) -> str:
@@ -61,14 +60,12 @@ class DatasetWriter:
         """Rows by folder: many small segments would make as many row groups."""
         self._held = 0
         self._names: list[str] = []
-        self._rows = 0
         with errors(self._directory):
             Files().create_directory(self._directory)
 
     def write(self, where: str, rows: pa.Table | pa.RecordBatch) -> None:
         """``where``: a :func:`folder`, or "" for none."""
         self._waiting.setdefault(where, []).append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
-        self._rows += rows.num_rows
         self._held += rows.nbytes
         if self._held >= _HELD:
             self._write_held()
@@ -102,7 +99,7 @@ class DatasetWriter:
         with errors(self._directory):
             self._close()
             sizes = tuple((name, (self._directory / name).stat().st_size) for name in self._names)
-        return Written(str(self._directory), sizes, self._rows)
+        return Written(str(self._directory), sizes)
 
     def _close(self) -> None:
         while self._open:

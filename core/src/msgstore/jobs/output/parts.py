@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import secrets
 import struct
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +21,7 @@ import attrs
 
 from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
+from msgstore.contract.formats import split_ids
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segment import Segment
@@ -31,8 +32,7 @@ from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan.bindings import OWN_RECORD
 
 BATCH = 2**20
-"""Bytes that are encoded at once, ``_OVERHEAD`` of each message included."""
-_OVERHEAD = 64
+"""Bytes that are encoded and written at once."""
 _ID = 16
 
 
@@ -105,11 +105,11 @@ class PartWriter:
         self._task = task
         self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
         self._ids: list[bytes] = []
-        self._items: list[bytes] = []
-        self._whole = False
-        """Whether the items are whole records; else they are bodies."""
-        self._has_large = False
-        """Whether a held item may have a large body."""
+        self._sizes: list[int] = []
+        self._records: list[bytes] = []
+        """The records of ``_ids``, which have ``_sizes``, and wait to be written."""
+        self._large_at: list[int] = []
+        """Positions of those with large bodies."""
         self._counts: int | None = None
         """Descriptor of the file of references."""
         self._counts_size = 0
@@ -138,15 +138,32 @@ class PartWriter:
 
         Raises StoreError for what is no id of 16 bytes, and for a count that none can have; MessageTooLarge; StoreIOError.
         """
+        where = where or self._target.path
         with self._working():
-            self._count(ids, references, where or self._target.path)
-            self._take(ids, bodies, where or self._target.path, whole=False)
+            self._count(ids, references, where)
+            self._check_ids(ids, bodies, "bodies", where)
+            sizes, form = list(map(len, bodies)), self._form
+            largest = max(sizes, default=0)
+            if largest > form.format.max_body:
+                raise MessageTooLarge(
+                    f"{where}: the body of {bytes(ids[sizes.index(largest)]).hex()} has {largest} bytes and does "
+                    f"not fit into a record of format {form.name!r} (at most {form.format.max_body})"
+                )
+            for begin, end in batches(sizes):
+                large = (
+                    [at for at, size in enumerate(sizes[begin:end]) if size >= self._large] if largest >= self._large else ()
+                )
+                self._hold(ids[begin:end], *form.format.encode(ids[begin:end], bodies[begin:end]), large)
 
     def add_records(self, ids: Sequence[bytes], records: Sequence[bytes]) -> None:
         """Messages as whole records of the target's format, which the caller has checked: they are written as they are."""
         with self._working():
             self._count(ids, None, self._target.path)
-            self._take(ids, records, self._target.path, whole=True)
+            self._check_ids(ids, records, "records", self._target.path)
+            sizes, span = list(map(len, records)), self._form.format.body_span
+            bodies = {at: span(records[at], 0, size) for at, size in enumerate(sizes) if size >= self._large}
+            large = [at for at, (begin, end) in bodies.items() if end - begin >= self._large]
+            self._hold(ids, b"".join(records), sizes, large)
 
     def finish(self) -> Part:
         """Everything is on disk when it returns. Raises StoreIOError."""
@@ -205,77 +222,52 @@ class PartWriter:
         elif references is not None or self._counts is not None:
             raise ValueError("references are given of all messages of a part, or of none")
 
-    def _take(self, ids: Sequence[bytes], items: Sequence[bytes], where: str, *, whole: bool) -> None:
-        """``items`` are bodies, or records if they are ``whole``."""
+    def _check_ids(self, ids: Sequence[bytes], items: Sequence[bytes], what: str, where: str) -> None:
         if len(ids) != len(items):
-            raise ValueError(f"{len(ids)} ids with {len(items)} {'records' if whole else 'bodies'}")
-        sizes = list(map(len, items))
-        if not sizes:
-            return
-        if set(map(len, ids)) != {_ID}:
+            raise ValueError(f"{len(ids)} ids with {len(items)} {what}")
+        if set(map(len, ids)) - {_ID}:
             wrong = next(msg_id for msg_id in ids if len(msg_id) != _ID)
             raise StoreError(f"{where}: an id has {_ID} bytes, not {len(wrong)}: {bytes(wrong).hex() or 'it is empty'}")
-        largest = max(sizes)
-        if largest > self._form.format.max_body and not whole:
-            raise MessageTooLarge(
-                f"{where}: the body of {bytes(ids[sizes.index(largest)]).hex()} has {largest} bytes and does "
-                f"not fit into a record of format {self._form.name!r} (at most {self._form.format.max_body})"
-            )
-        if whole != self._whole:
-            self._write_held()
-            self._whole = whole
+
+    def _hold(self, ids: Sequence[bytes], records: bytes, sizes: Sequence[int], large: Iterable[int]) -> None:
+        """``large``: the positions of records with large bodies."""
+        self._large_at += [len(self._ids) + at for at in large]
         self._ids += ids
-        self._items += items
-        self._held += sum(sizes) + _OVERHEAD * len(sizes)
-        self._has_large |= largest >= self._large
+        self._sizes += sizes
+        self._records.append(records)
+        self._held += len(records)
         if self._held >= BATCH:
             self._write_held()
 
     def _write_held(self) -> None:
-        """Write what is held, some BATCH at a time. A large body gets a segment of its own, as in the engine's ``Appender``."""
-        ids, items = self._ids, self._items
-        large = {at for at, item in enumerate(items) if self._is_large(item)} if self._has_large else set()
-        step = max(len(ids) * BATCH // max(self._held, BATCH), 1)
-        cuts = {0, len(ids), *range(0, len(ids), step), *large, *(at + 1 for at in large)}
-        for begin, end in pairwise(sorted(cuts)):
-            current = self._segments.current
-            if begin in large and current is not None and current.size > current.header_bytes:
-                self._seal()
-            self._write(ids[begin:end], items[begin:end])
-            if begin in large:
-                self._seal()
-        self._ids, self._items, self._held, self._has_large = [], [], 0, False
-
-    def _is_large(self, item: bytes) -> bool:
-        if len(item) < self._large or not self._whole:
-            return len(item) >= self._large
-        begin, end = self._form.format.body_span(item, 0, len(item))
-        return end - begin >= self._large
-
-    def _write(self, ids: Sequence[bytes], items: Sequence[bytes]) -> None:
-        """Write records. The record that fills a segment is its last one, as in the engine's ``Appender``."""
-        data, sizes = (b"".join(items), list(map(len, items))) if self._whole else self._form.format.encode(ids, items)
+        """Write what is held. The record that fills a segment is its last one, and a large body gets a segment of its own, as
+        in the store itself."""
+        ids, sizes, large, view = self._ids, self._sizes, set(self._large_at), memoryview(b"".join(self._records))
+        stops = [*self._large_at, len(sizes)]
+        self._ids, self._sizes, self._records, self._large_at, self._held = [], [], [], [], 0
         current = self._segments.current
-        if current is not None and current.size + len(data) <= self._limit and current.size < self._limit:
-            self._append(current, data, ids, sizes)
+        if not large and current is not None and current.size < self._limit and current.size + len(view) <= self._limit:
+            self._append(current, view, ids, sizes)
             return
         ends = list(accumulate(sizes))
-        view = memoryview(data)
         done = base = 0
         while done < len(ends):
-            current = self._segments.current
-            if current is None or current.size >= self._limit:
+            is_alone, current = done in large, self._segments.current
+            if current is None or current.size >= self._limit or (is_alone and current.size > current.header_bytes):
                 self._seal()
                 current = self._segments.roll(self._form)
-            cut = min(bisect_left(ends, base + self._limit - current.size, done) + 1, len(ends))
+            stop = done + 1 if is_alone else stops[bisect_right(stops, done)]
+            cut = min(bisect_left(ends, base + self._limit - current.size, done) + 1, stop)
             self._append(current, view[base : ends[cut - 1]], ids[done:cut], sizes[done:cut])
             done, base = cut, ends[cut - 1]
+            if is_alone:
+                self._seal()
 
-    def _append(self, segment: Segment, data: bytes | memoryview, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
+    def _append(self, segment: Segment, records: memoryview, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
         offset = segment.size
-        self._segments.append(data)
-        self._segments.hints.add(segment, offset, len(data), ids, sizes)
-        segment.live_bytes += len(data)
+        self._segments.append(records)
+        self._segments.hints.add(segment, offset, len(records), ids, sizes)
+        segment.live_bytes += len(records)
         self._messages += len(ids)
 
     def _seal(self) -> None:
@@ -284,6 +276,20 @@ class PartWriter:
         if current is not None:
             self._segments.seal_current()
             self._segments.hints.save(everything=True)
+
+
+def batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each batch of about BATCH bytes."""
+    begin = 0
+    if sum(sizes) <= BATCH and sizes:  # so it mostly is, and takes no loop
+        yield 0, len(sizes)
+        return
+    ends = list(accumulate(sizes))
+    while begin < len(sizes):
+        before = ends[begin - 1] if begin else 0
+        end = min(bisect_left(ends, before + BATCH, begin) + 1, len(sizes))
+        yield begin, end
+        begin = end
 
 
 def backends_of(target: Target, catalogue: Catalogue) -> Backends:
@@ -314,25 +320,29 @@ def nothing_of(target: Target) -> str:
 
 _REFERENCES = "references"
 """File beside the segments of a part, written by the worker and read by the driver. It never outlives its job."""
-_REFERENCE = struct.Struct(">16sQ")
-_READ_AT_ONCE = _REFERENCE.size * 2**16
+_COUNT = struct.Struct(">I")
+"""In front of the ids and the references of so many messages."""
 
 
 def _pack_references(ids: Sequence[bytes], references: Sequence[int], where: str) -> bytes:
     if len(ids) != len(references):
         raise ValueError(f"{len(ids)} ids with {len(references)} counts")
-    is_count = [type(count) is int and 1 <= count <= MAX_REFERENCES for count in references]
-    if not all(is_count):
+    if ids and not (set(map(type, references)) == {int} and min(references) >= 1 and max(references) <= MAX_REFERENCES):
+        is_count = [type(count) is int and 1 <= count <= MAX_REFERENCES for count in references]
         at = is_count.index(False)
         raise StoreError(
             f"{where}: {bytes(ids[at]).hex()} has {references[at]!r} references; a message has from 1 to {MAX_REFERENCES}. "
             "Leave out what nobody refers to"
         )
-    return b"".join(map(_REFERENCE.pack, ids, references))
+    return _COUNT.pack(len(ids)) + b"".join(ids) + struct.pack(f">{len(references)}Q", *references)
 
 
 def read_references(files: Files, part: Part) -> Iterator[tuple[bytes, int]]:
     """(id, references) of each message of a part. Raises OSError."""
     with files.view(Path(part.directory, _REFERENCES)) as data:
-        for at in range(0, len(data), _READ_AT_ONCE):
-            yield from _REFERENCE.iter_unpack(data[at : at + _READ_AT_ONCE])
+        at = 0
+        while at < len(data):
+            (count,) = _COUNT.unpack_from(data, at)
+            begin, at = at + _COUNT.size, at + _COUNT.size + (_ID + 8) * count
+            ids = split_ids(data[begin : begin + _ID * count])
+            yield from zip(ids, struct.unpack_from(f">{count}Q", data, begin + _ID * count), strict=True)

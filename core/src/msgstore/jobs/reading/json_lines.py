@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,30 +69,23 @@ def _all_members(path: Path, use: Callable[[dict[str, Any]], None]) -> Iterator[
         raise StoreError(f"{path}, line {number}: {error}") from error
 
 
+class _Pairs(list[tuple[str, Any]]):
+    """JSON object."""
+
+
 def _members(line: bytes) -> dict[str, Any]:
-    """Raises ValueError."""
+    """Of a repeated member that is ignored the last one counts, as usual in JSON. Raises ValueError."""
     try:
-        members = json.loads(line, object_pairs_hook=_object)
+        pairs = json.loads(line, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(members, _Object):
+    if not isinstance(pairs, _Pairs):
         raise ValueError("is no JSON object; each line is one")  # noqa: TRY004 - it is what is in the file
-    for name in members.twice:
-        if name in MEMBERS:
-            raise ValueError(f"has {name!r} twice")
-    return members
-
-
-class _Object(dict[str, Any]):
-    """JSON object. Of a repeated member the last one counts, as usual in JSON; ``twice`` has its name."""
-
-    twice: tuple[str, ...] = ()
-
-
-def _object(pairs: list[tuple[str, Any]]) -> _Object:
-    members = _Object(pairs)
+    members = dict(pairs)
     if len(members) < len(pairs):
-        members.twice = tuple(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        for name in MEMBERS:
+            if sum(other == name for other, _ in pairs) > 1:
+                raise ValueError(f"has {name!r} twice")
     return members
 
 

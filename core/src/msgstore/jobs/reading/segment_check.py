@@ -78,7 +78,7 @@ class SegmentFindings:
     stock: SegmentStock
     damage: tuple[Damage, ...]
     ids: bytes = b""
-    """Of the records, by offset."""
+    """Ids of the records, by offset."""
     sizes: array[int] = attrs.field(factory=lambda: array("Q"))
 
 
@@ -163,11 +163,11 @@ class IntactRecords:
     records: Columns = attrs.field(factory=Columns)
     """By offset. The types say nothing."""
     recovered: bytes = b""
-    """For each of them 1 if it was found again behind a damaged spot, else 0."""
+    """1 for each record that was found again behind a damaged spot, else 0."""
     crc32: int = 0
-    """Of all bytes of the segment, if a job reads it a second time."""
+    """CRC-32 of the segment, if a job reads it a second time."""
     digests: bytes = b""
-    """Of the body of each, if a job compares them."""
+    """Hashes of the bodies, if a job compares them."""
 
 
 def intact_records(form: OpenFormat, data: Buffer) -> IntactRecords:

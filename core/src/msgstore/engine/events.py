@@ -1,23 +1,104 @@
-"""Telemetry: counts, logs and publishes what happens to one store. One method per kind of event.
+"""Events: counters, log records and events of one store, and the thread that calls observers.
 
-Methods are called where the event happens, some with the state lock held: per flush, per segment or per store, never per
-message. None of them raises.
+``Telemetry`` has one method per kind of event. They are called where the event happens, some with the state lock held: per
+flush, per segment or per store, never per message. None of them raises. Observers run on a thread of their own, so that none
+delays a store. The classes of events are in ``msgstore.contract.events``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from queue import SimpleQueue
+from typing import Any, Literal
 
 import attrs
 
 from msgstore.contract import StoreClosed, events
-from msgstore.contract.events import CollectionFinishedEvent
-from msgstore.engine.events.event_dispatcher import EventDispatcher
-from msgstore.plugins.loader import Observer
+from msgstore.contract.events import CollectionFinishedEvent, Event
+from msgstore.plugins.loader import EVENT_HOOKS, Observer
+
+_collection_log = logging.getLogger("msgstore.collection")
+_observers_log = logging.getLogger("msgstore.observers")
+_recovery_log = logging.getLogger("msgstore.recovery")
+_segments_log = logging.getLogger("msgstore.segments")
+_store_log = logging.getLogger("msgstore.store")
+
+MAX_WAITING = 10_000
+"""Events that may wait. Later ones are counted and dropped: an observer that hangs must not fill the memory."""
+CLOSE_TIMEOUT_SECONDS = 5.0
+"""Time that ``wait`` waits for observers."""
+
+
+class EventDispatcher:
+    """Calls the observers of one store, one by one, on the thread ``msgstore-observers PATH``. Without observers: no thread.
+
+    ``publish`` and ``finish`` may be called from any thread and under any lock: they only fill a queue, and never raise.
+    """
+
+    def __init__(self, store: Path, observers: Sequence[Observer] = ()) -> None:
+        self.store = store
+        self.failures = 0
+        """Times that an observer raised, and events that were dropped."""
+        self.in_callback: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+        """Set by the store: entered around each call of an observer."""
+        self._by_class = {made: [o for o in observers if o.hook == hook] for hook, made in EVENT_HOOKS.items()}
+        self._waiting: SimpleQueue[Event | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_finished = False
+        if observers:
+            self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"msgstore-observers {self.store}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread is available: the store opens all the same
+            self.failures += 1
+            _observers_log.warning("%s: no observer is called: %s", self.store, error)
+        else:
+            self._thread = thread
+
+    def publish(self, event: Event) -> None:
+        """Queue an event for its observers."""
+        if self._thread is None or self._is_finished or not self._by_class[type(event)]:
+            return
+        if self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put(event)
+        else:
+            self.failures += 1
+
+    def finish(self) -> None:
+        """Publish nothing more; the thread ends after the last event. A second call does nothing."""
+        if not self._is_finished:
+            self._is_finished = True
+            self._waiting.put(None)
+
+    def wait(self) -> None:
+        """Wait for the thread after ``finish``, for a limited time. Caller holds no lock."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(CLOSE_TIMEOUT_SECONDS)
+        if thread.is_alive():
+            what = "%s: an observer has not returned within %g s; the store does not wait for it"
+            _observers_log.warning(what, self.store, CLOSE_TIMEOUT_SECONDS)
+        self._thread = None
+
+    def _run(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            for observer in self._by_class[type(event)]:
+                try:
+                    with self.in_callback():
+                        observer.call(event)
+                except BaseException:  # sys.exit() too: the other observers go on
+                    self.failures += 1
+                    _observers_log.exception("%s: %s of %s failed", self.store, observer.hook, observer.provider)
 
 
 @attrs.define
@@ -33,7 +114,7 @@ class Counters:
     removed_messages: int = 0
     """Messages on disk that lost their last reference. Calculated when it is asked for."""
     flushes: int = 0
-    """Flushes that wrote something."""
+    """Batches that flushes and drains have written."""
     rolled_segments: int = 0
     """Segments that were started."""
     deleted_segments: int = 0
@@ -51,11 +132,6 @@ class Counters:
     observer_failures: int = 0
     """Times that an observer raised, and events that were dropped."""
 
-
-_store_log = logging.getLogger("msgstore.store")
-_recovery_log = logging.getLogger("msgstore.recovery")
-_segments_log = logging.getLogger("msgstore.segments")
-_collection_log = logging.getLogger("msgstore.collection")
 
 MAX_SPANS = 10_000
 """Damaged spans that are remembered, so that each is published once."""
@@ -168,14 +244,7 @@ class Telemetry:
         )
 
 
-class HasStats(Protocol):
-    """A store."""
-
-    def stats(self) -> Any:
-        """Return an attrs object with numbers, and ``counters`` among them. Raises StoreClosed."""
-
-
-def statistics_of(store: HasStats) -> Callable[[], Mapping[str, int]]:
+def statistics_of(store: Any) -> Callable[[], Mapping[str, int]]:
     """Return a function that gives ``store.stats()`` as numbers; nothing once the store is closed or gone."""
     reference = weakref.ref(store)
 
