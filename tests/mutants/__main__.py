@@ -73,6 +73,7 @@ class _Watch:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            print(f"pytest has not run to its end: {session.exitstatus!r}; last were {', '.join(list(self._found)[-3:])}")
             return
         table = Table("mutant", "kind", "what is wrong", "caught by", box=None)
         tried = [mutant for mutant in MUTANTS if mutant.name in self._found]
@@ -110,7 +111,10 @@ def main() -> int:
     command = [sys.executable, "-m", "pytest", str(SUITE), "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:terminal"]
     command += ["-p", "mutants.__main__", f"--enough={arguments.enough}", *(f"--only={name}" for name in arguments.names)]
     path = os.pathsep.join([str(SUITE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+    status = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+    if status < 0:
+        print(f"the pytest process was ended by signal {-status}")
+    return status
 
 
 if __name__ == "__main__":

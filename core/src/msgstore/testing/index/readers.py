@@ -101,8 +101,10 @@ class _Traffic:
         self.done = [1] * count
         """The newest version of each id whose write has returned."""
         self.newest = 1
-        self.frozen: list[Entries] = []
-        """What there was at each ``freeze``."""
+        self.round = 0
+        """Number of the last ``freeze``."""
+        self.frozen: dict[int, Entries] = {}
+        """What there was at each ``freeze`` that a commit may show."""
         self.reads = self.commits = 0
         self._enter(range(count))
         self._freeze([])
@@ -140,8 +142,10 @@ class _Traffic:
         self.index.release([msg_id for msg_id in ids for _ in range(self.index.references(msg_id))])
 
     def _freeze(self, _: Sequence[int]) -> None:
-        self.index.freeze({ROUND: b"%d" % len(self.frozen)})
-        self.frozen.append(entries_of(self.index))
+        if len(self.frozen) < 100:  # a commit makes room: it may wait long for the lock
+            self.index.freeze({ROUND: b"%d" % (self.round + 1)})
+            self.frozen[self.round + 1] = entries_of(self.index)
+            self.round += 1
 
     def read(self, stop: threading.Event) -> None:
         rng = random.Random(2)
@@ -161,14 +165,16 @@ class _Traffic:
     def commit(self, stop: threading.Event) -> None:
         while not stop.wait(0.002):  # the writer needs the lock, too
             self.index.commit()
+            self.frozen.clear()
 
     def commit_and_crash(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            due = len(self.frozen)
+            due = self.round
             self.index.commit()
             with self.lock:  # nothing is written while it is copied
                 found = self.place.after_a_crash()
-            round_ = int((found.state or {})[ROUND])
-            assert found.entries == self.frozen[round_], "entries and state are not of the same freeze"
-            assert round_ >= due - 1, "the last freeze before the commit is not in it"
+                round_ = int((found.state or {})[ROUND])
+                assert round_ >= due, "the last freeze before the commit is not in it"
+                assert found.entries == self.frozen[round_], "entries and state are not of the same freeze"
+                self.frozen = {number: entries for number, entries in self.frozen.items() if number >= round_}
             self.commits += 1
