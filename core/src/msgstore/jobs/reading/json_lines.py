@@ -74,7 +74,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _members(line: bytes) -> dict[str, Any]:
-    """Of a repeated member that is ignored the last one counts, as usual in JSON. Raises ValueError."""
+    """Return the members of one object. Of copies of an ignored member the last one counts, as in JSON. Raises ValueError."""
     try:
         pairs = json.loads(line, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
