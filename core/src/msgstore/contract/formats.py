@@ -216,7 +216,7 @@ class SegmentFormat(Protocol):
     """Size in bytes of the largest stored body of a record."""
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
-        """Return all records of a batch as one string, and the size of each in bytes. Called once per batch of a flush."""
+        """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own."""
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
         """Return the stored body of one record. ``record`` has exactly the size that the index has for it.

@@ -81,7 +81,7 @@ class RecordType(Protocol):
     """Size of a record with an empty body, type, size and id included. The same for all options."""
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
-        """Return all records of a batch as one string, and the size of each in bytes. Called once per batch of a flush."""
+        """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own."""
 
     def decode(self, record: bytes) -> bytes:
         """Return the stored body of a whole record, from its type byte on. The format has checked type, size and id.

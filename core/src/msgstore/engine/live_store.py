@@ -108,7 +108,7 @@ def _open_beside(config: StoreConfig, catalogue: Catalogue, files: Files, tracke
     backends = resolve(config, catalogue, remembered)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     warn_of_codec(config, remembered)
-    segments = Segments(config.path, files, backends.formats, sync=False)
+    segments = Segments(config.path, files, backends.formats)
     index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
     accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
     store = LiveStore(OpenDirectory(config, backends, accounting, Recovery("live"), set(), None), catalogue, tracker)
@@ -223,7 +223,7 @@ class LiveStore(Store):
     def _check_unchanged(self, state: dict[bytes, bytes], backends: Backends) -> None:
         """Raise StoreError if another program has changed the segments since the last writer: then the index is out of date."""
         directory = self.path
-        segments = Segments(directory, self._files, backends.formats, sync=False)
+        segments = Segments(directory, self._files, backends.formats)
         for found in find_segments(self._files, directory, backends.formats.extensions):
             segments.add_found(found)
         shutdown_files = ShutdownFiles.read(self._files, directory)

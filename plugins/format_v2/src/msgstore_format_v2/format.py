@@ -39,7 +39,8 @@ _ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
 
 
 class SegmentFormatV2:
-    """Format of ``.sqs`` files: typed records after a 64-byte header. MESSAGE is always bound.
+    """Format of ``.sqs`` files: typed records after a 64-byte header. It binds ``message`` to MESSAGE
+    itself; the descriptor of that type serves checks and names.
 
     Raises ValueError for record types that cannot be bound to their type bytes.
     """

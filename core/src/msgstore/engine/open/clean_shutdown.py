@@ -2,12 +2,12 @@
 
 ``clean.dot`` is Erlang text, one term per line: ``{client_refs,[<<104,49>>]}.`` and ``{last_v1_file,none}.``. Next to it
 RabbitMQ saves its own index, which it must never use with segments that msgstore has changed. So the first change
-removes ``clean.dot``, and renames the saved index, whose counts were read (:mod:`msgstore.engine.open.broker_counts`).
+takes ``clean.dot`` away, and renames the saved index, whose counts were read (:mod:`msgstore.engine.open.broker_counts`).
 
 An opening that uses the saved index as it is changes nothing: ``clean.dot`` and the saved state stay. Before the first change
-of a segment ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index says that the store is open.
-So a failed opening, a store without changes, and a process that is killed before its first commit leave the counts as they
-were: records that were appended while ``clean.dot`` was hidden are a tail to scan.
+after an opening ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index says that the store is
+open. So a failed opening, a store without changes, and a process that is killed before its first commit leave the counts as
+they were: records that were appended while ``clean.dot`` was hidden are a tail to scan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from msgstore.files import Files
 
 CLEAN = "clean.dot"
 PENDING_CLEAN = "msgstore-clean.dot"
-"""Name of ``clean.dot`` until the index is saved: after a crash in between, the next opening completes it."""
+"""``clean.dot`` while it does not count: at a shutdown until the index is saved; from the first change to the first commit."""
 SAVED_COUNTS, SAVED_SUMMARY = "msg_store_index.ets", "file_summary.ets"
 SAVED_INDEXES = (SAVED_COUNTS, SAVED_SUMMARY)
 KEPT = "msgstore-broker-"

@@ -107,7 +107,7 @@ def refute(run: RecoveryRun, changed: Iterable[Segment]) -> str | None:
 def scan_tail(run: RecoveryRun, segment: Segment, start: int) -> None:
     """Enter the records from ``start`` on, after the last commit. An id in the index keeps its older record and its count."""
     if start == segment.size and segment.appendable:
-        return  # nothing was: the file need not be read at all
+        return  # nothing was appended since the commit: the file is not read
     scan, index = run.scan(segment, start), run.index
     new = [(i, o, s) for i, o, s, _ in scan.records.rows() if index.get(i) is None]
     index.enter([i for i, _, _ in new], [pack_location(segment.number, o, s) for _, o, s in new])

@@ -31,7 +31,7 @@ from msgstore.engine.open.recovery import sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
 from msgstore.engine.open.settings import keep_damaged, rebuild_settings
 from msgstore.engine.segment.segment import Segment, remove_leftovers
-from msgstore.engine.segment.segments import Segments
+from msgstore.engine.segment.segments import Segments, Sync
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.files import Files
@@ -216,10 +216,9 @@ def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Set
     """Return the segments. Refuses those that no plugin reads, newer ones than the store writes, and, if the configuration says
     so, older ones."""
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
-    segments = Segments(config.path, files, backends.formats, sync=config.durability == "fsync")
-    segments.sync_later = config.fsync_every is not None
+    sync: Sync = "never" if config.durability == "os" else "each write" if config.durability == "fsync" else "later"
+    segments = Segments(config.path, files, backends.formats, sync=sync)
     segments.erase = config.erase
-    segments.is_durable = config.durability != "os"
     ours = backends.write_format.descriptor
     everything = find_segments(files, config.path, backends.formats.extensions, backends.formats.leftovers)
     if not read_only:

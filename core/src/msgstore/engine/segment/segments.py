@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Literal
 
 from msgstore.contract import StoreIOError
 from msgstore.directory import ERASE_SUFFIX, SegmentFile
@@ -20,11 +21,15 @@ from msgstore.engine.segment.segment import Segment, damaged_index, io_error, io
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
+Sync = Literal["never", "each write", "later"]
+"""Time at which appended records are synced; ``later``: by the next ``sync_written``."""
+
 
 class Segments:
     """One instance per open store."""
 
-    def __init__(self, directory: Path, files: Files, formats: FormatSet, *, sync: bool) -> None:
+    def __init__(self, directory: Path, files: Files, formats: FormatSet, *, sync: Sync = "never") -> None:
+        """``sync`` says when appended records are synced."""
         self.directory = directory
         self.files = files
         self.formats = formats
@@ -42,13 +47,11 @@ class Segments:
         """True if deleted segments are renamed, and overwritten by the collector before they are unlinked."""
         self.pending_erase: list[Path] = []
         """Paths of deleted segments that still have to be overwritten with zeros and unlinked."""
-        self.is_durable = sync
-        """True if files must survive a power loss: after each write, or after the next ``sync_written``."""
-        self.sync_later = False
-        """True if appended records are synced by ``sync_written`` only."""
+        self.sync = sync
+        self.is_durable = sync != "never"
+        """True if files must survive a power loss."""
         self.must_check_files = False
         """True if something was written since ``check_files`` last found directory and current segment in place."""
-        self._sync_each_write = sync
         self._next_number = 0
         """Never the number of a segment that existed since the opening."""
         self._current_fd: int | None = None
@@ -100,7 +103,7 @@ class Segments:
                 fd = self.files.create(path)
                 identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
-                if self._sync_each_write:
+                if self.sync == "each write":
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
             except BaseException as error:  # an interrupt, too: the number is used again
@@ -150,9 +153,9 @@ class Segments:
         with self.errors(segment, segment.size):
             try:
                 self.files.pwrite(fd, data, segment.size)
-                if self._sync_each_write:
+                if self.sync == "each write":
                     self.files.sync(fd)
-                elif self.sync_later:
+                elif self.sync == "later":
                     self._unsynced[segment.number] = segment
             except BaseException:  # an interrupt, too: an opening would find what it leaves after the end
                 try:
@@ -235,7 +238,7 @@ class Segments:
             raise io_error(path, None, error) from error
 
     def sync_written(self) -> None:
-        """With ``sync_later``: sync everything that was appended, names included. Caller holds the flush lock."""
+        """With ``sync = "later"``: sync everything that was appended, names included. Caller holds the flush lock."""
         if self._unsynced:
             for number, segment in list(self._unsynced.items()):
                 if number in self.by_number:

@@ -102,7 +102,7 @@ class LiveAccounting:
         self._retired: CleanMarker | None = None
         """The same mark between the first change and the first commit."""
         self._recounted = False
-        """True if only reference counts changed since the last commit."""
+        """True if references changed since the last commit, also where no row did."""
         self._committed = False
         self._has_frozen = False
         """True if changes were set aside and no commit has succeeded since."""

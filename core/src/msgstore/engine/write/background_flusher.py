@@ -14,8 +14,8 @@ from msgstore.engine.write.flusher import Flusher
 log = logging.getLogger("msgstore.flusher")
 
 _IDLE_SECONDS = 1.0
-"""Time after which an idle thread looks for work by itself: ``wake`` takes no lock, and sends nothing if it finds the thread
-not idle yet."""
+"""Time after which an idle thread looks for work by itself: a ``wake`` that finds the thread not idle
+yet is dropped, because it takes no lock."""
 
 
 class BackgroundFlusher:
@@ -33,7 +33,7 @@ class BackgroundFlusher:
         )
         self._last_sync = time.monotonic()
         self._signals: SimpleQueue[bool] = SimpleQueue()
-        """True: flush now; False: flush after the interval. In C, so that no exception from outside leaves it locked."""
+        """True: flush now; False: flush after the interval. Implemented in C, so that no exception from outside leaves it locked."""
         self._is_idle = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {self._path}", daemon=True)

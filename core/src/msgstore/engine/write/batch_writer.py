@@ -38,7 +38,7 @@ class BatchResult:
     looked_at: int
     """Number of ids that were processed, from the first on."""
     rewrite: Sequence[bytes] = ()
-    """Ids whose record died since the lookup: another batch has to write them."""
+    """Ids that had a record at the lookup, which has died since: another batch has to write them."""
 
 
 class BatchWriter:
@@ -87,7 +87,7 @@ class BatchWriter:
         return [location is not None or msg_id in revivable for msg_id, location in zip(ids, located, strict=True)]
 
     def _enter(self, ids: Sequence[bytes], known: list[bool] | None, appended: AppendResult) -> list[bytes]:
-        """Move entries from the buffer into the index. Return the ids whose record died since the lookup.
+        """Move entries from the buffer into the index. Return the ids whose older record died since the lookup.
 
         If the index fails, what it did not get stays buffered. Caller holds the state lock.
         """
@@ -170,7 +170,7 @@ class BatchWriter:
         """Append records. A large body gets a segment of its own, so that its removal frees the space at once. The state lock
         is not held: no other thread knows these records before the index has them.
 
-        Raises StoreIOError: records that this call has appended already stay in the segment, as garbage.
+        Raises StoreIOError: what earlier steps of this call have appended stays in the segment, as garbage.
         """
         self._accounting.begin_change()
         result = AppendResult()
@@ -190,7 +190,7 @@ class BatchWriter:
                 if segment is None or segment.size >= self._segment_limit:
                     segment = self.roll()
                 room = self._segment_limit - segment.size
-                cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # with the record that crosses the limit
+                cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # with the record that reaches the limit
                 count, size, offset = cut - done, ends[cut - 1] - base, segment.size
                 self._accounting.mark_dirty(segment)
                 self._segments.append(view[base : base + size])
@@ -238,8 +238,7 @@ class BatchWriter:
 def _cut(
     ids: Sequence[bytes], entries: Sequence[BufferedMessage | None], max_bytes: int
 ) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
-    """Return how many ids are processed; those of them that are still buffered, about ``max_bytes``, none if all
-    were removed; their bodies; their charged bytes."""
+    """Return the number of ids that were looked at; those still buffered, about ``max_bytes``; their bodies; their charge."""
     looked_at = len(ids)
     if not all(entries):
         ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]

@@ -167,7 +167,7 @@ class Flusher:
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
         self._bytes_to_commit = uncommitted
-        self.commit_and_reclaim(commit=last or uncommitted > self._max_unconfirmed or not self._segments.sync_later)
+        self.commit_and_reclaim(commit=last or uncommitted > self._max_unconfirmed or self._segments.sync != "later")
         return to_confirm
 
     def drain(self) -> None:
@@ -184,7 +184,7 @@ class Flusher:
         self._batches.write(self._buffer.oldest(count), DRAIN_STEP)
 
     def commit_and_reclaim(self, *, commit: bool = True, all_hints: bool = False) -> None:
-        """Write hints, commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.
+        """Write hint files of sealed segments, commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.
 
         Without ``commit`` only hints are written: the index must not get ahead of synced records. The periodic sync commits.
         """
@@ -192,7 +192,7 @@ class Flusher:
             for segment in self._segments.hints.save(everything=all_hints):
                 self._accounting.mark_dirty(segment)
         if commit:
-            if self._segments.sync_later:
+            if self._segments.sync == "later":
                 self._segments.sync_written()
             self._accounting.commit()
             with self._accounting.state_lock:

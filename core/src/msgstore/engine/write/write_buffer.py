@@ -64,7 +64,7 @@ class WriteBuffer:
         charge: Callable[[int], object],
         slow_path: Callable[[bytes, bytes], object],
     ) -> FastPath:
-        """Return the ``write`` of a client, which takes no lock.
+        """Return the ``write`` of a client, which takes no lock but in ``charge``: that may wait, drain or flush.
 
         ``wake`` is called before the first message in an empty buffer, ``charge(bytes)`` after each ``charge_step`` bytes,
         OVERHEAD included. ``slow_path`` gets what needs the lock, or is not valid.

@@ -124,8 +124,7 @@ class PartWriter:
                     f"{self._directory.parent}: there is no such directory: the job was ended or given up meanwhile, or this "
                     f"process does not see the file system of the driver. Choose a destination that all of them see."
                 ) from None
-        self._segments = Segments(self._directory, self._files, backends.formats, sync=False)
-        self._segments.sync_later = True
+        self._segments = Segments(self._directory, self._files, backends.formats, sync="later")
         self._segments.hints.writes = True
 
     def add(
