@@ -241,8 +241,9 @@ def merges_state(self, old, state):
 
 
 def keeps_frozen(self, old):
-    for msg_id in [msg_id for msg_id, _, _ in self.items()]:
-        self.release([msg_id] * self.references(msg_id))
+    ids = [msg_id for msg_id, _, _ in self.items()]
+    self.enter(ids, [1] * len(ids))  # one reference each: there may be more than memory has room for
+    self.release(ids)
 
 
 def not_live(self, old):
