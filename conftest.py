@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -44,3 +45,11 @@ hypothesis.settings.load_profile("untimed")
 def pytest_xdist_auto_num_workers() -> int:
     """Return one more than there are processors: tests wait for other processes and threads."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape names of files that are no text in what a test has printed: xdist ends a worker that reports them."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report

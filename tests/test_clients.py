@@ -450,6 +450,8 @@ def test_contains_of_present_id_takes_no_lock(store):
     with ThreadPoolExecutor(1) as pool, store._accounting.state_lock:
         assert [pool.submit(client.contains, msg_id).result(timeout=10) for msg_id in (A, B)] == [True, True]
     assert not client.contains(C)
+    with pytest.raises(ValueError, match="16 bytes, not memoryview"):
+        client.contains(memoryview(A))
     store.close()
     with pytest.raises(StoreClosed):
         store.contains(A)

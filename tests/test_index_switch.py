@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def test_switch_without_old_plugin_is_refused(tmp_path, monkeypatch):
         open_with(tmp_path, index="ets")
     with open_with(tmp_path, index="ets", refcounts=[(bytes(16), 2)]) as store:
         assert store.references(bytes(16)) == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [("lmdb", "ets"), ("ets", "lmdb")])
+def test_switch_with_given_counts_distrusts_nothing(tmp_path, before, after):
+    """A shortened segment contradicts the old index, which is not asked: the given counts are used."""
+    filled(tmp_path, [(i, i) for i in IDS[:3]], index=before)
+    os.truncate(tmp_path / "0.sqs", 64 + 2 * 37)
+    with open_with(tmp_path, index=after, refcounts=[(IDS[0], 2)]) as store:
+        assert store.stats().recovery.distrust is None
+        assert {entry.msg_id: entry.references for entry in store.entries()} == {IDS[0]: 2}
 
 
 def write_three_times(path, ids) -> None:

@@ -235,6 +235,7 @@ def test_flipped_bit_of_state_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [{"behind": "4"}, {"behind": -2}, {"bytes": 1.5}, {"records": True}, {"more": 1}, {"spots": 5}, {"spots": [{"file": "x"}]},
+     {"spots": [{"file": "1.sqs", "offset": -5, "size": 1, "reason": "torn"}]}, {"spots": None},
      {"spots": [{"file": "\x1b[2J", "offset": 0, "size": 1, "reason": "torn"}]}, {"findings": [{"file": "x"}]},
      {"findings": [{"file": "x", "what": "overlap", "detail": "\x1b[2J"}]}],
     ids=str,
@@ -242,9 +243,10 @@ def test_flipped_bit_of_state_is_noticed(tmp_path):
 def test_forged_state_is_refused(tmp_path, wrong):
     """Its checksum is right, and no scrub has written it."""
     members = {"layout": 1, **attrs.asdict(ScrubState()), **wrong}
+    members = {key: value for key, value in members.items() if value is not None}
     crc32 = zlib.crc32(json.dumps(members, sort_keys=True).encode())
     (tmp_path / STATE).write_text(json.dumps({**members, "crc32": crc32}))
-    with pytest.raises(ValueError, match=r"its|it is not|it has more|it contains"):
+    with pytest.raises(ValueError, match=r"its|it is not|it has|it contains"):
         read_state(Files(), tmp_path)
 
 

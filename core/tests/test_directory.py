@@ -41,6 +41,14 @@ def test_settings_with_flipped_byte_are_refused(tmp_path):
                 assert SETTINGS in str(error)  # noqa: PT017 - both outcomes are right
 
 
+def test_nested_settings_are_refused_at_any_depth(tmp_path):
+    """Reading them and taking their checksum need different depths of the stack."""
+    for depth in range(900, 1001):
+        (tmp_path / SETTINGS).write_text('{"crc32": 1, "x": ' + "[" * depth + "]" * depth + "}")
+        with pytest.raises(StoreError, match=SETTINGS):
+            read_settings(Files(), tmp_path)
+
+
 def forge(path, **changes):
     """Settings with a right checksum, whatever is in them."""
     members = {"layout": 1, "index": "ets", "format": "v2", "record": "message", "body": "raw", "records": {}} | changes

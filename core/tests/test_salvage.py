@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -31,7 +32,7 @@ from core_support import (
     store_of,
 )
 from msgstore.builtin.options import LocalOptions
-from msgstore.contract import ConfigError, StoreError
+from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore.jobs.local.runner import LocalRunner
 from msgstore.jobs.reports import SETTINGS_DAMAGED
@@ -285,6 +286,14 @@ def test_command_prints_recovered_records_and_damage(source, tmp_path):
     text = run("salvage", source, tmp_path / "second").stdout
     assert "211 messages copied, 201 of them recovered after damage" in text
     assert reason in text
+
+
+def test_disk_error_while_copying_leaves_no_store(clean, tmp_path, monkeypatch):
+    """It is no change of the segment, and the error says that no store was made."""
+    monkeypatch.setattr("msgstore.jobs.salvage._copy_records", raising(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StoreIOError, match=r"Input/output error\. No store was made at .*out"):
+        salvage(clean, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:64] + data[300:] + data[64:300]])

@@ -98,14 +98,23 @@ def _module(module: ModuleType, name: str) -> str:
         for value in vars(module).values()
         if _is_public(value, module) and inspect.isfunction(value)
     ]
-    constants = [(f"`{key}`", cell(doc)) for key, doc in constant_docs(module).items() if not key.startswith("_")]
+    constants = [
+        (f"`{key if _is_exported(key) else f'{name}.{key}'}`", cell(doc))
+        for key, doc in constant_docs(module).items()
+        if not key.startswith("_")
+    ]
     if constants:
         parts.append(table(("name", ""), constants))
     return "\n\n".join(parts)
 
 
 def _is_public(value: object, module: ModuleType) -> bool:
-    return getattr(value, "__module__", "") == module.__name__ and value.__name__ in msgstore.contract.__all__  # type: ignore[attr-defined]
+    return getattr(value, "__module__", "") == module.__name__ and _is_exported(value.__name__)  # type: ignore[attr-defined]
+
+
+def _is_exported(name: str) -> bool:
+    """Return True if plugins import the name from ``msgstore.contract``."""
+    return name in msgstore.contract.__all__
 
 
 def _class(kind: type) -> str:
@@ -117,14 +126,15 @@ def _class(kind: type) -> str:
         parts.append(table(("member", "value", ""), [(f"`{m.name}`", f"`{m.value}`", cell(docs[m.name])) for m in kind]))
         return "\n\n".join(parts)
     if attrs.has(kind):
-        inherited = set(attrs.fields_dict(kind.__mro__[1])) if attrs.has(kind.__mro__[1]) else set()
+        base = next((base for base in kind.__mro__[1:] if attrs.has(base) and _is_exported(base.__name__)), None)
+        inherited = set(attrs.fields_dict(base)) if base else set()
         rows = [
             (f"`{field.name}`", _code(field.type), _code(field.default), field.doc) for field in fields(kind, tuple(inherited))
         ]
         if rows:
             parts.append(table(("member", "type", "default", ""), rows))
-        if inherited:
-            parts.append(f"And the members of `{kind.__mro__[1].__name__}`.")
+        if base and inherited:
+            parts.append(f"And the members of `{base.__name__}`.")
     elif members := {name: doc for name, doc in attribute_docs(kind).items() if name in kind.__annotations__}:
         rows3 = [(f"`{name}`", _code(kind.__annotations__[name]), cell(doc)) for name, doc in members.items()]
         parts.append(table(("attribute", "type", ""), rows3))

@@ -85,6 +85,8 @@ def toml_value(kind: Any, value: object) -> str:
         return f'`"{value.name}"`'
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if kind in (Size, Duration) and value == 0:
+        return "`0`"
     if kind is Size and isinstance(value, int):
         units = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "MB": 10**6, "kB": 10**3, "B": 1}
         return next(f'`"{value // size}{unit}"`' for unit, size in units.items() if value >= size and value % size == 0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from functools import partial
 
-from msgstore.contract import RecordError
+import attrs
+
+from msgstore.contract import Capability, RecordError, RecordField
 from msgstore_checksum_record import plugin
 from msgstore_checksum_record.record import ChecksumRecord
-from mutants import broken
+from mutants import MUTANTS, Mutant, broken
 
 (CHECKSUM,) = plugin.msgstore_record_types()
 fault = partial(broken, __name__, CHECKSUM, ChecksumRecord)
@@ -55,3 +58,34 @@ fault(
     decode=lambda _, old, record: old(record)[len(record) > LONG :],
     body_span=lambda _, old, at, size: (old(at, size)[0] + (size > LONG), old(at, size)[1]),
 )
+
+
+class UnsignedTime(ChecksumRecord):
+    """A time before each body, read as an unsigned number."""
+
+    overhead = ChecksumRecord.overhead + 8
+
+    def encode(self, ids, bodies):
+        return super().encode(ids, [bytes(8) + body for body in bodies])
+
+    def decode(self, record):
+        return record[self.overhead :]
+
+    def check(self, data, offset, size):
+        return None
+
+    def body_span(self, offset, size):
+        return offset + self.overhead, offset + size
+
+    def fields(self, record):
+        return struct.unpack_from(">Q", record, ChecksumRecord.overhead)
+
+
+UNSIGNED = attrs.evolve(
+    CHECKSUM,
+    name="unsigned-time",
+    factory=f"{__name__}:UnsignedTime",
+    capabilities=CHECKSUM.capabilities | {Capability.FIELDS},
+    fields=(RecordField("time", "time"),),
+)
+MUTANTS.append(Mutant("record", UNSIGNED.name, "a field of damaged bytes does not fit into 64 bits", UNSIGNED, CHECKSUM))

@@ -218,12 +218,12 @@ def parse_settings(data: Buffer) -> dict[str, Any]:
         raise ValueError(f"it is larger than {MAX_SETTINGS} bytes")
     try:
         members = json.loads(data[:])
+        if not isinstance(members, dict):
+            raise ValueError("it is not an object")  # noqa: TRY004 - ValueError for every damage
+        if members.pop("crc32", None) != _checksum(members):
+            raise ValueError("its checksum is wrong")
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(members, dict):
-        raise ValueError("it is not an object")  # noqa: TRY004 - ValueError for every damage
-    if members.pop("crc32", None) != _checksum(members):
-        raise ValueError("its checksum is wrong")
     return members
 
 

@@ -31,7 +31,7 @@ class RetentionOptions:
     max_bytes: Size | None = None
     """The oldest segments are dropped until all files together are at most this size."""
     then: Literal["never", "half-empty"] = "never"
-    """Policy for the remaining segments."""
+    """Policy for the remaining segments, with its default options."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_age is None and self.max_bytes is None:

@@ -26,6 +26,8 @@ SAVE_INTERVAL_SECONDS = 1.0
 """Time between two writes of the state. A killed check repeats at most this much."""
 _LAYOUT = 1
 _COUNT = attrs.validators.ge(-1)
+_ALWAYS = {"behind", "segments", "records", "bytes", "spots"}
+"""Keys of every state; older ones have no ``findings``."""
 _MAX_STATE_BYTES = 16 * 2**20
 """Size limit of the file: a hundred thousand damaged spans."""
 
@@ -35,8 +37,8 @@ class DamagedSpan:
     """A damaged span, or a record that does not match the index."""
 
     file: str
-    offset: int
-    size: int
+    offset: int = attrs.field(validator=_COUNT)
+    size: int = attrs.field(validator=_COUNT)
     reason: str
     msg_id: str | None = None
     """Hexadecimal id, or None if it is not a live record."""
@@ -60,8 +62,8 @@ class Finding:
     what: str
     detail: str
     msg_id: str | None = None
-    offset: int | None = None
-    size: int | None = None
+    offset: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
+    size: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
 
     def as_json(self) -> dict[str, Any]:
         return {"what": self.what, "id": self.msg_id, "offset": self.offset, "size": self.size, "detail": self.detail}
@@ -117,6 +119,8 @@ def parse_state(data: Buffer) -> ScrubState:
             raise ValueError("its checksum is wrong")
         if members.pop("layout") != _LAYOUT:
             raise ValueError("it was written by a newer msgstore")
+        if missing := _ALWAYS - members.keys():
+            raise ValueError(f"it has no {min(missing)!r}")
         state = structure(ScrubState, members, "")
     except (ConfigError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("it is not what a check writes") from error

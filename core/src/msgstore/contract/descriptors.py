@@ -117,7 +117,7 @@ class Descriptor:
 FieldKind = Literal["int", "float", "text", "bytes", "time"]
 """``int`` and ``time`` (nanoseconds since the epoch) are signed 64-bit integers."""
 SCAN_COLUMNS = frozenset({"store", "file", "format", "offset", "size", "type", "id", "body", "references"})
-"""Columns of every scan. No field may have one of these names."""
+"""Columns of every scan: store, file, format, offset, size, type, id, body, references. No field has one of these names."""
 
 
 @attrs.frozen

@@ -44,8 +44,9 @@ class SegmentStats:
     quarantined: bool
     """True if the segment is damaged: it stays readable and is never collected."""
     sealed_at: float | None = None
-    """Time at which its newest message was written, in seconds since the epoch: an idle segment is sealed later. None for the
-    current segment, or if unknown. Compaction keeps it; a combined segment has that of the younger one."""
+    """Time at which its newest message was written, in seconds since the epoch; when the segment was sealed is not recorded.
+    None for the current segment, or if its file could not be measured. Compaction keeps it; a combined segment has that of
+    the younger one."""
     size_limit: int = 0
     """``file_size_limit`` of the store, which combined segments must not exceed."""
 

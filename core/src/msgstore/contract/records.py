@@ -12,7 +12,7 @@ bytes after the id belong to the record type. A complete one that stores a times
         def encode(self, ids, bodies):
             sizes = [29 + len(body) for body in bodies]
             now = time.time_ns()
-            heads = (struct.pack(">BI16sQ", self._byte, size, id, now) for size, id in zip(sizes, ids))
+            heads = (struct.pack(">BI16sq", self._byte, size, id, now) for size, id in zip(sizes, ids))
             return b"".join(chain.from_iterable(zip(heads, bodies))), sizes
 
         def decode(self, record):
@@ -27,7 +27,7 @@ bytes after the id belong to the record type. A complete one that stores a times
 With the capability FIELDS, and ``fields=(RecordField("time", "time"),)`` in its descriptor, it has one more method::
 
         def fields(self, record):
-            return struct.unpack_from(">Q", record, 21)
+            return struct.unpack_from(">q", record, 21)
 """
 
 from __future__ import annotations

@@ -16,7 +16,17 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
+from msgstore.contract import (
+    Buffer,
+    CheckBody,
+    Columns,
+    ConfigError,
+    Damage,
+    PluginError,
+    RecordError,
+    StoreError,
+    StoreIOError,
+)
 from msgstore.contract.formats import split_ids
 from msgstore.files import Files
 from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
@@ -235,7 +245,8 @@ def copy(task: int, picks: Iterable[Selection], job: SalvageJob, staging: str) -
                 with Files().view(Path(pick.item.path)) as data:
                     _copy_records(part, pick, form, data, verbatim=verbatim)
             except OSError as error:
-                raise _changed(pick, error.strerror or str(error)) from error
+                what = f"{pick.item.path}: cannot be read any more: {error.strerror or error}"
+                raise StoreIOError(f"{what}. Mend the cause (permissions, the disk) and run the job again.") from error
         return part.finish()
 
 

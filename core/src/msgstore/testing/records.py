@@ -138,12 +138,13 @@ class RecordTypeTests(RoundTripTests):
             values = record.fields(whole)
             check_values(fields, values)
             assert reader.fields(whole) == values, "made with other options, it reads other fields"
-            spoilt = bytearray(whole)
-            for bit in flips:
-                spoilt[bit // 8 % len(spoilt)] ^= 1 << bit % 8
-            if record.check(bytes(spoilt), 0, len(spoilt)) is None:
-                with contextlib.suppress(RecordError):
-                    check_values(fields, record.fields(bytes(spoilt)))
+            for bits in (flips, *([8 * at + 7] for at in range(record.overhead))):  # 7: the sign of a number
+                spoilt = bytearray(whole)
+                for bit in bits:
+                    spoilt[bit // 8 % len(spoilt)] ^= 1 << bit % 8
+                if record.check(bytes(spoilt), 0, len(spoilt)) is None:
+                    with contextlib.suppress(RecordError):
+                        check_values(fields, record.fields(bytes(spoilt)))
 
 
 def descriptor_of(subject: Subject) -> RecordTypeDescriptor:

@@ -86,7 +86,7 @@ def recover_index(
     else:
         has_rescued = RESCUED_KEY in state and counts is None
         rescued = {msg_id: count for msg_id, _, count in index.items() if count > 1} if has_rescued else {}
-        _rebuild(run, plan, refusal, counts, rescued=rescued)
+        _rebuild(run, _NO_PLAN if recovery.how == "taken over" else plan, refusal, counts, rescued=rescued)
     _report_lost(run)
     return recovery
 

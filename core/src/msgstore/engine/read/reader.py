@@ -141,7 +141,8 @@ class Reader:
 
         def contains(msg_id: bytes) -> bool:
             try:
-                if (msg_id in pending or locate(msg_id) is not None) and lifecycle.refusal is None:
+                is_id = msg_id.__class__ is bytes
+                if is_id and (msg_id in pending or locate(msg_id) is not None) and lifecycle.refusal is None:
                     return True
             except (TypeError, OSError):
                 pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from itertools import compress, islice
 
@@ -61,10 +61,7 @@ class LocalRunner:
             with Staging.begin(job.target, sources=job.sources) as staging:
                 rest = iter(picks)
                 by_task = ((number, list(islice(rest, len(task)))) for number, task in enumerate(tasks))
-                parts = []
-                for task, part in zip(tasks, run(partial(_copy, job=light, staging=staging.path), by_task), strict=True):
-                    parts.append(part)
-                    meter.add(sum(item.size for item in task))
+                parts = _metered(run(partial(_copy, job=light, staging=staging.path), by_task), tasks, meter)
                 staging.commit(parts, None if counts is None else ((i, count) for i, count in counts.items() if i in taken))
         return report
 
@@ -141,3 +138,10 @@ def _report(item: SegmentInput, found: IntactRecords, verdicts: bytes) -> InputR
             if verdict == _TAKEN and is_recovered:
                 report.recovered.add(*row)
     return report
+
+
+def _metered(parts: Iterable[Part], tasks: Iterable[tuple[SegmentInput, ...]], meter: Meter) -> Iterator[Part]:
+    """Yield the parts. They are written while ``commit`` takes them, so that it says what became of the job after an error."""
+    for part, task in zip(parts, tasks, strict=True):
+        meter.add(sum(item.size for item in task))
+        yield part
