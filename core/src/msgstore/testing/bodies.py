@@ -44,11 +44,11 @@ class BodyCodecTests(KitTests):
 
     @tried(150)
     @given(bodies=st.lists(_bodies, max_size=8), stored_before=st.integers(0, 255))
-    def test_what_is_stored_is_read(self, subject: Subject, codec: Any, bodies: list[bytes], stored_before: int) -> None:
+    def test_what_is_stored_is_read(self, subject: Subject, bodies: list[bytes], stored_before: int) -> None:
         """A failure means that clients read something else than they wrote; that only the object that stored a body can read
         it; that a scan takes a stored body for corruption; or that a StoredBody, a message that is moved into another store,
         is encoded twice."""
-        reader = _made(subject)
+        codec, reader = _made(subject), _made(subject)  # new ones for each example: what one remembers would hide faults
         stored = encoded(codec, bodies)
         for raw, body in zip(stored, bodies, strict=True):
             check_sound(codec, raw, body)
