@@ -33,7 +33,7 @@ class BackgroundFlusher:
         )
         self._last_sync = time.monotonic()
         self._signals: SimpleQueue[bool] = SimpleQueue()
-        """True: flush now; False: flush after the interval. Implemented in C, so that no exception from outside leaves it locked."""
+        """True: flush now; False: flush after the interval. A queue in C: no exception from outside leaves it locked."""
         self._is_idle = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {self._path}", daemon=True)

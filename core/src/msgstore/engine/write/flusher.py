@@ -184,7 +184,9 @@ class Flusher:
         self._batches.write(self._buffer.oldest(count), DRAIN_STEP)
 
     def commit_and_reclaim(self, *, commit: bool = True, all_hints: bool = False) -> None:
-        """Write hint files of sealed segments, commit the index, and delete empty segments. Caller holds the flush lock. Raises StoreIOError.
+        """Write hint files of sealed segments, commit the index, and delete empty segments. Raises StoreIOError.
+
+        Caller holds the flush lock.
 
         Without ``commit`` only hints are written: the index must not get ahead of synced records. The periodic sync commits.
         """
