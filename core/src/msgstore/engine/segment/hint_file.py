@@ -86,11 +86,12 @@ def read(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Columns:
             raise InvalidHint("records after the end of the segment")
     if offset_width:
         offsets = _array(view[offsets_at:sizes_at], offset_width)
-    else:
+        _check(offsets, sizes, segment_size)
+    elif size_width:
         offsets = array("Q", accumulate(sizes[:-1], initial=first)) if count else array("Q")
-    columns = Columns(bytearray(view[_HEADER.size : offsets_at]), offsets, sizes, bytearray(count))
-    _check(columns, segment_size)
-    return columns
+    else:
+        offsets = array("Q", range(first, first + size * count, size)) if count else array("Q")
+    return Columns(bytearray(view[_HEADER.size : offsets_at]), offsets, sizes, bytearray(count))
 
 
 def renamed(data: bytes, name: str, new_name: str) -> Iterator[bytes]:
@@ -103,9 +104,8 @@ def renamed(data: bytes, name: str, new_name: str) -> Iterator[bytes]:
     yield _CHECKSUM.pack(zlib.crc32(view, zlib.crc32(new_name.encode())))
 
 
-def _check(columns: Columns, segment_size: int) -> None:
+def _check(offsets: array[int], sizes: array[int], segment_size: int) -> None:
     """Raise InvalidHint if records overlap, or lie outside the segment."""
-    offsets, sizes = columns.offsets, columns.sizes
     if not all(map(ge, offsets[1:], map(add, offsets, sizes))):
         raise InvalidHint("records that overlap")
     if offsets and offsets[-1] + sizes[-1] > segment_size:
