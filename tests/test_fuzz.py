@@ -154,7 +154,7 @@ class TestTheHarness:
         assert "AssertionError" in error
 
     def test_a_hint_that_leads_out_of_its_segment_is_found(self, monkeypatch):
-        monkeypatch.setattr("msgstore.engine.segment.hint_file._check", lambda hint, segment_size: None)
+        monkeypatch.setattr("msgstore.engine.segment.hint_file._check", lambda offsets, sizes, segment_size: None)
         error, _ = self.first(TARGETS["hint"])
         assert "AssertionError" in error
 
