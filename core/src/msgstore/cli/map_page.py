@@ -30,8 +30,11 @@ def check_target(path: Path, catalogue: Catalogue, *, force: bool) -> Path:
     """
     try:
         target = path.resolve()
-    except RuntimeError as error:  # since Python 3.13, ``stat`` raises OSError instead
-        raise StoreError(f"{path}: is a symbolic link that leads to itself. Give the name of a file.") from error
+        is_loop = target.is_symlink()  # since Python 3.13 ``resolve`` returns it instead of raising
+    except RuntimeError:
+        is_loop = True
+    if is_loop:
+        raise StoreError(f"{path}: is a symbolic link that leads to itself. Give the name of a file.")
     if target.name == SETTINGS or segment_number(target.name, catalogue.formats_by_extension()) is not None:
         raise StoreError(f"{path}: has the name of a part of a store. Give a name such as map.html.")
     try:
