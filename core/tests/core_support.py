@@ -1,4 +1,4 @@
-"""What the tests of core share: the command line run in this process, directories that brokers wrote, damage."""
+"""Helpers of core's tests: the command line in this process, directories that brokers wrote, damage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*arguments: object, code: int | None = None, stdin: bytes = b"", columns
 
 
 def objects(result: Result | str) -> Rows:
-    """What ``--json`` has printed."""
+    """Return the objects that ``--json`` printed."""
     return [json.loads(line) for line in (result if isinstance(result, str) else result.stdout).splitlines()]
 
 

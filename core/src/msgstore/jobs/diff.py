@@ -133,7 +133,7 @@ def side_of(path: str, found: Found, damage: Iterable[tuple[SegmentInput, Intact
 # -- on one machine -----------------------------------------------------------------------------------------------------------
 
 _SAME, _DIFFERING, _ONLY_B = b"same", b"differing", b"only_b"
-"""What stands in place of a hash of the first side, once the second has been asked."""
+"""Results of a comparison. Each replaces the hash of the first side when the second side has the id."""
 
 
 def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> DiffReport:

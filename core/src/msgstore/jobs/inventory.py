@@ -97,7 +97,7 @@ class StoreStock:
     segments: list[SegmentStock]
     """By rank: the youngest first."""
     counts: str = ""
-    """Where it is known from what is alive: ``given`` counts, the store's ``own``, or "" if it is not."""
+    """Source of the reference counts: ``given``, the store's ``own``, or "" if they are not known."""
     policies: list[PolicyPlan] = attrs.field(factory=list)
     unasked: str = ""
     """Why no policy was asked."""

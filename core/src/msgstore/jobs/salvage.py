@@ -44,9 +44,7 @@ from msgstore.scan.bindings import OWN_RECORD, assigned_byte
 
 INVALID_BODY = "invalid_message_body"
 TOO_LARGE = "message_too_large"
-"""The reason of a record whose body does not fit into one of the new store's format."""
-TAKEN, COPY, DEAD = 0, 1, 2
-"""What becomes of an intact record: it is copied; a better copy was taken; it has no reference."""
+"""Reason for a record whose body is too large for the format of the new store."""
 NAMED = 5
 """Missing ids that an error names."""
 
@@ -298,7 +296,7 @@ class InputReport:
     records: int
     """Records that were copied."""
     recovered: Columns = attrs.field(factory=Columns)
-    """Those of them that were found again behind a damaged spot."""
+    """Copied records that were found behind a damaged span."""
 
     @classmethod
     def of(

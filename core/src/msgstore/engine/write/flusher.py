@@ -186,9 +186,8 @@ class Flusher:
     def commit_and_reclaim(self, *, commit: bool = True, all_hints: bool = False) -> None:
         """Write hint files of sealed segments, commit the index, and delete empty segments. Raises StoreIOError.
 
-        Caller holds the flush lock.
-
-        Without ``commit`` only hints are written: the index must not get ahead of synced records. The periodic sync commits.
+        Caller holds the flush lock. Without ``commit`` only hint files are written: the index must not get ahead of synced
+        records, and the periodic sync commits.
         """
         if self._segments.hints.unwritten:
             for segment in self._segments.hints.save(everything=all_hints):

@@ -26,7 +26,7 @@ MAX_VALUE = 2**31 - 1
 _ID = 16
 _ROWS = 2**16
 _OFFSETS = pa.py_buffer(array("i", range(0, _ID * (_ROWS + 1), _ID)))
-"""Of so many ids, and of fewer."""
+"""Offsets of up to ``_ROWS`` ids, as Arrow wants them beside the bytes of a column."""
 
 
 def fixed_width(data: bytes | bytearray, width: int = _ID) -> pa.Array:

@@ -34,7 +34,7 @@ from msgstore.jobs.salvage import (
 from msgstore.jobs.tasks import Meter, Progress, map_segments, pack
 
 _TAKEN, _COPY, _DEAD = 0, 1, 2
-"""What becomes of an intact record: it is copied; a better copy was taken; it has no reference."""
+"""Verdict on an intact record: it is copied; another copy of the id is copied; it has no reference."""
 
 
 class LocalRunner:

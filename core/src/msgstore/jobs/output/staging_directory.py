@@ -45,7 +45,7 @@ class StagingDirectory:
         """``lock``: None if another process has it. ``nothing`` is what an error says of the result."""
         self.destination = destination
         self.path = str(path)
-        """What each worker is given."""
+        """Path of the staging directory, which each worker gets."""
         self._lock = lock
         self._files = files
         self._nothing = nothing

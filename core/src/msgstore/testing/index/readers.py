@@ -104,7 +104,7 @@ class _Traffic:
         self.round = 0
         """Number of the last ``freeze``."""
         self.frozen: dict[int, Entries] = {}
-        """What there was at each ``freeze`` that a commit may show."""
+        """Entries at each ``freeze`` that the next commit can make durable, by number."""
         self.reads = self.commits = 0
         self._enter(range(count))
         self._freeze([])
