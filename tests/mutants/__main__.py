@@ -71,16 +71,18 @@ class _Watch:
         elif report.failed:
             self._found[name]["not run"].append(test)
 
+    @pytest.hookimpl(trylast=True)  # the kit's own verdict counts tests that are not run as failures
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             print(f"pytest has not run to its end: {session.exitstatus!r}; last were {', '.join(list(self._found)[-3:])}")
             return
         table = Table("mutant", "kind", "what is wrong", "caught by", box=None)
         tried = [mutant for mutant in MUTANTS if mutant.name in self._found]
+        tried.sort(key=lambda mutant: not self._survives(mutant.name))  # first what matters
         caught = 0
         for mutant in tried:
             found = self._found[mutant.name]
-            caught += bool(found["failed"] and not found["not run"])
+            caught += not self._survives(mutant.name)
             said = f"COULD NOT BE RUN: {', '.join(found['not run'][:3])}" if found["not run"] else "\n".join(found["failed"])
             table.add_row(mutant.name, mutant.kind, mutant.fault, said or "NOTHING")
         Console(width=160, highlight=False).print(table)
@@ -91,6 +93,9 @@ class _Watch:
             print(f"{name} has no fault, and fails: {', '.join(sorted(tests))}")
         print(f"{caught} of {len(tried)} mutants are caught; {len(originals) - len(unsound)} originals pass")
         session.exitstatus = pytest.ExitCode(int(caught < len(tried) or bool(unsound)))
+
+    def _survives(self, name: str) -> bool:
+        return bool(self._found[name]["not run"] or not self._found[name]["failed"])
 
 
 def _subject(item: pytest.Item) -> str:
