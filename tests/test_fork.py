@@ -121,7 +121,7 @@ def test_forked_child_opening_lmdb_is_refused(tmp_path, mode):
         said = in_child(check)
         assert f"is open in process {os.getpid()}, which this process was forked from" in said
         assert "spawn" in said
-        assert "Mend" not in said
+        assert "Fix" not in said
         if mode == "r":
             with pytest.raises(msgstore.StoreError, match="is already open in this process"):
                 msgstore.open_store(tmp_path, index="lmdb", mode="r")
