@@ -77,7 +77,7 @@ def test_calls_without_sync_interval_are_flushed(opened, cell):
 
 def test_writes_above_buffer_target_drain_the_oldest(opened):
     """Without a flush, the oldest messages reach the segments and the newest stay buffered."""
-    # Nothing flushes beside them: meanwhile writers keep more.
+    # With these limits nothing asks for a flush. While one runs, writers may keep more in the buffer.
     store = opened(file_size_limit="1GiB", sync_interval="1h", max_unconfirmed="1GiB")
     client = store.client()
     for number in range(40):

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from mutants import MUTANTS
+from mutants import MUTANTS, Mutant
 
 SUITE = Path(__file__).with_name("suite.py")
 # A fault that is found is enough: nobody reads the smallest example. Before the kit is imported, which makes its settings.
@@ -71,18 +71,16 @@ class _Watch:
         elif report.failed:
             self._found[name]["not run"].append(test)
 
-    @pytest.hookimpl(trylast=True)  # the kit's own verdict counts tests that are not run as failures
+    @pytest.hookimpl(trylast=True)  # after the kit's own, which counts skipped tests as failures
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             print(f"pytest has not run to its end: {session.exitstatus!r}; last were {', '.join(list(self._found)[-3:])}")
             return
         table = Table("mutant", "kind", "what is wrong", "caught by", box=None)
         tried = [mutant for mutant in MUTANTS if mutant.name in self._found]
-        tried.sort(key=lambda mutant: not self._survives(mutant.name))  # first what matters
-        caught = 0
-        for mutant in tried:
+        caught = sum(map(self._is_caught, tried))
+        for mutant in sorted(tried, key=self._is_caught):  # survivors first: a failing test shows the first lines
             found = self._found[mutant.name]
-            caught += not self._survives(mutant.name)
             said = f"COULD NOT BE RUN: {', '.join(found['not run'][:3])}" if found["not run"] else "\n".join(found["failed"])
             table.add_row(mutant.name, mutant.kind, mutant.fault, said or "NOTHING")
         Console(width=160, highlight=False).print(table)
@@ -94,8 +92,9 @@ class _Watch:
         print(f"{caught} of {len(tried)} mutants are caught; {len(originals) - len(unsound)} originals pass")
         session.exitstatus = pytest.ExitCode(int(caught < len(tried) or bool(unsound)))
 
-    def _survives(self, name: str) -> bool:
-        return bool(self._found[name]["not run"] or not self._found[name]["failed"])
+    def _is_caught(self, mutant: Mutant) -> bool:
+        found = self._found[mutant.name]
+        return bool(found["failed"] and not found["not run"])
 
 
 def _subject(item: pytest.Item) -> str:
