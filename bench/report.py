@@ -59,7 +59,7 @@ def result_object(result: Result) -> dict[str, Any]:
 def ratio_object(ratio: Ratio) -> dict[str, Any]:
     """Return the JSON object of a ratio. ``required`` and ``met`` are null in ratios for information."""
     kind = "information" if ratio.required is None else "requirement"
-    return {"kind": kind, "limit": "at least"} | asdict(ratio) | {"measured": round(ratio.measured, 3), "met": ratio.met}
+    return {"kind": kind, "limit": "at least"} | asdict(ratio) | {"met": ratio.met}
 
 
 def json_lines(

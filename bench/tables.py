@@ -21,7 +21,8 @@ def figure_object(figure: Figure) -> dict[str, Any]:
 
 
 def bound_object(bound: Bound) -> dict[str, Any]:
-    return {"kind": "requirement"} | asdict(bound) | {"measured": _rounded(bound.measured), "met": bound.met}
+    """Return the JSON object of a requirement. ``measured`` is not rounded: the verdict ``met`` must follow from it."""
+    return {"kind": "requirement"} | asdict(bound) | {"met": bound.met}
 
 
 def profile_object(profile: Profile) -> dict[str, Any]:

@@ -83,15 +83,21 @@ def test_only_what_is_asked_for_is_printed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["at least", "at most"])
-@pytest.mark.parametrize("measured", [1.19, 1.2, 1.21])
+@pytest.mark.parametrize("measured", [1.19, 1.1999999, 1.2, 1.2000001, 1.21])
 def test_what_is_missed_is_printed_as_missed(limit, measured):
+    """Also what would meet the requirement if it were rounded."""
     code = f"""
+import json
 from figures import Bound
-from tables import print_required
+from tables import bound_object, print_required
 from rich.console import Console
-print_required([], [Bound("msgstore", "deletion", "time", 64, "", {limit!r}, 1.2, {measured})], Console(width=200))
+bound = Bound("msgstore", "deletion", "time", 64, "", {limit!r}, 1.2, {measured})
+print(json.dumps(bound_object(bound)))
+print_required([], [bound], Console(width=200))
 """
     text = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=True).stdout
     missed = measured < 1.2 if limit == "at least" else measured > 1.2
+    row = json.loads(text.splitlines()[0])
+    assert (row["measured"], row["met"]) == (measured, not missed)
     assert ("MISSED" in text) == missed
     assert f"{measured:.2f}" in text
