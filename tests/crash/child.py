@@ -49,8 +49,7 @@ def work(path: Path, cell: CrashCell, durability: str, seed: str, pipe: Connecti
             owned[entry.msg_id[7] % THREADS][entry.msg_id] = entry.references
         board, barrier = Board(THREADS), threading.Barrier(THREADS)
         tasks = [
-            Task(number, f"{seed} {number}", 10**9, LIVING, 0, REMOVED, mine, journal)
-            for number, mine in enumerate(owned)
+            Task(number, f"{seed} {number}", 10**9, LIVING, 0, REMOVED, mine, journal) for number, mine in enumerate(owned)
         ]
         workers = [Worker(task, store, board, barrier, findings) for task in tasks]
         for worker in workers:
