@@ -18,7 +18,7 @@ from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
 from stress.account import LARGE_MESSAGE, Board, Findings, body_of
 from stress.worker import Task, Worker, open_descriptors
-from support import open_with
+from support import in_threads, open_with
 
 THREADS = 8
 LIVING = 12_000
@@ -34,6 +34,8 @@ MAPPED = 256
 SEGMENTS = (".rdq", ".sqs")
 LIMIT = 32 * 2**10
 """Bytes of a segment."""
+SECONDS, SECONDS_A_MESSAGE = 120, 0.0025
+"""A run that takes longer hangs."""
 SWITCH_INTERVAL = 2e-4
 """Seconds; the interpreter's own is 5e-3: threads change places more often."""
 
@@ -109,11 +111,15 @@ class Outcome:
         )
 
 
-def run(path: Path, options: Options, files: StressFiles | None = None) -> Outcome:
-    """One run on a new store at ``path``. What was found is in the outcome; nothing is raised for it."""
-    begun = time.monotonic()
-    files = files or StressFiles()
+def run(path: Path, options: Options) -> Outcome:
+    """One run on a new store at ``path``. What was found is in the outcome; only a hang is raised, with all stacks."""
     outcome = Outcome()
+    in_threads(lambda: _run(path, options, outcome), seconds=SECONDS + SECONDS_A_MESSAGE * options.messages)
+    return outcome
+
+
+def _run(path: Path, options: Options, outcome: Outcome) -> None:
+    begun, files = time.monotonic(), StressFiles()
     try:
         with eager_switching(SWITCH_INTERVAL):
             store = open_with(path, files, **options.all_keys)
@@ -127,7 +133,6 @@ def run(path: Path, options: Options, files: StressFiles | None = None) -> Outco
         outcome.findings.error("the run failed")
     outcome.left = len(model) if not outcome.findings else 0
     outcome.seconds = time.monotonic() - begun
-    return outcome
 
 
 def _load(store: msgstore.Store, options: Options, outcome: Outcome) -> Counter[bytes]:

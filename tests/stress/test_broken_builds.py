@@ -17,7 +17,7 @@ import pytest
 
 import msgstore
 from msgstore.engine.write.flusher import Flusher
-from stress.running import Options, StressFiles
+from stress.running import Options, StressFiles, run
 from support import CELLS, catalogue, in_threads
 
 pytestmark = pytest.mark.crash
@@ -98,17 +98,17 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-def test_a_broken_build_is_caught(build, need_cell, tmp_path, run_bounded):
+def test_a_broken_build_is_caught(build, need_cell, tmp_path):
     need_cell(CELL)
     kind = owner(build.name)
     with mock.patch.object(kind, build.name, build.make(getattr(kind, build.name), now_and_then(build.every))):
-        outcome = run_bounded(tmp_path / "store", Options(MESSAGES, CELL.keys))
+        outcome = run(tmp_path / "store", Options(MESSAGES, CELL.keys))
     assert outcome.findings.kinds.keys() & build.symptoms, str(outcome.findings)
 
 
-def test_a_sound_build_is_not(need_cell, tmp_path, run_bounded):
+def test_a_sound_build_is_not(need_cell, tmp_path):
     need_cell(CELL)
-    outcome = run_bounded(tmp_path / "store", Options(MESSAGES, CELL.keys))
+    outcome = run(tmp_path / "store", Options(MESSAGES, CELL.keys))
     assert not outcome.findings, str(outcome.findings)
 
 
