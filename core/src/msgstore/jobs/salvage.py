@@ -167,7 +167,7 @@ def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
     is_valid = body_check(job.check_body)
 
     def read(form: OpenFormat, data: Buffer) -> IntactRecords:
-        def judge(msg_id: bytes, record: Buffer) -> str | None:
+        def judge(msg_id: bytes, record: bytes) -> str | None:
             """Return why a record cannot be copied; None if it can."""
             if is_valid is None and len(record) <= job.max_body:
                 return None

@@ -17,7 +17,7 @@ MAX_REREADS = 8
 MAX_DEPTH = 8
 """Number of times that damage inside damage is searched. Each level is linear in the bytes."""
 
-Judge = Callable[[bytes, Buffer], str | None]
+Judge = Callable[[bytes, bytes], str | None]
 """Called with the id and the bytes of an intact record. Returns the reason for which it counts as damaged, or None."""
 
 
