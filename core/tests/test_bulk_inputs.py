@@ -273,10 +273,9 @@ def test_forbidden_directory_is_damage_and_others_are_read(tmp_path, forbidden, 
     assert paths_of(found, tmp_path) == ["a/0.rdq", "c/0.rdq"]
     shutil.rmtree(tmp_path / "a")
     shutil.rmtree(tmp_path / "c")
-    with pytest.raises(StoreError, match=f"{tmp_path / 'b'} is unreadable: Permission denied"):
-        find(tmp_path / pattern)
-    with pytest.raises(StoreError, match=f"^{tmp_path / 'b'}: cannot be listed: Permission denied"):
-        find(tmp_path / "b")
+    for path in (pattern, "b"):
+        with pytest.raises(StoreError, match=f"{tmp_path / 'b'} is unreadable: Permission denied"):
+            find(tmp_path / path)
 
 
 def test_glob_lists_no_directory_whose_names_it_says(tmp_path, forbidden):

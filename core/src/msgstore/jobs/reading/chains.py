@@ -6,49 +6,39 @@ from collections.abc import Iterable
 
 import attrs
 
-from msgstore.contract import Buffer, Columns, Damage, RecordError, SegmentFormat, SegmentScan
+from msgstore.contract import Buffer, Columns, Damage, SegmentFormat, SegmentScan
 from msgstore.scan.sound import scan_checked
 
 SIZE_MISMATCH = "size_mismatch"
-"""The reason of a span whose size field hid records that go on behind it."""
-MAX_DEPTH = 8
-"""How often damage inside damage is searched: each level is linear in the bytes, so the whole is."""
-SHORT = 2
-"""Records in a row that are enough to pass a false end, behind a whole chain inside: damage may be near on both sides."""
-PATIENCE = 8
-"""So many times the size of a segment is read in all to tell false ends from true ones: somebody may have put records inside
-records inside records."""
-
+"""Reason of a damaged span: a wrong size field hid records."""
+MAX_REREADS = 8
+"""Limit of the bytes that are read again to detect wrong sizes, in segment sizes. Hostile records may be nested deeply."""
 
 Row = tuple[int, int, bytes, bool]
-"""(offset, size, id, whether it was found behind or inside a damaged spot)."""
+"""(offset, size, id, True if the record was found after or inside a damaged span)."""
 
 
 @attrs.frozen
 class Chain:
+    """Records that follow one another."""
+
     scan: SegmentScan
     recovered: bool
-    """True if it was found behind or inside a damaged spot: it may begin in the middle of nothing, but it holds."""
+    """True if the chain was found after or inside a damaged span."""
     shift: int = 0
-    """What is added to the offsets of ``scan`` to make them offsets of the segment."""
-
-
-@attrs.define
-class _ReadBudget:
-    left: int
-    """Bytes."""
+    """Number to add to the offsets of ``scan`` to make them offsets of the segment."""
 
 
 @attrs.frozen
 class Chains:
-    """All of a segment. Chains and damaged spans do not overlap; with the header they cover it."""
+    """A segment that was read to its end. Header, chains and damaged spans cover it without overlaps."""
 
     found: list[Chain]
     damage: list[Damage]
     header: int
     """Bytes of an undamaged header."""
     is_clean: bool
-    """True if records hold to the very end, damage in between or not."""
+    """True if the last chain ends at the end of the segment, whatever is damaged before it."""
 
     def rows(self) -> list[Row]:
         """Return every record and every copy, by offset."""
@@ -60,9 +50,9 @@ class Chains:
         )
 
     def records(self) -> tuple[Columns, bytes]:
-        """Return every record and every copy, by offset, and for each 1 if it was found again, else 0. The types say nothing.
+        """Return every record and every copy by offset, and for each 1 if it was recovered, else 0. The types are unset.
 
-        If there is one chain from the beginning on, without a copy, nothing has to be sorted.
+        An undamaged segment without copies needs no sorting.
         """
         if len(self.found) == 1 and not self.found[0].recovered and not len(self.found[0].scan.duplicates):
             columns = self.found[0].scan.records
@@ -83,13 +73,24 @@ def columns_of(rows: Iterable[Row]) -> tuple[Columns, bytes]:
     return columns, bytes(recovered)
 
 
-def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 0) -> Chains:
-    """Scan, and behind each spot where that stops look for the next chain of records; then look inside damaged records.
+def read_chains(form: SegmentFormat, data: Buffer) -> Chains:
+    """Scan a segment; after each damaged span search for the next chain of records, then look inside damaged records.
 
-    Linear in the bytes. With ``start``, the offset of a record, only what comes from there on, without the header.
+    The time is linear in the bytes.
     """
+    outer = _read(form, data)
+    found, damage = list(outer.found), list(outer.damage)
+    for span in [span for chain in outer.found for span in chain.scan.damage]:
+        inside = read_inside(form, data, span)
+        found += inside.found
+        damage += inside.damage
+    return attrs.evolve(outer, found=found, damage=sorted(damage, key=lambda span: span.offset))
+
+
+def _read(form: SegmentFormat, data: Buffer, start: int = 0) -> Chains:
+    """Return the chains, and the damaged spans between them. ``start``: offset of the first record to read, or 0 for all."""
     total = len(data)
-    patience = _ReadBudget(PATIENCE * total)
+    rereads = MAX_REREADS * total
     scan = scan_checked(form, data, start)
     found: list[Chain] = []
     damage: list[Damage] = []
@@ -99,12 +100,13 @@ def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 
         header = 0
     while scan.end.state != "clean":
         end = scan.end
-        following = _behind(form, data, scan, patience)
+        following = _next_chain(form, data, scan, may_reread=rereads > 0)
         if following is None:
             damage.append(Damage(end.offset, total - end.offset, end.reason or end.state))
             break
         begin, next_scan = following
         if begin < end.offset:
+            rereads -= end.offset - begin
             cut = _cut(scan, begin)
             damage.append(Damage(cut, begin - cut, SIZE_MISMATCH))
         else:
@@ -112,101 +114,52 @@ def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 
         found.append(Chain(scan, bool(found)))
         scan = next_scan
     found.append(Chain(scan, bool(found)))
-    for spot in [spot for chain in found for spot in chain.scan.damage]:
-        inside = read_inside(form, data, spot, depth)
-        found += inside.found
-        damage += inside.damage
-    return Chains(found, sorted(damage, key=lambda spot: spot.offset), header, scan.end.state == "clean")
+    return Chains(found, damage, header, scan.end.state == "clean")
 
 
-def read_inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int = 0, *, judged: bool = False) -> Chains:
-    """Return records inside a damaged record: a flipped bit in its size may have swallowed whole records.
+def read_inside(form: SegmentFormat, data: Buffer, span: Damage, *, judged: bool = False) -> Chains:
+    """Return the records inside a damaged record: a wrong size may have swallowed whole records.
 
-    They are real if they lead exactly to where reading went on, or if each has a check of its own that it passes. ``judged``:
-    the caller has such a check, and makes it.
+    They are taken if they lead exactly to the end of the damaged record. With ``judged``, the caller checks them instead.
+    Damage among them is not searched again.
     """
-    nothing = Chains([], [spot], 0, is_clean=False)
-    if depth == MAX_DEPTH:
-        return nothing
     begin = len(form.header)
-    window = form.header + data[spot.offset + 1 : spot.offset + spot.size]
+    window = form.header + data[span.offset + 1 : span.offset + span.size]
     start = form.find_chain(window, begin)
-    if start is None:  # or the format's scan finds its own way
+    if start is None:  # fewer records than a chain needs
         start = next(iter(scan_checked(form, window, begin).records.offsets), None)
-    if start is None:
-        return nothing
-    inner = read_chains(form, window, start, depth + 1)
-    if not (judged or inner.is_clean or all(_has_check(form, window, *row[:3]) for row in inner.rows())):
-        return nothing
-    shift = spot.offset + 1 - begin
-    damage = [
-        Damage(cut.offset + shift, cut.size, spot.reason if cut.reason == "torn" else cut.reason)  # it is not the file's end
-        for cut in inner.damage
-    ]
-    damage.append(Damage(spot.offset, start + shift - spot.offset, spot.reason))
-    return Chains([attrs.evolve(c, recovered=True, shift=c.shift + shift) for c in inner.found], damage, 0, inner.is_clean)
+    inner = None if start is None else _read(form, window, start)
+    if start is None or inner is None or not (judged or inner.is_clean):
+        return Chains([], [span], 0, is_clean=False)
+    shift = span.offset + 1 - begin
+    spans = [*inner.damage, *(one for chain in inner.found for one in chain.scan.damage)]
+    damage = [Damage(span.offset, start + shift - span.offset, span.reason)]
+    damage += [Damage(one.offset + shift, one.size, span.reason if one.reason == "torn" else one.reason) for one in spans]
+    return Chains([Chain(chain.scan, recovered=True, shift=shift) for chain in inner.found], damage, 0, inner.is_clean)
 
 
-def _has_check(form: SegmentFormat, data: Buffer, offset: int, size: int, msg_id: bytes) -> bool:
-    """True if an intact record cannot be one with another body."""
-    record = bytearray(data[offset : offset + size])
-    begin, end = form.body_span(data, offset, size)
-    if begin == end:
-        return False
-    record[begin - offset] ^= 1
-    try:
-        form.decode(msg_id, bytes(record))
-    except RecordError:
-        return True
-    return False
+def _next_chain(form: SegmentFormat, data: Buffer, scan: SegmentScan, *, may_reread: bool) -> tuple[int, SegmentScan] | None:
+    """Return (offset, scan) of the first chain after the end of ``scan``, or inside its last record; None without one.
 
-
-def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan, patience: _ReadBudget) -> tuple[int, SegmentScan] | None:
-    """(offset, scan) of the next chain, or None.
-
-    A flipped bit in the size of a record or a hole makes it end in the middle of a later one, and hides those between. So the
-    search begins inside what is last in front of the corrupt spot. If it has a false end, the first chain inside is the next
-    one: what else is damaged there, reading on meets by itself. If it has not, the chains inside are its body's.
+    A wrong size makes a record or a hole end inside a later one, and hides those in between. A chain inside belongs to the body
+    only if it leads exactly to the end of the record.
     """
-    end = scan.end.offset
-    last = _last(scan)
-    if last is not None and patience.left > 0:
+    end, last = scan.end.offset, _last(scan)
+    if last is not None and may_reread:
         inside = form.find_chain(data, last + 1)
         if inside is None:
             return None
         found = scan_checked(form, data, inside)
-        patience.left -= min(found.end.offset, end) - last
-        if inside > end or _is_false(form, data, end, inside, found, patience):
+        if inside > end or found.end.offset != end:
             return inside, found
-    behind = form.find_chain(data, end + 1)
-    return None if behind is None else (behind, scan_checked(form, data, behind))
-
-
-def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: SegmentScan, patience: _ReadBudget) -> bool:
-    """True if a record that has a chain inside, at ``inside``, does not really end at ``end``.
-
-    Its body may be a segment, damaged or not, but a body ends where its record does: a chain that begins in front of ``end``
-    and passes it is none of it. Nothing passes if the spot at ``end`` is in the middle of another damaged record. Then the
-    distance tells: one flipped bit makes a size too large by a power of two.
-    """
-    beyond = end - inside
-    if scan.end.offset < end and beyond & (beyond - 1) == 0:
-        return True
-    while scan.end.offset <= end:
-        last = _last(scan)
-        at = (scan.end.offset if last is None else last) + 1
-        begin = form.find_chain(data, at, SHORT) if patience.left > 0 else None
-        if begin is None or begin >= end:
-            return False
-        scan = scan_checked(form, data, begin)
-        patience.left -= scan.end.offset - at
-    return True
+    after = form.find_chain(data, end + 1)
+    return None if after is None else (after, scan_checked(form, data, after))
 
 
 def _last(scan: SegmentScan) -> int | None:
-    """Return the offset of the record whose end may be wrong: the last one, damaged or not, or, without records, the last hole.
+    """Return the offset of the last record, damaged or not, or without records of the last hole. Its size may be wrong.
 
-    A hole after it proves nothing: one byte in the middle of a record may look like a small hole.
+    A hole after a record proves nothing: one byte in the middle of a record may look like a small hole.
     """
     begins = [columns.offsets[-1] for columns in (scan.records, scan.duplicates) if len(columns)]
     begins += [spot.offset for spot in scan.damage[-1:]]
@@ -214,7 +167,7 @@ def _last(scan: SegmentScan) -> int | None:
 
 
 def _cut(scan: SegmentScan, begin: int) -> int:
-    """Take what ends behind ``begin`` out of the scan; returns where the first of it began."""
+    """Remove everything that ends after ``begin`` from the scan. Return the offset of the first that was removed."""
     cut = begin
     for columns in (scan.records, scan.duplicates):
         while len(columns) and columns.offsets[-1] + columns.sizes[-1] > begin:
