@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import msgstore
-from msgstore.contract import ConfigError, MessageTooLarge, StoreClosed, StoreError, StoreIOError, StoreLocked, UnknownPlugin
+from msgstore.contract import ConfigError, MessageTooLarge, PluginError, StoreClosed, StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
 from msgstore.jobs.output import staging_directory as claims
 from msgstore.jobs.output.commit import Staging
@@ -379,10 +379,10 @@ def test_working_directory_is_refused_as_destination(tmp_path: Path, monkeypatch
 
 def test_wrong_backend_names_make_no_directory(tmp_path: Path) -> None:
     for keys, kind in [
-        ({"format": "v7"}, UnknownPlugin),
-        ({"index": "lmbd"}, UnknownPlugin),
+        ({"format": "v7"}, PluginError),
+        ({"index": "lmbd"}, PluginError),
         ({"record": "audit"}, ConfigError),
-        ({"body": "zip"}, UnknownPlugin),
+        ({"body": "zip"}, PluginError),
         ({"format": "v1", "records": (("audit", 200),)}, ConfigError),
     ]:
         with pytest.raises(kind):

@@ -22,6 +22,7 @@ from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
 from msgstore.jobs.counts import read_counts, sums_of
 from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
+from msgstore.jobs.reading.count_files import MAX_COUNT
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
 from support import (
     DATA,
@@ -162,7 +163,7 @@ def test_the_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
         ("0" * 32 + ",1.5", "line 5000 is not"),
         ("id,count", "line 5000 is not"),
         ("\ufeff" + "0" * 32 + ",1", "line 5000 is not"),
-        ("0" * 32 + ",2147483648", "a count has 32 bits"),
+        ("0" * 32 + f",{2**48}", f"line 5000 has the count {2**48}; a count is at most"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, said, monkeypatch):
@@ -188,7 +189,7 @@ def test_a_bad_line_is_named(tmp_path, line, said, monkeypatch):
         ({"id": [b"short"], "count": [1]}, "an id is 16 bytes"),
         ({"id": [None], "count": [1]}, "an id is 16 bytes"),
         ({"id": [b"i" * 16], "count": [None]}, "the count None"),
-        ({"id": [b"i" * 16], "count": [-(2**31) - 1]}, "a count has 32 bits"),
+        ({"id": [b"i" * 16], "count": [-(2**48)]}, "a count at most"),
         ({"id": [7], "count": [1]}, "is not Parquet with the columns id"),
         ({"id": [b"i" * 16], "count": [1.5]}, "is not Parquet with the columns id"),
         ({"id": [b"i" * 16]}, "its columns are id"),
@@ -222,7 +223,7 @@ def test_a_directory_of_parquet_as_hive_and_spark_leave_it(tmp_path):
     for n, name in enumerate(["000000_0", "a.parquet", "day=1/part-1", "day=2.parquet/x.c000"]):
         table = counts_of(pa.int8() if n % 2 else pa.int64(), rows[2 * n : 2 * n + 2])
         pq.write_table(table, tmp_path / name, row_group_size=1)
-    for name in ("_SUCCESS", ".part-1.crc", "_temporary/part-2", ".hidden.parquet"):
+    for name in ("_SUCCESS", ".part-1.crc", "_temporary/part-2", ".hidden.parquet", "README.txt"):
         (tmp_path / name).write_text("not a count")
     (tmp_path / "000001_0").touch()
     assert len(find_shares([tmp_path], 1)) == len(rows)
@@ -235,7 +236,8 @@ def test_a_directory_of_parquet_as_hive_and_spark_leave_it(tmp_path):
     ("name", "make", "said"),
     [
         ("deeper/part-1", lambda path: path.write_text("0" * 32 + ",1\n"), "is not Parquet"),
-        ("README.txt", lambda path: path.write_text("counts of May\n"), "is not Parquet"),
+        ("000000_0", lambda path: path.write_text("\ufeff\n id , count\n"), "is not Parquet"),
+        ("b.csv.gz", lambda path: path.write_bytes(b"\x1f"), "is not Parquet"),
         ("b.parquet", Path.touch, "is not Parquet"),
         ("part-2", lambda path: path.symlink_to("nowhere"), "is no file"),
         ("c.parquet", os.mkfifo, "is no file"),
@@ -283,12 +285,12 @@ def test_what_the_disk_does_not_give_is_no_fault_of_parquet(tmp_path, monkeypatc
 @pytest.mark.parametrize("write", [counts_file, lambda path, rows: pq.write_table(counts_of(pa.int64(), rows), path)])
 def test_counts_of_each_id_are_added(tmp_path, write):
     ids = [bytes([n]) * 16 for n in range(3)]
-    rows = [(ids[0], 2**31 - 1), (ids[1], 3), (ids[0], -7), (ids[2], -(2**31)), (ids[0], 2**31 - 1)]
+    rows = [(ids[0], MAX_COUNT), (ids[1], 3), (ids[0], MAX_COUNT), (ids[0], -7), (ids[2], -MAX_COUNT), (ids[0], -MAX_COUNT)]
     path = tmp_path / ("d.csv" if write is counts_file else "d.parquet")
     write(path, rows)
-    assert sums_of(path) == {ids[0]: 2**32 - 9, ids[1]: 3, ids[2]: -(2**31)}
-    write(path, [*rows, (ids[0], 2**31)])
-    with pytest.raises(ConfigError, match="a count has 32 bits"):
+    assert sums_of(path) == {ids[0]: MAX_COUNT - 7, ids[1]: 3, ids[2]: -MAX_COUNT}
+    write(path, [*rows, (ids[0], 8)])
+    with pytest.raises(ConfigError, match=f"{ids[0].hex()} has {MAX_COUNT + 1} references; at most"):
         sums_of(path)
 
 

@@ -139,8 +139,8 @@ def test_inventory_says_paths_as_given(spark, monkeypatch):
 def test_files_of_counts_are_read_alike(spark, tmp_path, form):
     """In any form. The counts of an id are added."""
     some = [(message["id"], 2) for message in messages_of(BROKERS[0].name)[:100]]
-    first, large = some[0][0], (some[0][0], 2**31 - 1)
-    rows = [*some, large, *some, large, *[(msg_id, -3) for msg_id, _ in some], (first, -(2**31)), (first, -(2**31))]
+    first, large = some[0][0], (some[0][0], 2**48 - 1)
+    rows = [*some, large, *some, large, *[(msg_id, -3) for msg_id, _ in some], (first, 1 - 2**48), (first, 1 - 2**48)]
     store = Path(shutil.copytree(BROKERS[0] / "store", tmp_path / "store"))
     (store / "99.rdq").symlink_to("nowhere")
     counts = tmp_path / "counts"
@@ -150,6 +150,7 @@ def test_files_of_counts_are_read_alike(spark, tmp_path, form):
             counts.write_bytes(b"\xef\xbb\xbf" + write_lines(tmp_path / "lines", rows).read_bytes())
             return
         (counts / "day=1").mkdir(parents=True, exist_ok=True)
+        (counts / "README.txt").write_text("not a count")
         for name, some in {"a.parquet": rows[:50], "part-1": rows[50:99], "day=1/000000_0": rows[99:]}.items():
             kind = pa.int8() if name == "a.parquet" else pa.int64()
             ids = pa.array([bytes.fromhex(msg_id) for msg_id, _ in some], pa.binary())
@@ -160,8 +161,8 @@ def test_files_of_counts_are_read_alike(spark, tmp_path, form):
     report = both("inventory", job)
     assert sum(segment.live or 0 for segment in report.segments()) > 10
     assert [spot.path for spot in report.damage] == [str(store / "99.rdq")]
-    write([*rows, (first, 2**31)])
-    assert "a count has 32 bits" in both_refuse("inventory", job)
+    write([*rows, (first, 2**48 - 1)])
+    assert f"{first} has {2**48} references; at most" in both_refuse("inventory", job)
 
 
 def test_diff_is_the_same(spark, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import codecs
 import io
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from msgstore.contract import ConfigError
 from msgstore.jobs.columns.arrays import fixed_width, open_parquet
 from msgstore.jobs.paths import visible_files
-from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
+from msgstore.jobs.reading.count_files import MAX_COUNT, io_errors, is_parquet, read_lines
 
 SCHEMA = pa.schema([pa.field("id", pa.binary(16), nullable=False), pa.field("count", pa.int64(), nullable=False)])
 SHARE = 64 * 2**20
@@ -26,6 +27,9 @@ SHARE = 64 * 2**20
 BLOCK = 8 * 2**20
 """Bytes of lines that are parsed together."""
 _HEX_DIGITS = 32
+_GLANCE = 4096
+_LINE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:id|[0-9a-fA-F]{32})\s*,")
+"""Begin of a file of lines."""
 
 
 @attrs.frozen
@@ -67,14 +71,16 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_data(file: Path) -> bool:
-    """Return False for an empty file. Raises ConfigError for any other that is not Parquet: it might hold counts."""
+    """Return False for another file, such as a README. Raises ConfigError for one that probably has counts, in another form."""
     if not file.is_file():
         raise ConfigError(f"{file}: is no file that can be read, in a directory of counts")
     if is_parquet(file):
         return True
-    if file.stat().st_size:
+    with file.open("rb") as data:
+        begin = data.read(_GLANCE)
+    if begin and (file.name.startswith("part-") or ".csv" in file.suffixes or _LINE.match(begin)):
         raise ConfigError(
-            f"{file}: is not Parquet, as all files of a directory of counts are. Move it away, or name each file of lines"
+            f"{file}: is not Parquet, as the files of a directory of counts are; give files of lines by themselves"
         )
     return False
 
@@ -126,7 +132,7 @@ def _parse_fast(block: bytes) -> pa.RecordBatch | None:
             read_options=pa_csv.ReadOptions(autogenerate_column_names=True, block_size=len(block) + 1),
             parse_options=pa_csv.ParseOptions(quote_char=False),
             convert_options=pa_csv.ConvertOptions(
-                column_types={"f0": pa.binary(), "f1": pa.int32()}, include_columns=["f0", "f1"], null_values=[]
+                column_types={"f0": pa.binary(), "f1": pa.int64()}, include_columns=["f0", "f1"], null_values=[]
             ),
         )
         (batch,) = table.combine_chunks().to_batches()
@@ -134,10 +140,12 @@ def _parse_fast(block: bytes) -> pa.RecordBatch | None:
             return None
         if set(pc.min_max(pc.binary_length(batch.column(0))).as_py().values()) != {_HEX_DIGITS}:
             return None
+        if pc.any(pc.greater(pc.abs(batch.column(1)), MAX_COUNT)).as_py():
+            return None
         ids = binascii.unhexlify(batch.column(0).buffers()[2][: _HEX_DIGITS * batch.num_rows])
     except (pa.ArrowException, KeyError, ValueError):  # binascii.Error is one
         return None
-    return pa.record_batch([fixed_width(ids), batch.column(1).cast(pa.int64())], schema=SCHEMA)
+    return pa.record_batch([fixed_width(ids), batch.column(1)], schema=SCHEMA)
 
 
 def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
@@ -178,11 +186,12 @@ def _rows(share: DeltaShare) -> Iterator[pa.RecordBatch]:
     with _open_parquet(share.path) as file:
         for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
             ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())
-            good = pc.and_(pc.equal(pc.binary_length(ids), 16), pc.equal(counts, pc.cast(counts, pa.int32(), safe=False)))
+            fits = pc.and_(pc.less_equal(counts, MAX_COUNT), pc.greater_equal(counts, -MAX_COUNT))
+            good = pc.and_(pc.equal(pc.binary_length(ids), 16), fits)
             first = pc.index(pc.coalesce(good, pa.scalar(False)), False).as_py()
             if first >= 0:
                 row = f"the id {ids[first].as_py()!r} and the count {counts[first].as_py()!r}"
-                raise ConfigError(f"{share.path}: a row has {row}; an id is 16 bytes, and a count has 32 bits")
+                raise ConfigError(f"{share.path}: a row has {row}; an id is 16 bytes, and a count at most {MAX_COUNT}")
             yield pa.record_batch([pc.cast(ids, pa.binary(16)), counts], schema=SCHEMA)
 
 

@@ -18,7 +18,6 @@ import attrs
 
 from msgstore.contract import (
     Buffer,
-    CheckBody,
     Columns,
     ConfigError,
     Damage,
@@ -31,7 +30,7 @@ from msgstore.contract.formats import split_ids
 from msgstore.files import Files
 from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, batches
-from msgstore.jobs.reading.chains import Row, columns_of, read_inside
+from msgstore.jobs.reading.chains import INVALID_BODY
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
 from msgstore.jobs.reports import Findings, sums
@@ -42,7 +41,6 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 from msgstore.scan.bindings import OWN_RECORD, assigned_byte
 
-INVALID_BODY = "invalid_message_body"
 TOO_LARGE = "message_too_large"
 """Reason for a record whose body is too large for the format of the new store."""
 NAMED = 5
@@ -167,46 +165,26 @@ def _codec(found: Found) -> str:
 def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
     """Read one segment. One that cannot be read is one damaged span. Raises PluginError."""
     is_valid = body_check(job.check_body)
-    return read_intact(item, lambda form, data: _examine(form, data, job.max_body, is_valid))
 
+    def read(form: OpenFormat, data: Buffer) -> IntactRecords:
+        def judge(msg_id: bytes, record: bytes) -> str | None:
+            """Return why a record cannot be copied; None if it can."""
+            if is_valid is None and len(record) <= job.max_body:
+                return None
+            try:
+                body = form.format.decode(msg_id, record)
+            except RecordError as error:
+                return error.reason
+            if len(body) > job.max_body:
+                return TOO_LARGE
+            return INVALID_BODY if is_valid is not None and not is_valid(msg_id, body) else None
 
-def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: CheckBody | None) -> IntactRecords:
-    found = attrs.evolve(intact_records(form, data), crc32=checksum(data, len(data)))
-    if is_valid is None and max(found.records.sizes, default=0) <= max_body:
-        return found
-    damage, holes, columns = list(found.damage), found.holes, found.records
-    rows = list(zip(columns.offsets, columns.sizes, columns.id_list(), map(bool, found.recovered), strict=True))
-    good: list[Row] = []
-    for number, row in enumerate(rows):  # grows by the records inside invalid ones
-        offset, size, msg_id, _ = row
-        reason = _reason(form, data, offset, size, msg_id, max_body, is_valid)
-        if reason is None:
-            good.append(row)
-        elif reason == INVALID_BODY and number < len(columns):  # it may have swallowed whole records
-            inside = read_inside(form.format, data, Damage(offset, size, reason), judged=True)
-            rows += inside.rows()
-            damage += inside.damage
-            holes += inside.holes
-        else:
-            damage.append(Damage(offset, size, reason))
-    damage.sort(key=lambda spot: spot.offset)
-    records, recovered = columns_of(sorted(good))
-    return attrs.evolve(found, holes=holes, damage=tuple(damage), records=records, recovered=recovered)
+        found = None if is_valid else intact_records(form, data)
+        if found is None or max(found.records.sizes, default=0) > job.max_body:
+            found = intact_records(form, data, judge)
+        return attrs.evolve(found, crc32=checksum(data, len(data)))
 
-
-def _reason(
-    form: OpenFormat, data: Buffer, offset: int, size: int, msg_id: bytes, max_body: int, is_valid: CheckBody | None
-) -> str | None:
-    """Return why a record cannot be copied; None if it can."""
-    if is_valid is None and size <= max_body:
-        return None
-    try:
-        body = form.format.decode(msg_id, data[offset : offset + size])
-    except RecordError as error:
-        return error.reason
-    if len(body) > max_body:
-        return TOO_LARGE
-    return INVALID_BODY if is_valid is not None and not is_valid(msg_id, body) else None
+    return read_intact(item, read)
 
 
 # -- one task -----------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from msgstore.contract import ConfigError, StoreIOError
+from msgstore.contract.indexes import MAX_REFERENCES
 
+MAX_COUNT = MAX_REFERENCES
+"""Largest count, positive or negative, of a line or a row."""
 _PARQUET = b"PAR1"
 _MARK = "\ufeff"
 """Byte order mark that some programs write at the start of UTF-8."""
@@ -25,10 +28,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterator[tuple[bytes, int]]:
-    """Yield (id, count) of each line of ``path``, whose first line has the number ``first``. Raises ConfigError.
-
-    A count has at most 32 bits: with fewer than four billion of them, 64-bit sums are exact.
-    """
+    """Yield (id, count) of each line of ``path``, whose first line has the number ``first``. Raises ConfigError."""
     for number, line in enumerate(lines, first):
         fields = [field.strip() for field in (line.removeprefix(_MARK) if number == 1 else line).split(",")]
         if fields == [""] or (number == 1 and fields[0] == "id"):
@@ -39,8 +39,8 @@ def read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterat
             msg_id, count = b"", 0
         if len(msg_id) != 16:
             raise ConfigError(f"{path}: line {number} is not 'id,count' with an id of 32 hexadecimal digits")
-        if not -(2**31) <= count < 2**31:
-            raise ConfigError(f"{path}: line {number} has the count {count}; a count has 32 bits")
+        if abs(count) > MAX_COUNT:
+            raise ConfigError(f"{path}: line {number} has the count {count}; a count is at most {MAX_COUNT}")
         yield msg_id, count
 
 

@@ -13,10 +13,11 @@ import attrs
 from msgstore.contract import Buffer, Columns, Damage
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
-from msgstore.jobs.reading.chains import read_chains
+from msgstore.jobs.reading.chains import Judge, read_spans
 from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.fields import values_at
+from msgstore.scan.sound import scan_checked
 
 UNREADABLE = "unreadable"
 """State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
@@ -168,10 +169,25 @@ class IntactRecords:
     """Hashes of the bodies, if a job compares them."""
 
 
-def intact_records(form: OpenFormat, data: Buffer) -> IntactRecords:
-    """Return the records that pass the checks of the format."""
-    chains = read_chains(form.format, data)
-    return IntactRecords(len(data), chains.header, chains.holes, tuple(chains.damage), *chains.records())
+def intact_records(form: OpenFormat, data: Buffer, judge: Judge | None = None) -> IntactRecords:
+    """Return the records that pass the checks of the format, and the ``judge`` if there is one."""
+    scan = scan_checked(form.format, data)
+    is_sound = scan.end.state == "clean" and scan.header in (None, "ok") and not (scan.damage or len(scan.duplicates))
+    if is_sound and judge is None:
+        header = min(len(form.format.header), len(data))
+        return IntactRecords(len(data), header, sum(scan.hole_sizes), (), scan.records, bytes(len(scan.records)))
+    spans = read_spans(form.format, data, judge, scan)
+    records, recovered, damage, holes = Columns(), bytearray(), [], 0
+    for span in spans:
+        if span.id is not None:
+            records.add(span.id, span.offset, span.size)
+            recovered.append(span.recovered)
+        elif span.reason:
+            damage.append(span.damage)
+        else:
+            holes += span.size
+    header = spans[0].offset if spans else len(data)
+    return IntactRecords(len(data), header, holes, tuple(damage), records, bytes(recovered))
 
 
 def read_intact(item: SegmentInput, read: Callable[[OpenFormat, Buffer], IntactRecords] = intact_records) -> IntactRecords:
