@@ -5,14 +5,13 @@ Segments can be read at a limited rate. Bytes that the disk cannot read are dama
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
@@ -20,7 +19,7 @@ from msgstore.cli.scrub_state import DamagedSpan, Finding
 from msgstore.cli.stores import StoreTarget
 from msgstore.contract import BrokenPlugin, Buffer, MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
 from msgstore.engine.store import Store, StoredMessage
-from msgstore.files import READ_WHOLE, Files
+from msgstore.files import Files
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 
 MAX_READS = 3
@@ -58,56 +57,15 @@ class Throttle:
 
 
 @attrs.frozen
-class Content:
-    """Bytes of a segment."""
-
-    data: Buffer | None
-    """Unreadable bytes are zeros. None if the file has unreadable bytes and is too large for memory."""
-    state: tuple[int, int]
-    """(size, modification time) before the read."""
-    unreadable: list[DamagedSpan]
-
-
-@contextlib.contextmanager
-def read_throttled(files: Files, throttle: Throttle, path: Path) -> Iterator[Content]:
-    """Yield the content of the file. A file that is too large for memory is mapped after a throttled read."""
-    fd = files.open_read(path)
-    try:
-        state = size, _ = files.size_and_mtime(fd)
-        parts: list[bytes] = []
-        unreadable: list[DamagedSpan] = []
-        for offset in range(0, size, CHUNK):
-            length = min(CHUNK, size - offset)
-            try:
-                part = files.pread(fd, length, offset)
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
-                part = bytes(length)
-            if size <= READ_WHOLE:
-                parts.append(part)
-            throttle.spend(length)
-        if size <= READ_WHOLE:
-            yield Content(b"".join(parts), state, unreadable)
-        elif unreadable:  # access to the mapping there would kill the process
-            yield Content(None, state, unreadable)
-        else:
-            with files.view(path) as data:
-                yield Content(data, state, unreadable)
-    finally:
-        files.close(fd)
-
-
-class Checked(NamedTuple):
+class Checked:
     """Result of the check of one segment file."""
 
     spans: list[DamagedSpan]
     """By offset, at most one per offset."""
-    bytes: int
+    bytes: int = 0
     """Bytes read. More than the size if the file was read again."""
-    size: int
-    scan: SegmentScan | None
+    size: int = 0
+    scan: SegmentScan | None = None
     """None if the file is missing."""
 
 
@@ -124,66 +82,80 @@ class Checker:
         """Check one segment. ``entries``: every live record of the segment. Raises OSError.
 
         A store that is open elsewhere may be collected meanwhile. Therefore a changed segment is read again. A record is
-        damaged only if a client cannot read the message either.
+        damaged only if a client cannot read the message either. In a segment with unreadable bytes, only the live messages are
+        checked.
         """
-        read = size = 0
-        spans: list[DamagedSpan] = []
-        scan = None
+        read = 0
         for _ in range(MAX_READS):
             try:
-                with read_throttled(self._files, self._throttle, path) as content:
-                    size = content.state[0]
-                    read += size
-                    spans, scan = self._check(path, form, content, entries)
+                state, spans = self._read_throttled(path)
+                read += state[0]
+                scan = SegmentScan()
+                if spans:  # access to a mapping there would kill the process
+                    spans += self._lost(path, entries, "unreadable")
+                else:
+                    with self._files.view(path) as data:
+                        scan = _scan(path, form, data)
+                        spans = self._compare(path, form, data, scan, entries)
             except FileNotFoundError:
-                return Checked(self.check_gone(path, entries), read, 0, None)
-            if not spans or self._files.list(path.parent).get(path.name) == content.state:
+                return Checked(self.check_gone(path, entries), read)
+            if not spans or self._files.list(path.parent).get(path.name) == state:
                 break
-        return Checked(spans, read, size, scan)
+        return Checked(sorted(spans, key=lambda span: span.offset), read, state[0], scan)
 
-    def check_gone(self, path: Path, entries: Sequence[StoredMessage]) -> list[DamagedSpan]:
+    def check_gone(self, path: Path, entries: Iterable[StoredMessage]) -> list[DamagedSpan]:
         """Return the lost live records of a missing segment."""
-        lost = [entry for entry in entries if self._is_lost(entry)]
-        return [DamagedSpan(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
+        return self._lost(path, entries, "segment_missing")
 
-    def _check(
-        self, path: Path, form: OpenFormat, content: Content, entries: Sequence[StoredMessage]
-    ) -> tuple[list[DamagedSpan], SegmentScan]:
-        """Return one span per offset; that of a live record wins. Ignores what the format says about unreadable bytes, which
-        are zeros here."""
-        by_offset: dict[int, DamagedSpan] = {}
-        scan = SegmentScan()
-        if content.data is not None:
-            scan = _scan(path, form, content.data)
-            for span in self._check_bytes(path, form, content.data, scan, entries):
-                is_unreadable = any(bad.offset <= span.offset < bad.offset + bad.size for bad in content.unreadable)
-                if span.msg_id is not None or not is_unreadable:
-                    by_offset[span.offset] = span
-        return sorted([*content.unreadable, *by_offset.values()], key=lambda span: span.offset), scan
+    def _read_throttled(self, path: Path) -> tuple[tuple[int, int], list[DamagedSpan]]:
+        """Read the whole file. Return its size and time before, and the spans that the disk cannot read."""
+        fd = self._files.open_read(path)
+        try:
+            state = size, _ = self._files.size_and_mtime(fd)
+            unreadable = []
+            for offset in range(0, size, CHUNK):
+                length = min(CHUNK, size - offset)
+                try:
+                    self._files.pread(fd, length, offset)
+                except OSError as error:
+                    if error.errno != errno.EIO:
+                        raise
+                    unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
+                self._throttle.spend(length)
+        finally:
+            self._files.close(fd)
+        return state, unreadable
 
-    def _check_bytes(
+    def _compare(
         self, path: Path, form: OpenFormat, data: Buffer, scan: SegmentScan, entries: Sequence[StoredMessage]
-    ) -> Iterator[DamagedSpan]:
-        """Yield the damage that the format finds, then the live records that do not match the index."""
-        for span in damaged_spans(SegmentReport(path, form, len(data), scan)):
-            yield DamagedSpan(path.name, span.offset, span.size, span.reason)
+    ) -> list[DamagedSpan]:
+        """Return the damage that the format finds, and the live records that do not match the index: these win."""
+        report = SegmentReport(path, form, len(data), scan)
+        found = {s.offset: DamagedSpan(path.name, s.offset, s.size, s.reason) for s in damaged_spans(report)}
         scanned = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
         for entry in entries:
             reason = _damage(form, data, entry)
-            if reason is not None and self._is_lost(entry):
-                yield DamagedSpan(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
-            elif entry.offset < scan.end.offset and reason is None and (entry.msg_id, entry.offset, entry.size) not in scanned:
-                yield DamagedSpan(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
+            if reason is not None:
+                found |= {span.offset: span for span in self._lost(path, [entry], reason)}
+            elif entry.offset < scan.end.offset and (entry.msg_id, entry.offset, entry.size) not in scanned:
+                found[entry.offset] = _as_span(path, entry, "not_in_scan")
+        return list(found.values())
 
-    def _is_lost(self, entry: StoredMessage) -> bool:
-        """Return False if the message was moved or removed."""
-        try:
-            self._read(entry.msg_id)
-        except MessageNotFound:
-            return False
-        except MsgStoreError:
-            return True
-        return False
+    def _lost(self, path: Path, entries: Iterable[StoredMessage], reason: str) -> list[DamagedSpan]:
+        """Return a span for each record that no client can read. Messages that were moved or removed are not lost."""
+        lost = []
+        for entry in entries:
+            try:
+                self._read(entry.msg_id)
+            except MessageNotFound:
+                pass
+            except MsgStoreError:
+                lost.append(_as_span(path, entry, reason))
+        return lost
+
+
+def _as_span(path: Path, entry: StoredMessage, reason: str) -> DamagedSpan:
+    return DamagedSpan(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
 
 
 def _scan(path: Path, form: OpenFormat, data: Buffer) -> SegmentScan:
@@ -215,16 +187,32 @@ class SegmentCheck:
     """None if only the index knows the segment."""
     entries: Sequence[StoredMessage]
     checked: Checked
-    findings: Sequence[Finding]
+    findings: Sequence[Finding] = ()
+
+    @property
+    def format(self) -> str:
+        return self.segment.format if self.segment else "?"
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Live records and live bytes in the segment's row."""
+        return (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
+
+    @property
+    def counts_agree(self) -> bool:
+        return self.counts == (len(self.entries), sum(entry.size for entry in self.entries))
+
+    @property
+    def unreachable(self) -> list[DamagedSpan]:
+        """Live records that cannot be read."""
+        return [span for span in self.checked.spans if span.msg_id is not None]
 
     def as_json(self) -> dict[str, Any]:
         scan = self.checked.scan or SegmentScan()
-        counts = (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
-        unreachable = [span for span in self.checked.spans if span.msg_id is not None]
         return {
             "kind": "segment",
             "path": str(self.path),
-            "format": self.segment.format if self.segment else "?",
+            "format": self.format,
             "size": self.checked.size,
             "found": self.checked.scan is not None,
             "header": scan.header,
@@ -233,12 +221,13 @@ class SegmentCheck:
             "duplicates": len(scan.duplicates),
             "damage": [attrs.asdict(damage) for damage in scan.damage],
             "end": attrs.asdict(scan.end),
-            "live_count": counts[0],
-            "live_bytes": counts[1],
-            "counts_agree": counts == (len(self.entries), sum(entry.size for entry in self.entries)),
-            "verified": len(self.entries) - len(unreachable),
+            "live_count": self.counts[0],
+            "live_bytes": self.counts[1],
+            "counts_agree": self.counts_agree,
+            "verified": len(self.entries) - len(self.unreachable),
             "unreachable": [
-                {"id": span.msg_id, "offset": span.offset, "size": span.size, "reason": span.reason} for span in unreachable
+                {"id": span.msg_id, "offset": span.offset, "size": span.size, "reason": span.reason}
+                for span in self.unreachable
             ],
             "findings": [finding.as_json() for finding in self.findings],
             "ok": self.checked.scan is not None and not self.checked.spans and not self.findings,
@@ -250,7 +239,7 @@ def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind
 
     If a writer has the store open, its counts change meanwhile and are not compared.
     """
-    formats = target.backends(target.settings()).formats
+    formats = target.backends().formats
     is_live = store.stats().recovery.how == "live"
     entries = ((entry.number, 1, entry) for entry in store.entries())
     segments = ((segment.number, 0, segment) for segment in store.segments())
@@ -264,7 +253,7 @@ def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind
             segment = items.pop(0) if isinstance(items[0], SegmentStats) else None
             if segment is None:
                 path = target.path / str(number)
-                yield SegmentCheck(number, path, None, items, Checked(checker.check_gone(path, items), 0, 0, None), ())
+                yield SegmentCheck(number, path, None, items, Checked(checker.check_gone(path, items)))
                 continue
             path = target.path / segment.file
             checked = checker.check(path, formats.by_name(segment.format), items)
@@ -292,9 +281,9 @@ def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterabl
             yield Finding(segment.file, "overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place)
         count, total = count + 1, total + entry.size
         previous, end = entry, max(end, entry.offset + entry.size)
-    if segment.live_count != count:
-        detail = f"the segment's row counts {segment.live_count} live records, the index has {count}"
-        yield Finding(segment.file, "live_count", detail)
-    if segment.live_bytes != total:
-        detail = f"the segment's row counts {segment.live_bytes} live bytes, the index has {total}"
-        yield Finding(segment.file, "live_bytes", detail)
+    for what, noun, row, index in (
+        ("live_count", "live records", segment.live_count, count),
+        ("live_bytes", "live bytes", segment.live_bytes, total),
+    ):
+        if row != index:
+            yield Finding(segment.file, what, f"the segment's row counts {row} {noun}, the index has {index}")
