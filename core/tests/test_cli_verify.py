@@ -16,7 +16,7 @@ import pytest
 
 import msgstore
 from core_support import columns, flip, objects, raising, rows_of, run
-from msgstore.cli.checking import CHUNK, Checker, Throttle
+from msgstore.cli.checking import CHUNK, Checker, SegmentCheck, Throttle
 from msgstore.cli.commands import verify as verify_verb
 from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, parse_state, write_state
 from msgstore.contract import MessageNotFound
@@ -233,10 +233,10 @@ def stop(monkeypatch, store):
     """``stop(verb)``: Ctrl-C while segment 5 is checked."""
     check = Checker.check
 
-    def interrupted(self, path, form, entries):
-        if path.stem == "5":
+    def interrupted(self, segment, form):
+        if segment.number == 5:
             raise KeyboardInterrupt
-        return check(self, path, form, entries)
+        check(self, segment, form)
 
     def run_until_stopped(verb=SCRUB):
         with monkeypatch.context() as patch:
@@ -373,8 +373,9 @@ def check(store):
     form = FormatSet(msgstore.load_catalogue(), {"checksum": 4}).by_extension(".sqs")
 
     def checked(entries=(), file="0.sqs", files=None, read=lost):
-        found = Checker(files or Files(), Throttle(None), read).check(store / file, form, list(entries))
-        return found.spans, found.bytes
+        found = SegmentCheck(0, store / file, list(entries))
+        Checker(files or Files(), Throttle(None), read).check(found, form)
+        return found.spans, found.read
 
     return checked
 

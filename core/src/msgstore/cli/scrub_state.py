@@ -16,6 +16,7 @@ import attrs
 from msgstore.cli.output import note
 from msgstore.config import structure
 from msgstore.contract import Buffer, ConfigError
+from msgstore.engine.store import StoredMessage
 from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
 
@@ -36,6 +37,11 @@ class DamagedSpan:
     reason: str
     msg_id: str | None = None
     """Hexadecimal id, or None if it is not a live record."""
+
+    @classmethod
+    def of(cls, entry: StoredMessage, path: Path, reason: str) -> DamagedSpan:
+        """Return the span of a live record in the segment ``path``."""
+        return cls(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
 
     def as_json(self, directory: Path) -> dict[str, Any]:
         place = {"path": str(directory / self.file), "offset": self.offset, "size": self.size}

@@ -15,8 +15,8 @@ import click
 from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
 from msgstore.contract import ConfigError, Descriptor, IndexDescriptor, MsgStoreError
+from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
-from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
@@ -93,7 +93,7 @@ def _check_store(table: dict[str, Any], where: str, base: Path, catalogue: Catal
 
 def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[], object]]:
     def formats() -> object:
-        remembered = known_settings(Files(), store, catalogue) if store.path.is_dir() else None
+        remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
 
     def made(key: str, backend: Backend, descriptor: Descriptor) -> object:

@@ -21,8 +21,8 @@ import click
 import msgstore
 from msgstore.cli import options, output
 from msgstore.contract import CONTRACT_VERSION, ConfigError
-from msgstore.contract.formats import RESERVED_EXTENSIONS
 from msgstore.plugins.catalogue import load_catalogue
+from msgstore.plugins.loader import RESERVED_EXTENSIONS
 
 _SKELETONS = resources.files("msgstore.cli") / "skeletons"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

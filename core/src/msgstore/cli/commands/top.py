@@ -18,7 +18,6 @@ from rich.live import Live
 from rich.text import Text
 
 from msgstore.cli import options, output, stores
-from msgstore.cli.stores import StoreTarget
 from msgstore.contract import Capability, MsgStoreError, StoreError, StoreLocked
 from msgstore.directory import SETTINGS, list_segments
 from msgstore.engine.open.clean_shutdown import CLEAN
@@ -37,69 +36,63 @@ class IndexFigures:
     """Figures that only the index has, as of its last commit."""
 
     messages: int
+    garbage_bytes: int
     live_bytes: Mapping[str, int]
     """Live bytes of each file."""
-    garbage_bytes: int
 
 
 @attrs.frozen
 class Snapshot:
-    """State of a directory at one moment. Sizes in bytes."""
+    """State of a directory at one moment."""
 
     at: float
     """Seconds of the monotonic clock."""
-    clock: float
-    """Seconds since 1970."""
     names: Mapping[str, tuple[int, int]]
     """Every file to (size, modification time in nanoseconds)."""
     segments: Mapping[str, int]
     """Size of each segment, in number order."""
-    is_open: bool
-    """True if a process has the store open for writing."""
-    writer: int | None
-    """Id of the writing process, if the lock file names it."""
+    writer: StoreLocked | None
+    """The error of an opening, if a process has the store open for writing."""
     figures: IndexFigures | None
     """None if the index cannot be read without reading segments."""
 
 
-def take_snapshot(target: StoreTarget, before: Snapshot | None = None) -> Snapshot:
+def take_snapshot(target: stores.StoreTarget, before: Snapshot | None = None) -> Snapshot:
     """Return a snapshot. Raises OSError if the directory cannot be listed.
 
     Asks an index that loads without reading segments: persistent, or saved at a clean shutdown. Its figures in ``before`` are
     used again if no writer has the store open and no file has changed.
     """
-    files, directory = Files(), target.path
-    at, clock = time.monotonic(), time.time()
+    files, directory, at = Files(), target.path, time.monotonic()
     names = files.list(directory)
     segments = {one.path.name: one.size for one in list_segments(files, directory, target.catalogue.formats_by_extension())}
-    is_open, writer = False, None
+    writer = figures = None
     try:
         check_no_writer(directory)
     except StoreLocked as error:
-        is_open, writer = True, error.pid
+        writer = error
     except (StoreError, OSError):
         pass
-    figures = None
     is_persistent = Capability.PERSISTENT in target.catalogue.index(target.config.index.name).capabilities
-    if before and not is_open and dict(before.names) == dict(names):
+    if before and not writer and before.names == names:
         figures = before.figures
-    elif is_persistent or (not is_open and {CLEAN, SETTINGS} <= names.keys()):
-        figures = _read_index(target)
-    return Snapshot(at, clock, names, segments, is_open, writer, figures)
+    elif is_persistent or (not writer and {CLEAN, SETTINGS} <= names.keys()):
+        figures = read_index(target)
+    return Snapshot(at, names, segments, writer, figures)
 
 
-def _read_index(target: StoreTarget) -> IndexFigures | None:
+def read_index(target: stores.StoreTarget) -> IndexFigures | None:
     """Open the store read-only and return its figures, or None if that fails."""
     try:
         with open_configured(target.config, target.catalogue, mode="r") as store:
             stats = store.stats()
             live = {segment.file: segment.live_bytes for segment in store.segments()}
-            return IndexFigures(stats.messages, live, stats.garbage_bytes)
+            return IndexFigures(stats.messages, stats.garbage_bytes, live)
     except (MsgStoreError, OSError):
         return None
 
 
-def compare(target: StoreTarget, before: Snapshot, after: Snapshot) -> dict[str, Any]:
+def compare(target: stores.StoreTarget, before: Snapshot, after: Snapshot) -> dict[str, Any]:
     """Return the object of a refresh: the later snapshot, and the changes as far as sizes show them.
 
     Files that were created and deleted in between are not seen.
@@ -112,10 +105,10 @@ def compare(target: StoreTarget, before: Snapshot, after: Snapshot) -> dict[str,
     messages = figures.messages - before.figures.messages if figures and before.figures else None
     return {
         "path": str(target.path),
-        "time": round(after.clock, 3),
+        "time": round(time.time(), 3),
         "seconds": round(seconds, 3),
-        "open": after.is_open,
-        "writer": after.writer,
+        "open": after.writer is not None,
+        "writer": after.writer.pid if after.writer else None,
         "messages": figures.messages if figures else None,
         "segments": len(new),
         "bytes_on_disk": sum(new.values()),
@@ -150,16 +143,13 @@ def top(store: stores.StoreArgument, interval: float, once: bool, out: output.Ou
       msgstore top data/orders --interval 5s --json
     """
     target = store.find()
-    with contextlib.suppress(KeyboardInterrupt):  # the usual end of the command
-        _watch(target, interval, out, once=once)
-
-
-def _watch(target: StoreTarget, interval: float, out: output.Output, *, once: bool) -> None:
-    """Print the changes since the last snapshot once per interval."""
     sums = {"created": 0, "deleted": 0, "shrunk": 0, "freed": 0}
     before = take_snapshot(target)
     is_screen = out.console.is_terminal and not (once or out.as_json)
-    with Live(console=out.console, auto_refresh=False, screen=True) if is_screen else contextlib.nullcontext() as live:
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # the usual end of the command
+        Live(console=out.console, auto_refresh=False, screen=True) if is_screen else contextlib.nullcontext() as live,
+    ):
         if live:
             live.update(_screen(out, before, compare(target, before, before), sums), refresh=True)
         while True:
@@ -180,8 +170,9 @@ def _watch(target: StoreTarget, interval: float, out: output.Output, *, once: bo
 
 
 def _screen(out: output.Output, snapshot: Snapshot, change: Mapping[str, Any], sums: Mapping[str, int]) -> Group:
-    writer = f"process {snapshot.writer}" if snapshot.writer else "another process" if snapshot.is_open else "no process"
-    rows: list[tuple[str, Any]] = [("open for writing", writer)]
+    """Return the figures, and the segments that changed last, as many as fit on the screen."""
+    pid = f"process {change['writer']}" if change["writer"] else "another process"
+    rows: list[tuple[str, Any]] = [("open for writing", pid if change["open"] else "no process")]
     disk = change["bytes_on_disk"]
     if snapshot.figures:
         net = "" if change["messages_per_second"] is None else f"  {change['messages_per_second']:+,}/s"
@@ -199,32 +190,21 @@ def _screen(out: output.Output, snapshot: Snapshot, change: Mapping[str, Any], s
         ("segments", f"{change['segments']:,}; {sums['created']:,} created, {sums['deleted']:,} deleted since the start"),
         ("collector", f"{sums['shrunk']:,} cut, {output.size(sums['freed'])} freed{working}"),
     ]
-    drawn = output.facts(None, rows)
+    facts = output.facts(None, rows)
     # As a Text, a long title is wrapped. A refreshed screen would cut it.
-    drawn.title = Text(f"{change['path']}  {time.strftime('%H:%M:%S', time.localtime(snapshot.clock))}")
-    return Group(drawn, Text(), _segments(out.console, snapshot, change))
-
-
-def _segments(console: output.Terminal, snapshot: Snapshot, change: Mapping[str, Any]) -> Any:
-    """Return a table of the segments that changed last, as many as fit on the screen."""
-    newest = sorted(snapshot.segments, key=lambda name: snapshot.names.get(name, (0, 0))[1], reverse=True)
-    fitting = max(console.height - _HEADER_ROWS, _MIN_SEGMENT_ROWS) if console.is_terminal else _MIN_SEGMENT_ROWS
-    known = snapshot.figures.live_bytes if snapshot.figures else {}
-
-    def garbage(name: str) -> str:
-        size = snapshot.segments[name]
-        return f"{100 * max(0, size - known[name]) / max(size, 1):.0f} %" if name in known else "-"
-
-    columns: output.Columns[str] = {
-        "changed last": lambda name: name,
-        "size": lambda name: output.size_cell(snapshot.segments[name]),
-        "live": lambda name: output.size_cell(known[name]) if name in known else output.right("-"),
-        "garbage": lambda name: output.right(garbage(name)),
-        "": lambda name: (
-            Text("created", "green") if name in change["created"] else Text("cut", "yellow") if name in change["shrunk"] else ""
+    facts.title = Text(f"{change['path']}  {time.strftime('%H:%M:%S', time.localtime(change['time']))}")
+    newest = sorted(snapshot.segments.items(), key=lambda one: snapshot.names.get(one[0], (0, 0))[1], reverse=True)
+    fitting = max(out.console.height - _HEADER_ROWS, _MIN_SEGMENT_ROWS) if out.console.is_terminal else _MIN_SEGMENT_ROWS
+    live = snapshot.figures.live_bytes if snapshot.figures else {}
+    columns: output.Columns[tuple[str, int]] = {
+        "changed last": lambda one: one[0],
+        "size": lambda one: output.size_cell(one[1]),
+        "live": lambda one: output.right(output.size(live[one[0]]) if one[0] in live else "-"),
+        "garbage": lambda one: output.right(
+            f"{100 * max(0, one[1] - live[one[0]]) / max(one[1], 1):.0f} %" if one[0] in live else "-"
         ),
     }
     table = output.table(None, columns, newest[:fitting])
     if len(newest) > fitting:
         table.add_row(f"... and {len(newest) - fitting:,} more")
-    return table
+    return Group(facts, Text(), table)

@@ -74,14 +74,14 @@ def _verify_all(store: stores.StoreArgument, out: output.Output, rate: int | Non
 
 _COLUMNS: output.Columns[SegmentCheck] = {
     "file": lambda check: check.path.name,
-    "format": lambda check: check.format,
-    "size": lambda check: output.size_cell(check.checked.size),
+    "format": lambda check: check.segment.format if check.segment else "?",
+    "size": lambda check: output.size_cell(check.size),
     "live": lambda check: len(check.entries),
     "verified": lambda check: len(check.entries) - len(check.unreachable),
     "unreachable": lambda check: output.count(len(check.unreachable), "bold red"),
-    "damage": lambda check: output.count(len(check.checked.spans), "bold red"),
+    "damage": lambda check: output.count(len(check.spans), "bold red"),
     "counts": lambda check: "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
-    "end": lambda check: output.state(check.checked.scan.end.state) if check.checked.scan else "missing",
+    "end": lambda check: output.state(check.scan.end.state) if check.scan else "missing",
 }
 
 
@@ -99,11 +99,11 @@ def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, 
         total, saved = len(store.segments()), begin
         with out.progress("verifying") as progress:
             for check in check_segments(target, store, throttle, state.behind):
-                state.add(check.number, len(check.entries), check.checked.bytes, check.checked.spans, check.findings)
+                state.add(check.number, len(check.entries), check.read, check.spans, check.findings)
                 if keeps and time.monotonic() - saved >= SAVE_INTERVAL_SECONDS:
                     keeps = save_state(files, target.path, state)
                     saved = time.monotonic()
-                out.emit(*(span.as_json(target.path) for span in check.checked.spans))
+                out.emit(*(span.as_json(target.path) for span in check.spans))
                 if progress:
                     progress(state.segments, total)
                 yield check
