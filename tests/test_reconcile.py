@@ -20,9 +20,7 @@ from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.counts import read_counts, sums_of
-from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
-from msgstore.jobs.reading.count_files import MAX_COUNT
+from msgstore.jobs.counts import MAX_COUNT, DeltaShare, find_shares, read_counts, read_share, sums_of
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
 from support import (
     DATA,
@@ -147,7 +145,7 @@ def read(shares: Iterable[DeltaShare]) -> Rows:
 
 
 def test_the_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.delattr("msgstore.jobs.deltas._newlines")  # called for each block of others but the first line
+    monkeypatch.delattr("msgstore.jobs.counts._newlines")  # called for each block of others but the first line
     path = counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, n - 50) for n in range(100)])
     path.write_text("id,count\n" + path.read_text())
     assert read(find_shares([path], 300)) == [(bytes([n]) * 16, n - 50) for n in range(100)]
@@ -167,7 +165,7 @@ def test_the_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, said, monkeypatch):
-    monkeypatch.setattr("msgstore.jobs.deltas.find_shares.__defaults__", (1000,))
+    monkeypatch.setattr("msgstore.jobs.counts.find_shares.__defaults__", (1000,))
     good = [f"{n:032x},1\n" for n in range(4999)]
     path = tmp_path / "deltas.csv"
     path.write_text("".join([*good, line, "\n", *good]))
@@ -297,7 +295,7 @@ def test_counts_of_each_id_are_added(tmp_path, write):
 def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
     rows = [(b"i" * 16, 1)]
     lines, parquet = counts_file(tmp_path / "d.csv", rows), write_parquet(tmp_path / "part-0", rows)
-    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.deltas", "msgstore.jobs.columns.arrays"):
+    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.counts", "msgstore.jobs.columns.arrays"):
         monkeypatch.setitem(sys.modules, name, None)
     assert list(read_counts(lines)) == rows
     for path in (parquet, tmp_path):

@@ -34,7 +34,7 @@ from core_support import (
 from msgstore.builtin.options import LocalOptions
 from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.files import Files
-from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.reports import SETTINGS_DAMAGED
 from msgstore.jobs.salvage import SalvageReport, plan_salvage
 from msgstore.scan import FormatSet

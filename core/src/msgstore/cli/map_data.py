@@ -20,7 +20,8 @@ from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import KINDS, LiveReferences, Span, spans
 from msgstore.contract import MsgStoreError, RecordTypeDescriptor
 from msgstore.engine.segment.segment import Segment
-from msgstore.jobs.policy_forecast import as_segment, forecast, is_quarantined, make_policy_input
+from msgstore.jobs.policy_forecast import forecast, make_policy_input
+from msgstore.jobs.reading.segment_check import is_quarantined
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
 MAX_LISTED_SPANS = 200
@@ -122,13 +123,14 @@ class PageData:
         directory = self._directories[-1]
         quarantined = (live is not None and report.path.name in live.quarantined) or is_quarantined(report)
         directory.segments.append(
-            as_segment(
+            Segment(
+                -1,
                 report.path,
                 report.format,
                 report.size,
-                report.scan.end.state,
-                damaged=report.is_damaged,
+                appendable=not (report.is_damaged or quarantined),
                 quarantined=quarantined,
+                torn=report.scan.end.state == "torn",
             )
         )
         damaged = [(report.path.name, span.offset, span.size, span.reason) for span in damaged_spans(report) if span.size]
