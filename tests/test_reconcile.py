@@ -32,8 +32,11 @@ def run(sources: list[Path], deltas: list[Path], to: Path | None = None, process
     return run_job(plan_reconcile(catalogue(), sources, deltas, to=to), processes)
 
 
-def parquet_file(path: Path, rows: Rows, kind: pa.DataType = pa.int64(), row_group_size: int = 7) -> Path:
-    ids, counts = pa.array([msg_id for msg_id, _ in rows], pa.binary()), pa.array([count for _, count in rows], kind)
+def parquet_file(path: Path, rows: Rows, kind: pa.DataType | None = None, row_group_size: int = 7) -> Path:
+    ids, counts = (
+        pa.array([msg_id for msg_id, _ in rows], pa.binary()),
+        pa.array([count for _, count in rows], kind or pa.int64()),
+    )
     pq.write_table(pa.table({"count": counts, "id": ids}), path, row_group_size=row_group_size)
     return path
 

@@ -78,7 +78,7 @@ def test_real_directories_have_their_sizes():
 
 def test_tree_has_hidden_directories_and_no_links(tmp_path):
     """Nor the staging directories of jobs."""
-    touch(tmp_path, "top/b/0.rdq", "top/.a/0.rdq", "top/b/deeper/1.rdq", "top/empty/x.txt", "top/.b.msgstore-0a1b2c3d/0.rdq")
+    touch(tmp_path, "top/b/0.rdq", "top/.a/0.rdq", "top/b/deeper/1.rdq", "top/empty/x.txt", "top/.b.msgstore/0a1b/0.rdq")
     touch(tmp_path, "outside/0.rdq")
     (tmp_path / "top" / "link").symlink_to(tmp_path / "outside")
     found = find(tmp_path / "top")
@@ -87,7 +87,7 @@ def test_tree_has_hidden_directories_and_no_links(tmp_path):
 
 
 def test_directories_beneath_segments_are_left_out_aloud(tmp_path, caplog):
-    touch(tmp_path, "0.rdq", "backup/0.rdq", ".x.msgstore-0a1b2c3d/0.rdq", "empty/notes.txt")
+    touch(tmp_path, "0.rdq", "backup/0.rdq", ".x.msgstore/0a1b/0.rdq", "empty/notes.txt")
     assert paths_of(find(tmp_path), tmp_path) == ["0.rdq"]
     said = "left out, beneath directories that have segments of their own: {}; name them as well to read them"
     assert [record.getMessage() for record in caplog.records] == [said.format(tmp_path / "backup")]

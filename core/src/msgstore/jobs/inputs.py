@@ -24,7 +24,7 @@ from msgstore.scan import FormatSet, OpenFormat
 
 log = logging.getLogger("msgstore.bulk")
 
-_UNFINISHED = re.compile(r"\..+\.msgstore-[0-9a-f]+")
+_UNFINISHED = re.compile(r"\..+\.msgstore")
 """Names of staging directories. They hold copies of messages, and may be left by a killed job."""
 _NO_NUMBER = -1
 _NAMED = 10

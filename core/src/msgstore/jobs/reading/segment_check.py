@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.contract import Buffer, Columns, Damage
-from msgstore.engine.open.recovery import CHAIN
+from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
 from msgstore.jobs.reading.chains import Judge, read_spans
