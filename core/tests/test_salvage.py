@@ -261,7 +261,7 @@ def move(done, total, path=None):
     [
         (cut, StoreError, r"0\.sqs: changed while it was copied"),
         (move, StoreError, r"0\.sqs: changed while it was copied"),
-        (lambda done, total, path: raising(KeyboardInterrupt())(), KeyboardInterrupt, ""),
+        (lambda done, total, path: raising(KeyboardInterrupt())(), KeyboardInterrupt, None),
     ],
 )
 def test_salvage_that_fails_leaves_nothing(progress, error, said, clean, tmp_path):

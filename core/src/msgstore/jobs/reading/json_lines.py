@@ -38,7 +38,8 @@ def read(path: Path, *, counted: bool, ignore_others: bool) -> Iterator[Messages
     for members, msg_id, body in _lines(path, counted=counted, ignore_others=ignore_others):
         ids.append(msg_id)
         bodies.append(body)
-        references.append(members.get("references"))
+        if counted:
+            references.append(members["references"])
         size += len(body)
         if size >= _BATCH_BYTES or len(ids) == _BATCH_LINES:
             yield ids, bodies, references if counted else None
