@@ -319,7 +319,7 @@ def test_commands_print_the_same(spark, tmp_path, verb, monkeypatch):
         printed[name] = result.stdout
         shutil.rmtree(tmp_path / "to", ignore_errors=True)
     assert printed["spark"] == printed["local"]
-    assert '"path": "store/1.sqs"' in printed["spark"]
+    assert '"path":"store/1.sqs"' in printed["spark"]
     result = CliRunner().invoke(main, [*(str(places.get(word, word)) for word in verb)])
     assert "runner local: " in result.stderr
     assert "spark pays from" in result.stderr
