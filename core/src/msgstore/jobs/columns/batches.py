@@ -213,12 +213,9 @@ def _column(field: RecordField, values: Sequence[object]) -> pa.Array:
     if field.kind == "time":
         values = [None if value is None else value // 1000 for value in values]  # type: ignore[operator]  # times are numbers
     try:
-        column = pa.array(values, KINDS[field.kind])
+        return pa.array(values, KINDS[field.kind])
     except UnicodeEncodeError:  # half a surrogate pair, which is no text outside of Python
-        column = pa.array(map(as_text, values), KINDS[field.kind])
-    if isinstance(column, pa.ChunkedArray):
-        raise UnreadableSegmentError(f"its records have {MAX_VALUE} bytes of {field.name!r}, or more. Read without this column")
-    return column
+        return pa.array(map(as_text, values), KINDS[field.kind])
 
 
 def as_text(value: object) -> object:
