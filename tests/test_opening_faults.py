@@ -120,8 +120,8 @@ def test_removal_of_absent_messages_changes_nothing(path, kind):
 @pytest.mark.parametrize("failure", ["EIO", "INT"])
 @pytest.mark.parametrize("new", ["ets", "lmdb"])
 def test_index_change_fault_keeps_counts(stores, tmp_path, failure, new):
-    """The index of the last opening is taken over, however often the first attempts fail. A store that is open with ``ets`` keeps
-    its counts in memory only, so its close does not fail here."""
+    """The index of the last opening is taken over, however often the first attempts fail. An open store with ``ets`` has its
+    counts in memory only, so its close does not fail here."""
     path = tmp_path / "store"
 
     def take_over(injector):
