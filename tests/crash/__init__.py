@@ -6,5 +6,6 @@
 ``states``       from the log to directories: as a killed process leaves them, and as a power loss may
 ``points``       all of it together, in several processes: every crash point of a recording
 ``flips``        flipped bits in what a store has left on disk
-``child``        a process in which workers of ``stress`` are killed
+
+``test_kill`` kills processes in which workers of ``stress`` use a store.
 """
