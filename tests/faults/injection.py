@@ -192,10 +192,12 @@ def _through(injector: Injector, name: str, original: Callable[..., Any]) -> Cal
 
 @contextlib.contextmanager
 def unwritable(kind: str) -> Iterator[None]:
-    """Writes to ``data.mdb`` fail: on every descriptor, or (SHORT) on that of the page that LMDB writes last."""
+    """Writes to ``data.mdb`` fail: on every descriptor, or (SHORT) on that of the page that LMDB writes last. SYNC: the others
+    take writes, and cannot be synced."""
     descriptors = _lmdb_descriptors()
-    if kind == "SHORT":
-        descriptors = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC] or descriptors
+    if kind in ("SHORT", "SYNC"):
+        last = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC]
+        descriptors = (last if kind == "SHORT" else [fd for fd in descriptors if fd not in last]) or descriptors
     saved = [(fd, os.dup(fd), _unwritable(fd, kind)) for fd in descriptors]
     for fd, _, other in saved:
         os.dup2(other, fd, inheritable=False)
@@ -210,8 +212,10 @@ def unwritable(kind: str) -> Iterator[None]:
 
 
 def _unwritable(fd: int, kind: str) -> int:
-    """Of the same file, to be read only; or of a full disk."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY) if kind == "EIO" else os.open("/dev/full", os.O_RDWR)
+    """Of the same file, to be read only; or of a full disk, or nothing that could be synced."""
+    if kind == "EIO":
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    return os.open(os.devnull if kind == "SYNC" else "/dev/full", os.O_RDWR)
 
 
 def _is_same(one: int, other: int) -> bool:
