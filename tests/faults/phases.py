@@ -174,8 +174,8 @@ def keys_of(cell: Cell, rng: random.Random) -> dict[str, Any]:
         "format": "v2",
         "record": rng.choice(["message", "message", "checksum"]),
         "durability": cell.durability,
-        "file_size_limit": rng.choice([2200, 4096, 8192]),
-        "large_message": 900,
+        "file_size_limit": rng.choice([4096, 8192, 16384]),
+        "large_message": 2000,
         "gc_interval": 0,
         "sync_interval": rng.choice(["1h", "1h", 0]),  # 0: each call flushes. Nothing is done by a thread of the store's
         "erase": rng.random() < 0.2,
