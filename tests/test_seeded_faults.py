@@ -27,11 +27,13 @@ def functions_of(file: str) -> dict[str, str]:
     )
     found = {}
     for outer in tree.body:
-        inside = outer.body if isinstance(outer, ast.ClassDef) else [outer]
-        for node in inside:
+        for node in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
             if isinstance(node, ast.FunctionDef):
-                name = node.name if node is outer else f"{outer.name}::{node.name}"
-                found[name] = whole + " ".join(map(ast.unparse, [*outer.decorator_list, *node.decorator_list]))
+                decorators = node.decorator_list
+                name = node.name
+                if isinstance(outer, ast.ClassDef):
+                    decorators, name = [*outer.decorator_list, *decorators], f"{outer.name}::{name}"
+                found[name] = whole + " ".join(map(ast.unparse, decorators))
     return found
 
 

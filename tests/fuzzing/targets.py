@@ -230,7 +230,7 @@ def walked(is_valid: bool, data: bytes, member: Member) -> None:
         json.dumps(message[:3], ensure_ascii=False).encode()
 
 
-FORMS = {"v1": corpus.V1, "v2": corpus.V2, "checksum": corpus.CHECKSUM}
+FORMS: dict[str, SegmentFormat] = {"v1": corpus.V1, "v2": corpus.V2, "checksum": corpus.CHECKSUM}
 RECORD_ID = bytes(range(16))
 """Of every record in the corpus of records."""
 TARGETS = {
