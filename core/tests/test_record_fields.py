@@ -16,6 +16,7 @@ from core_support import rows_of
 from core_support import run as command
 from msgstore.contract import BoundRecord, BrokenPlugin, Capability, RecordError, RecordField, RecordTypeDescriptor
 from msgstore.files import Files
+from msgstore.plugins.loader import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
 from msgstore.scan.fields import fields_as_json, values_of
 
@@ -187,7 +188,7 @@ class Needed:
 def test_impossible_descriptor_is_refused(members, reason):
     members = {"capabilities": [Capability.FIELDS] if members.get("fields") else []} | members
     with pytest.raises((ValueError, TypeError), match=reason):
-        RecordTypeDescriptor(name="a", contract=(1, 0), factory="a:b", format="v2", **members)
+        check_descriptor(RecordTypeDescriptor(name="a", contract=(1, 0), factory="a:b", format="v2", **members))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ import msgstore
 from msgstore import contract
 from msgstore.cli import options, output
 from msgstore.contract import CONTRACT_VERSION, ConfigError
-from msgstore.contract.formats import RESERVED_EXTENSIONS
 from msgstore.plugins.catalogue import load_catalogue
+from msgstore.plugins.loader import RESERVED_EXTENSIONS
 
 _SKELETONS = resources.files("msgstore.cli") / "skeletons"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
