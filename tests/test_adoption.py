@@ -14,10 +14,10 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.cli.inputs import Inputs
 from msgstore.config import store_config
 from msgstore.directory import SETTINGS
 from msgstore.engine.opening import open_configured
+from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue, find_entry_points
@@ -120,7 +120,7 @@ def test_changing_verb_refuses_unless_adopted(verb, broker):
 @pytest.mark.parametrize("verb", READING)
 def test_reading_verb_neither_asks_nor_writes(verb, broker, monkeypatch):
     """Not even for a moment: the directory may not be written to at all."""
-    monkeypatch.setattr("msgstore.cli.scrub_state.SAVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("msgstore.cli.commands.verify.SAVE_INTERVAL_SECONDS", 0.0)
     with unchanged(broker, traceless=True):
         command(*arguments_of(READING[verb], broker))
     if verb == "salvage":  # the copy belongs to msgstore
@@ -284,12 +284,12 @@ def test_third_party_segments_are_remembered_until_gone(path: Path) -> None:
     for _ in range(2):
         msgstore.open_store(path).close()
         with unchanged(path, but=LOCK):
-            for attempt in (lambda: open_without("ledger", path), lambda: list(Inputs(without("ledger")).find([path]))):
-                with pytest.raises(
-                    msgstore.PluginError,
-                    match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends",
-                ):
-                    attempt()
+            with pytest.raises(
+                msgstore.PluginError, match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends"
+            ):
+                open_without("ledger", path)
+            found = find_inputs(without("ledger"), [path])
+            assert "unreadable: no installed format reads *.ledger" in [span.reason for span in found.damage]
     with msgstore.open_store(path) as store, store.client() as client:
         assert client.read(ID) == b"kept"
         client.write(OTHER, b"of v2")
@@ -306,9 +306,10 @@ def test_brokers_segments_without_format_are_refused(tmp_path: Path) -> None:
     shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "s")
     told = r"0\.rdq: no installed format reads \*\.rdq: .* pip install msgstore-format-v1"
     with pytest.raises(msgstore.PluginError, match=told):
-        list(Inputs(without("v1")).find([tmp_path / "s"]))
+        open_without("v1", tmp_path / "s")
     with pytest.raises(msgstore.PluginError, match=r"Disabled by the configuration: format-v1"):
-        list(Inputs(msgstore.load_catalogue(["format-v1"])).find([tmp_path / "s"]))
+        config = store_config({"path": tmp_path / "s"}, "a test", Path())
+        open_configured(config, msgstore.load_catalogue(["format-v1"]))
     msgstore.open_store(tmp_path / "s", adopt=True).close()
     with unchanged(tmp_path / "s", but=LOCK), pytest.raises(msgstore.PluginError, match=told):
         open_without("v1", tmp_path / "s")
@@ -319,7 +320,7 @@ def test_files_of_no_format_are_ignored(path: Path) -> None:
         (path / name).write_text("")
     with msgstore.open_store(path, format="ledger") as store:
         assert store.stats().messages == 1
-    assert [item.path.name for item in Inputs(catalogue()).find([path])][:1] == ["0.ledger"]
+    assert Path(find_inputs(catalogue(), [path]).inputs[-1].path).name == "0.ledger"
 
 
 def test_job_without_format_reports_damage(path: Path) -> None:
@@ -329,12 +330,16 @@ def test_job_without_format_reports_damage(path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("verb", ["ls", "verify", "scan", "map", "scrub"])
-def test_verb_without_format_exits_2(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("verb", ["ls", "verify", "scan", "map"])
+def test_verb_without_format_names_the_file(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads segments only reports damage; one that opens the store says what to install."""
     installed()  # which is kept
     there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
     monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
-    assert "pip install foreign-backends" in command(verb, path, code=2).stderr
+    if verb in ("scan", "map"):
+        assert "unreadable: no installed format reads *.ledger" in command(verb, path, code=1).stdout
+    else:
+        assert "pip install foreign-backends" in command(verb, path, code=2).stderr
 
 
 def test_reader_beside_writer_logs_and_refuses_the_same(written: Path, caplog: pytest.LogCaptureFixture) -> None:

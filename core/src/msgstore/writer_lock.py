@@ -28,7 +28,7 @@ _ATTEMPTS, _PAUSE_SECONDS = 15, 0.02
 class WriterLock:
     """Writer lock, held from construction until ``release``. Raises StoreLocked with the holder's process id.
 
-    The text of the lock file tells readers in other processes about the writer (:mod:`msgstore.engine.read.writer_tracker`).
+    The text of the lock file tells readers in other processes about the writer (:mod:`msgstore.engine.read.live_reader`).
     """
 
     def __init__(self, directory: Path, files: Files | None = None) -> None:
