@@ -307,8 +307,8 @@ def test_brokers_segments_without_format_are_refused(tmp_path: Path) -> None:
     told = r"0\.rdq: no installed format reads \*\.rdq: .* pip install msgstore-format-v1"
     with pytest.raises(msgstore.PluginError, match=told):
         open_without("v1", tmp_path / "s")
+    config = store_config({"path": tmp_path / "s"}, "a test", Path())
     with pytest.raises(msgstore.PluginError, match=r"Disabled by the configuration: format-v1"):
-        config = store_config({"path": tmp_path / "s"}, "a test", Path())
         open_configured(config, msgstore.load_catalogue(["format-v1"]))
     msgstore.open_store(tmp_path / "s", adopt=True).close()
     with unchanged(tmp_path / "s", but=LOCK), pytest.raises(msgstore.PluginError, match=told):
