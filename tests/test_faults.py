@@ -106,6 +106,9 @@ def test_segment_number_after_kill_is_not_reused(tmp_path, cell):
             if b"LAST" in bytes(data):
                 raise Crash
 
+        def truncate(self, fd, size):
+            raise Crash  # nothing undoes the write
+
     store = open_with(tmp_path, Killed(), sync_interval="1h", large_message=5000, **cell.keys)
     client = store.client()
     client.write_many((msg_id, b"a") for msg_id in (KEPT, SHARED, SHARED, REMOVED))
