@@ -35,7 +35,7 @@ TERMS = [
     b"\x83fw\1n" + bytes(5),
     b"\x83ew\1n" + bytes(5),
     b"\x83qw\5listsw\7reversea\1",
-    b"\x83p\0\0\0\x3c\1" + bytes(16) + b"\0\0\0\1\0\0\0\1w\1ma\1b\0\0\0\1gw\1n" + bytes(9) + b"a\7",
+    b"\x83p\0\0\0\x36\1" + bytes(16) + b"\0\0\0\1\0\0\0\1w\1ma\1b\0\0\0\1gw\1n" + bytes(9) + b"a\7",
     b"\x83u\0\0\0\1gw\1n" + bytes(9) + b"w\1ma\1a\1a\7",
     b"\x83P\0\0\1\4" + zlib.compress(b"m\0\0\0\xff" + bytes(255)),
     b"\x83P\0\0\4\6" + zlib.compress(b"l\0\0\4\0" + b"j" * 1025),
