@@ -24,7 +24,7 @@ from crash.recording import FileState, Recording, Tree
 from crash.states import LMDB, Disk, materialise
 from msgstore.builtin.options import LocalOptions
 from msgstore.directory import SETTINGS
-from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
 from msgstore.testing.faults import UnsyncedFiles
