@@ -202,22 +202,6 @@ def test_wrong_reference_count_is_refused(count: Any, target: Target) -> None:
         writer.add([b"i" * 16, b"k" * 16], [b"", b""], [1, count])
 
 
-def test_references_of_some_messages_are_refused(target: Target, tmp_path: Path) -> None:
-    with Staging.begin(target) as staging:
-        for first, second in [(None, [1]), ([1], None)]:
-            with PartWriter(target, staging.path, 0) as writer:
-                writer.add([b"i" * 16], [b""], first)
-                with pytest.raises(ValueError, match="all messages of a part, or of none"):
-                    writer.add([b"j" * 16], [b""], second)
-        with PartWriter(target, staging.path, 0) as one, PartWriter(target, staging.path, 1) as other:
-            one.add([b"i" * 16], [b""], [1])
-            other.add([b"j" * 16], [b""])
-            parts = [one.finish(), other.finish()]
-        with pytest.raises(ValueError, match="all messages of a job, or of none"):
-            staging.commit(parts)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["ets-v2", "ets-v2-checksum", pytest.param("ets-ledger", marks=needs_foreign)])
 def test_whole_records_are_copied_unchanged(name: str, tmp_path: Path) -> None:
     """Copied as they are, beside bodies, and rolled as these."""

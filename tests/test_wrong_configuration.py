@@ -326,7 +326,7 @@ def test_formats_claiming_same_files_are_refused(machine, claimed, files):
     machine.write_store()
     claiming(machine, **claimed)
     catalogue = msgstore.load_catalogue()
-    attempts = [lambda: catalogue.format("v2"), lambda: catalogue.format("blocks")]
+    attempts: list[Callable[[], object]] = [lambda: catalogue.format("v2"), lambda: catalogue.format("blocks")]
     if " and " not in files:
         attempts += [lambda: msgstore.open_store(machine.store), lambda: FormatSet(catalogue).by_extension(".sqs")]
     for attempt in attempts:
