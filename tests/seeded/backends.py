@@ -39,7 +39,7 @@ erlang-body-of-exact-size-is-not-decoded: Clients read Erlang terms instead of t
   + size < len(stored) - 6
 @ msgstore_ets_index.snapshot
 damaged-snapshot-is-loaded: A flipped bit in the snapshot moves a message, and it cannot be read.
-  read  plugins/ets_index/tests/test_snapshot.py::test_every_truncation_and_every_changed_byte_is_noticed
+  read  plugins/ets_index/tests/test_ets_index.py::test_every_truncation_and_every_changed_byte_is_noticed
   -         state[RESCUED_KEY] = b""
   +         pass
 @ msgstore_lmdb_index.index

@@ -1,7 +1,8 @@
-"""The snapshot file: what is written is read back; what is damaged is never believed."""
+"""The index against a dictionary, as the conformance kit tries it; and its snapshot: what is damaged is never believed."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import struct
@@ -10,13 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msgstore.contract import RESCUED_KEY, IndexContext, NoOptions
 from msgstore.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
-from msgstore_ets_index import snapshot
+from msgstore.testing.index.model import IndexAgainstDictionary
+from msgstore.testing.subjects import Subject
+from msgstore_ets_index import plugin, snapshot
 from msgstore_ets_index.index import DAMAGED_FILE, FILE, EtsIndex
 
 IDS = st.binary(min_size=16, max_size=16)
@@ -30,6 +33,27 @@ STATE = {b"clean": b"yes", b"": b"", b"fingerprint": bytes(range(20))}
 
 def open_index(directory: Path, *, read_only: bool = False) -> EtsIndex:
     return EtsIndex(IndexContext(NoOptions(), directory, UnsyncedFiles(), read_only=read_only))
+
+
+class Model(IndexAgainstDictionary):
+    in_order = True
+
+    def __init__(self):
+        super().__init__(Subject.of(*plugin.msgstore_indexes()))
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=30)
+
+
+def test_entries_are_invisible_to_garbage_collector(tmp_path):
+    index = open_index(tmp_path)
+    with pytest.raises(ValueError):
+        index.enter([bytes(16)], [1, 2])  # columns of different lengths
+    ids = [number.to_bytes(16) for number in range(1000)]
+    before = len(gc.get_objects())
+    index.enter(ids, [pack_location(1, number, 100) for number in range(1000)], [2] * 1000)
+    assert len(gc.get_objects()) - before < 50
 
 
 def image(state: dict[bytes, bytes] = STATE) -> bytes:
@@ -90,11 +114,8 @@ def test_forged_header_with_right_checksum_is_refused(data):
     value = data.draw(st.integers(0, 2 ** (8 * size) - 1).filter(lambda value: value != int.from_bytes(whole[at : at + size])))
     whole[at : at + size] = value.to_bytes(size)
     assert is_refused(sealed(bytes(whole)))
-
-
-def test_state_of_wrong_length_is_refused():
     whole = bytearray(image({b"k": b"v"}))
-    whole[-4 - 10 : -4 - 6] = struct.pack(">I", 2**32 - 1)  # the key's length
+    whole[-4 - 10 : -4 - 6] = struct.pack(">I", 2**32 - 1)  # the length of a key of the state
     assert is_refused(sealed(bytes(whole)))
 
 
