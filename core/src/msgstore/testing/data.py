@@ -40,3 +40,8 @@ def batches(of: st.SearchStrategy[bytes] = bodies, *, least: int = 0, most: int 
 def numbered(count: int, body: bytes = b"") -> Batch:
     """The same messages each time, with evenly spread ids and one body."""
     return [((0x9E3779B97F4A7C15F39CC0605CEDC835 * (n + 1) % 2**128).to_bytes(16), body) for n in range(count)]
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    """Return a copy with another value of one bit."""
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]

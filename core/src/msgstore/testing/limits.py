@@ -33,22 +33,18 @@ def _too_late(_: int, __: FrameType | None) -> None:
     raise AssertionError("it hangs: it was stopped after some seconds")
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    """Return the CPU time of a call."""
-    begin = time.process_time()
-    call()
-    return time.process_time() - begin
-
-
 def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> bool:
     """Return True if four times the size takes about four times as long, not sixteen times. ``prepared(size)`` gives the call.
 
     Compares the shortest of up to three measurements, because a loaded machine makes single ones longer.
     """
-    calls = prepared(size), prepared(4 * size)
-    small = large = float("inf")
+    shortest = {prepared(size): float("inf"), prepared(4 * size): float("inf")}
     for _ in range(3):
-        small, large = min(small, seconds_of(calls[0])), min(large, seconds_of(calls[1]))
+        for call in shortest:
+            begin = time.process_time()
+            call()
+            shortest[call] = min(shortest[call], time.process_time() - begin)
+        small, large = shortest.values()
         if large <= 9 * small + 0.03:
             return True
     return False
