@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from functools import partial
 
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.codecs import Raw
 from msgstore.contract import BodyCodecDescriptor, RecordError, StoredBody
 from msgstore_erlang_body import plugin as erlang
 from msgstore_erlang_body.codec import ErlangBody
-from mutants import broken
-
-(ERLANG,) = erlang.msgstore_body_codecs()
-(RAW,) = builtin.msgstore_body_codecs()
-DEFLATE = BodyCodecDescriptor(name="deflate", contract=(1, 0), factory="mutants.bodies:Deflate", summary="compressed bodies")
+from mutants import Broken
 
 
 class Deflate:
@@ -24,92 +19,80 @@ class Deflate:
         pass
 
     def encode(self, msg_id, body):
-        return body if isinstance(body, StoredBody) else zlib.compress(body)
+        return body if isinstance(body, StoredBody) else self.deflated(body)
+
+    def deflated(self, body):
+        return zlib.compress(body)
 
     def decode(self, msg_id, stored):
         try:
-            return zlib.decompress(stored)
+            return self.inflated(stored)
         except zlib.error as error:
             raise RecordError("not_deflated", str(error)) from None
 
+    def inflated(self, stored):
+        return zlib.decompress(stored)
+
     def is_valid(self, msg_id, stored):
         try:
-            self.decode(msg_id, stored)
-        except RecordError:
+            self.inflated(stored)
+        except zlib.error:
             return False
         return True
 
 
-def is_readable(self, old, msg_id, stored):
-    try:
-        return self.decode(msg_id, stored) is not None
-    except zlib.error:
-        return False
+factory = "mutants.bodies:Deflate"
+deflate = Broken(BodyCodecDescriptor(name="deflate", contract=(1, 0), factory=factory, summary="compressed"), Deflate)
+deflate("is-valid-always-true", "every body is valid", is_valid=lambda _, old, msg_id, stored: True)
+deflate("encodes-stored-bodies", "stored bodies are encoded again", encode=lambda self, old, i, body: self.deflated(body))
+deflate(
+    "decode-raises-zlib-error", "a damaged body raises a library's error", decode=lambda self, _, i, raw: self.inflated(raw)
+)
 
 
-def inflates_shared(self, old, msg_id, stored):
+@deflate.of("inflated")
+def shares_a_decompressor(self, old, stored):
+    """All threads share one decompressor."""
     self._inflate = zlib.decompressobj()
-    try:
-        body = self._inflate.decompress(stored)
-    except zlib.error as error:
-        raise RecordError("not_deflated", str(error)) from None
+    body = self._inflate.decompress(stored)
     if not self._inflate.eof or self._inflate.unused_data:
-        raise RecordError("not_deflated", "cut off, or followed by something")
+        raise zlib.error("cut off, or followed by something")
     return body
 
 
-def deflates_shared(self, old, msg_id, body):
-    if isinstance(body, StoredBody):
-        return body
+@deflate.of("deflated")
+def shares_a_compressor(self, old, body):
+    """All threads share one compressor."""
     self._deflate = zlib.compressobj()
     return self._deflate.compress(body) + self._deflate.flush()
 
 
-def refers_to_the_first(self, old, msg_id, body):
-    if isinstance(body, StoredBody):
-        return body
-    first = vars(self).setdefault("first", body)
-    return old(msg_id, b"=" if body == first else b":" + body)
+deflate(
+    "bodies-refer-to-the-first",
+    "a body that equals the first one refers to it",
+    deflated=lambda self, old, body: old(b"=" if body == vars(self).setdefault("first", body) else b":" + body),
+    decode=lambda self, old, i, stored: vars(self).get("first", b"") if (body := old(i, stored)) == b"=" else body[1:],
+)
+raw = Broken(*builtin.msgstore_body_codecs(), Raw)
+raw("plain-strips-zeros", "it claims PLAIN, and strips zeros", encode=lambda _, old, msg_id, body: body.rstrip(b"\0"))
+
+terms = Broken(*erlang.msgstore_body_codecs(), ErlangBody)
+terms("empty-body-is-lost", "an empty body is lost", encode=lambda _, old, i, body: old(i, body) if body else b"")
+terms("refuses-long-bodies", "long terms are invalid", is_valid=lambda _, old, i, raw: len(raw) < 65536 and old(i, raw))
+terms("fields-are-fewer", "fields gives no payload", fields=lambda _, old, stored: (found := old(stored)) and found[:3])
 
 
-def resolves_the_first(self, old, msg_id, stored):
-    body = old(msg_id, stored)
-    return getattr(self, "first", b"") if body == b"=" else body[1:]
-
-
+@terms.of("decode")
 def believes_sizes(self, old, msg_id, stored):
+    """It allocates memory for the size that a body claims."""
     if stored[:2] == b"\x83m":
         bytearray(min(int.from_bytes(stored[2:6]), 2**26))
     return old(msg_id, stored)
 
 
-def raising_fields(self, old, stored):
+@terms.of("fields")
+def fields_raise(self, old, stored):
+    """Fields raises for bytes that no broker wrote."""
     if stored[:1] != b"\x83":
         raise ValueError(stored)
     return old(stored)
-
-
-deflate = partial(broken, __name__, DEFLATE, Deflate)
-deflate("is-valid-always-true", "every body is valid", is_valid=lambda _, old, msg_id, stored: True)
-deflate("encodes-stored-bodies", "stored bodies are encoded again", encode=lambda _, old, msg_id, body: zlib.compress(body))
-deflate(
-    "decode-raises-zlib-error",
-    "a damaged body makes a read raise another error than RecordError",
-    decode=lambda _, old, msg_id, stored: zlib.decompress(stored),
-    is_valid=is_readable,
-)
-deflate("shares-a-decompressor", "all threads share one decompressor", decode=inflates_shared)
-deflate("shares-a-compressor", "all threads share one compressor", encode=deflates_shared)
-deflate("bodies-refer-to-the-first", "bodies refer to the first", encode=refers_to_the_first, decode=resolves_the_first)
-raw = partial(broken, __name__, RAW, Raw)
-raw("plain-strips-zeros", "it claims PLAIN, and strips zeros", encode=lambda _, old, msg_id, body: body.rstrip(b"\0"))
-terms = partial(broken, __name__, ERLANG, ErlangBody)
-terms("empty-body-is-lost", "an empty body is lost", encode=lambda _, old, i, body: old(i, body) if body else b"")
-terms(
-    "refuses-long-bodies",
-    "terms that the codec writes itself are invalid when they are long",
-    is_valid=lambda _, old, msg_id, stored: len(stored) < 65536 and old(msg_id, stored),
-)
-terms("believes-sizes", "it allocates memory for the size that a body claims", decode=believes_sizes)
-terms("fields-raise", "fields raises for bytes that no broker wrote", fields=raising_fields)
-terms("fields-are-fewer", "fields gives no payload", fields=lambda _, old, stored: (found := old(stored)) and found[:3])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from msgstore.testing import BodyCodecTests, GcPolicyTests, IndexTests, RecordTypeTests, SegmentFormatTests, Subject
-from mutants import MUTANTS, bodies, formats, indexes, policies, records
+from mutants import MUTANTS
 
-LISTS = (bodies, formats, indexes, policies, records)
-"""Importing them fills MUTANTS."""
-NAMES = sorted({mutant.original.name for mutant in MUTANTS}) + [mutant.name for mutant in MUTANTS]
-
-
-def subjects_of(kind: str) -> list[object]:
-    originals = {mutant.original.name: (mutant.original, mutant.options) for mutant in MUTANTS if mutant.kind == kind}
-    faulty = {mutant.name: (mutant.descriptor, mutant.options) for mutant in MUTANTS if mutant.kind == kind}
-    return [pytest.param(found, id=name) for name, found in (originals | faulty).items()]
+for _module in ("formats", "records", "indexes", "policies", "bodies"):
+    importlib.import_module(f"mutants.{_module}")  # adds to MUTANTS
+ORIGINALS = {mutant.original.name: mutant.original for mutant in MUTANTS}
 
 
 @pytest.fixture(scope="class")
@@ -25,6 +21,10 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 
 for _kit in (SegmentFormatTests, RecordTypeTests, IndexTests, GcPolicyTests, BodyCodecTests):
-    _each = pytest.mark.parametrize("subject", subjects_of(*_kit.kinds), indirect=True, scope="class")
+    _mutants = [mutant for mutant in MUTANTS if (mutant.kind,) == _kit.kinds]
+    _subjects = {m.original.name: (m.original, m.options) for m in _mutants} | {
+        m.name: (m.descriptor, m.options) for m in _mutants
+    }
+    _each = pytest.mark.parametrize("subject", _subjects.values(), ids=_subjects, indirect=True, scope="class")
     _name = f"Test{_kit.__name__.removesuffix('Tests')}"
-    globals()[_name] = _each(type(_name, (_kit,), {"__module__": __name__}))
+    globals()[_name] = _each(type(_name, (_kit,), {"__module__": __name__, "subject": subject}))

@@ -66,11 +66,12 @@ class RecordTypeTests(RoundTripTests):
     def test_the_byte_is_the_one_that_it_is_bound_to(self, subject: Subject, form: Any) -> None:
         """A failure means that the record type ignores the type byte of its context. The configuration of a store decides it;
         otherwise records of another type are read as this type's."""
-        one, another = (format_of(subject, UNASSIGNED + number) for number in (1, 2))
-        for writer, byte in ((form, byte_of(subject)), (one, UNASSIGNED + 1), (another, UNASSIGNED + 2)):
+        assert set(form.scan(written(form, numbered(3))[0]).records.types) == {byte_of(subject)}
+        one, another = UNASSIGNED + 1, UNASSIGNED + 2
+        for byte, of_another in ((one, another), (another, one)):
+            writer, other = format_of(subject, byte), format_of(subject, of_another)
             data, (first, *_) = written(writer, numbered(3, b"body"))
             assert set(writer.scan(data).records.types) == {byte}
-            other = another if writer is one else one
             scan = other.scan(data)
             assert (rows(scan.records), scan.end.state) == ([], "corrupt"), "records of another type are taken for its own"
             with pytest.raises(RecordError):
