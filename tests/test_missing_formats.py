@@ -14,7 +14,7 @@ import pytest
 import msgstore
 from msgstore.cli.inputs import Inputs
 from msgstore.config import store_config
-from msgstore.contract import SegmentFormatDescriptor, UnknownPlugin
+from msgstore.contract import PluginError, SegmentFormatDescriptor
 from msgstore.engine.opening import open_configured
 from msgstore.engine.store import Store
 from msgstore.jobs.salvage import plan_salvage
@@ -76,7 +76,7 @@ def written(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("keys", [{}, {"format": "v1", "index": "lmdb"}, {"format": "ledger"}], ids=str)
 def test_opening_without_format_names_pip_line(path: Path, keys: dict[str, str]) -> None:
-    with unchanged(path, but=LOCK), pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
+    with unchanged(path, but=LOCK), pytest.raises(PluginError, match="pip install foreign-backends"):
         open_without("ledger", path, **keys)
     with msgstore.open_store(path, format="ledger", mode="r") as store, store.client() as client:
         assert client.read(A) == b"kept"
@@ -87,7 +87,7 @@ def test_older_segments_without_format_are_refused(tmp_path: Path) -> None:
     shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "s")
     msgstore.open_store(tmp_path / "s", adopt=True).close()
     said = r"0\.rdq: no installed format reads \*\.rdq: .* pip install msgstore-format-v1"
-    with unchanged(tmp_path / "s", but=LOCK), pytest.raises(UnknownPlugin, match=said):
+    with unchanged(tmp_path / "s", but=LOCK), pytest.raises(PluginError, match=said):
         open_without("v1", tmp_path / "s")
 
 
@@ -99,7 +99,7 @@ def test_third_party_segments_are_remembered_until_gone(times: int, path: Path) 
     with unchanged(path, but=LOCK):
         for attempt in (lambda: open_without("ledger", path), lambda: list(Inputs(without("ledger")).find([path]))):
             with pytest.raises(
-                UnknownPlugin, match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends"
+                PluginError, match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends"
             ):
                 attempt()
     with msgstore.open_store(path) as store, store.client() as client:
@@ -116,9 +116,9 @@ def test_third_party_segments_are_remembered_until_gone(times: int, path: Path) 
 
 def test_broker_directory_without_format_is_refused(tmp_path: Path) -> None:
     shutil.copytree(DATA / "msg-store" / "v1_clean" / "store", tmp_path / "s")
-    with pytest.raises(UnknownPlugin, match="pip install msgstore-format-v1"):
+    with pytest.raises(PluginError, match="pip install msgstore-format-v1"):
         list(Inputs(without("v1")).find([tmp_path / "s"]))
-    with pytest.raises(UnknownPlugin, match=r"Disabled by the configuration: format-v1"):
+    with pytest.raises(PluginError, match=r"Disabled by the configuration: format-v1"):
         list(Inputs(msgstore.load_catalogue(["format-v1"])).find([tmp_path / "s"]))
 
 
@@ -132,7 +132,7 @@ def test_files_of_no_format_are_ignored(path: Path) -> None:
 
 def test_reader_beside_writer_without_format_is_refused(written: Path) -> None:
     config = store_config({"path": written, "index": "lmdb"}, "a test", Path())
-    with pytest.raises(UnknownPlugin, match="pip install foreign-backends"):
+    with pytest.raises(PluginError, match="pip install foreign-backends"):
         open_configured(config, without("ledger"), mode="r")
 
 

@@ -78,7 +78,7 @@ def test_real_directories_have_their_sizes():
 
 def test_tree_has_hidden_directories_and_no_links(tmp_path):
     """Nor the staging directories of jobs."""
-    touch(tmp_path, "top/b/0.rdq", "top/.a/0.rdq", "top/b/deeper/1.rdq", "top/empty/x.txt", "top/.b.msgstore-0a1b2c3d/0.rdq")
+    touch(tmp_path, "top/b/0.rdq", "top/.a/0.rdq", "top/b/deeper/1.rdq", "top/empty/x.txt", "top/.b.msgstore/0a1b/0.rdq")
     touch(tmp_path, "outside/0.rdq")
     (tmp_path / "top" / "link").symlink_to(tmp_path / "outside")
     found = find(tmp_path / "top")
@@ -87,7 +87,7 @@ def test_tree_has_hidden_directories_and_no_links(tmp_path):
 
 
 def test_directories_beneath_segments_are_left_out_aloud(tmp_path, caplog):
-    touch(tmp_path, "0.rdq", "backup/0.rdq", ".x.msgstore-0a1b2c3d/0.rdq", "empty/notes.txt")
+    touch(tmp_path, "0.rdq", "backup/0.rdq", ".x.msgstore/0a1b/0.rdq", "empty/notes.txt")
     assert paths_of(find(tmp_path), tmp_path) == ["0.rdq"]
     said = "left out, beneath directories that have segments of their own: {}; name them as well to read them"
     assert [record.getMessage() for record in caplog.records] == [said.format(tmp_path / "backup")]
@@ -273,10 +273,9 @@ def test_forbidden_directory_is_damage_and_others_are_read(tmp_path, forbidden, 
     assert paths_of(found, tmp_path) == ["a/0.rdq", "c/0.rdq"]
     shutil.rmtree(tmp_path / "a")
     shutil.rmtree(tmp_path / "c")
-    with pytest.raises(StoreError, match=f"{tmp_path / 'b'} is unreadable: Permission denied"):
-        find(tmp_path / pattern)
-    with pytest.raises(StoreError, match=f"^{tmp_path / 'b'}: cannot be listed: Permission denied"):
-        find(tmp_path / "b")
+    for path in (pattern, "b"):
+        with pytest.raises(StoreError, match=f"{tmp_path / 'b'} is unreadable: Permission denied"):
+            find(tmp_path / path)
 
 
 def test_glob_lists_no_directory_whose_names_it_says(tmp_path, forbidden):

@@ -19,7 +19,7 @@ import pytest
 import msgstore
 from core_support import BROKER, copy_of, flip, raising
 from msgstore import hookimpl
-from msgstore.contract import BrokenPlugin, StoreIOError, UnknownPlugin, events
+from msgstore.contract import BrokenPlugin, PluginError, StoreIOError, events
 from msgstore.engine import events as announcing
 from msgstore.engine.events import EventDispatcher, Telemetry
 from msgstore.files import Files
@@ -428,7 +428,7 @@ def test_broken_plugin_is_a_problem(plugin, functions, said):
     assert said in loaded.failures[0].what
     catalogue = Catalogue(failures=loaded.failures)
     assert list(catalogue.problems()) == [f"{ACME} {loaded.failures[0].what}"]
-    for error, name in ((BrokenPlugin, "watch"), (UnknownPlugin, "acme")):
+    for error, name in ((BrokenPlugin, "watch"), (PluginError, "acme")):
         with pytest.raises(error) as caught:
             catalogue.index(name)
         assert loaded.failures[0].what in str(caught.value)

@@ -54,7 +54,7 @@ class Job:
 
     def wait_until_it_writes(self) -> None:
         """Until there is a segment of a part; nothing is under the final name yet."""
-        hidden = f".{self._destination.name}.msgstore-*/parts/*/*.sqs"
+        hidden = f".{self._destination.name}.msgstore/*/parts/*/*.sqs"
         deadline = time.monotonic() + PATIENCE
         while not list(self._destination.parent.glob(hidden)):
             assert self._child.poll() is None, self._said()

@@ -8,7 +8,7 @@ directory-is-not-locked: When somebody deletes msgstore.lock, a second writer op
   + pass
 lock-follows-a-link: Opening a store empties the file that a link named msgstore.lock leads to.
   open_lock  tests/test_hostile_directory.py::test_link_in_place_of_own_file_is_refused
-  - getattr(os, "O_NOFOLLOW", 0)
+  - os.O_NOFOLLOW
   + 0
 @ msgstore.engine.read.reader
 moved-record-is-read-where-it-was: A reader in another process gets other bytes for a message that is moved while it is read.

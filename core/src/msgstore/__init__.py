@@ -13,6 +13,7 @@ Each public name is imported on first use, so a bare ``import msgstore`` is chea
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
         BrokenPlugin,
         ConfigError,
         CorruptRecord,
-        DuplicatePlugin,
-        IncompatiblePlugin,
         MessageNotFound,
         MessageTooLarge,
         MsgStoreError,
@@ -35,13 +34,15 @@ if TYPE_CHECKING:
         StoreLocked,
         StoreMismatch,
         StoreReadOnly,
-        UnknownPlugin,
     )
     from msgstore.engine.client import Client
     from msgstore.engine.opening import Stores, load_config, open_store
     from msgstore.engine.store import Store
     from msgstore.hookspecs import hookimpl
     from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+if os.name != "posix":
+    raise ImportError("msgstore runs on Linux and macOS: elsewhere its file locks and syncs have not been tried")
 
 __version__ = "0.1.0"
 
@@ -65,8 +66,6 @@ __all__ = [
     "Client",
     "ConfigError",
     "CorruptRecord",
-    "DuplicatePlugin",
-    "IncompatiblePlugin",
     "MessageNotFound",
     "MessageTooLarge",
     "MsgStoreError",
@@ -81,7 +80,6 @@ __all__ = [
     "StoreReadOnly",
     "StoredBody",
     "Stores",
-    "UnknownPlugin",
     "hookimpl",
     "load_catalogue",
     "load_config",

@@ -1,4 +1,4 @@
-"""File operations of core, in one class. Tests count operations and inject faults here.
+"""File operations of core, in one class, for POSIX systems. Tests count operations and inject faults here.
 
 Methods raise the OSError of the operating system. Callers add store, file and offset.
 """
@@ -27,47 +27,30 @@ class Files:
 
     def open_read(self, path: Path) -> int:
         """Open a regular file for reading. Raises OSError for anything else, and never blocks on a pipe."""
-        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-        return _require_regular(os.open(path, flags), path)
+        return _require_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK), path)
 
     def open_write(self, path: Path) -> int:
         """Open an existing regular file for reading and writing. Raises OSError for a symbolic link: its target may belong to
         others."""
-        flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-        return _require_regular(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0)), path)
+        return _require_regular(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW), path)
 
     def create(self, path: Path) -> int:
         """Create an empty file and open it for reading and writing. Raises FileExistsError if the name is taken."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        return os.open(path, flags, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
 
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    if hasattr(os, "pread"):
-        pread = staticmethod(os.pread)  # the built-in itself saves one call per read
+    pread = staticmethod(os.pread)  # the built-in itself saves one call per read
 
-        def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-            """Write all of ``data`` at ``offset``. Continues after a short write."""
-            written = os.pwrite(fd, data, offset)
-            if written < len(data):
-                view = memoryview(data)
-                while view := view[written:]:
-                    offset += written
-                    written = os.pwrite(fd, view, offset)
-
-    else:  # Windows: the store's lock keeps seek and transfer together
-
-        @staticmethod
-        def pread(fd: int, size: int, offset: int, /) -> bytes:  # type: ignore[misc]
-            os.lseek(fd, offset, os.SEEK_SET)
-            return os.read(fd, size)
-
-        def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset``. Continues after a short write."""
+        written = os.pwrite(fd, data, offset)
+        if written < len(data):
             view = memoryview(data)
-            os.lseek(fd, offset, os.SEEK_SET)
-            while view:
-                view = view[os.write(fd, view) :]
+            while view := view[written:]:
+                offset += written
+                written = os.pwrite(fd, view, offset)
 
     def overwrite(self, fd: int, data: bytes) -> None:
         """Replace the whole content of a small file in one write, and truncate the rest."""
@@ -83,13 +66,12 @@ class Files:
         os.fsync(fd)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable. Does nothing where directories cannot be opened."""
-        if os.name == "posix":
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        """Make the names in a directory durable."""
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
@@ -176,9 +158,8 @@ class Files:
     def copy_permissions(self, source: Path, target: Path) -> None:
         """Copy the mode of a directory to another, and its owner and group if this process has the permission."""
         status = source.stat()
-        if os.name == "posix":
-            with contextlib.suppress(PermissionError):
-                os.chown(target, status.st_uid, status.st_gid)
+        with contextlib.suppress(PermissionError):
+            os.chown(target, status.st_uid, status.st_gid)
         target.chmod(stat.S_IMODE(status.st_mode))
 
     def remove_tree(self, path: Path) -> None:

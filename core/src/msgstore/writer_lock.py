@@ -6,6 +6,7 @@ The lock is on the directory and on the file ``msgstore.lock``. The file may be 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import stat
@@ -17,13 +18,6 @@ from pathlib import Path
 from msgstore.contract import StoreError, StoreLocked
 from msgstore.directory import LOCK
 from msgstore.files import Files
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-    import msvcrt
-
 
 log = logging.getLogger("msgstore.store")
 
@@ -122,22 +116,19 @@ class _DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._fd = -1
-        self.place = 0, 0
-        if fcntl is not None:
-            self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            status = os.fstat(self._fd)
-            self.place = status.st_dev, status.st_ino
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        status = os.fstat(self._fd)
+        self.place = status.st_dev, status.st_ino
 
     def lock(self, *, shared: bool = False) -> None:
         """Lock the directory. Raises BlockingIOError if another process has the lock. Some network file systems lock only
         files: then do nothing."""
-        if self._fd >= 0:
-            try:
-                _lock(self._fd, shared=shared)
-            except BlockingIOError:
-                raise
-            except OSError as error:
-                log.debug("the directory cannot be locked: %s. Only the lock file is locked.", error)
+        try:
+            _lock(self._fd, shared=shared)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            log.debug("the directory cannot be locked: %s. Only the lock file is locked.", error)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -151,13 +142,12 @@ def _alive(pid: int | None) -> bool:
     """Return False if there is certainly no such process."""
     if pid is None:
         return False
-    if os.name == "posix":  # elsewhere signal 0 is a real signal
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
     return True
 
 
@@ -198,9 +188,8 @@ def open_lock(directory: Path, flags: int) -> int:
     """
     path = directory / LOCK
     not_regular = StoreError(f"{path}: is a link, a directory or a device, not a regular file. Remove it.")
-    extra = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        fd = os.open(path, flags | extra, 0o644)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise not_regular from error
@@ -238,13 +227,5 @@ def parse_lock(text: bytes) -> tuple[int | None, bytes]:
         return pid, b""
 
 
-if fcntl is not None:
-
-    def _lock(fd: int, *, shared: bool = False) -> None:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
-else:
-
-    def _lock(fd: int, *, shared: bool = False) -> None:  # noqa: ARG001 - not available here: two readers may collide
-        os.lseek(fd, 2**30, os.SEEK_SET)  # after the process id, which other processes read
-        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+def _lock(fd: int, *, shared: bool = False) -> None:
+    fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

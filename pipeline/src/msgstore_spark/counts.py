@@ -21,14 +21,13 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
     Raises ConfigError if an id has more references than a store can count. An invalid line or row fails the task.
     """
     read = map_tasks(spark, _read, find_shares([path]), pa.schema({"id": pa.binary(), "count": pa.int64()}))
-    # Intermediate sums may exceed 64 bits, in whatever order Spark adds the rows.
-    sums = read.groupBy("id").agg(sf.sum(sf.col("count").cast("decimal(38,0)")).alias("count"))
+    sums = read.groupBy("id").agg(sf.sum("count").alias("count"))
     many = sums.where(f"count > {MAX_REFERENCES}").head()
     if many is not None:
         raise ConfigError(
             f"{path}: refcounts: {bytes(many.id).hex()} has {many['count']} references; at most {MAX_REFERENCES} are counted"
         )
-    return sums.where("count > 0").select("id", sf.col("count").cast("long").alias("count"))
+    return sums.where("count > 0")
 
 
 def _read(_: int, share: DeltaShare) -> Iterator[pa.RecordBatch]:

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from msgstore.jobs.columns.batches import Wanted, record_batches
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
-from msgstore.jobs.reading.tailing import UNSETTLED, SegmentTailer, TailPosition
+from msgstore.jobs.reading.tailing import UNSETTLED, TailPosition, poll
 from msgstore.jobs.workers import open_codec
 from msgstore_spark.options import ReadOptions
 
@@ -45,7 +45,6 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._tailer = SegmentTailer()
         self._target: Offset | None = None
         """End of a query with ``Trigger.AvailableNow``: the records that existed when it started. None for other queries."""
 
@@ -72,7 +71,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
         remaining = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         changed: Offset = {}
-        for found, progress in self._tailer.poll(inputs, _parse(start)):
+        for found, progress in poll(inputs, _parse(start)):
             if self._target is not None:
                 progress = _limit_to(progress, _parse(self._target)[found.path].stretch)
                 if progress.stretch.begin >= progress.stretch.end:

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from msgstore.contract import ConfigError, StoreError
 from msgstore.jobs.columns.messages import check_columns, messages_of
 from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import Part, PartWriter, Target, check_bodies
+from msgstore.jobs.output.parts import Part, PartWriter, Target
 from msgstore.units import parse_size
 
 OPTIONS = {
@@ -83,8 +83,7 @@ class StoreWriter(DataSourceArrowWriter):
             for batch in iterator:
                 chosen = batch.select(self._columns)
                 ids, bodies, references = messages_of(chosen, where, row)
-                check_bodies(self._target, ids, bodies, where)
-                part.add(ids, bodies, references, where=where)
+                part.add(ids, bodies, references, where=where, check=True)
                 row += batch.num_rows
             return StoreCommitMessage(part.finish())
 

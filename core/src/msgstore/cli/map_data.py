@@ -20,7 +20,7 @@ from msgstore.cli.inputs import Inputs
 from msgstore.cli.spans import KINDS, LiveReferences, Span, spans
 from msgstore.contract import MsgStoreError, RecordTypeDescriptor
 from msgstore.engine.segment.segment import Segment
-from msgstore.jobs.policy_forecast import as_segment, forecast, make_policy_input
+from msgstore.jobs.policy_forecast import as_segment, forecast, is_quarantined, make_policy_input
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
 MAX_LISTED_SPANS = 200
@@ -120,7 +120,17 @@ class PageData:
         if not self._directories or self._directories[-1].path != parent:
             self._directories.append(_Directory(parent, live is not None))
         directory = self._directories[-1]
-        directory.segments.append(as_segment(report, live is not None and report.path.name in live.quarantined))
+        quarantined = (live is not None and report.path.name in live.quarantined) or is_quarantined(report)
+        directory.segments.append(
+            as_segment(
+                report.path,
+                report.format,
+                report.size,
+                report.scan.end.state,
+                damaged=report.is_damaged,
+                quarantined=quarantined,
+            )
+        )
         damaged = [(report.path.name, span.offset, span.size, span.reason) for span in damaged_spans(report) if span.size]
         directory.damaged_count += len(damaged)
         directory.damaged_spans += sorted(damaged)[: MAX_LISTED_SPANS - len(directory.damaged_spans)]

@@ -11,10 +11,9 @@ import attrs
 from msgstore.cli import options, output
 from msgstore.config import StoreConfig, read_config
 from msgstore.contract import ConfigError, Duration, StoreError
-from msgstore.directory import SETTINGS, Settings, list_segments
+from msgstore.directory import SETTINGS, Settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.open.clean_shutdown import CLEAN
-from msgstore.engine.open.settings import known_settings
 from msgstore.engine.opening import Live, open_configured, remembered_config
 from msgstore.engine.store import Store
 from msgstore.files import Files
@@ -38,7 +37,7 @@ class StoreTarget:
 
     def settings(self) -> Settings | None:
         """Return what the directory remembers, or None if msgstore has never opened it."""
-        return known_settings(Files(), self.config, self.catalogue)
+        return known_settings(Files(), self.path)
 
     def backends(self, settings: Settings | None) -> Backends:
         """Return the backends of the store with these settings."""

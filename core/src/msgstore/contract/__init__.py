@@ -11,9 +11,9 @@ from msgstore.contract.descriptors import (
     CONTRACT_VERSION, Capability, Descriptor, Duration, JobRunnerDescriptor, NoOptions, RecordField, Size,
 )
 from msgstore.contract.errors import (
-    BodyRefused, BrokenPlugin, ConfigError, CorruptRecord, DuplicatePlugin, IncompatiblePlugin, MessageNotFound,
-    MessageTooLarge, MsgStoreError, NotAdopted, PluginError, RecordError, StoreClosed, StoreError, StoreIOError, StoreLocked,
-    StoreMismatch, StoreReadOnly, UnknownPlugin,
+    BodyRefused, BrokenPlugin, ConfigError, CorruptRecord, MessageNotFound, MessageTooLarge,
+    MsgStoreError, NotAdopted, PluginError, RecordError, StoreClosed, StoreError, StoreIOError, StoreLocked,
+    StoreMismatch, StoreReadOnly,
 )
 from msgstore.contract.formats import (
     CheckBody, Columns, CompactableFormat, Damage, FormatContext, GapFill, ScanEnd, SegmentFormat, SegmentFormatDescriptor,
@@ -28,11 +28,11 @@ from msgstore.contract.records import (
 __all__ = [
     "CONTRACT_VERSION", "RESCUED_KEY", "Action", "BodyCodec", "BodyCodecDescriptor", "BodyCodecWithFields", "BodyRefused",
     "BoundRecord", "BrokenPlugin", "Buffer", "Capability", "CheckBody", "Columns", "Combine", "Compact", "CompactableFormat",
-    "ConfigError", "CorruptRecord", "Damage", "Descriptor", "Drop", "DuplicatePlugin", "Duration", "FileOperations",
-    "FormatContext", "GapFill", "GcPolicy", "GcPolicyDescriptor", "IncompatiblePlugin", "Index", "IndexContext",
+    "ConfigError", "CorruptRecord", "Damage", "Descriptor", "Drop", "Duration", "FileOperations",
+    "FormatContext", "GapFill", "GcPolicy", "GcPolicyDescriptor", "Index", "IndexContext",
     "IndexDescriptor", "JobRunnerDescriptor", "MessageNotFound", "MessageTooLarge", "Migrate", "MsgStoreError", "NoOptions",
     "NotAdopted", "PluginError", "RecordContext", "RecordError", "RecordField", "RecordType", "RecordTypeDescriptor",
     "RecordTypeWithFields", "ReleaseResult", "ScanEnd", "SegmentFormat", "SegmentFormatDescriptor", "SegmentScan",
     "SegmentStats", "Size", "StoreClosed", "StoreError", "StoreIOError", "StoreLocked", "StoreMismatch", "StoreReadOnly",
-    "StoredBody", "UnknownPlugin", "events",
+    "StoredBody", "events",
 ]

@@ -26,11 +26,11 @@ from typing import Protocol
 
 import attrs
 
-from msgstore.contract.descriptors import DescriptorWithFields
+from msgstore.contract.descriptors import Descriptor
 
 
 @attrs.frozen(kw_only=True)
-class BodyCodecDescriptor(DescriptorWithFields):
+class BodyCodecDescriptor(Descriptor):
     """``factory(options) -> BodyCodec``. Capabilities: PLAIN, FIELDS.
 
     Tools show the body itself in the column ``payload``, unless a field has that name.

@@ -15,23 +15,11 @@ class ConfigError(MsgStoreError):
 
 
 class PluginError(MsgStoreError):
-    """A selected backend cannot be loaded: it is unknown, broken, provided twice, or of another contract version."""
-
-
-class UnknownPlugin(PluginError):
-    """No installed distribution provides the selected name."""
+    """A selected backend cannot be used: it is unknown, broken, provided twice, or of another contract version."""
 
 
 class BrokenPlugin(PluginError):
     """The selected plugin raised while it was imported, registered or called."""
-
-
-class DuplicatePlugin(PluginError):
-    """Several distributions provide the selected name, or several formats the same extension."""
-
-
-class IncompatiblePlugin(PluginError):
-    """The plugin was written against a contract version that this core does not support."""
 
 
 class StoreError(MsgStoreError):

@@ -38,14 +38,14 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from msgstore.contract.descriptors import DescriptorWithFields, RecordField
+from msgstore.contract.descriptors import Descriptor, RecordField
 
 Buffer: TypeAlias = bytes | mmap.mmap
 """A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes."""
 
 
 @attrs.frozen(kw_only=True)
-class RecordTypeDescriptor(DescriptorWithFields):
+class RecordTypeDescriptor(Descriptor):
     """``factory(RecordContext) -> RecordType``. Capabilities: FRAMED, FIELDS.
 
     Options are for writing: a reader with the default options must accept every record, because tools read without a

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from msgstore.contract import Damage
 from msgstore.jobs.columns.arrays import fixed_width, int64, of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.deltas import DeltaShare, count_changes, read_share, sum_absolute
+from msgstore.jobs.deltas import read_share
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, dataset, folder
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
@@ -19,7 +19,7 @@ from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ClassReport, Reconc
 from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
 
 ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])
-"""A record or a change, and the sums of both: one grouping is the full outer join of the two, and costs half of it."""
+"""A record or a change. Grouping both by id is their full outer join, at half the cost."""
 WRITTEN_ROWS = pa.schema([("id", pa.binary()), ("count", pa.int64()), ("records", pa.int64())])
 
 
@@ -40,7 +40,7 @@ def _all(value: int, count: int) -> pa.Array:
 
 
 def classify(rows: pa.Table) -> dict[str, pa.Table]:
-    """The rows of each class, of rows in which each id comes once."""
+    """Return the rows of each class. In ``rows``, each id comes once."""
     count, is_there = rows["count"], pc.greater(rows["records"], 0)
     referred, unreferred = pc.greater(count, 0), pc.equal(count, 0)
     masks = {
@@ -82,7 +82,7 @@ def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, tas
 
 
 def commit(staging: DatasetStaging, written: Sequence[Written]) -> None:
-    """The files of all tasks appear. There is always a folder of live ids, though it be empty: other verbs are given it."""
+    """Publish the files of all tasks. The folder of live ids always exists, because other commands take it as input."""
     staging.commit(written, WRITTEN_ROWS, folder([("class", "live")]))
 
 
@@ -92,26 +92,21 @@ def staging_of(job: ReconcileJob) -> AbstractContextManager[DatasetStaging | Non
 
 
 def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> ReconcileReport:
-    """Carry a job out. ``run`` says where segments are read; this process reads the changes, and adds up by id."""
+    """Execute a job. ``run`` executes the tasks that read segments; this process reads the changes, and adds up by id."""
     with IdAggregator(ROWS) as sums, staging_of(job) as staging:
-
-        def changes() -> Iterator[tuple[DeltaShare, int, int]]:
-            for share in job.shares:
-                rows = heavy = 0
-                for batch in read_share(share):
-                    sums.add(rows_of_changes(batch))
-                    rows += batch.num_rows
-                    heavy += sum_absolute(batch)
-                meter.add(share.size)
-                yield share, rows, heavy
 
         def records() -> Iterator[tuple[SegmentInput, Sequence[Damage]]]:
             for item, good in map_segments(run, read_intact, pack(job.found.inputs), meter):
                 sums.add(rows_of_records(good))
                 yield item, good.damage
 
-        counted = count_changes(changes())
-        report = report_of(job, records(), counted)
+        changes = 0
+        for share in job.shares:
+            for batch in read_share(share):
+                sums.add(rows_of_changes(batch))
+                changes += batch.num_rows
+            meter.add(share.size)
+        report = report_of(job, records(), changes)
         written = finish(sums, report, staging.path if staging else None, 0)
         if staging:
             commit(staging, written)

@@ -12,10 +12,10 @@ from msgstore.jobs.workers import check_pyarrow
 
 
 def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
-    """(id, count) of each line or row, in the order of the file. Raises ConfigError for what is neither; OSError.
+    """Yield (id, count) of each line or row, in the order of the file. Raises ConfigError for any other content, and OSError.
 
-    Lines: further fields, empty lines and a first line of names are ignored. Parquet is read as every engine reads it
-    (:mod:`msgstore.jobs.deltas`): a file, or a directory of files; the column ``id`` is binary.
+    In lines, further fields, empty lines and a first line of names are ignored. Parquet is a file or a directory of files
+    (:mod:`msgstore.jobs.deltas`), with a binary column ``id``.
     """
     path = Path(path)
     if not (path.is_dir() or is_parquet(path)):

@@ -1,8 +1,7 @@
-"""Comparing two stores, or two trees of stores: which messages only one of them has, and which have another body.
+"""Job ``diff``: find the messages that only one of two stores, or trees of stores, has, and those whose bodies differ.
 
-``digest`` hashes the bodies of one segment's intact records, on any worker; of all copies of an id on a side the
-first one counts, by rank and offset, as in a salvage. Bodies are compared as they are stored; record types and
-segments are not.
+``digest`` hashes the bodies of the intact records of one segment, in any process. Of several copies of an id in one store, the
+first by rank and offset counts, as in a salvage. Stored bodies are compared, not record types or segments.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 
 DIGEST = 16
-"""Bytes of a BLAKE2b hash: two bodies that are not the same have the same one by chance once in 2 to the power 128."""
+"""Bytes of a BLAKE2b hash. Two different bodies have the same hash with a probability of 2 to the power -128."""
 KINDS = ("differing", "only_a", "only_b")
 
 
@@ -36,7 +35,7 @@ class DiffJob:
 
     a: str
     b: str
-    """As they were given."""
+    """Paths as given."""
     found_a: Found
     found_b: Found
 
@@ -59,7 +58,7 @@ def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, i
 
 
 def digest(item: SegmentInput) -> IntactRecords:
-    """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
+    """Hash the bodies of one segment. A segment that cannot be read is one damaged span. Raises PluginError."""
     return read_intact(item, _with_digests)
 
 
@@ -92,14 +91,14 @@ class Side(Findings):
 
 @attrs.define
 class DiffReport:
-    """The same from every engine."""
+    """Result of a comparison, the same with every runner."""
 
     a: Side
     b: Side
     same: int = 0
-    """Messages that both have, with one body."""
+    """Number of messages with the same body in both."""
     ids: dict[str, list[bytes]] = attrs.field(factory=lambda: {kind: [] for kind in KINDS})
-    """Of the others, in order: ``differing`` in their bodies, ``only_a``, ``only_b``."""
+    """Sorted ids of the others: ``differing`` bodies, ``only_a``, ``only_b``."""
 
     @property
     def agrees(self) -> bool:
@@ -137,7 +136,7 @@ _SAME, _DIFFERING, _ONLY_B = b"same", b"differing", b"only_b"
 
 
 def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> DiffReport:
-    """Carry a job out. ``run`` says where segments are read; this process has ids and hashes of one side in memory."""
+    """Execute a job. ``run`` executes the tasks that read segments; ids and hashes of one side are in this process's memory."""
     first: dict[bytes, bytes] = {}
 
     def each(
@@ -152,7 +151,7 @@ def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> Dif
             first.setdefault(msg_id, its_hash)
 
     def compare(found: Iterable[tuple[bytes, bytes]]) -> None:
-        """Compare messages with the other side. Of copies the first one counts."""
+        """Compare messages with the other side. Only the first copy of an id counts."""
         for msg_id, its_hash in found:
             theirs = first.setdefault(msg_id, _ONLY_B)
             if len(theirs) == DIGEST:

@@ -1,61 +1,60 @@
-"""Exporting the records of any number of segments as a directory of Parquet files. Needs pyarrow.
+"""Job ``export``: write the records of any number of segments as a directory of Parquet files. Needs pyarrow.
 
-The rows are the relation ``records`` (:mod:`msgstore.jobs.columns.batches`): every whole record that a scan reports, of copies
-of an id in a segment the first. Copies in other segments are rows too, and so are records without references.
-``export_task`` writes the files of one task, wherever the engine wants; they appear together, when all are written.
+The rows are the relation ``records`` (:mod:`msgstore.jobs.columns.batches`): every whole record that a scan reports, and of
+several copies of an id in a segment the first. Copies in other segments are rows too, and so are records without references.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from msgstore.contract import ConfigError, Damage
-from msgstore.jobs.inputs import SegmentInput, SegmentJob
+from msgstore.jobs.inputs import SegmentJob
 from msgstore.jobs.reading.segment_check import judge
 from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import Meter, Run, Task, pack
-from msgstore.jobs.workers import OpenCodec, check_pyarrow, open_codec
+from msgstore.jobs.workers import check_pyarrow, open_codec
 from msgstore.plugins.catalogue import Catalogue
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from msgstore.jobs.output.datasets import DatasetWriter, Written
+    from msgstore.jobs.output.datasets import Written
 
 Numbered = tuple[int, Task]
 
 
 @attrs.frozen
 class ExportJob(SegmentJob):
-    """Picklable. Made and checked by :func:`plan_export`."""
+    """Picklable. Created and checked by :func:`plan_export`."""
 
     to: str
     schema: pa.Schema
-    """Of all columns that are read: those that are asked for, and those that rows are parted by."""
+    """All columns that are read: those of the files, and those of the partitions."""
     partition_by: tuple[str, ...] = ()
     codec: str | None = None
-    """The codec that bodies are decoded with into columns of their own."""
+    """Codec that decodes bodies into additional columns."""
 
     @property
     def columns(self) -> list[str]:
-        """Return the columns of the files. Partition columns are in the names of directories."""
+        """Columns of the files. Partition columns are in the names of directories."""
         return [name for name in self.schema.names if name not in self.partition_by]
 
     @property
     def file_schema(self) -> pa.Schema:
-        """Return the schema of the files."""
+        """Schema of the files."""
         from msgstore.jobs.columns.schemas import project
 
         return project(self.schema, self.columns)
 
     def tasks(self) -> list[Numbered]:
-        """The same from every engine, so that the files are the same, too."""
+        """Return the tasks. They, and so the files, are the same with every runner."""
         return list(enumerate(pack(self.found.inputs)))
 
 
@@ -69,70 +68,60 @@ def plan_export(
     body: str | None = None,
     records: Mapping[str, int] | None = None,
 ) -> ExportJob:
-    """Read no segment, write nothing. ``columns``: none stands for all; ``body`` is the codec that adds some.
+    """Check every name and path. Reads no segment, writes nothing. Empty ``columns`` are all; the codec ``body`` adds some.
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError (no pyarrow, no such column), PluginError.
     """
     check_pyarrow("export is done")
+    import pyarrow as pa
+
     from msgstore.jobs.columns.schemas import project, records_schema
 
     found = find_offline(catalogue, sources, records, destination=destination)
     partition_by = list(dict.fromkeys(partition_by))
     everything = records_schema(found.inputs, None if body is None else open_codec(body))
-    read = list(dict.fromkeys([*(columns or everything.names), *partition_by]))
-    schema = project(everything, read)
-    _check_partitions(schema, partition_by)
-    return ExportJob(tuple(map(str, sources)), found, str(destination), schema, tuple(partition_by), body)
-
-
-def _check_partitions(schema: pa.Schema, names: Sequence[str]) -> None:
-    import pyarrow as pa
-
-    for name in names:
+    schema = project(everything, list(dict.fromkeys([*(columns or everything.names), *partition_by])))
+    for name in partition_by:
         kind = schema.field(name).type
         if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
             raise ConfigError(f"rows cannot be parted by the column {name!r}: it is {kind}, and a directory's name is text")
-    if set(names) >= set(schema.names):
-        raise ConfigError(f"every column is one that rows are parted by ({', '.join(names)}); name another that the files have")
+    if set(partition_by) >= set(schema.names):
+        named = ", ".join(partition_by)
+        raise ConfigError(f"every column is one that rows are parted by ({named}); name another that the files have")
+    return ExportJob(tuple(map(str, sources)), found, str(destination), schema, tuple(partition_by), body)
 
 
 # -- one task -----------------------------------------------------------------------------------------------------------------
 
 
 Exported = tuple["Written", list[tuple[int, int, tuple[Damage, ...]]]]
-"""The files of one task; of each of its segments rows, bytes of bodies, damage. Picklable, small."""
+"""Files of one task, and rows, bytes of bodies and damage of each of its segments. Picklable, small."""
 
 
 def export_task(task: Numbered, job: ExportJob, staging: str) -> Exported:
-    """Raises StoreError (a segment that is not damaged, and cannot become rows), StoreIOError, PluginError."""
-    from msgstore.jobs.output.datasets import DatasetWriter
-
-    number, items = task
-    codec = None if job.codec is None else open_codec(job.codec)
-    with DatasetWriter(staging, number, job.file_schema) as writer:
-        found = [_export(item, job, codec, writer) for item in items]
-        return writer.finish(), found
-
-
-def _export(
-    item: SegmentInput, job: ExportJob, codec: OpenCodec | None, writer: DatasetWriter
-) -> tuple[int, int, tuple[Damage, ...]]:
+    """Write the files of one task. Raises StoreError for values that do not fit into a row, StoreIOError, PluginError."""
     import pyarrow.compute as pc
 
     from msgstore.jobs.columns.batches import Wanted, record_batches
+    from msgstore.jobs.output.datasets import DatasetWriter
 
-    rows = size = 0
-    for batch in record_batches(item, job.schema, Wanted(tuple(job.schema.names)), codec):
-        for where, part in _parts(batch, job.partition_by):
-            writer.write(where, part.select(job.columns))
-        rows += batch.num_rows
-        if "body" in job.schema.names:
-            size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
-    return rows, size, judge(item).damage
+    codec = None if job.codec is None else open_codec(job.codec)
+    found = []
+    with DatasetWriter(staging, task[0], job.file_schema) as writer:
+        for item in task[1]:
+            rows = size = 0
+            for batch in record_batches(item, job.schema, Wanted(tuple(job.schema.names)), codec):
+                for where, some in _by_folder(batch, job.partition_by):
+                    writer.write(where, some.select(job.columns))
+                rows += batch.num_rows
+                if "body" in job.schema.names:
+                    size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
+            found.append((rows, size, judge(item).damage))
+        return writer.finish(), found
 
 
-def _parts(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Rows by the folders that they belong into."""
+def _by_folder(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each folder."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -143,12 +132,11 @@ def _parts(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, p
         return
     keys = pa.Table.from_batches([batch.select(list(names))]).group_by(list(names), use_threads=False).aggregate([])
     for key in keys.to_pylist():
-        mask = None
-        for name, value in key.items():
-            column = batch.column(name)
-            alike = pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
-            mask = alike if mask is None else pc.and_(mask, alike)
-        yield folder(list(key.items())), batch if keys.num_rows == 1 else batch.filter(mask)
+        masks = [
+            pc.is_null(batch.column(name)) if value is None else pc.fill_null(pc.equal(batch.column(name), value), False)
+            for name, value in key.items()
+        ]
+        yield folder(list(key.items())), batch.filter(reduce(pc.and_, masks))
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -156,12 +144,14 @@ def _parts(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, p
 
 @attrs.define
 class ExportedInput:
+    """One segment of the source."""
+
     path: str
     format: str
     size: int
     rows: int = 0
     body_bytes: int = 0
-    """Of the bodies that were written, before they were compressed."""
+    """Uncompressed bytes of the written bodies."""
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": "input", **attrs.asdict(self)}
@@ -169,7 +159,7 @@ class ExportedInput:
 
 @attrs.define
 class ExportReport(Findings):
-    """The same from every engine."""
+    """Result of an export, the same with every runner."""
 
     sources: tuple[str, ...]
     destination: str
@@ -178,7 +168,7 @@ class ExportReport(Findings):
     """By rank."""
     files: int = 0
     written: int = 0
-    """Bytes of these files."""
+    """Bytes of the files."""
 
     @property
     def rows(self) -> int:
@@ -198,10 +188,7 @@ class ExportReport(Findings):
 
 
 def export(job: ExportJob, run: Run[Numbered, Exported], meter: Meter) -> ExportReport:
-    """Carry a job out. ``run`` says where tasks are done.
-
-    Raises StoreError, StoreIOError, PluginError; then nothing is left.
-    """
+    """Execute a job; ``run`` executes its tasks. Raises StoreError, StoreIOError or PluginError, and then nothing is left."""
     from msgstore.jobs.output.datasets import dataset
 
     report = ExportReport(job.sources, job.to, job.columns)

@@ -1,4 +1,4 @@
-"""From paths to segments that any process can read: which there are, in which order, and with which record types."""
+"""Inputs of a job: resolve paths to segments that any process can read, in order of preference, with their record types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_settings, unread_segments
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
-from msgstore.jobs.not_read import NotRead, NotReadFinder, find_not_read
+from msgstore.jobs.not_read import NotRead, find_not_read
 from msgstore.jobs.paths import is_glob, matches, unreadable_directories
 from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, SpanReport
 from msgstore.jobs.workers import installed
@@ -24,52 +24,52 @@ from msgstore.scan import FormatSet, OpenFormat
 
 log = logging.getLogger("msgstore.bulk")
 
-_UNFINISHED = re.compile(r"\..+\.msgstore-[0-9a-f]+")
-"""Directories in which a job of ours builds a store, or was killed while it did: copies of what stands elsewhere."""
+_UNFINISHED = re.compile(r"\..+\.msgstore")
+"""Names of staging directories. They hold copies of messages, and may be left by a killed job."""
 _NO_NUMBER = -1
 _NAMED = 10
-"""Directories that a message names."""
+"""Number of directories that a message names."""
 _IS_DIRECTORY = IsADirectoryError(errno.EISDIR, "is a directory")
 
 
 @attrs.frozen
 class SegmentInput:
-    """A segment, small and picklable; a worker makes the format anew out of it."""
+    """A segment to read. Small and picklable: it names the format, and each process creates it."""
 
     rank: int
-    """Unique in a job. Of copies of an id the lowest rank's good one is kept, in one segment the lowest offset's."""
+    """Position in the job. Of several intact copies of an id, the one with the lowest rank and offset is kept."""
     store: str
-    """Its directory, as it was given or found."""
+    """Its directory, as given or found."""
     path: str
     format: str
-    """The name of its segment format."""
+    """Name of the segment format."""
     size: int
-    """Bytes when it was listed. A live store's last segment grows, and a collector may have deleted it since."""
+    """Bytes when it was listed. A writer may append to it, and a collector may delete it."""
     records: tuple[tuple[str, int], ...] = ()
-    """(name, type byte) of the record types bound in its directory that its format knows."""
+    """(name, type byte) of the record types that its directory binds and its format knows."""
     distributions: tuple[tuple[str, str], ...] = ()
-    """What its ``msgstore.json`` remembers of who provided what, for "pip install" lines."""
+    """(backend, distribution) pairs that ``msgstore.json`` remembers, for "pip install" lines."""
 
 
 @attrs.frozen
 class Found:
-    """All that a job reads, and what was noticed while it was looked for."""
+    """Segments that a job reads, and findings of the search for them."""
 
     inputs: tuple[SegmentInput, ...]
     """By rank."""
     damage: tuple[SpanReport, ...]
-    """``msgstore.json`` files that cannot be read (``settings_damaged``); of size 0 (``unreadable: ...``) what has a segment's
-    name and is no file or cannot be looked at, and directories of a tree or a glob that cannot be listed."""
+    """Unreadable ``msgstore.json`` files (``settings_damaged``). With size 0 (``unreadable: ...``): names of segments that are
+    not regular files or cannot be examined, and directories of a tree or a glob that cannot be listed."""
     ignored: tuple[str, ...]
-    """In the directories of segments, what is no directory and has no name of a segment of an installed format."""
+    """Other files in the directories of segments."""
     codecs: tuple[str, ...]
     """Body codecs that the directories remember, each once."""
     record_types: tuple[str, ...] = ()
-    """What they remember that new messages are written as, each once."""
+    """Record types of new messages that the directories remember, each once."""
     unknown: tuple[str, ...] = ()
-    """Directories that remember nothing, such as RabbitMQ's."""
+    """Directories with no readable ``msgstore.json``, such as RabbitMQ's."""
     not_read: tuple[NotRead, ...] = ()
-    """In trees, what a broker has beside its message stores and no job reads. A directory of segments is not searched."""
+    """Files of brokers in the searched trees that no job reads. A directory with segments is not searched for them."""
 
     @property
     def size(self) -> int:
@@ -77,7 +77,7 @@ class Found:
         return sum(item.size for item in self.inputs)
 
     def add_to(self, report: Findings) -> None:
-        """Add what was noticed to the report of a job."""
+        """Add the findings to the report of a job."""
         report.damage += self.damage
         report.ignored += self.ignored
         report.not_read += self.not_read
@@ -98,18 +98,17 @@ class SegmentJob:
 
 
 def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: Mapping[str, int] | None = None) -> Found:
-    """The segments of ``paths``, each of which is a segment, a directory of segments, a tree of such directories, or a glob.
+    """Return the segments of ``paths``. Each is a segment, a directory of segments, a tree of such directories, or a glob.
 
-    Ranks: stores in the order given, those of a tree or a glob by name; in a store the highest number first, files without a
-    number last. What is reached twice counts once. A directory that is given, or matches, and has segments of its own, stands
-    for these only; others beneath it are left out, with a warning: they may be copies of another day, and what was removed
-    since would come back. A tree is any other directory, and stands for all that is beneath it, stores in stores too: its
-    hidden directories count, symbolic links to directories do not. A glob sees hidden names too. ``records`` are bound beside
-    what each directory remembers, and instead of it where the two contradict.
+    Ranks: stores in the order given, those of a tree or a glob by name; in a store the highest number first, and files without
+    a number last. A segment that is reached twice counts once. A directory with segments stands for these only. Directories
+    below it are omitted, with a warning: they may be older copies, and removed messages would return. Any other directory is a
+    tree, and stands for all stores below it, nested or hidden; symbolic links to directories are not followed. A glob matches
+    hidden names. ``records`` are bound in addition to the remembered bindings of each directory, and override them.
 
-    What is wrong with one name in a directory, or with one directory of a tree or a glob, is damage, and the others are read.
-    A writer may be at work in a directory. Raises StoreError for a path in which there is nothing, and PluginError for segments
-    with records of a type that nobody provides: before the job begins.
+    An unreadable name or directory in a directory, a tree or a glob is damage, and the others are read. The stores may be open
+    for writing. Raises StoreError for a path without segments, and PluginError for segments with a record type that no plugin
+    provides.
     """
     search = _Search(catalogue, dict(records or {}))
     for path in paths:
@@ -118,9 +117,9 @@ def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: M
 
 
 def open_input(found: SegmentInput) -> OpenFormat:
-    """The format of a segment, by the plugins of this process: made once for all segments of the same record types.
+    """Return the format of a segment. It is created once in each process for all segments with the same record types.
 
-    Raises PluginError if they lack something that the process which found the segment had.
+    Raises PluginError if this process lacks a plugin that the process which found the segment had.
     """
     key = found.format, found.records, found.distributions
     if key not in _opened:
@@ -141,7 +140,7 @@ def _make(catalogue: Catalogue, found: SegmentInput) -> OpenFormat:
 
 
 class _Search:
-    """Names of segments by their directory, in the order in which directories turned up."""
+    """Search for segments. Collects their names by directory, in the order in which the directories are found."""
 
     def __init__(self, catalogue: Catalogue, records: Mapping[str, int]) -> None:
         self._catalogue = catalogue
@@ -151,36 +150,62 @@ class _Search:
         self._stores: dict[Path, tuple[str, dict[str, int]]] = {}
         """Real path to (path as given, name to size)."""
         self._damage: dict[Path, SpanReport] = {}
-        """By real path, less links in the last part."""
+        """Real path, in which the last part may be a link, to its damage."""
         self._ignored: dict[str, None] = {}
         self._beneath_stores: set[Path] = set()
-        """Directories with segments, in one that stands for its own."""
+        """Directories with segments below a directory with segments."""
         self._makeable: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
-        """Formats with record types that could be made."""
-        self._not_read = NotReadFinder()
+        """Formats with record types that could be created."""
+        self._trees: list[Path] = []
 
     def add(self, given: str) -> None:
-        """Raises StoreError if there is nothing."""
-        path, known = Path(given), len(self._damage)
-        if path.is_file():
-            if not self._is_segment(path.name):
-                formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self._formats.extensions.items()))
-                raise StoreError(f"{path}: no installed format reads such files; known are {formats or 'none'}")
-            self._names(path.parent).setdefault(path.name, path.stat().st_size)
-        elif path.is_dir():
-            try:
-                found = self._add_directory(path)
-            except OSError as error:
-                raise StoreError(f"{path}: cannot be listed: {error.strerror}") from error
-            if not found:
-                raise StoreError(no_segments(path, self._formats) + self._refused_since(known))
-        elif path.exists():
-            raise StoreError(f"{given}: is neither a regular file nor a directory; copy what it holds into a file")
-        elif not is_glob(given):
+        """Add the segments of a path. Raises StoreError if there are none."""
+        path, known, found = Path(given), len(self._damage), False
+        if path.exists():
+            if not (path.is_dir() or path.is_file()):
+                raise StoreError(f"{given}: is neither a regular file nor a directory; copy what it holds into a file")
+            paths = [path]
+        elif is_glob(given):
+            for directory, error in unreadable_directories(given):
+                if not _is_unfinished(directory):
+                    self._refuse(directory, error)
+            paths = [match for match in matches(given) if not _is_unfinished(match)]
+        else:
             raise StoreError(f"{given}: there is no such file or directory")
-        elif not self._add_matches(given):
-            message = f"{given}: nothing that matches is a segment ({_known(self._formats)}), or a directory that has some"
-            raise StoreError(message + self._refused_since(known))
+        for match in paths:
+            if _real(match.parent) not in self._damage:
+                found |= self._add_path(match)
+        if not found:
+            refused = [f"; {one.path} is {one.reason}" for one in self._damage.values()][known:]
+            raise StoreError(self._nothing_in(path) + "".join(refused[:1]))
+
+    def _nothing_in(self, path: Path) -> str:
+        if path.is_dir():
+            return no_segments(path, self._formats)
+        if path.is_file():
+            formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self._formats.extensions.items()))
+            return f"{path}: no installed format reads such files; known are {formats or 'none'}"
+        return f"{path}: nothing that matches is a segment ({_known(self._formats)}), or a directory that has some"
+
+    def _add_path(self, path: Path) -> bool:
+        """Add a path that exists. Return True if it has the name of a segment, or is a directory with one."""
+        is_segment, is_directory = self._is_segment(path.name), os.path.isdir(path)  # noqa: PTH112 - a Path's raises, in some versions
+        try:
+            if is_directory:
+                if self._add_directory(path):
+                    return True
+                if is_segment:
+                    self._refuse(path, _IS_DIRECTORY)
+            elif is_segment:
+                self._names(path.parent).setdefault(path.name, stat_regular_file(path)[0])
+                return True
+            elif self._unread(path.parent, [path.name]):
+                self._refuse_unread(path)
+            else:
+                self._ignored[str(path)] = None
+        except OSError as error:
+            return self._refuse(path, error) and not is_directory
+        return False
 
     def _add_directory(self, top: Path) -> bool:
         """Add a directory. Return True if it is a store, or a tree with one. Raises OSError if it cannot be listed."""
@@ -200,25 +225,21 @@ class _Search:
         return bool(stores)
 
     def _beneath(self, top: Path) -> Iterator[Path]:
-        """The directories of a tree by name, links and unfinished stores left out."""
-        for directory, names, files in os.walk(top, onerror=lambda error: self._refuse(Path(error.filename or top), error)):
+        """Yield the directories of a tree by name, without links and staging directories."""
+        self._trees.append(top)
+        for directory, names, _ in os.walk(top, onerror=lambda error: self._refuse(Path(error.filename or top), error)):
             names[:] = sorted(name for name in names if not _UNFINISHED.fullmatch(name))
-            self._not_read.look(top, Path(directory), files)
             if Path(directory) != top:
                 yield Path(directory)
 
     def _refuse(self, path: Path, error: OSError) -> bool:
-        """Tell of what cannot be read, or a job would say that all is well. Whether it is there: what went meanwhile is not."""
+        """Report an unreadable path as damage, once. Return False if it does not exist any more."""
         if is_gone(path, error):
             return False
         reason = "is a link to nothing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        if _real(path.parent) not in self._damage:  # which says it of all that is in there
+        if _real(path.parent) not in self._damage:  # the damage of a directory stands for everything in it
             self._damage.setdefault(_real(path), SpanReport(str(path), 0, 0, f"unreadable: {reason}"))
         return True
-
-    def _refused_since(self, known: int) -> str:
-        """Return a text about the first refused path after ``known`` others."""
-        return "".join(f"; {spot.path} is {spot.reason}" for spot in list(self._damage.values())[known : known + 1])
 
     def _is_segment(self, name: str) -> bool:
         return Path(name).suffix in self._formats.extensions
@@ -240,7 +261,7 @@ class _Search:
         return True
 
     def _unread(self, directory: Path, files: Iterable[str]) -> list[str]:
-        """Segments of formats that are not installed."""
+        """Return the names of segments of formats that are not installed."""
         if not unread_segments(files, self._formats.extensions):
             return []
         try:
@@ -251,36 +272,6 @@ class _Search:
 
     def _refuse_unread(self, path: Path) -> None:
         self._refuse(path, OSError(errno.ENOTSUP, f"no installed format reads *{path.suffix}"))
-
-    def _add_matches(self, pattern: str) -> bool:
-        for directory, error in unreadable_directories(pattern):
-            if not _is_unfinished(directory):
-                self._refuse(directory, error)
-        found = False
-        for path in matches(pattern):
-            if _real(path.parent) not in self._damage and not _is_unfinished(path):
-                found |= self._add_match(path)
-        return found
-
-    def _add_match(self, path: Path) -> bool:
-        """Add a match of a pattern. Return True if it has the name of a segment, or is a directory with one."""
-        is_segment, is_directory = self._is_segment(path.name), os.path.isdir(path)  # noqa: PTH112 - a Path's raises, in some versions
-        try:
-            if is_directory:
-                if self._add_directory(path):
-                    return True
-                if is_segment:
-                    self._refuse(path, _IS_DIRECTORY)
-            elif is_segment:
-                self._names(path.parent).setdefault(path.name, stat_regular_file(path)[0])
-                return True
-            elif self._unread(path.parent, [path.name]):
-                self._refuse_unread(path)
-            else:
-                self._ignored[str(path)] = None
-        except OSError as error:
-            return self._refuse(path, error) and not is_directory
-        return False
 
     def _names(self, directory: Path) -> dict[str, int]:
         return self._stores.setdefault(directory.resolve(), (str(directory), {}))[1]
@@ -310,11 +301,11 @@ class _Search:
             codecs=tuple(dict.fromkeys(settings.body for settings in known.values())),
             record_types=tuple(dict.fromkeys(settings.record for settings in known.values())),
             unknown=tuple(store for store, _ in self._stores.values() if store not in known),
-            not_read=self._not_read.found(),
+            not_read=find_not_read(*self._trees),
         )
 
     def _without_settings(self, damaged: Path, copy: Settings | None) -> Settings:
-        """Without a copy every installed record type that a format's specification assigns a byte to may be there."""
+        """Return the settings to use for a damaged file: its copy, or bindings of all record types with an assigned byte."""
         try:
             size, _ = stat_regular_file(damaged)
         except OSError:
@@ -342,7 +333,7 @@ class _Search:
         return found
 
     def _known_to(self, format_name: str, bindings: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        """Less those that only other formats have. What nobody has stays, and is an error."""
+        """Return the bindings without record types of other formats. A type without a provider stays, and is an error."""
         formats = {record: {d.format for d in self._record_types() if d.name == record} for record in bindings}
         return tuple(
             (record, byte) for record, byte in sorted(bindings.items()) if not formats[record] or format_name in formats[record]
@@ -350,7 +341,7 @@ class _Search:
 
 
 def _real(path: Path) -> Path:
-    """The same for every way to a name, and another for a link than for what it leads to."""
+    """Return the real directory and the name. A link and its target are different."""
     return path.parent.resolve() / path.name
 
 
@@ -365,7 +356,7 @@ def _age(name: str) -> tuple[int, str, str]:
 
 
 def no_segments(directory: Path, formats: FormatSet) -> str:
-    """The message for a directory without segments; names those beneath it that have some."""
+    """Return the error message for a directory without segments. It names directories below that have some."""
     beneath = [path.relative_to(directory).as_posix() for path in stores_beneath(directory, formats)]
     message = f"{directory}: there are no segments in this directory ({_known(formats)})"
     if beneath:
@@ -381,13 +372,13 @@ def _known(formats: FormatSet) -> str:
 
 
 def _some(directories: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return a text with the first directories, and the number of the others."""
     more = f" and {len(directories) - _NAMED} more" if len(directories) > _NAMED else ""
     return ", ".join(directories[:_NAMED]) + more
 
 
 def stores_beneath(directory: Path, formats: FormatSet) -> list[Path]:
-    """Return the directories beneath one that have segments of their own, by name; unfinished stores do not count."""
+    """Return the directories below one that have segments, by name. Staging directories do not count."""
     return [
         Path(path)
         for path, _, names in sorted(os.walk(directory))

@@ -7,7 +7,6 @@ and runs the policies; both need numbers only. The report is the same with every
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,15 +15,14 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import Capability, Damage, MsgStoreError, SegmentStats
+from msgstore.contract import Capability, MsgStoreError, SegmentStats
 from msgstore.contract.formats import split_ids
 from msgstore.directory import SETTINGS
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
-from msgstore.engine.store import Store
 from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
-from msgstore.jobs.policy_forecast import PolicyPlan, forecast, is_quarantined, make_policy_input
+from msgstore.jobs.policy_forecast import PolicyPlan, as_segment, forecast, is_quarantined, make_policy_input
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import SegmentFindings, UnreadableSegmentError, measure, reading, unreadable
 from msgstore.jobs.reports import Findings, SegmentStock, sums
@@ -38,7 +36,7 @@ class InventoryJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_inventory`."""
 
     now: float
-    """What the policies take for the time, in seconds since the epoch: the same for every engine."""
+    """Time for the policies, in seconds since the epoch: the same with every runner."""
     counts: str | None = None
     """A file of counts (:mod:`msgstore.jobs.counts`), of all stores together."""
 
@@ -63,8 +61,10 @@ def plan_inventory(
 
 
 def scan_for_inventory(item: SegmentInput, *, with_ids: bool) -> SegmentFindings | None:
-    """Read one segment; None for one that a collector has deleted since it was listed. One that cannot be read is damage as a
-    whole. Raises PluginError if a plugin is missing in this process."""
+    """Scan one segment. Return None if a collector has deleted it since it was listed.
+
+    A segment that cannot be read is one damaged span. Raises PluginError if a plugin is missing in this process.
+    """
     try:
         with reading(item) as (_, _, report):
             found, records = measure(item, report), report.scan.records
@@ -75,8 +75,10 @@ def scan_for_inventory(item: SegmentInput, *, with_ids: bool) -> SegmentFindings
 
 
 def live_of(found: SegmentFindings, counts: Mapping[bytes, int], seen: set[bytes]) -> tuple[int, int]:
-    """(records, bytes) that are alive: those that have references and stand in no segment of the store that came before, which
-    ``seen`` remembers."""
+    """Return (records, bytes) of the live records: those with references, if no segment before has the same id.
+
+    ``seen``: ids of the store's segments before, which this call extends.
+    """
     live = size_of_live = 0
     for msg_id, size in zip(split_ids(found.ids), found.sizes, strict=True):
         if counts.get(msg_id, 0) > 0 and msg_id not in seen:
@@ -100,7 +102,7 @@ class StoreStock:
     """Source of the reference counts: ``given``, the store's ``own``, or "" if they are not known."""
     policies: list[PolicyPlan] = attrs.field(factory=list)
     unasked: str = ""
-    """Why no policy was asked."""
+    """Reason why no policy was asked, or ""."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -137,7 +139,7 @@ class InventoryReport(Findings):
 
 
 def sum_forecasts(stores: Iterable[StoreStock]) -> list[dict[str, Any]]:
-    """Return the forecasts of the policies, for each set of options: how often which step, and what all of them give back."""
+    """Return the forecast of each policy and set of options: the number of each step, and the bytes that all of them free."""
     plans: dict[tuple[str, str], list[PolicyPlan]] = {}
     for plan in (plan for store in stores for plan in store.policies):
         plans.setdefault((plan.name, plan.options), []).append(plan)
@@ -155,8 +157,11 @@ def sum_forecasts(stores: Iterable[StoreStock]) -> list[dict[str, Any]]:
 
 
 def totals(segments: Iterable[SegmentStock]) -> dict[str, Any]:
-    """Sums. ``live`` and ``live_bytes`` are None if they are not known of every segment; ``fragmentation`` is the share of what
-    is used that is known to be garbage."""
+    """Return the sums over segments.
+
+    ``live`` and ``live_bytes`` are None unless they are known of every segment. ``fragmentation`` is the garbage divided by the
+    bytes after the headers.
+    """
     found = list(segments)
     types: Counter[str] = Counter()
     for one in found:
@@ -185,7 +190,7 @@ Live = tuple[int, int]
 def with_live(
     scanned: Iterable[tuple[SegmentInput, SegmentFindings | None]], counts: Mapping[bytes, int] | None
 ) -> Iterator[tuple[SegmentInput, SegmentFindings | None, Live | None]]:
-    """Add what :func:`live_of` says of each segment if counts were given. ``scanned`` is by rank."""
+    """Add the result of :func:`live_of` to each segment if counts were given. ``scanned`` is by rank."""
     for _, group in groupby(scanned, key=lambda row: row[0].store):
         seen: set[bytes] = set()
         for item, found in group:
@@ -193,7 +198,10 @@ def with_live(
 
 
 def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, SegmentFindings | None, Live | None]]) -> InventoryReport:
-    """``rows`` by rank, with the live records of each segment if counts were given. Asks stores and policies."""
+    """Return the report of the job. Asks indexes and policies.
+
+    ``rows``: segments by rank, with their live records if counts were given.
+    """
     report = InventoryReport(job.sources)
     job.found.add_to(report)
     for directory, group in groupby(rows, key=lambda row: row[0].store):
@@ -215,20 +223,20 @@ def _store(job: InventoryJob, directory: str, all_found: Sequence[tuple[SegmentI
     store = StoreStock(directory, [found.stock for _, found in all_found], "given" if job.counts is not None else "")
     catalogue = installed()
     if job.counts is None:
-        own = _own_counts(Path(directory), catalogue, {Path(item.path).name: found.damage for item, found in all_found})
-        if own is not None:
-            store.counts = "own"
-            for segment in store.segments:
-                known = own.get(Path(segment.path).name)
-                if known is not None:
-                    segment.live, segment.live_bytes = known.live_count, known.live_bytes
-                    segment.quarantined |= known.quarantined
+        own = _own_counts(Path(directory), catalogue)
+        store.counts = "" if own is None else "own"
+        for segment in store.segments:
+            known = (own or {}).get(Path(segment.path).name)
+            if known is not None:  # of a damaged segment, it also counts records that no scan finds
+                segment.live = min(known.live_count, segment.records)
+                segment.live_bytes = min(known.live_bytes, segment.record_bytes)
+                segment.quarantined |= known.quarantined
     try:
         segments = [_as_segment(item, found) for item, found in all_found]
         picture = make_policy_input(Path(directory), catalogue, FormatSet(catalogue), segments)
     except MsgStoreError as error:
         store.unasked = str(error)
-    except OSError as error:  # a name beside the segments that cannot be looked at: no store would open
+    except OSError as error:  # of a name next to the segments: no store would open
         store.unasked = f"{error.filename or directory}: {error.strerror or error}"
     else:
         store.policies = list(forecast(catalogue, picture, job.now))
@@ -239,18 +247,17 @@ def _as_segment(item: SegmentInput, found: SegmentFindings) -> Segment:
     """Return a segment as the engine would see it. Records count as live if nothing else is known."""
     stock = found.stock
     live, size = (stock.records, stock.record_bytes) if stock.live is None else (stock.live, stock.live_bytes or 0)
-    segment = Segment(-1, Path(item.path), open_input(item), stock.size, live, size)
-    segment.quarantined, segment.torn = stock.quarantined, stock.state == "torn"
-    segment.appendable = stock.state == "clean" and not found.damage and not stock.quarantined
+    segment = as_segment(
+        Path(item.path), open_input(item), stock.size, stock.state, damaged=bool(found.damage), quarantined=stock.quarantined
+    )
+    segment.live_count, segment.live_bytes = live, size
     return segment
 
 
-def _own_counts(
-    directory: Path, catalogue: Catalogue, damage: Mapping[str, Sequence[Damage]]
-) -> dict[str, SegmentStats] | None:
+def _own_counts(directory: Path, catalogue: Catalogue) -> dict[str, SegmentStats] | None:
     """Return the statistics of segments by file name, from an index that loads without reading them; None without one.
 
-    Such an index is persistent, or was saved at a clean shutdown. Records in ``damage`` do not count as live.
+    Such an index is persistent, or was saved at a clean shutdown.
     """
     try:
         if not (directory / SETTINGS).exists():
@@ -260,34 +267,6 @@ def _own_counts(
         if not persistent and not (directory / CLEAN).exists():
             return None
         with open_configured(config, catalogue, mode="r", live="beside") as store:
-            if store.stats().recovery.counts_are_kept:
-                return _less_damaged(store, damage)
+            return {one.file: one for one in store.segments()} if store.stats().recovery.counts_are_kept else None
     except (MsgStoreError, OSError):
-        pass
-    return None
-
-
-def _less_damaged(store: Store, damage: Mapping[str, Sequence[Damage]]) -> dict[str, SegmentStats]:
-    """Return the statistics of segments by file name; records of which any byte is damaged do not count as live."""
-    segments = {segment.number: segment for segment in store.segments()}
-    edges = {number: edges_of(damage[segment.file]) for number, segment in segments.items() if damage.get(segment.file)}
-    for entry in store.entries() if edges else ():
-        if entry.number in edges and is_touched(edges[entry.number], entry.offset, entry.size):
-            one = segments[entry.number]
-            segments[entry.number] = attrs.evolve(one, live_count=one.live_count - 1, live_bytes=one.live_bytes - entry.size)
-    return {segment.file: segment for segment in segments.values()}
-
-
-Edges = tuple[list[int], list[int]]
-
-
-def edges_of(damage: Iterable[Damage]) -> Edges:
-    """Return where damaged spans begin, and where they end. Empty ones are left out."""
-    spans = [span for span in damage if span.size]
-    return sorted(span.offset for span in spans), sorted(span.offset + span.size for span in spans)
-
-
-def is_touched(edges: Edges, offset: int, size: int) -> bool:
-    """Return True if any of these bytes is damaged: more spans begin before their end than end before them."""
-    begins, ends = edges
-    return bisect_left(begins, offset + size) > bisect_right(ends, offset)
+        return None

@@ -1,4 +1,4 @@
-"""Paths that users name: globs, the directories that a glob cannot see, and files below a directory."""
+"""Paths of users: matches of globs, directories that hide matches, and files below a directory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ is_glob = glob.has_magic
 
 
 def matches(pattern: str) -> list[Path]:
-    """By name; hidden ones too."""
+    """Return the matches of a glob by name, including hidden names."""
     return [Path(name) for name in sorted(glob.glob(pattern, recursive=True, include_hidden=True))]  # noqa: PTH207 - a Path takes relative patterns only
 
 
 def unreadable_directories(pattern: str) -> Iterator[tuple[Path, OSError]]:
-    """The directories on the way to what matches that this process may not look into: whatever is in there does not match."""
+    """Yield the directories in which this process may not search for matches, with the error."""
     way = Path(pattern)
     while glob.has_magic(str(way)):
         check = check_listable if glob.has_magic(way.name) else check_searchable

@@ -23,26 +23,26 @@ from msgstore.contract import (
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
 from msgstore.engine.compact import policy_actions as plans
-from msgstore.engine.open.recovery import CHAIN
+from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan import FormatSet, SegmentReport
+from msgstore.scan import FormatSet, OpenFormat, SegmentReport
 
 DOES = {Compact: "compact", Combine: "combine", Drop: "drop", Migrate: "migrate"}
 
 
 @attrs.frozen
 class Step:
-    """One thing that would be done. Sizes in bytes."""
+    """One action of a policy, or the deletion of an empty segment. Sizes in bytes."""
 
     what: str
-    """compact, combine, drop, migrate, or delete: what every store does with a segment without a live record."""
+    """compact, combine, drop or migrate; delete for a segment without a live record, which every store deletes."""
     files: tuple[str, ...]
     gives_back: int
-    """About: what was written in another format has another size, and not every gap can be filled to the last byte."""
+    """Estimate: records of another format have other sizes, and compaction cannot fill every gap to the last byte."""
     messages_lost: int = 0
     why: str = ""
 
@@ -60,7 +60,7 @@ class PolicyPlan:
     passed_over: tuple[str, ...] = ()
     """Actions that no store would carry out, and why not."""
     error: str = ""
-    """Why the policy says nothing."""
+    """Reason why the policy has no plan."""
 
 
 @attrs.frozen
@@ -72,11 +72,11 @@ class PolicyInput:
     generation: int
     """Of the format that the store writes."""
     size_limit: int
-    """Of a segment, in bytes. A directory does not remember it: that of the defaults."""
+    """Bytes of a segment by default. A directory does not remember another value."""
     current: str
     """The file that new messages would go to, or "" for a new one."""
     not_shown: int
-    """Segments of the directory that are left out: the policies do not hear of them."""
+    """Number of segments of the directory that the policies do not see."""
 
 
 def is_quarantined(report: SegmentReport) -> bool:
@@ -90,27 +90,23 @@ def is_quarantined(report: SegmentReport) -> bool:
         return form.find_chain(data, scan.end.offset + 1, CHAIN) is not None
 
 
-def as_segment(report: SegmentReport, quarantined: bool) -> Segment:
-    """Return a segment as the engine would see it, without its live records. ``quarantined``: it has, already."""
-    quarantined = quarantined or is_quarantined(report)
-    appendable = not (report.is_damaged or quarantined)
-    torn = report.scan.end.state == "torn"
-    return Segment(-1, report.path, report.format, report.size, appendable=appendable, quarantined=quarantined, torn=torn)
+def as_segment(path: Path, form: OpenFormat, size: int, state: str, *, damaged: bool, quarantined: bool) -> Segment:
+    """Return a scanned segment as the engine would see it, without number, time and live records. ``state``: of its end."""
+    appendable = not (damaged or quarantined)
+    return Segment(-1, path, form, size, appendable=appendable, quarantined=quarantined, torn=state == "torn")
 
 
 def make_policy_input(directory: Path, catalogue: Catalogue, formats: FormatSet, segments: Sequence[Segment]) -> PolicyInput:
-    """The segments, which get their numbers and times. Raises MsgStoreError if no store could be opened on the directory."""
+    """Return the segments as a policy sees them, and set their numbers and times.
+
+    Raises MsgStoreError if no store could be opened on the directory.
+    """
     config = remembered_config(directory)
     found = {s.path.name: s for s in find_segments(Files(), directory, formats.extensions, formats.leftovers)}
     for segment in segments:
         file = found.get(segment.path.name)
         if file is None:
-            why = (
-                "has a name that no store gives a segment"
-                if segment.path.is_file()
-                else "is not there any more: the store is in use"
-            )
-            raise StoreError(f"{segment.path}: {why}")
+            raise StoreError(f"{segment.path}: no store would read it: it was deleted, or its name is no segment's")
         segment.number, segment.sealed_mtime_ns = file.number, file.mtime_ns
     by_number = {segment.number: segment for segment in sorted(segments, key=lambda segment: segment.number)}
     newest = by_number.get(max((file.number for file in found.values()), default=0))
@@ -145,9 +141,9 @@ def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator
             try:
                 options = structure(descriptor.options, example, f"the examples of the GC policy {name!r}")
                 actions = list(catalogue.make(descriptor, options).plan(picture.stats, now))
-            except Exception as error:  # whatever a stranger's code raises is told where it belongs
-                told = str(error) if isinstance(error, MsgStoreError) else f"{type(error).__name__}: {error}"
-                yield attrs.evolve(plan, error=told)
+            except Exception as error:  # a plugin may raise anything
+                reason = str(error) if isinstance(error, MsgStoreError) else f"{type(error).__name__}: {error}"
+                yield attrs.evolve(plan, error=reason)
             else:
                 yield _judged(plan, actions, picture, may_drop=may_drop(descriptor))
 

@@ -30,9 +30,9 @@ CLASSES = {
     "settled": "has neither references nor a record",
 }
 WRITTEN = ("live", "orphan", "dangling", "negative")
-"""The classes whose ids are written out; settled ones are only counted."""
+"""Classes whose ids are written to files. Settled ids are only counted."""
 NAMED = 100
-"""Dangling and negative ids that a report names: those that come first as bytes."""
+"""Number of dangling and of negative ids that a report names, in the order of their bytes."""
 
 
 @attrs.frozen
@@ -40,11 +40,11 @@ class ReconcileJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_reconcile`."""
 
     deltas: tuple[str, ...]
-    """Files of changes, as they were given."""
+    """Files of changes, as given."""
     shares: tuple[DeltaShare, ...]
-    """What the files of changes are read in."""
+    """Parts of these files, one per task."""
     to: str | None = None
-    """The directory that the classes are written to."""
+    """Directory for the classes, or None."""
 
     @property
     def size(self) -> int:
@@ -60,7 +60,7 @@ def plan_reconcile(
     to: Path | None = None,
     records: Mapping[str, int] | None = None,
 ) -> ReconcileJob:
-    """Read no segment, write nothing. ``records`` binds record types beside those that the directories remember.
+    """Return the job. Reads no segment and writes nothing. ``records`` overrides the bindings that the directories remember.
 
     Raises StoreError (no segments, ``to`` in use), StoreLocked, ConfigError (no pyarrow; no file of changes), PluginError.
     """
@@ -80,9 +80,9 @@ class ClassReport:
     name: str
     ids: int = 0
     references: int = 0
-    """The sum of their counts."""
+    """Sum of their counts."""
     records: int = 0
-    """Good ones, copies of an id included."""
+    """Intact records, including copies of an id."""
     size: int = 0
     """Bytes of these records."""
 
@@ -97,7 +97,7 @@ class ClassReport:
 
 @attrs.define
 class ReconcileReport(Findings):
-    """The same from every engine."""
+    """Result of a reconciliation, the same with every runner."""
 
     sources: tuple[str, ...]
     deltas: tuple[str, ...]
@@ -105,7 +105,7 @@ class ReconcileReport(Findings):
     size: int
     """Bytes of the segments."""
     changes: int = 0
-    """Lines and rows of the files of changes."""
+    """Number of lines and rows in the files of changes."""
     classes: dict[str, ClassReport] = attrs.field(factory=lambda: {name: ClassReport(name) for name in CLASSES})
     named: dict[str, list[tuple[bytes, int]]] = attrs.field(factory=lambda: {"dangling": [], "negative": []})
     """(id, count) of the first few of a class, by id."""
@@ -115,7 +115,7 @@ class ReconcileReport(Findings):
         self.named[which] = sorted([*self.named[which], *ids])[:NAMED]
 
     def add(self, part: ReconcileReport) -> None:
-        """The classes of other ids."""
+        """Add the classes of other ids."""
         for name, found in part.classes.items():
             self.classes[name].add(found)
         for name, ids in part.named.items():
@@ -123,7 +123,7 @@ class ReconcileReport(Findings):
 
     @property
     def agrees(self) -> bool:
-        """Return True if nothing is damaged, missing or miscounted. Garbage does not matter."""
+        """Return True if nothing is damaged, missing or miscounted. There may be garbage."""
         return not (self.damage or self.classes["dangling"].ids or self.classes["negative"].ids)
 
     def as_json(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class ReconcileReport(Findings):
 
 
 def report_of(job: ReconcileJob, damage: Iterable[tuple[SegmentInput, Sequence[Damage]]], changes: int) -> ReconcileReport:
-    """One in which no class is counted yet. ``damage`` by rank."""
+    """Return a report without classes. ``damage``: damaged spans of each segment, by rank."""
     report = ReconcileReport(job.sources, job.deltas, len(job.found.inputs), job.size, changes)
     job.found.add_to(report)
     for item, spans in damage:

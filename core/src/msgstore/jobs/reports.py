@@ -11,12 +11,12 @@ from msgstore.contract import Damage
 from msgstore.jobs.not_read import NotRead
 
 SETTINGS_DAMAGED = "settings_damaged"
-"""The reason of a ``msgstore.json`` that cannot be read; record types of assigned bytes are then tried as well."""
+"""Reason for an unreadable ``msgstore.json``. All record types with assigned bytes are then tried."""
 
 
 @attrs.frozen
 class SpanReport:
-    """Bytes of an input that are not what was written, or that hold no whole record."""
+    """Damaged bytes of an input."""
 
     path: str
     offset: int
@@ -33,16 +33,16 @@ class Findings:
 
     damage: list[SpanReport] = attrs.field(factory=list)
     ignored: list[str] = attrs.field(factory=list)
-    """Files beside the segments that are none of an installed format, and were left out."""
+    """Other files in the directories of segments, which were not read."""
     not_read: list[NotRead] = attrs.field(factory=list)
-    """Files in directories of a broker that were recognised and not read."""
+    """Files of brokers that were recognised and not read."""
 
     def add_damage(self, path: str, spans: Iterable[Damage]) -> None:
         """Add the damaged spans of one segment."""
         self.damage += [SpanReport(path, span.offset, span.size, span.reason) for span in spans]
 
     def summary(self, **members: Any) -> dict[str, Any]:
-        """Return the last object of ``--json``: ``members``, and those that every report has."""
+        """Return the last object of ``--json``: ``members``, and the members of every report."""
         return {"kind": "summary", **members, "damaged_spans": len(self.damage), "ignored": self.ignored}
 
     @property
@@ -65,15 +65,15 @@ class SegmentStock:
     format: str
     size: int
     state: str
-    """How reading ended: ``clean``, ``torn``, ``corrupt``, or ``unreadable``."""
+    """State of its end: ``clean``, ``torn``, ``corrupt``, or ``unreadable``."""
     header: int = 0
     records: int = 0
-    """Whole, undamaged ones, as a scan reports them: of copies of an id in a segment the first."""
+    """Number of intact records that a scan reports: of several copies of an id in the segment the first."""
     record_bytes: int = 0
     types: dict[str, int] = attrs.field(factory=dict)
-    """How many records there are of each type, if the format has types."""
+    """Number of records of each type; empty if the format has no types."""
     live: int | None = None
-    """Records with references that a store would read; None if unknown."""
+    """Number of records that a store would read and that have references; None if unknown."""
     live_bytes: int | None = None
     holes: int = 0
     hole_bytes: int = 0
@@ -86,12 +86,12 @@ class SegmentStock:
 
     @property
     def used(self) -> int:
-        """All that stands behind the header."""
+        """Bytes after the header."""
         return self.size - self.header
 
     @property
     def other(self) -> int:
-        """Bytes that the format keeps for itself."""
+        """Bytes that belong to the format."""
         return self.used - self.record_bytes - self.hole_bytes - self.duplicate_bytes - self.damaged
 
     @property

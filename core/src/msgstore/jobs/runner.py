@@ -1,7 +1,7 @@
 """Job runner: one method per job. ``local`` is :mod:`msgstore.jobs.local`; others are plugins.
 
-A job says everything that decides what comes out, and core makes and checks it; the engine only says where the work is done. So
-two engines give the same rows and the same report.
+Core creates and checks a job, which determines the result completely. A runner only decides where the work is done, so all
+runners give the same rows and the same report.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ AUTO = "auto"
 
 
 class JobRunner(Protocol):
-    """Carries jobs out. Each method returns when all is done, or raises and leaves nothing behind.
+    """Executes jobs. Each method returns when the job is complete, or raises and leaves nothing behind.
 
     Each raises StoreError, StoreIOError, ConfigError, PluginError.
     """
 
     def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
-        """Copy every intact record into a new store. A migration, too."""
+        """Copy every intact record into a new store. Also executes migrations."""
         ...
 
     def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
-        """Every id in its class, by its records and the changes of its count."""
+        """Find the class of each id by its records and the changes of its count."""
         ...
 
     def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
@@ -44,22 +44,23 @@ class JobRunner(Protocol):
         ...
 
     def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
-        """The messages of two stores, by id and a hash of the body."""
+        """Compare the messages of two stores by id and a hash of the body."""
         ...
 
     def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
-        """Records as Parquet."""
+        """Write records as Parquet."""
         ...
 
     def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
-        """Rows of Parquet or lines of JSON as a fresh store."""
+        """Make a new store of rows of Parquet or lines of JSON."""
         ...
 
 
 def choose_runner(catalogue: Catalogue, name: str, size: int, keys: Collection[str] = ()) -> tuple[str, str]:
-    """The engine for ``size`` bytes of input, and why, if ``auto`` had a choice: of those that pay the one that needs the most.
+    """Return the name of the runner for ``size`` bytes of input, and the reason if ``auto`` had a choice, else "".
 
-    ``keys`` are options that are asked for: ``auto`` takes no engine that lacks one.
+    ``auto`` takes the runner with the largest ``min_input_bytes`` that ``size`` reaches, and none that lacks an option of
+    ``keys``.
     """
     if name != AUTO:
         return name, ""
@@ -81,7 +82,7 @@ def choose_runner(catalogue: Catalogue, name: str, size: int, keys: Collection[s
 
 
 def make_runner(catalogue: Catalogue, name: str, options: Mapping[str, Any]) -> JobRunner:
-    """Raises ConfigError for options that the engine does not have, and the catalogue's errors."""
+    """Return a runner. Raises ConfigError for unknown options, and PluginError if it is not available."""
     descriptor = catalogue.job_runner(name)
     engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--runner {name}"))
     return engine

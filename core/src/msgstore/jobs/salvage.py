@@ -1,9 +1,9 @@
-"""Salvage and migration: every intact record of any segments, in a new store, and every byte of the input accounted for.
+"""Salvage and migration: copy every intact record of any segments into a new store, and account for every byte of the input.
 
-``examine`` reads a segment to its end and says which records are good; the runner picks of all copies of an id the first good
-one, by rank and offset, and leaves out what has no reference; ``copy`` writes the picked ones of a task into a part of the new
-store; :meth:`Staging.commit` makes one store of the parts. ``examine`` and ``copy`` run wherever the runner wants, one segment
-or one task at a time, and depend on nothing but their arguments.
+``examine`` reads a segment to its end and finds its intact records. Of all copies of an id, the runner selects the first by
+rank and offset, and omits ids without references. ``copy`` writes the selected records of a task into a part of the new store;
+:meth:`Staging.commit` makes one store of the parts. ``examine`` and ``copy`` run in any process: they depend on nothing but
+their arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import attrs
 
 from msgstore.contract import (
     Buffer,
-    CheckBody,
     Columns,
     ConfigError,
     Damage,
@@ -31,7 +30,7 @@ from msgstore.contract.formats import split_ids
 from msgstore.files import Files
 from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, batches
-from msgstore.jobs.reading.chains import Row, columns_of, read_inside
+from msgstore.jobs.reading.chains import INVALID_BODY
 from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
 from msgstore.jobs.reports import Findings, sums
@@ -42,7 +41,6 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 from msgstore.scan.bindings import OWN_RECORD, assigned_byte
 
-INVALID_BODY = "invalid_message_body"
 TOO_LARGE = "message_too_large"
 """Reason for a record whose body is too large for the format of the new store."""
 NAMED = 5
@@ -55,20 +53,20 @@ class SalvageJob(SegmentJob):
 
     target: Target
     max_body: int
-    """Bytes; a larger one does not fit into a record of the target's format."""
+    """Largest body, in bytes, that fits into a record of the target's format."""
     as_they_are: bool = True
-    """Records of the target's format are copied byte for byte, whatever their type; else all are encoded anew."""
+    """True if records of the target's format are copied byte for byte, whatever their type. Otherwise all are encoded again."""
     check_body: str | None = None
-    """The codec that bodies must be valid for."""
+    """Codec that bodies must be valid for."""
     counts: str | None = None
     """A file of counts (:mod:`msgstore.jobs.counts`): ids that it does not name are dead."""
     complete: bool = False
-    """A migration: if a message is missing there is an error, and no store."""
+    """True for a migration: a missing message is an error, and no store is made."""
     task_size: int = TASK_SIZE
-    """Bytes of segments that are copied together; each such task begins a segment of the new store."""
+    """Bytes of segments that one task copies. Each task begins a segment of the new store."""
 
     def tasks(self) -> list[tuple[SegmentInput, ...]]:
-        """The same from every engine, so that the store is the same, too."""
+        """Return the same tasks for every runner, so that the new store is the same."""
         return pack(self.found.inputs, self.task_size)
 
     def for_workers(self) -> SalvageJob:
@@ -90,11 +88,11 @@ def plan_salvage(
     counts: Path | None = None,
     complete: bool = False,
 ) -> SalvageJob:
-    """Read no segment, write nothing; every name is looked up, every path looked at.
+    """Return the job, after a check of every name and path. Reads no segment and writes nothing.
 
-    ``records`` binds record types of the sources beside those that their directories remember. ``record`` is what all records
-    are encoded as; None copies those of ``format`` as they are. ``body`` is the codec that the new store remembers (that of
-    the sources, else ``raw``): bodies are copied as they are stored.
+    ``records`` binds record types of the sources in addition to those that their directories remember. ``record`` is the type
+    that all records are encoded as; None copies those of ``format`` as they are. ``body`` is the codec that the new store
+    remembers, by default that of the sources, or ``raw``. Bodies are copied as they are stored.
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError.
     """
@@ -125,24 +123,22 @@ def plan_salvage(
 
 
 def _bindings(found: Found, form: str) -> dict[str, int]:
-    """All record types of the sources together. ConfigError if two contradict each other: a store has one binding."""
-    names: dict[str, tuple[int, str]] = {}
-    bytes_: dict[int, tuple[str, str]] = {}
+    """Return the record types that the sources bind. Raises ConfigError if two bindings contradict each other."""
+    by_name: dict[str, int] = {}
+    by_byte: dict[int, str] = {}
     for item in found.inputs:
         for name, byte in item.records if item.format == form else ():
-            other, where = names.setdefault(name, (byte, item.store))
-            another, there = bytes_.setdefault(byte, (name, item.store))
-            if other != byte or another != name:
+            if by_name.setdefault(name, byte) != byte or by_byte.setdefault(byte, name) != name:
                 raise ConfigError(
-                    f"{item.store} binds the record type {name} to byte {byte}, {where if other != byte else there} binds "
-                    f"{name if other != byte else another} to {other if other != byte else byte}; one store cannot hold both. "
-                    "Name a record type that all are encoded as (--record), or salvage them one by one"
+                    f"{item.store} binds the record type {name} to byte {byte}, and another source binds "
+                    f"{by_byte.get(byte, name)} to {by_name[name]}; one store cannot hold both. Name a record type that all "
+                    "are encoded as (--record), or salvage them one by one"
                 )
-    return {name: byte for name, (byte, _) in names.items()}
+    return by_name
 
 
 def _writing_on(target: Target, catalogue: Catalogue, found: Found) -> Target:
-    """With the record type that new messages of the sources were written as, if they agree and the target can have it."""
+    """Return the target with the record type of new messages in the sources, if they agree and its format has it."""
     if len(found.record_types) == 1 and not found.unknown:
         wanted = attrs.evolve(target, record=found.record_types[0])
         with suppress(ConfigError, PluginError):
@@ -152,68 +148,43 @@ def _writing_on(target: Target, catalogue: Catalogue, found: Found) -> Target:
 
 
 def _codec(found: Found) -> str:
-    if len(found.codecs) > 1:
+    codecs = list(found.codecs or ("raw",))
+    if found.unknown and codecs != ["raw"]:
+        codecs.append(f"unknown ({found.unknown[0]})")
+    if len(codecs) > 1:
         raise ConfigError(
-            f"the sources remember different body codecs, {', '.join(found.codecs)}; bodies are copied as they are stored: "
-            "salvage them one by one, or name the codec that fits all (--body)"
+            f"the sources remember different body codecs: {', '.join(codecs)}; bodies are copied as they are stored. Salvage "
+            "them one by one, or name the codec that fits all (--body)"
         )
-    if found.codecs not in ((), ("raw",)) and found.unknown:
-        raise ConfigError(
-            f"{found.unknown[0]} does not say which codec its bodies have been stored with, and others say {found.codecs[0]}: "
-            "salvage them one by one, or name the codec that fits all (--body)"
-        )
-    return found.codecs[0] if found.codecs else "raw"
+    return codecs[0]
 
 
 # -- one segment --------------------------------------------------------------------------------------------------------------
 
 
 def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
-    """Read one segment. One that cannot be read is damage as a whole. Raises PluginError."""
+    """Read one segment. One that cannot be read is one damaged span. Raises PluginError."""
     is_valid = body_check(job.check_body)
-    return read_intact(item, lambda form, data: _examine(form, data, job.max_body, is_valid))
 
+    def read(form: OpenFormat, data: Buffer) -> IntactRecords:
+        def judge(msg_id: bytes, record: bytes) -> str | None:
+            """Return why a record cannot be copied; None if it can."""
+            if is_valid is None and len(record) <= job.max_body:
+                return None
+            try:
+                body = form.format.decode(msg_id, record)
+            except RecordError as error:
+                return error.reason
+            if len(body) > job.max_body:
+                return TOO_LARGE
+            return INVALID_BODY if is_valid is not None and not is_valid(msg_id, body) else None
 
-def _examine(form: OpenFormat, data: Buffer, max_body: int, is_valid: CheckBody | None) -> IntactRecords:
-    found = attrs.evolve(intact_records(form, data), crc32=checksum(data, len(data)))
-    if is_valid is None and max(found.records.sizes, default=0) <= max_body:
-        return found
-    damage, holes, depth = list(found.damage), found.holes, 0
-    good: list[Row] = []
-    columns = found.records
-    rows = list(zip(columns.offsets, columns.sizes, columns.id_list(), map(bool, found.recovered), strict=True))
-    while rows:
-        swallowed: list[Row] = []
-        for offset, size, msg_id, again in rows:
-            reason = _reason(form, data, offset, size, msg_id, max_body, is_valid)
-            if reason is None:
-                good.append((offset, size, msg_id, again))
-            elif reason == INVALID_BODY:  # it may have swallowed whole records
-                inside = read_inside(form.format, data, Damage(offset, size, reason), depth, judged=True)
-                swallowed += inside.rows()
-                damage += inside.damage
-                holes += inside.holes
-            else:
-                damage.append(Damage(offset, size, reason))
-        rows, depth = swallowed, depth + 1
-    damage.sort(key=lambda spot: spot.offset)
-    records, recovered = columns_of(sorted(good))
-    return attrs.evolve(found, holes=holes, damage=tuple(damage), records=records, recovered=recovered)
+        found = None if is_valid else intact_records(form, data)
+        if found is None or max(found.records.sizes, default=0) > job.max_body:
+            found = intact_records(form, data, judge)
+        return attrs.evolve(found, crc32=checksum(data, len(data)))
 
-
-def _reason(
-    form: OpenFormat, data: Buffer, offset: int, size: int, msg_id: bytes, max_body: int, is_valid: CheckBody | None
-) -> str | None:
-    """Why a record is not good; None if it is."""
-    if is_valid is None and size <= max_body:
-        return None
-    try:
-        body = form.format.decode(msg_id, data[offset : offset + size])
-    except RecordError as error:
-        return error.reason
-    if len(body) > max_body:
-        return TOO_LARGE
-    return INVALID_BODY if is_valid is not None and not is_valid(msg_id, body) else None
+    return read_intact(item, read)
 
 
 # -- one task -----------------------------------------------------------------------------------------------------------------
@@ -232,7 +203,7 @@ class Selection:
 
 
 def copy(task: int, picks: Iterable[Selection], job: SalvageJob, staging: str) -> Part:
-    """Write one part of the new store. Raises StoreError if a segment is not what it was when it was examined, StoreIOError."""
+    """Write one part of the new store. Raises StoreError if a segment has changed since it was examined, and StoreIOError."""
     with PartWriter(job.target, staging, task) as part:
         for pick in picks:
             if not pick.offsets:
@@ -269,7 +240,9 @@ def _bodies(form: OpenFormat, pick: Selection, ids: Sequence[bytes], records: Se
 
 
 def _changed(pick: Selection, what: str) -> StoreError:
-    return StoreError(f"{pick.item.path}: changed while it was copied: {what}. Stop who writes there, and begin again.")
+    return StoreError(
+        f"{pick.item.path}: changed while it was copied: {what}. Stop the program that writes there, and run the job again."
+    )
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -288,15 +261,15 @@ class InputReport:
     good: int
     """Bytes of the records that were copied."""
     duplicates: int
-    """Bytes of the records of which another copy was taken."""
+    """Bytes of the records of whose id another copy was copied."""
     dead: int
-    """Bytes of the records that no reference is left to; 0 if no counts were given."""
+    """Bytes of the records without references; 0 if no counts were given."""
     holes: int
     damaged: int
     records: int
     """Records that were copied."""
     recovered: Columns = attrs.field(factory=Columns)
-    """Copied records that were found behind a damaged span."""
+    """Copied records that were found after or inside a damaged span."""
 
     @classmethod
     def of(
@@ -316,14 +289,14 @@ class InputReport:
 
 @attrs.define
 class SalvageReport(Findings):
-    """The whole of it. Whether a record was dead cannot be told without counts: then every good one is copied, once."""
+    """Result of a salvage. Without counts, no record is known to be dead: one copy of each id is copied."""
 
     sources: tuple[str, ...]
     destination: str
     inputs: list[InputReport] = attrs.field(factory=list)
-    """In the order in which copies were preferred: the highest number of a store first."""
+    """By rank: of several copies of an id, the first was copied."""
     missing: int = 0
-    """Messages that the counts name and of which there is no intact record."""
+    """Number of messages with references but without an intact record."""
 
     @property
     def messages(self) -> int:

@@ -1,4 +1,4 @@
-"""Directories that a job reads: no store may be open for writing in them, and no job writes into them."""
+"""Inputs of a job that needs them unchanged: no store may be open for writing there, and the job writes nothing there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments in shares of about equal size: what one worker reads in one go."""
+"""Tasks: groups of segments of about equal size, one per call of a worker."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
 """Calls a function for each task, as ``map`` does: the results come in the order of the tasks."""
 Task = tuple[SegmentInput, ...]
 TASK_SIZE = 64 * 2**20
-"""Bytes. Below it the fixed cost of a task shows; far above it the last tasks of a job wait for one worker."""
-_MOST = 4 * TASK_SIZE
-_ENOUGH = 32
-"""Tasks: so many keep the processors of a machine busy to the end."""
+"""Bytes. With smaller tasks their fixed cost counts; with much larger ones, one worker is busy at the end of a job."""
+_MAX_SCAN_SIZE = 4 * TASK_SIZE
+_MIN_SCANS = 32
+"""Number of tasks that keeps the processors of a machine busy to the end."""
 
 
 def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
-    """Tasks of at most ``target`` bytes, in the order given; a larger segment is a task of its own. Deterministic."""
+    """Return tasks of at most ``target`` bytes, in the order given. A larger segment is a task of its own. Deterministic."""
     tasks: list[list[SegmentInput]] = []
     room = 0
     for found in inputs:
@@ -39,9 +39,8 @@ def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
 
 
 def pack_scans(inputs: Collection[SegmentInput]) -> list[Task]:
-    """The same for tasks that look at no body: those are done in a fraction of the time, so that at TASK_SIZE their fixed cost
-    shows. Where there are tasks enough they are up to four times as large."""
-    return pack(inputs, min(max(TASK_SIZE, sum(found.size for found in inputs) // _ENOUGH), _MOST))
+    """Return up to four times larger tasks, for work without bodies: at TASK_SIZE, their fixed cost would count."""
+    return pack(inputs, min(max(TASK_SIZE, sum(found.size for found in inputs) // _MIN_SCANS), _MAX_SCAN_SIZE))
 
 
 def map_segments(

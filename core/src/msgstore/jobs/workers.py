@@ -1,4 +1,4 @@
-"""Installed parts of a process: its catalogue of plugins, codecs by name, and whether there is pyarrow.
+"""Installed plugins of a process: its catalogue, its codecs by name, and a check for pyarrow.
 
 Jobs carry names, never plugin objects; each process resolves them through its own entry points.
 """
@@ -18,7 +18,7 @@ from msgstore.scan import Values
 from msgstore.scan.fields import check_values
 
 PAYLOAD = RecordField("payload", "bytes", "what a client reads")
-"""The column of every codec that does not store plain bytes, and has no field of this name."""
+"""Column for codecs that do not store plain bytes, unless they have a field of this name."""
 
 
 def check_pyarrow(what: str) -> None:
@@ -35,40 +35,39 @@ def installed() -> Catalogue:
 
 @cache
 def body_codec(name: str) -> BodyCodec:
-    """With the options of its defaults. Raises PluginError."""
+    """Return a body codec with its default options. Raises PluginError."""
     descriptor = installed().body_codec(name)
     codec: BodyCodec = installed().make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
     return codec
 
 
 def body_check(name: str | None) -> CheckBody | None:
-    """The test of a stored body that a codec makes; None for none. Raises PluginError."""
+    """Return the check that a codec makes of a stored body; None without a codec. Raises PluginError."""
     return None if name is None else partial(is_valid, body_codec(name))
 
 
 def is_valid(codec: BodyCodec, msg_id: bytes, body: bytes) -> bool:
-    """Return True for a stored body of the codec; False also if the codec raises, so that no other body is lost for it."""
+    """Return True for a valid stored body. An exception of the codec counts as False, so that the job continues."""
     try:
         return codec.is_valid(msg_id, body)
     except (MemoryError, MsgStoreError):
         raise
-    except Exception:  # of a stranger's code
+    except Exception:  # a plugin may raise anything
         return False
 
 
 @attrs.frozen
 class OpenCodec:
-    """A body codec for tools: what is in a stored body, beside each record and whatever the bytes."""
+    """A body codec for tools, which show the values in stored bodies."""
 
     name: str
     fields: tuple[RecordField, ...]
     read: Callable[[bytes, bytes], Values | None]
-    """Values of one stored body, in the order of ``fields``; None if it is not what the codec writes, or the codec fails on it.
-    Never raises."""
+    """Returns the values of one stored body, in the order of ``fields``; None if the body is invalid. Never raises."""
 
 
 def open_codec(name: str) -> OpenCodec:
-    """By the plugins of this process. Raises PluginError, and ConfigError for one that needs options."""
+    """Return a body codec for tools. Raises PluginError, and ConfigError for a codec that needs options."""
     codec, descriptor = body_codec(name), installed().body_codec(name)
     fields = descriptor.fields
     if fields and not callable(getattr(codec, "fields", None)):

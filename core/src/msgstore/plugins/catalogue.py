@@ -24,10 +24,8 @@ from msgstore.contract import (
     CompactableFormat,
     ConfigError,
     Descriptor,
-    DuplicatePlugin,
     GcPolicy,
     GcPolicyDescriptor,
-    IncompatiblePlugin,
     Index,
     IndexDescriptor,
     JobRunnerDescriptor,
@@ -38,7 +36,6 @@ from msgstore.contract import (
     RecordTypeWithFields,
     SegmentFormat,
     SegmentFormatDescriptor,
-    UnknownPlugin,
 )
 from msgstore.plugins.loader import Loaded, Provider, Registration, find_entry_points, load
 
@@ -99,7 +96,7 @@ class Catalogue(Loaded):
     """``kind name`` to the distribution that provided it, from a store's directory. Used in errors about missing backends."""
 
     def format(self, name: str) -> SegmentFormatDescriptor:
-        """Return a segment format. Also raises DuplicatePlugin if another format claims its extensions."""
+        """Return a segment format. Also raises PluginError if another format claims its extensions."""
         found = self._resolve(SegmentFormatDescriptor, "format", name)
         for extension in _extensions(found):
             self._check_single_claim(extension)
@@ -234,7 +231,7 @@ class Catalogue(Loaded):
         return next(found for found in self.registrations if found.descriptor is descriptor)
 
     def _check_single_claim(self, extension: str) -> None:
-        """Raise DuplicatePlugin if several formats claim the extension. Ignores case, because some file systems do."""
+        """Raise PluginError if several formats claim the extension. Ignores case, because some file systems do."""
         claims = [found for found in self.registrations if extension.lower() in map(str.lower, _extensions(found.descriptor))]
         if len({found.descriptor.name for found in claims}) < 2:
             return
@@ -243,7 +240,7 @@ class Catalogue(Loaded):
         example = (third_party or claims)[0].provider
         spellings = dict.fromkeys(e for f in claims for e in _extensions(f.descriptor) if e.lower() == extension.lower())
         files = " and ".join(f"*{ending}" for ending in sorted(spellings))
-        raise DuplicatePlugin(
+        raise PluginError(
             f"files {files} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
             f'distributions, or disable their entry points, as in disabled = ["{example.distribution}:{example.entry_point}"].'
         )
@@ -261,10 +258,10 @@ class Catalogue(Loaded):
         return chosen
 
     def _choose(self, kind: str, name: str, same: list[Registration]) -> Descriptor:
-        """Return the only registration in ``same``. Raises DuplicatePlugin or IncompatiblePlugin."""
+        """Return the only registration in ``same``. Raises PluginError for several, or one of another contract version."""
         if len(same) > 1:
             listed = "; ".join(str(found.provider) for found in same)
-            raise DuplicatePlugin(
+            raise PluginError(
                 f"the {NOUNS[kind]} {name!r} is provided {len(same)} times: {listed}. "
                 f"Keep one: 'pip uninstall' the others' distributions, or disable their entry points, as in "
                 f'disabled = ["{same[0].provider.distribution}:{same[0].provider.entry_point}"].'
@@ -272,7 +269,7 @@ class Catalogue(Loaded):
         found = same[0]
         if not is_compatible(found.descriptor.contract):
             declared, ours = (".".join(map(str, version)) for version in (found.descriptor.contract, CONTRACT_VERSION))
-            raise IncompatiblePlugin(
+            raise PluginError(
                 f"the {NOUNS[kind]} {name!r} of {found.provider} was written against contract {declared}; "
                 f"this msgstore has contract {ours}. Installed: {self._installed(kind, but=found)}. "
                 f"Try: pip install --upgrade msgstore {found.provider.distribution}"
@@ -308,7 +305,7 @@ class Catalogue(Loaded):
             message += f" Try: pip install {distribution}"
         else:
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
-        return UnknownPlugin(message)
+        return PluginError(message)
 
     def _formats_of(self, record: str) -> Iterator[tuple[str, str]]:
         """Yield (format, distribution) of each record type with this name."""

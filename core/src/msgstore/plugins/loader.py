@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -39,9 +38,6 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "runner": ("msgstore_job_runners", JobRunnerDescriptor),
 }
 """Kind of backend to (hook, class of its descriptors). A kind is the configuration key or option that selects a backend."""
-
-INSTALLATION_SECONDS = 5
-"""Time within which an installation writes the metadata of one distribution, after it has changed the directory."""
 
 EVENT_HOOKS: dict[str, type[events.Event]] = {
     "msgstore_store_opened": events.StoreOpenedEvent,
@@ -111,45 +107,23 @@ class Loaded:
 
 
 def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
-    """Return the entry points of the group, ordered by distribution and name, each distribution once.
+    """Return the entry points of the group, ordered by distribution and name, each distribution once. Thread-safe.
 
-    Reading the metadata of all installed distributions takes about 10 ms, so the result is cached until ``sys.meta_path`` or
-    what is installed changes. Thread-safe.
+    Reading the metadata of all installed distributions takes about 10 ms, so the result is kept until ``sys.meta_path``, or an
+    entry of ``sys.path`` or its modification time, changes: an installation adds a directory there.
     """
-    installed = tuple(_installed_in(path) for path in sys.path)
-    return list(_read_entry_points((installed, tuple(map(id, sys.meta_path)))))
+    return list(_read_entry_points((*map(_modified, sys.path), *map(id, sys.meta_path))))
 
 
-def _installed_in(path: str) -> object:
-    """Return a value that changes when a distribution is installed in, or removed from, an entry of ``sys.path``.
-
-    This is the modification time. In a directory that has just changed it is the state of all metadata files: an installation
-    may still be writing them, and other files that a program writes there do not matter.
-    """
-    directory = path or "."  # as the import system reads it
+def _modified(path: str) -> object:
     try:
-        modified, _ = _time_and_size(directory)
-        if modified < time.time_ns() - INSTALLATION_SECONDS * 1_000_000_000:
-            return path, modified
-        with os.scandir(directory) as entries:
-            packages = sorted(entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info", ".egg")))
+        return path, os.stat(path or ".").st_mtime_ns  # noqa: PTH116 - a third of the time of Path.stat
     except (OSError, TypeError, ValueError):  # programs put anything into sys.path
         return path
-    files = [f"{package}/{name}" for package in packages for name in ("METADATA", "PKG-INFO", "entry_points.txt")]
-    return path, tuple((file, _time_and_size(file)) for file in files)
-
-
-def _time_and_size(path: str) -> tuple[int, int]:
-    """Return the modification time in nanoseconds and the size; zeros if there is no such file."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 - a third of the time of Path.stat
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
 
 
 @functools.lru_cache(maxsize=1)
-def _read_entry_points(_installed: object) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
+def _read_entry_points(_installed: tuple[object, ...]) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
     found: dict[tuple[str, str, str], tuple[Provider, metadata.EntryPoint]] = {}
     for entry_point in metadata.entry_points(group=hookspecs.GROUP):
         distribution = entry_point.dist

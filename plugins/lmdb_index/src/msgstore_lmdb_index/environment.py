@@ -122,13 +122,12 @@ class Environment:
 
     def _sync_names(self) -> None:
         """Sync the directories: LMDB syncs only its file, and a power loss could remove the file's name with every count."""
-        if os.name == "posix":  # elsewhere directories cannot be opened
-            for directory in (self._path, self._path.parent):
-                fd = os.open(directory, os.O_RDONLY)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+        for directory in (self._path, self._path.parent):
+            fd = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def renew(self) -> None:
         """Replace the snapshot: later reads see the last commit. Takes the read lock."""

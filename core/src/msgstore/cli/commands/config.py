@@ -14,8 +14,8 @@ import click
 from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
 from msgstore.contract import ConfigError, Descriptor, IndexDescriptor, MsgStoreError
+from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
-from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
@@ -95,7 +95,7 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
     """Return one check per backend, so that an error in one does not hide the others."""
 
     def formats() -> object:
-        remembered = known_settings(Files(), store, catalogue) if store.path.is_dir() else None
+        remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
 
     def made(key: str, backend: Backend, descriptor: Descriptor) -> object:

@@ -16,9 +16,6 @@ from msgstore.contract import BodyCodecDescriptor, RecordTypeDescriptor
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import Provider
 
-_WIDE_COLUMNS = 130
-"""Terminal width that the whole table needs. On a narrower one, contract and capabilities are below the summary."""
-
 
 @click.command()
 @click.option("--check", is_flag=True, help="Also import every backend. Exit with 2 if there is a problem.")
@@ -36,9 +33,7 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
     out.emit(*_as_json(catalogue))
     out.emit(*({"kind": "problem", "message": problem} for problem in problems))
-    columns = ("kind", "name", "distribution", "contract", "capabilities", "summary")
-    rows = _rows(catalogue, wide=out.console.width >= _WIDE_COLUMNS)
-    out.table(None, columns, rows, optional=("contract", "capabilities"))
+    out.table(None, ("kind", "name", "distribution", "summary"), _rows(catalogue))
     if catalogue.disabled:
         out.print(f"disabled: {', '.join(catalogue.disabled)}")
     for problem in problems:
@@ -80,22 +75,17 @@ def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
     ]
 
 
-def _rows(catalogue: Catalogue, *, wide: bool) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each backend and observer. Unless ``wide``, contract and capabilities are below the summary."""
+def _rows(catalogue: Catalogue) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each backend and observer. Contract and capabilities are below the summary."""
     for found in sorted(catalogue.registrations, key=lambda found: (found.kind, found.descriptor.name)):
         descriptor = found.descriptor
-        contract = ".".join(map(str, descriptor.contract))
         capabilities = ", ".join(sorted(capability.value for capability in descriptor.capabilities))
-        start = found.kind, descriptor.name, _distribution(found.provider)
-        if wide:
-            yield *start, contract, capabilities or "-", descriptor.summary
-        else:
-            below = f"\ncontract {contract}{capabilities and f'; {capabilities}'}"
-            yield *start, "", "", Text.assemble(descriptor.summary, (below, "dim"))
-    dash = "-" if wide else ""
+        below = f"contract {'.'.join(map(str, descriptor.contract))}{capabilities and f'; {capabilities}'}"
+        summary = Text.assemble(descriptor.summary, (f"\n{below}", "dim"))
+        yield found.kind, descriptor.name, _distribution(found.provider), summary
     for provider, hooks in _observers(catalogue):
-        summary = f"receives {output.plural(len(hooks), 'kind')} of events"
-        yield "observer", provider.entry_point, _distribution(provider), dash, dash, summary
+        summary = Text(f"receives {output.plural(len(hooks), 'kind')} of events")
+        yield "observer", provider.entry_point, _distribution(provider), summary
 
 
 def _distribution(provider: Provider) -> Text:

@@ -1,1 +1,1 @@
-"""The engine that every installation has: processes of this machine."""
+"""Job runner of every installation: processes of this machine."""

@@ -1,4 +1,4 @@
-"""Tasks on the processors of one machine: the results come in the order of the tasks."""
+"""Execution of tasks in processes of one machine, with the results in the order of the tasks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from msgstore.contract import StoreError
 from msgstore.jobs.tasks import R, T
 
 _AHEAD = 2
-"""Tasks per process that are handed out before the oldest result is taken: results wait in memory."""
+"""Tasks per process that are started before the oldest result is taken. Their results wait in memory."""
 
 
 @contextlib.contextmanager
 def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]]:
-    """``run(function, tasks)`` for as many ``processes`` as there is work for; with one, everything is done in this one.
+    """Yield ``run(function, tasks)``, which uses at most ``processes`` processes, or this one if one is enough.
 
-    ``function`` and tasks are pickled. The processes are fresh ones: a script that comes here needs ``if __name__ ==
-    "__main__"``. What a task raises is raised where its result is taken; StoreError if a process was killed.
+    ``function`` and tasks are pickled. Each new process imports the script, which needs ``if __name__ == "__main__"``. An
+    exception of a task is raised where its result is taken. Raises StoreError if a process was killed.
     """
     processes = min(processes, tasks)
     if processes <= 1:
@@ -48,7 +48,7 @@ def task_runner(processes: int, tasks: int) -> Iterator[Callable[[Callable[[T], 
 
 def _ordered(pool: ProcessPoolExecutor, ahead: int, function: Callable[[T], R], todo: Iterable[T]) -> Iterator[R]:
     rest = iter(todo)
-    with _uninterrupted():  # they are started here, and inherit it: who presses Ctrl-C is told by the parent, once
+    with _uninterrupted():  # the processes start here and inherit it, so that only the parent reports Ctrl-C
         waiting: deque[Future[R]] = deque(pool.submit(function, task) for task in islice(rest, ahead))
     while waiting:
         yield waiting.popleft().result()
@@ -57,7 +57,7 @@ def _ordered(pool: ProcessPoolExecutor, ahead: int, function: Callable[[T], R], 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C does nothing meanwhile. Only a main thread can say so."""
+    """Ignore Ctrl-C during the block. Does nothing in other threads than the main one, which cannot change that."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,7 +69,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """In a worker. A parent that is killed tells nobody, and workers that wait for it would wait for ever."""
+    """Prepare a worker process: ignore Ctrl-C, and exit if the parent is killed. It would wait permanently otherwise."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

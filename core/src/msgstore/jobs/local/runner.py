@@ -1,4 +1,4 @@
-"""The engine ``local``: the processors of one machine. Ids and places of all records are in this process's memory."""
+"""Job runner ``local``: processes of one machine. Ids and locations of all records are in the memory of this process."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from msgstore.jobs.salvage import (
 from msgstore.jobs.tasks import Meter, Progress, map_segments, pack
 
 _TAKEN, _COPY, _DEAD = 0, 1, 2
-"""Verdict on an intact record: it is copied; another copy of the id is copied; it has no reference."""
+"""Verdicts on an intact record: it is copied; another copy of its id is copied; it has no reference."""
 
 
 class LocalRunner:
-    """A :class:`msgstore.jobs.runner.JobRunner`."""
+    """Implementation of :class:`msgstore.jobs.runner.JobRunner`."""
 
     def __init__(self, options: LocalOptions) -> None:
         self._processes = options.processes or processors()
@@ -97,10 +97,12 @@ def _copy(numbered: tuple[int, list[Selection]], job: SalvageJob, staging: str) 
 
 
 def _verdicts(ids: list[bytes], taken: set[bytes], alive: Set[bytes] | None) -> bytes:
-    """Return the verdict on each record, and add the ids of those that are copied to ``taken``. ``alive``: ids that have a
-    reference; None if nobody knows."""
+    """Return the verdict on each record, and add the ids of those that are copied to ``taken``.
+
+    ``alive``: ids with a reference; None if unknown.
+    """
     new = set(ids)
-    if len(new) == len(ids) and taken.isdisjoint(new) and (alive is None or alive >= new):  # so it mostly is, and sets are fast
+    if len(new) == len(ids) and taken.isdisjoint(new) and (alive is None or alive >= new):  # the usual case
         taken |= new
         return bytes(len(ids))
     verdicts = bytearray()
@@ -141,7 +143,7 @@ def _report(item: SegmentInput, found: IntactRecords, verdicts: bytes) -> InputR
 
 
 def _metered(parts: Iterable[Part], tasks: Iterable[tuple[SegmentInput, ...]], meter: Meter) -> Iterator[Part]:
-    """Yield the parts. They are written while ``commit`` takes them, so that it says what became of the job after an error."""
+    """Yield the parts. They are written while ``commit`` takes them, so that it adds the state of the job to an error."""
     for part, task in zip(parts, tasks, strict=True):
         meter.add(sum(item.size for item in task))
         yield part

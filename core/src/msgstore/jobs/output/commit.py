@@ -1,4 +1,4 @@
-"""Writing a fresh store, the driver's side: from the parts of all tasks to a whole store, which appears in one rename."""
+"""Commit of a new store: combines the parts of all tasks, and publishes the store by one rename."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from msgstore.engine.segment.hints import hint_name
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.output.parts import Part, Target, backends_of, nothing_of, read_references
-from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
+from msgstore.jobs.output.staging_directory import StagingDirectory, claim, errors
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import OpenFormat
 from msgstore.writer_lock import WriterLock
 
 log = logging.getLogger("msgstore.bulk")
 
-_STORE = "store"
 Counts = Iterable[tuple[bytes, int]]
 
 
 class Staging(StagingDirectory):
-    """One job that writes a fresh store: a directory beside the destination, locked while the job lives.
+    """One job that creates a store in a staging directory. Create it by ``begin``, or ``join``.
 
-    Used by one thread of the process that drives the job. A context manager: what is not committed when it is left, is
-    deleted. Until ``commit`` returns there is nothing at the destination, or what was there: an empty directory.
+    Used by one thread of the process that drives the job. A context manager: on exit, everything that is not committed is
+    deleted. Until ``commit`` returns, the destination does not exist, or is the empty directory that it was.
     """
 
     def __init__(self, target: Target, path: str, lock: WriterLock | None, catalogue: Catalogue, files: Files) -> None:
-        """Use ``begin``, or ``join``."""
         super().__init__(target.destination, path, lock, files, nothing_of(target))
         self.target = target
-        self._catalogue = attrs.evolve(catalogue, observers=())  # nobody has this store yet
+        self._catalogue = attrs.evolve(catalogue, observers=())  # no application uses this store yet
 
     @classmethod
     def begin(
@@ -51,74 +49,57 @@ class Staging(StagingDirectory):
         catalogue: Catalogue | None = None,
         files: Files | None = None,
     ) -> Staging:
-        """Check everything that can be wrong with the target, clear away what killed jobs for it left, and begin.
+        """Check the target, delete what killed jobs for it left, and begin.
 
-        ``sources`` are the directories that the job reads: the store must not come to lie inside one.
-
-        Raises ConfigError, PluginError; StoreError if the destination is in use, StoreLocked if another job is writing there.
+        ``sources`` are paths that the job reads: the store must not be inside one. Raises ConfigError, PluginError, StoreError
+        if the destination exists, StoreLocked if another job creates it.
         """
-        files = files or Files()
-        catalogue = catalogue or load_catalogue()
+        files, catalogue = files or Files(), catalogue or load_catalogue()
         backends_of(target, catalogue)
         with errors(target.destination, nothing_of(target)):
-            path, lock = claim(files, target.destination, sources, PARTS)
+            path, lock = claim(files, target.destination, sources)
         return cls(target, str(path), lock, catalogue, files)
 
     @classmethod
-    def join(cls, target: Target, path: str, *, catalogue: Catalogue | None = None, files: Files | None = None) -> Staging:
-        """The job that another process began and handed over, to end it here."""
-        return cls(target, path, None, catalogue or load_catalogue(), files or Files())
+    def join(cls, target: Target, path: str) -> Staging:
+        """Return a job that another process began and handed over, to end it here."""
+        return cls(target, path, None, load_catalogue(), Files())
 
     def commit(self, parts: Iterable[Part], counts: Counts | None = None) -> int:
-        """Make the store of ``parts``, in the order of their tasks. Other attempts of these tasks count for nothing.
-        Returns how many messages the store has.
+        """Create the store from ``parts``, in the order of their tasks, and return its number of messages.
 
-        ``counts``: (id, references) pairs, added up. Records that they do not name are garbage, an id without a record is an
-        error. Without them they are what the workers were given, added up; if these were given none, each id has one
-        reference. Of copies of an id with the same body one is kept.
+        Other attempts of the tasks are deleted. ``counts`` are (id, references) pairs, which are added. Records of other ids
+        are garbage, and an id without a record is an error. Without ``counts``, the references that the parts have are added;
+        if they have none, each id has one. Of several copies of an id with the same body, one is kept. Two bodies are an error.
 
-        Everything is on disk when it returns. If it raises (StoreError, StoreIOError; an id with two bodies, too), nothing is
-        left; but for an error of the very last step, the sync of the store's name, which says that the store is there. Memory:
-        what the index needs, and the counts.
+        Everything is on disk when it returns. If it raises StoreError or StoreIOError, nothing is left. Only after an error of
+        the last step, the sync of the store's name, the message says that the store is there. Memory: the index and the counts.
         """
         messages = 0
 
         def make() -> Path:
             nonlocal messages
-            store = Path(self.path, _STORE)
-            ordered = _in_order(parts)
-            messages = self._make(store, ordered, self._counted(ordered) if counts is None else counts)
+            store, ordered = Path(self.path, "store"), sorted(parts, key=lambda part: part.task)
+            for one, other in pairwise(ordered):
+                if one.task == other.task:
+                    raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
+            self._files.create_directory(store)
+            number = 0
+            for part in ordered:
+                number = self._gather(part, store, number)
+            messages = self._open_once(store, ordered, counts)
+            if Capability.PERSISTENT in self._catalogue.index(self.target.index).capabilities:  # which reads no hints
+                for name in self._files.list(store):
+                    if name.startswith("msgstore-") and name.endswith(".hint"):
+                        self._files.unlink(store / name)
             return store
 
         self.publish(make)
         return messages
 
-    def _counted(self, parts: Sequence[Part]) -> Counts | None:
-        """Iterate over the parts of the workers, and count them."""
-        some = [part for part in parts if part.messages]
-        if not any(part.counted for part in some):
-            return None
-        if not all(part.counted for part in some):
-            raise ValueError("references are given of all messages of a job, or of none")
-        return chain.from_iterable(read_references(self._files, part) for part in some)
-
-    def _make(self, store: Path, parts: Sequence[Part], counts: Counts | None) -> int:
-        self._files.create_directory(store)
-        number = 0
-        for part in parts:
-            number = self._gather(part, store, number)
-        messages = self._open_once(store, sum(part.messages for part in parts), counts)
-        if Capability.PERSISTENT in self._catalogue.index(self.target.index).capabilities:  # then nobody reads hints
-            for name in self._files.list(store):
-                if name.startswith("msgstore-") and name.endswith(".hint"):
-                    self._files.unlink(store / name)
-        return messages
-
     def _gather(self, part: Part, store: Path, number: int) -> int:
-        """Move a part's segments to their numbers, from ``number`` on. Returns the next one."""
+        """Move the segments of a part, and number them from ``number`` on. Return the next number."""
         directory = Path(part.directory)
-        if directory.parent != Path(self.path, PARTS):
-            raise StoreError(f"{directory}: is not a part of the job in {self.path}")
         there = self._files.list(directory) if directory.is_dir() else {}
         for name, size in part.files:
             if there.get(name, (None, 0))[0] != size:
@@ -128,31 +109,33 @@ class Staging(StagingDirectory):
                 )
             new = f"{number}{Path(name).suffix}"
             self._files.replace(directory / name, store / new)
-            if hint_name(name) in there:
-                self._take_hint(directory, name, store, new)
+            if hint_name(name) in there:  # without it, the opening would read the whole segment
+                try:
+                    chunks = list(renamed(self._files.read_file(directory / hint_name(name)), name, new))
+                    self._files.write_file(store / hint_name(new), chunks, sync=False)
+                except (InvalidHint, OSError) as error:
+                    log.warning("%s: its hint is not used, the segment is read instead: %s", directory / name, error)
             number += 1
         return number
 
-    def _take_hint(self, directory: Path, name: str, store: Path, new: str) -> None:
-        """Or the opening would read the whole segment."""
-        try:
-            chunks = list(renamed(self._files.read_file(directory / hint_name(name)), name, new))
-            self._files.write_file(store / hint_name(new), chunks, sync=False)
-        except (InvalidHint, OSError) as error:
-            log.warning("%s: its hint is not used, the segment is read instead: %s", directory / name, error)
-
-    def _open_once(self, store: Path, messages: int, counts: Counts | None) -> int:
-        """So that index, counts and settings are there, as after a clean shutdown."""
-        config = self.target.config(store)
-        if counts is not None and not messages:
-            counts = [(msg_id, count) for msg_id, count in sum_counts(counts).items() if count > 0]
-            if counts:
-                raise self._missing(len(counts), counts[0][0])
+    def _open_once(self, store: Path, parts: Sequence[Part], counts: Counts | None) -> int:
+        """Open and close the store, to create its index, counts and settings. Return its number of messages."""
+        messages, backends = sum(part.messages for part in parts), backends_of(self.target, self._catalogue)
+        some = [part for part in parts if part.messages]
+        if counts is None and any(part.counted for part in some):
+            if not all(part.counted for part in some):
+                raise ValueError("references are given of all messages of a job, or of none")
+            counts = chain.from_iterable(read_references(self._files, part) for part in some)
+        if counts is not None and not messages:  # the opening of a store without segments uses no counts
+            referred = [msg_id for msg_id, count in sum_counts(counts).items() if count > 0]
+            if referred:
+                raise self._missing(len(referred), referred[0])
+            counts = None
         # Its segments are no broker's: the store remembers that before it is opened.
-        write_settings(self._files, store, backends_of(self.target, self._catalogue).settings)
+        write_settings(self._files, store, backends.settings)
         try:
-            opened = open_configured(config, self._catalogue, refcounts=counts, files=self._files)
-        except ValueError as error:  # of the counts: more references than there can be
+            opened = open_configured(self.target.config(store), self._catalogue, refcounts=counts, files=self._files)
+        except ValueError as error:  # too many references
             raise StoreError(f"{self.target.path}: {error}") from error
         try:
             recovery = opened.stats().recovery
@@ -164,7 +147,7 @@ class Staging(StagingDirectory):
             if recovery.first_missing is not None:
                 raise self._missing(recovery.missing, recovery.first_missing)
             if recovery.garbage:
-                _check_copies(self._files, opened, backends_of(self.target, self._catalogue).write_format, self.target.path)
+                _check_copies(self._files, opened, backends.write_format, self.target.path)
             opened.close()
         finally:
             opened.abandon()
@@ -190,12 +173,3 @@ def _check_copies(files: Files, store: Store, form: OpenFormat, name: str) -> No
                             f"{name}: the id {msg_id.hex()} comes with two bodies, and an id names one body for ever. "
                             f"Remove one of them, or give it another id, and run the job again."
                         )
-
-
-def _in_order(parts: Iterable[Part]) -> list[Part]:
-    """By task. Raises ValueError for two attempts of one task."""
-    ordered = sorted(parts, key=lambda part: part.task)
-    for one, other in pairwise(ordered):
-        if one.task == other.task:
-            raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
-    return ordered

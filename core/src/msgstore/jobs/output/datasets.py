@@ -21,7 +21,6 @@ from msgstore.contract import StoreError
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
 
-_DATA = "data"
 _NONE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_OPEN = 64
 """Files that one task has open."""
@@ -46,7 +45,7 @@ def folder(columns: Sequence[tuple[str, object]]) -> str:
 
 
 class DatasetWriter:
-    """The files of one attempt of a task, one in each folder. A context manager: what is not finished is deleted.
+    """Writer of one attempt of a task, with a file in each folder. A context manager: what is not finished is deleted.
 
     Raises StoreIOError, with the file.
     """
@@ -55,7 +54,7 @@ class DatasetWriter:
         self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
         self._task = task
         self._schema = schema
-        self._open: dict[str, pq.ParquetWriter] = {}
+        self._open: dict[str, ParquetWriter] = {}
         self._waiting: dict[str, list[pa.Table]] = {}
         """Rows by folder: many small segments would make as many row groups."""
         self._held = 0
@@ -64,42 +63,39 @@ class DatasetWriter:
             Files().create_directory(self._directory)
 
     def write(self, where: str, rows: pa.Table | pa.RecordBatch) -> None:
-        """``where``: a :func:`folder`, or "" for none."""
+        """Add rows to a folder (:func:`folder`), or with "" to none."""
         self._waiting.setdefault(where, []).append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
         self._held += rows.nbytes
         if self._held >= _HELD:
             self._write_held()
 
-    def _write_held(self) -> None:
-        waiting, self._waiting, self._held = self._waiting, {}, 0
-        with errors(self._directory):
-            for where, tables in waiting.items():
-                writer = self._open.get(where) or self._begin(where)
-                writer.write(pa.concat_tables(tables), row_group_size=_ROW_GROUP)
-
-    def _begin(self, where: str) -> pq.ParquetWriter:
-        if len(self._open) == _MAX_OPEN:
-            self._close()
-        name = f"{where}/part-{self._task:05}-{len(self._names)}.parquet".removeprefix("/")
-        self._make_folder(where)
-        self._open[where] = ParquetWriter(self._directory / name, self._schema)
-        self._names.append(name)
-        return self._open[where]
-
-    def _make_folder(self, where: str) -> None:
-        """Below the attempt's directory, and never that: the driver may have cleared it away, and nothing must come back."""
-        path = self._directory
-        for part in Path(where).parts:
-            path /= part
-            with suppress(FileExistsError):
-                Files().create_directory(path)
-
     def finish(self) -> Written:
+        """Write everything, and return the files."""
         self._write_held()
         with errors(self._directory):
             self._close()
             sizes = tuple((name, (self._directory / name).stat().st_size) for name in self._names)
         return Written(str(self._directory), sizes)
+
+    def _write_held(self) -> None:
+        waiting, self._waiting, self._held = self._waiting, {}, 0
+        with errors(self._directory):
+            for where, tables in waiting.items():
+                if where not in self._open:
+                    self._begin(where)
+                self._open[where].write(pa.concat_tables(tables), row_group_size=_ROW_GROUP)
+
+    def _begin(self, where: str) -> None:
+        if len(self._open) == _MAX_OPEN:
+            self._close()
+        path = self._directory
+        for part in Path(where).parts:  # not with parents: the driver may have deleted the attempt, and nothing must come back
+            path /= part
+            with suppress(FileExistsError):
+                Files().create_directory(path)
+        path /= f"part-{self._task:05}-{len(self._names)}.parquet"
+        self._open[where] = ParquetWriter(path, self._schema)
+        self._names.append(path.relative_to(self._directory).as_posix())
 
     def _close(self) -> None:
         while self._open:
@@ -116,7 +112,7 @@ class DatasetWriter:
 
 
 class ParquetWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow has no types
-    """Writes a new Parquet file. Raises OSError, FileExistsError if the name is taken."""
+    """Writer of a new Parquet file. Raises OSError, FileExistsError if the name is taken."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._to = os.fdopen(Files().create(path), "wb")
@@ -127,7 +123,7 @@ class ParquetWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow has no ty
             raise
 
     def close(self) -> None:
-        """Whatever happens, the file is closed, and nobody tries again."""
+        """Close the file, also after an error. Later calls do nothing."""
         try:
             super().close()
         finally:
@@ -136,25 +132,24 @@ class ParquetWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow has no ty
 
 
 def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
-    """Begin a new directory of files. A context manager: what is not committed is deleted, and nothing is left.
+    """Begin a new directory of files. A context manager: on exit, what is not committed is deleted.
 
-    Raises StoreError (it is in use, or lies inside a source), StoreLocked (another job writes it), StoreIOError.
+    Raises StoreError if the destination exists or is inside a source, StoreLocked if another job creates it, StoreIOError.
     """
     target, files = Path(os.path.abspath(destination)), Files()  # noqa: PTH100 - as processes elsewhere see it
     with errors(target):
-        path, lock = claim(files, target, sources, PARTS, _DATA)
-    return DatasetStaging(target, path, lock, files)
+        return DatasetStaging(target, *claim(files, target, sources), files)
 
 
 class DatasetStaging(StagingDirectory):
-    """One job that writes a directory of Parquet files."""
+    """One job that creates a directory of Parquet files."""
 
     def commit(self, written: Iterable[Written], schema: pa.Schema, always: str = "") -> list[tuple[str, int]]:
-        """Return (name, bytes) of the files, which are on disk then. Raises StoreError if a file is not there, StoreIOError.
+        """Publish the files, and return their (name, bytes). Raises StoreError if a file is missing, StoreIOError.
 
-        The folder ``always`` has a file, be it one without rows, in which a reader finds the columns of ``schema``.
+        The folder ``always`` gets a file in any case, if need be without rows, so that readers find the columns of ``schema``.
         """
-        attempts, data = list(written), Path(self.path, _DATA)
+        attempts, data = list(written), Path(self.path, "data")
 
         def make() -> Path:
             if not any(name.startswith(always) for attempt in attempts for name, _ in attempt.files):
@@ -163,18 +158,15 @@ class DatasetStaging(StagingDirectory):
                     attempts.append(writer.finish())
             for attempt in attempts:
                 for name, size in attempt.files:
-                    _move(Path(attempt.directory, name), data / name, size)
+                    source = Path(attempt.directory, name)
+                    if not source.is_file() or source.stat().st_size != size:
+                        raise StoreError(
+                            f"{source}: was written with {size} bytes, and is not there, or not whole. Workers and driver must "
+                            "share the file system of the destination."
+                        )
+                    self._files.make_directory((data / name).parent)
+                    self._files.replace(source, data / name)
             return data
 
         self.publish(make)
         return [file for attempt in attempts for file in attempt.files]
-
-
-def _move(source: Path, target: Path, size: int) -> None:
-    if not source.is_file() or source.stat().st_size != size:
-        raise StoreError(
-            f"{source}: was written with {size} bytes, and is not there, or not whole. Workers and driver must share the file "
-            "system of the destination."
-        )
-    Files().make_directory(target.parent)
-    Files().replace(source, target)

@@ -1,10 +1,10 @@
-"""A small process that keeps a job's lock while another process lives: of a job whose driver is no process of Python.
+"""Process that keeps the lock of a job while another process lives. For jobs whose driver is not a Python process.
 
-Spark plans a write in one Python process and commits it in another, and neither lives as long as the job; its JVM does.
+Spark plans a write in one Python process and commits it in another. The job outlives both, but not Spark's JVM.
 
     python -m msgstore.jobs.output.lock_keeper LOCK_DESCRIPTOR PROCESS DIRECTORY
 
-It ends, and the lock with it, when that process has ended or the directory is gone.
+It ends, and with it the lock, when that process has ended or the directory does not exist any more.
 """
 
 from __future__ import annotations
@@ -16,37 +16,28 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-_PAUSE = 0.5
-"""Seconds between two looks at the directory."""
+_POLL_SECONDS = 0.5
 _children: list[subprocess.Popen[bytes]] = []
-"""Nobody waits for them; to drop one that runs would be warned about."""
+"""Keepers that this process has started. They are not awaited; Python would warn if one was garbage-collected."""
 
 
 def start(lock: int, pid: int, directory: str) -> None:
-    """Hand an open descriptor of the lock's file over; the caller closes its own. Raises OSError."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(lock), str(pid), directory],
-        pass_fds=[lock],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=True,
+    """Start a keeper with a copy of the descriptor ``lock``; the caller closes its own. Raises OSError."""
+    command = [sys.executable, "-m", __name__, str(lock), str(pid), directory]
+    null = subprocess.DEVNULL
+    _children.append(
+        subprocess.Popen(command, pass_fds=[lock], stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     )
-    _children.append(child)
 
 
 def keep(pid: int, directory: Path) -> None:
-    """Returns when the process has ended or the directory is gone."""
-    try:
-        # Linux: a number that is used again is no other process. Elsewhere nothing can be waited for.
+    """Return when the process has ended or the directory does not exist any more."""
+    with suppress(ProcessLookupError):
+        # Linux only. It also detects the end of a process whose number is in use again, or that nobody awaits.
         process = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
-        while directory.is_dir() and not select.select(process, [], [], _PAUSE)[0]:
+        while directory.is_dir() and not select.select(process, [], [], _POLL_SECONDS)[0]:
             if not process:
-                with suppress(PermissionError):
-                    os.kill(pid, 0)
-    except ProcessLookupError:
-        pass
+                os.kill(pid, 0)
 
 
 if __name__ == "__main__":

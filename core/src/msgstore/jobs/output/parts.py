@@ -1,7 +1,7 @@
-"""Writing a fresh store, the worker's side: each attempt of a task writes segments of its own into a directory of its own.
+"""Parts of a new store: each attempt of a task writes segments into its own directory, in any process.
 
-What a worker writes is what the store itself would have written: the same records, rolled at the same places, with the same
-hints. The driver gives the segments their numbers (:mod:`msgstore.jobs.output.commit`).
+The bytes are those that the store itself would write: the same records, segments and hints. The commit numbers the segments
+(:mod:`msgstore.jobs.output.commit`).
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from __future__ import annotations
 import os
 import secrets
 import struct
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import accumulate
+from io import BufferedWriter
+from itertools import accumulate, pairwise
 from pathlib import Path
-from types import TracebackType
 
 import attrs
 
 from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
-from msgstore.contract.formats import split_ids
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
-from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
@@ -38,26 +36,26 @@ _ID = 16
 
 @attrs.frozen
 class Target:
-    """How a fresh store is written. Small and picklable; workers make the format of their own plugins."""
+    """A new store: destination and backends. Small and picklable: it names the backends, and each process creates them."""
 
     path: str
-    """Its directory. All processes of a job must see the one above it under the same name."""
+    """Its directory. All processes of a job must have the parent directory at the same path."""
     index: str = "ets"
     format: str = "v2"
     record: str = OWN_RECORD
     body: str = "raw"
-    """The codec that the store remembers. Bodies are handed in as they are stored: it encodes nothing here."""
+    """Codec that the store remembers. Bodies are given as they are stored: nothing is encoded here."""
     records: tuple[tuple[str, int], ...] = ()
-    """(name, type byte) of record types that are bound; not needed for one whose byte the format assigns."""
+    """(name, type byte) of the record types to bind. Not needed if the format assigns the byte."""
     file_size_limit: int = StoreConfig(path=Path()).file_size_limit
 
     @property
     def destination(self) -> Path:
-        """The directory, absolute: processes of a job need not have the same working directory."""
-        return Path(os.path.abspath(self.path))  # noqa: PTH100 - "..", too, before anything is made beside it
+        """The directory as an absolute path, because processes of a job may have other working directories."""
+        return Path(os.path.abspath(self.path))  # noqa: PTH100 - ".." too, before anything is created next to it
 
     def config(self, path: Path | None = None) -> StoreConfig:
-        """That of the store, in another directory if need be. It has no threads, and syncs nothing. Raises ConfigError."""
+        """Return the configuration of the store, or of one at ``path``, without threads and syncs. Raises ConfigError."""
         keys = {
             "path": path or self.destination,
             "index": self.index,
@@ -81,23 +79,24 @@ class Part:
     """(name, bytes) of the segments, in the order of writing."""
     messages: int
     bytes: int
-    """Of the segments."""
+    """Bytes of the segments."""
     counted: bool = False
-    """Whether the references of its messages stand beside them."""
+    """True if the directory has the references of the messages."""
 
 
 class PartWriter:
-    """One attempt of one task. A context manager: what is not finished when it is left, is deleted.
+    """Writer of one attempt of a task. A context manager: on exit, what is not finished is deleted.
 
-    One thread at a time. What raises leaves nothing behind, and makes the attempt useless: every later call raises StoreClosed.
+    Used by one thread. An error deletes the attempt: each later call raises StoreClosed.
     """
 
     def __init__(self, target: Target, staging: str, task: int, *, files: Files | None = None) -> None:
-        """``staging`` is ``Staging.path``, ``task`` orders what is written: the store has the messages of lower ones first.
+        """``staging`` is ``Staging.path``. ``task`` orders the parts: the store has the messages of lower numbers first.
 
-        Raises ConfigError, PluginError for what this process cannot write, StoreError if the job is gone."""
-        backends = _backends(target)
-        self._form = backends.write_format
+        Raises ConfigError or PluginError if this process cannot write the target, StoreError if the job has ended.
+        """
+        self._backends = _backends(target)
+        self._form = self._backends.write_format
         self._limit = int(target.file_size_limit)
         self._large = int(target.config().large_message)
         self._files = files or Files()
@@ -107,14 +106,10 @@ class PartWriter:
         self._ids: list[bytes] = []
         self._sizes: list[int] = []
         self._records: list[bytes] = []
-        """The records of ``_ids``, which have ``_sizes``, and wait to be written."""
-        self._large_at: list[int] = []
-        """Positions of those with large bodies."""
-        self._counts: int | None = None
-        """Descriptor of the file of references."""
-        self._counts_size = 0
+        """Records of ``_ids``, with ``_sizes``, that are not written yet."""
         self._held = 0
         self._messages = 0
+        self._references: BufferedWriter | None = None
         self._open = True
         with errors(target.destination, nothing_of(target)):
             try:
@@ -124,80 +119,76 @@ class PartWriter:
                     f"{self._directory.parent}: there is no such directory: the job was ended or given up meanwhile, or this "
                     f"process does not see the file system of the driver. Choose a destination that all of them see."
                 ) from None
-        self._segments = Segments(self._directory, self._files, backends.formats, sync="later")
+        self._segments = Segments(self._directory, self._files, self._backends.formats, sync="later")
         self._segments.hints.writes = True
 
     def add(
-        self, ids: Sequence[bytes], bodies: Sequence[bytes], references: Sequence[int] | None = None, *, where: str = ""
+        self,
+        ids: Sequence[bytes],
+        bodies: Sequence[bytes],
+        references: Sequence[int] | None = None,
+        *,
+        where: str = "",
+        check: bool = False,
     ) -> None:
-        """Messages, with their bodies as they are stored. They are held until some 1 MiB of them is there.
+        """Add messages with their stored bodies. They are written when there is about 1 MiB of them.
 
-        ``references``: how many each message has. Whoever gives them once gives them always, in each part of the job.
-        ``where`` they came from: errors about them begin with it, or else with the destination.
-
-        Raises StoreError for what is no id of 16 bytes, and for a count that none can have; MessageTooLarge; StoreIOError.
+        ``references``: number of references of each message. They are given in all calls of all parts of a job, or in none.
+        ``where``: source of the messages, for error messages. ``check``: bodies must be valid for the codec. Raises StoreError
+        for an invalid id, body or number of references, MessageTooLarge, StoreIOError.
         """
         where = where or self._target.path
         with self._working():
-            self._count(ids, references, where)
-            self._check_ids(ids, bodies, "bodies", where)
-            sizes, form = list(map(len, bodies)), self._form
-            largest = max(sizes, default=0)
-            if largest > form.format.max_body:
+            is_valid = self._backends.codec.is_valid
+            if check and not self._backends.plain_bodies and not all(map(is_valid, ids, bodies)):
+                wrong = next(msg_id for msg_id, body in zip(ids, bodies, strict=True) if not is_valid(msg_id, body))
+                raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {self._target.body!r}")
+            largest, form = max(bodies, key=len, default=b""), self._form
+            if len(largest) > form.format.max_body:
                 raise MessageTooLarge(
-                    f"{where}: the body of {bytes(ids[sizes.index(largest)]).hex()} has {largest} bytes and does "
+                    f"{where}: the body of {bytes(ids[bodies.index(largest)]).hex()} has {len(largest)} bytes and does "
                     f"not fit into a record of format {form.name!r} (at most {form.format.max_body})"
                 )
-            for begin, end in batches(sizes):
-                large = (
-                    [at for at, size in enumerate(sizes[begin:end]) if size >= self._large] if largest >= self._large else ()
-                )
-                self._hold(ids[begin:end], *form.format.encode(ids[begin:end], bodies[begin:end]), large)
+            self._add_references(ids, references, where)
+            self._add(ids, bodies, form.format.encode, where)
 
     def add_records(self, ids: Sequence[bytes], records: Sequence[bytes]) -> None:
-        """Messages as whole records of the target's format, which the caller has checked: they are written as they are."""
+        """Add messages as whole records of the target's format, which the caller has checked."""
         with self._working():
-            self._count(ids, None, self._target.path)
-            self._check_ids(ids, records, "records", self._target.path)
-            sizes, span = list(map(len, records)), self._form.format.body_span
-            bodies = {at: span(records[at], 0, size) for at, size in enumerate(sizes) if size >= self._large}
-            large = [at for at, (begin, end) in bodies.items() if end - begin >= self._large]
-            self._hold(ids, b"".join(records), sizes, large)
+            self._add_references(ids, None, self._target.path)
+            self._add(ids, records, lambda _, some: (b"".join(some), list(map(len, some))), self._target.path)
 
     def finish(self) -> Part:
-        """Everything is on disk when it returns. Raises StoreIOError."""
+        """Write and sync everything, and return the part. Raises StoreIOError."""
         with self._working():
             self._write_held()
             self._seal()
             self._segments.sync_written()
-            if self._counts is not None:
-                self._files.sync(self._counts)  # the driver may read it on another machine
-                self._close_counts()
+            if self._references is not None:
+                self._references.flush()
+                self._files.sync(self._references.fileno())  # the driver may read it on another machine
+                self._references.close()
             files = tuple((segment.path.name, segment.size) for segment in self._segments)
-            size = sum(size for _, size in files)
-            part = Part(self._task, str(self._directory), files, self._messages, size, self._counts_size > 0)
-        self._open = False
-        return part
+            size, is_counted = sum(size for _, size in files), self._references is not None
+            self._open = False
+            return Part(self._task, str(self._directory), files, self._messages, size, is_counted)
 
     def abandon(self) -> None:
-        """Nothing is left. Raises nothing; nothing to do if it is finished or abandoned."""
+        """Delete the attempt. Raises nothing. Does nothing if it is finished or abandoned."""
         if self._open:
             self._open = False
             with suppress(MsgStoreError, OSError):
                 self._segments.close()
-                self._close_counts()
+            with suppress(OSError):
+                if self._references is not None:
+                    self._references.close()
             with suppress(OSError):
                 self._files.remove_tree(self._directory)
-
-    def _close_counts(self) -> None:
-        fd, self._counts = self._counts, None
-        if fd is not None:
-            self._files.close(fd)
 
     def __enter__(self) -> PartWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
 
     @contextmanager
@@ -211,79 +202,75 @@ class PartWriter:
             self.abandon()
             raise
 
-    def _count(self, ids: Sequence[bytes], references: Sequence[int] | None, where: str) -> None:
-        if references is not None and (self._counts is not None or not self._messages + len(self._ids)):
-            data = _pack_references(ids, references, where)
-            if self._counts is None:
-                self._counts = self._files.create(self._directory / _REFERENCES)
-            self._files.pwrite(self._counts, data, self._counts_size)
-            self._counts_size += len(data)
-        elif references is not None or self._counts is not None:
+    def _add_references(self, ids: Sequence[bytes], references: Sequence[int] | None, where: str) -> None:
+        if (references is None) != (self._references is None) and (self._messages or self._ids):
             raise ValueError("references are given of all messages of a part, or of none")
+        if references is not None:
+            if self._references is None:
+                self._references = os.fdopen(self._files.create(self._directory / _REFERENCES), "wb")
+            self._references.write(_pack_references(ids, references, where))
 
-    def _check_ids(self, ids: Sequence[bytes], items: Sequence[bytes], what: str, where: str) -> None:
+    def _add(
+        self, ids: Sequence[bytes], items: Sequence[bytes],
+        encode: Callable[[Sequence[bytes], Sequence[bytes]], tuple[bytes, Sequence[int]]], where: str,
+    ) -> None:  # fmt: skip
+        """Add bodies or records. A large one gets a segment of its own, as in the store itself."""
         if len(ids) != len(items):
-            raise ValueError(f"{len(ids)} ids with {len(items)} {what}")
+            raise ValueError(f"{len(ids)} ids with {len(items)} bodies")
         if set(map(len, ids)) - {_ID}:
             wrong = next(msg_id for msg_id in ids if len(msg_id) != _ID)
             raise StoreError(f"{where}: an id has {_ID} bytes, not {len(wrong)}: {bytes(wrong).hex() or 'it is empty'}")
-
-    def _hold(self, ids: Sequence[bytes], records: bytes, sizes: Sequence[int], large: Iterable[int]) -> None:
-        """``large``: the positions of records with large bodies."""
-        self._large_at += [len(self._ids) + at for at in large]
-        self._ids += ids
-        self._sizes += sizes
-        self._records.append(records)
-        self._held += len(records)
-        if self._held >= BATCH:
-            self._write_held()
+        lengths = list(map(len, items))
+        large = {at for at, size in enumerate(lengths) if size >= self._large}
+        for first, last in pairwise(sorted({0, len(ids), *large, *(at + 1 for at in large)})):
+            if first in large:
+                self._write_held()
+                self._seal()
+            for begin, end in batches(lengths[first:last]):
+                some = ids[first + begin : first + end]
+                records, sizes = encode(some, items[first + begin : first + end])
+                self._ids += some
+                self._sizes += sizes
+                self._records.append(records)
+                self._held += len(records)
+                if self._held >= BATCH or first in large:
+                    self._write_held()
+            if first in large:
+                self._seal()
 
     def _write_held(self) -> None:
-        """Write what is held. The record that fills a segment is its last one, and a large body gets a segment of its own, as
-        in the store itself."""
-        ids, sizes, large, view = self._ids, self._sizes, set(self._large_at), memoryview(b"".join(self._records))
-        stops = [*self._large_at, len(sizes)]
-        self._ids, self._sizes, self._records, self._large_at, self._held = [], [], [], [], 0
-        current = self._segments.current
-        if not large and current is not None and current.size < self._limit and current.size + len(view) <= self._limit:
-            self._append(current, view, ids, sizes)
-            return
+        """Write the records. The one that reaches the size limit is the last of its segment, as in the store itself."""
+        ids, sizes, view = self._ids, self._sizes, memoryview(b"".join(self._records))
+        self._ids, self._sizes, self._records, self._held = [], [], [], 0
         ends = list(accumulate(sizes))
         done = base = 0
         while done < len(ends):
-            is_alone, current = done in large, self._segments.current
-            if current is None or current.size >= self._limit or (is_alone and current.size > current.header_bytes):
+            segment = self._segments.current
+            if segment is None or segment.size >= self._limit:
                 self._seal()
-                current = self._segments.roll(self._form)
-            stop = done + 1 if is_alone else stops[bisect_right(stops, done)]
-            cut = min(bisect_left(ends, base + self._limit - current.size, done) + 1, stop)
-            self._append(current, view[base : ends[cut - 1]], ids[done:cut], sizes[done:cut])
+                segment = self._segments.roll(self._form)
+            cut = min(bisect_left(ends, base + self._limit - segment.size, done) + 1, len(ends))
+            offset, size = segment.size, ends[cut - 1] - base
+            self._segments.append(view[base : base + size])
+            self._segments.hints.add(segment, offset, size, ids[done:cut], sizes[done:cut])
+            segment.live_bytes += size
             done, base = cut, ends[cut - 1]
-            if is_alone:
-                self._seal()
-
-    def _append(self, segment: Segment, records: memoryview, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
-        offset = segment.size
-        self._segments.append(records)
-        self._segments.hints.add(segment, offset, len(records), ids, sizes)
-        segment.live_bytes += len(records)
         self._messages += len(ids)
 
     def _seal(self) -> None:
-        """The current segment takes no more records of this attempt."""
-        current = self._segments.current
-        if current is not None:
+        """Let the next record begin a segment."""
+        if self._segments.current is not None:
             self._segments.seal_current()
             self._segments.hints.save(everything=True)
 
 
 def batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each batch of about BATCH bytes."""
-    begin = 0
-    if sum(sizes) <= BATCH and sizes:  # so it mostly is, and takes no loop
+    if sum(sizes) <= BATCH and sizes:  # the usual case, without a loop
         yield 0, len(sizes)
         return
     ends = list(accumulate(sizes))
+    begin = 0
     while begin < len(sizes):
         before = ends[begin - 1] if begin else 0
         end = min(bisect_left(ends, before + BATCH, begin) + 1, len(sizes))
@@ -292,17 +279,8 @@ def batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def backends_of(target: Target, catalogue: Catalogue) -> Backends:
-    """Everything that a target names. Raises ConfigError, PluginError."""
+    """Return the backends that a target names. Raises ConfigError, PluginError."""
     return resolve(target.config(), catalogue, None)
-
-
-def check_bodies(target: Target, ids: Sequence[bytes], bodies: Sequence[bytes], where: str) -> None:
-    """Raises StoreError for the first body that the target's codec could not have stored."""
-    backends = _backends(target)
-    is_valid = backends.codec.is_valid
-    if not backends.plain_bodies and not all(map(is_valid, ids, bodies)):
-        wrong = next(msg_id for msg_id, body in zip(ids, bodies, strict=True) if not is_valid(msg_id, body))
-        raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {target.body!r}")
 
 
 @cache
@@ -318,9 +296,9 @@ def nothing_of(target: Target) -> str:
 # -- references ---------------------------------------------------------------------------------------------------------------
 
 _REFERENCES = "references"
-"""File beside the segments of a part, written by the worker and read by the driver. It never outlives its job."""
-_COUNT = struct.Struct(">I")
-"""In front of the ids and the references of so many messages."""
+"""File next to the segments of a part. It exists only until the commit."""
+_ENTRY = struct.Struct(">16sQ")
+"""Id and number of references of a message."""
 
 
 def _pack_references(ids: Sequence[bytes], references: Sequence[int], where: str) -> bytes:
@@ -333,15 +311,9 @@ def _pack_references(ids: Sequence[bytes], references: Sequence[int], where: str
             f"{where}: {bytes(ids[at]).hex()} has {references[at]!r} references; a message has from 1 to {MAX_REFERENCES}. "
             "Leave out what nobody refers to"
         )
-    return _COUNT.pack(len(ids)) + b"".join(ids) + struct.pack(f">{len(references)}Q", *references)
+    return b"".join(map(_ENTRY.pack, ids, references))
 
 
 def read_references(files: Files, part: Part) -> Iterator[tuple[bytes, int]]:
-    """(id, references) of each message of a part. Raises OSError."""
-    with files.view(Path(part.directory, _REFERENCES)) as data:
-        at = 0
-        while at < len(data):
-            (count,) = _COUNT.unpack_from(data, at)
-            begin, at = at + _COUNT.size, at + _COUNT.size + (_ID + 8) * count
-            ids = split_ids(data[begin : begin + _ID * count])
-            yield from zip(ids, struct.unpack_from(f">{count}Q", data, begin + _ID * count), strict=True)
+    """Yield (id, references) of each message of a part. Raises OSError."""
+    yield from _ENTRY.iter_unpack(files.read_file(Path(part.directory, _REFERENCES)))

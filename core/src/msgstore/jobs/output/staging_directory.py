@@ -1,14 +1,13 @@
-"""The directory beside a destination in which a job builds: whose it is, and how what killed jobs left is cleared away.
+"""Staging directory of a job, next to the destination: creation, lock, publication, and cleanup after killed jobs.
 
-It is named ``.NAME.msgstore-`` and 16 hexadecimal digits, and holds a locked file as a store does. The lock is the operating
-system's and ends with the process that drives the job, however that ends; so a directory whose lock can be had is left over.
-Workers of a killed driver may write on for a while. So a left-over directory is first given a name that none of them knows,
-one with 32 digits, and then deleted: they find no directory for their next file, and nothing comes back.
+For the destination ``NAME`` it is in ``.NAME.msgstore``, which is locked as a store is. The lock is the operating system's,
+and ends with the process that drives the job. Each job works in a new directory inside, with a random name. Tasks of a killed
+job may continue to write for a while. So what is deleted is renamed first: these tasks fail at their next file, and nothing
+comes back.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import secrets
@@ -20,32 +19,31 @@ from typing import Self
 
 from msgstore import forking
 from msgstore.contract import StoreClosed, StoreError, StoreIOError, StoreLocked
+from msgstore.directory import LOCK
 from msgstore.files import Files
 from msgstore.jobs.output import lock_keeper
 from msgstore.writer_lock import WriterLock
 
-log = logging.getLogger("msgstore.bulk")
-
 PARTS = "parts"
-"""The directory of all attempts of tasks, in that of the job."""
+"""Directory of all attempts of tasks, in the staging directory."""
 NOTHING = "Nothing was kept"
 _ATTEMPTS = 5
 
 
 class StagingDirectory:
-    """One job that makes something new: a directory beside the destination, locked while the job lives.
+    """Directory next to the destination in which one job creates its result. Locked while the job lives.
 
-    Used by one thread of the process that drives the job. A context manager: what is not published when it is left, is
-    deleted. Until then there is nothing at the destination, or what was there: an empty directory.
+    Used by one thread of the process that drives the job. A context manager: on exit, everything that is not published is
+    deleted. Until then the destination does not exist, or is the empty directory that it was.
     """
 
     def __init__(
         self, destination: Path, path: Path | str, lock: WriterLock | None, files: Files, nothing: str = NOTHING
     ) -> None:
-        """``lock``: None if another process has it. ``nothing`` is what an error says of the result."""
+        """``lock``: None if another process has it. ``nothing``: what errors say about the result."""
         self.destination = destination
         self.path = str(path)
-        """Path of the staging directory, which each worker gets."""
+        """Path of the staging directory, for the tasks."""
         self._lock = lock
         self._files = files
         self._nothing = nothing
@@ -53,13 +51,13 @@ class StagingDirectory:
         forking.watch(self)
 
     def hand_over(self, pid: int) -> None:
-        """The job goes on without this process: it lasts until process ``pid`` ends, or somebody who joins it ends it.
+        """Let the job continue without this process. It lasts until process ``pid`` ends, or a process that joins it ends it.
 
-        Raises StoreError where descriptors cannot be handed to other processes (Windows).
+        Raises StoreError where descriptors cannot be passed to other processes (Windows).
         """
         if self._lock is not None:
             if os.name != "posix":
-                raise StoreError(f"{self.destination}: a job cannot change its process here; use the local engine")
+                raise StoreError(f"{self.destination}: a job cannot change its process here. Use the runner 'local'.")
             fd = self._lock.hand_over(pid)
             try:
                 with errors(self.destination, self._nothing):
@@ -69,10 +67,10 @@ class StagingDirectory:
         self._open = False
 
     def publish(self, make: Callable[[], Path]) -> None:
-        """Sync the directory that ``make`` returns, and give it its final name and the permissions of an empty directory there.
-        Nothing else is left, whatever happens.
+        """Sync the directory that ``make`` returns, and rename it to the destination. The job ends in any case.
 
-        Raises StoreError, StoreIOError; an error of the very last step, the sync of the name, says that everything is there.
+        The result gets the permissions of an empty directory there. Raises StoreError or StoreIOError; after an error of the
+        last step, the sync of the name, the message says that everything is there.
         """
         if not self._open:
             raise StoreClosed(f"{self.path}: this job has ended")
@@ -84,7 +82,7 @@ class StagingDirectory:
                     if self.destination.is_dir():
                         self._files.copy_permissions(self.destination, content)
                         if os.name == "nt":
-                            self.destination.rmdir()  # elsewhere a directory may take an empty one's place
+                            self.destination.rmdir()  # elsewhere a directory may replace an empty one
                     self._files.replace(content, self.destination)
                 except OSError as error:
                     _check_free(self.destination)
@@ -100,18 +98,21 @@ class StagingDirectory:
             ) from error
 
     def abandon(self) -> None:
-        """Nothing is left. Raises nothing; nothing to do if the job was committed or abandoned. Workers that are still writing
-        fail at their next file."""
+        """End the job and delete the staging directory. Does nothing after the end. Running tasks fail at their next file."""
         if self._open:
             self._open = False
+            path = Path(self.path)
             try:
-                clear(self._files, Path(self.path))
+                _delete(self._files, path)
+                with suppress(OSError):
+                    self._files.unlink(path.parent / LOCK)
+                    path.parent.rmdir()
             finally:
                 if self._lock is not None:
                     self._lock.release()
 
     def disown(self) -> None:
-        """In a child, right after the fork: the job, and its lock, stay the parent's."""
+        """Leave the job and its lock to the parent process. Called in a forked child."""
         self._open = False
         if self._lock is not None:
             self._lock.disown()
@@ -123,40 +124,69 @@ class StagingDirectory:
         self.abandon()
 
 
-def claim(files: Files, destination: Path, sources: Iterable[str | Path], *directories: str) -> tuple[Path, WriterLock]:
-    """Check the destination, clear away what killed jobs for it left, and make a staging directory with ``directories`` in it.
+def claim(files: Files, destination: Path, sources: Iterable[str | Path] = ()) -> tuple[Path, WriterLock]:
+    """Check the destination, delete what killed jobs for it left, and return a new staging directory with its lock.
 
-    ``sources`` are the directories that the job reads. Raises OSError; StoreError if the destination is in use, or would lie
-    inside a source; StoreLocked if another job is writing there.
+    ``sources`` are paths that the job reads. Raises OSError; StoreError if the destination exists, or is inside a source;
+    StoreLocked if another job creates it.
     """
     _check_place(destination, sources)
-    remove_stale(files, destination)
-    _check_free(destination)
-    path, lock = create_locked(files, destination)
+    path, lock = _lock_new(files, destination)
     try:
-        for name in directories:
-            files.create_directory(path / name)
+        _check_free(destination)
+        files.create_directory(path)
+        files.create_directory(path / PARTS)
     except BaseException:
         StagingDirectory(destination, path, lock, files).abandon()
         raise
     return path, lock
 
 
+def _lock_new(files: Files, destination: Path) -> tuple[Path, WriterLock]:
+    place = destination.parent / f".{destination.name}.msgstore"
+    for _ in range(_ATTEMPTS):
+        try:
+            with suppress(FileExistsError):
+                files.create_directory(place)
+            lock = WriterLock(place)
+        except FileNotFoundError:  # a job that ends has just deleted it
+            continue
+        except StoreLocked as error:
+            who = "another process" if error.pid is None else f"process {error.pid}"
+            raise StoreLocked(
+                f"{destination}: {who} is writing a store there, in {place.name} beside it. Wait until it is done, or end it.",
+                error.pid,
+            ) from error
+        if lock.is_in(place):
+            for left in place.iterdir():
+                if re.fullmatch("[0-9a-f]{16}", left.name):
+                    _delete(files, left)
+            return place / secrets.token_hex(8), lock
+        lock.release()
+    raise StoreLocked(f"{destination}: other jobs are deleting {place.name} beside it. Try again.")
+
+
+def _delete(files: Files, path: Path) -> None:
+    """Rename a directory and delete it. The next job deletes what cannot be deleted now."""
+    renamed = path.with_name(secrets.token_hex(8))
+    with suppress(OSError):
+        files.replace(path, renamed)
+    for one in (renamed, path):
+        with suppress(OSError):
+            files.remove_tree(one)
+
+
 @contextmanager
 def working_directory(files: Files, destination: Path) -> Iterator[Path]:
-    """A new directory beside ``destination`` that is gone in the end; what killed jobs left there is cleared away first.
-
-    Raises OSError, StoreLocked.
-    """
-    remove_stale(files, destination)
-    path, lock = create_locked(files, destination)
+    """Yield a new directory next to ``destination``, and delete it on exit. Raises OSError, StoreError, StoreLocked."""
+    path, lock = claim(files, destination)
     with StagingDirectory(destination, path, lock, files):
         yield path
 
 
 @contextmanager
 def errors(place: Path, nothing: str = NOTHING) -> Iterator[None]:
-    """Say where an error of the operating system happened, ``place`` if it does not say it, and what became of the job."""
+    """Convert errors of the operating system: add the path, ``place`` if they have none, and what became of the job."""
     try:
         yield
     except (OSError, StoreError) as error:
@@ -171,7 +201,7 @@ def errors(place: Path, nothing: str = NOTHING) -> Iterator[None]:
 
 
 def check_destination(destination: Path, sources: Iterable[str | Path] = ()) -> None:
-    """Raises StoreError if a job that reads ``sources`` cannot make anything there. ``claim`` asks, too."""
+    """Raise StoreError if a job that reads ``sources`` cannot create ``destination``."""
     _check_place(destination, sources)
     _check_free(destination)
 
@@ -203,63 +233,3 @@ def sync_tree(files: Files, top: Path) -> None:
             finally:
                 files.close(fd)
         files.sync_directory(Path(directory))
-
-
-def create_locked(files: Files, destination: Path) -> tuple[Path, WriterLock]:
-    """A new directory beside ``destination``, and its lock. Raises OSError, StoreLocked."""
-    for _ in range(_ATTEMPTS):
-        path = destination.with_name(f".{destination.name}.msgstore-{secrets.token_hex(8)}")
-        files.create_directory(path)
-        try:
-            lock = WriterLock(path)
-        except (FileNotFoundError, StoreLocked):  # another job saw it before it was locked, and cleared it away
-            continue
-        if lock.is_in(path):
-            return path, lock
-        lock.release()
-    raise StoreLocked(f"{destination}: other jobs are clearing away what is beside it; try again")
-
-
-def clear(files: Files, path: Path) -> None:
-    """Delete the directory of a job that has ended; its lock is ours, or nobody's. What cannot be deleted is left for later."""
-    pending_erase = path.with_name(f"{path.name.rpartition('-')[0]}-{secrets.token_hex(16)}")
-    try:
-        files.replace(path, pending_erase)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        log.warning("%s cannot be moved away: %s", path, error)
-        pending_erase = path
-    with suppress(OSError):
-        files.remove_tree(pending_erase)
-
-
-def remove_stale(files: Files, destination: Path) -> None:
-    """Clear away what killed jobs for ``destination`` left. Raises StoreLocked if one is alive, OSError."""
-    ours = re.compile(rf"\.{re.escape(destination.name)}\.msgstore-([0-9a-f]{{16}}|[0-9a-f]{{32}})")
-    for path in destination.parent.iterdir():
-        match = ours.fullmatch(path.name)
-        if match is None or path.is_symlink() or not path.is_dir():
-            continue
-        if len(match[1]) == 32:
-            files.remove_tree(path)
-            continue
-        try:
-            lock = WriterLock(path)
-        except FileNotFoundError:
-            continue
-        except StoreLocked as error:
-            who = "another process" if error.pid is None else f"process {error.pid}"
-            raise StoreLocked(
-                f"{destination}: {who} is writing a store there, in {path.name} beside it. Wait until it is done, or end it.",
-                error.pid,
-            ) from error
-        except StoreError as error:
-            log.warning("%s is left as it is: %s", path, error)
-            continue
-        try:
-            if lock.is_in(path):
-                log.info("%s was left by a job that was killed, and is deleted", path)
-                clear(files, path)
-        finally:
-            lock.release()

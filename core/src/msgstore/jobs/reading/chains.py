@@ -2,234 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from typing import NamedTuple
 
-import attrs
-
-from msgstore.contract import Buffer, Columns, Damage, RecordError, SegmentFormat, SegmentScan
+from msgstore.contract import Buffer, Damage, RecordError, SegmentFormat, SegmentScan
 from msgstore.scan.sound import scan_checked
 
 SIZE_MISMATCH = "size_mismatch"
-"""The reason of a span whose size field hid records that go on behind it."""
+"""Reason of a damaged span: a wrong size field hid records."""
+INVALID_BODY = "invalid_message_body"
+"""Reason of a :data:`Judge` for a record that may have swallowed whole records."""
+MAX_REREADS = 8
+"""Limit of the bytes that are read again to detect wrong sizes, in segment sizes. Hostile records may be nested deeply."""
 MAX_DEPTH = 8
-"""How often damage inside damage is searched: each level is linear in the bytes, so the whole is."""
-SHORT = 2
-"""Records in a row that are enough to pass a false end, behind a whole chain inside: damage may be near on both sides."""
-PATIENCE = 8
-"""So many times the size of a segment is read in all to tell false ends from true ones: somebody may have put records inside
-records inside records."""
+"""Number of times that damage inside damage is searched. Each level is linear in the bytes."""
+
+Judge = Callable[[bytes, bytes], str | None]
+"""Called with the id and the bytes of an intact record. Returns the reason for which it counts as damaged, or None."""
 
 
-Row = tuple[int, int, bytes, bool]
-"""(offset, size, id, whether it was found behind or inside a damaged spot)."""
+class Span(NamedTuple):
+    """A part of a segment: a record, which has an ``id``; damaged bytes, which have a ``reason``; or a hole."""
 
-
-@attrs.frozen
-class Chain:
-    scan: SegmentScan
-    recovered: bool
-    """True if it was found behind or inside a damaged spot: it may begin in the middle of nothing, but it holds."""
-    shift: int = 0
-    """What is added to the offsets of ``scan`` to make them offsets of the segment."""
-
-
-@attrs.define
-class _ReadBudget:
-    left: int
-    """Bytes."""
-
-
-@attrs.frozen
-class Chains:
-    """All of a segment. Chains and damaged spans do not overlap; with the header they cover it."""
-
-    found: list[Chain]
-    damage: list[Damage]
-    header: int
-    """Bytes of an undamaged header."""
-    is_clean: bool
-    """True if records hold to the very end, damage in between or not."""
-
-    def rows(self) -> list[Row]:
-        """Return every record and every copy, by offset."""
-        return sorted(
-            (offset + chain.shift, size, msg_id, chain.recovered)
-            for chain in self.found
-            for columns in (chain.scan.records, chain.scan.duplicates)
-            for msg_id, offset, size, _ in columns.rows()
-        )
-
-    def records(self) -> tuple[Columns, bytes]:
-        """Return every record and every copy, by offset, and for each 1 if it was found again, else 0. The types say nothing.
-
-        If there is one chain from the beginning on, without a copy, nothing has to be sorted.
-        """
-        if len(self.found) == 1 and not self.found[0].recovered and not len(self.found[0].scan.duplicates):
-            columns = self.found[0].scan.records
-            return columns, bytes(len(columns))
-        return columns_of(self.rows())
+    offset: int
+    size: int
+    id: bytes | None = None
+    reason: str = ""
+    recovered: bool = False
+    """True for a record that was found after or inside a damaged span."""
 
     @property
-    def holes(self) -> int:
-        return sum(sum(chain.scan.hole_sizes) for chain in self.found)
+    def end(self) -> int:
+        return self.offset + self.size
+
+    @property
+    def damage(self) -> Damage:
+        return Damage(self.offset, self.size, self.reason)
 
 
-def columns_of(rows: Iterable[Row]) -> tuple[Columns, bytes]:
-    """Return records by offset as :meth:`Chains.records` does."""
-    columns, recovered = Columns(), bytearray()
-    for offset, size, msg_id, again in rows:
-        columns.add(msg_id, offset, size)
-        recovered.append(again)
-    return columns, bytes(recovered)
+def read_spans(form: SegmentFormat, data: Buffer, judge: Judge | None = None, scan: SegmentScan | None = None) -> list[Span]:
+    """Return every span of a segment after its header, in order and without gaps. A damaged header is a span too.
 
-
-def read_chains(form: SegmentFormat, data: Buffer, start: int = 0, depth: int = 0) -> Chains:
-    """Scan, and behind each spot where that stops look for the next chain of records; then look inside damaged records.
-
-    Linear in the bytes. With ``start``, the offset of a record, only what comes from there on, without the header.
+    After each damaged span it searches for the next chain of records, and it looks inside damaged records. The time is linear
+    in the bytes. ``scan``: result of a scan from the start, if there is one.
     """
-    total = len(data)
-    patience = _ReadBudget(PATIENCE * total)
-    scan = scan_checked(form, data, start)
-    found: list[Chain] = []
-    damage: list[Damage] = []
-    header = min(len(form.header), total) if scan.end.offset and not start else 0
-    if scan.header not in (None, "ok") and header:
-        damage.append(Damage(0, header, str(scan.header)))
-        header = 0
-    while scan.end.state != "clean":
-        end = scan.end
-        following = _behind(form, data, scan, patience)
-        if following is None:
-            damage.append(Damage(end.offset, total - end.offset, end.reason or end.state))
-            break
-        begin, next_scan = following
-        if begin < end.offset:
-            cut = _cut(scan, begin)
-            damage.append(Damage(cut, begin - cut, SIZE_MISMATCH))
-        else:
-            damage.append(Damage(end.offset, begin - end.offset, end.reason or end.state))
-        found.append(Chain(scan, bool(found)))
-        scan = next_scan
-    found.append(Chain(scan, bool(found)))
-    for spot in [spot for chain in found for spot in chain.scan.damage]:
-        inside = read_inside(form, data, spot, depth)
-        found += inside.found
-        damage += inside.damage
-    return Chains(found, sorted(damage, key=lambda spot: spot.offset), header, scan.end.state == "clean")
+    scan = scan or scan_checked(form, data)
+    spans, _ = _read(form, data, scan, judge, 0)
+    header = min(len(form.header), len(data))
+    if header and scan.end.offset and scan.header not in (None, "ok"):
+        spans.insert(0, Span(0, header, reason=str(scan.header)))
+    return spans
 
 
-def read_inside(form: SegmentFormat, data: Buffer, spot: Damage, depth: int = 0, *, judged: bool = False) -> Chains:
-    """Return records inside a damaged record: a flipped bit in its size may have swallowed whole records.
+def _read(form: SegmentFormat, data: Buffer, scan: SegmentScan, judge: Judge | None, depth: int) -> tuple[list[Span], bool]:
+    """Return the spans from the start of ``scan`` to the end of the data, and True if they end with a record or a hole."""
+    spans: list[Span] = []
+    rereads = MAX_REREADS * len(data)
+    following: SegmentScan | None = scan
+    while following:
+        end, chain, following = following.end, _chain(following, recovered=bool(spans or depth)), None
+        cut = begin = end.offset
+        reason = end.reason or end.state
+        if end.state != "clean":
+            begin, following = _next_chain(form, data, chain, end.offset, may_reread=rereads > 0)
+        if begin < cut:
+            rereads -= cut - begin
+            cut, reason = begin, SIZE_MISMATCH
+            while chain and chain[-1].end > begin:
+                cut = chain.pop().offset
+        for span in chain:
+            spans += _settled(form, data, span, judge, depth)
+        if cut < begin:
+            spans.append(Span(cut, begin - cut, reason=reason))
+    return spans, end.state == "clean"
 
-    They are real if they lead exactly to where reading went on, or if each has a check of its own that it passes. ``judged``:
-    the caller has such a check, and makes it.
+
+def _chain(scan: SegmentScan, *, recovered: bool) -> list[Span]:
+    spans = [
+        Span(offset, size, msg_id, recovered=recovered)
+        for columns in (scan.records, scan.duplicates)
+        for msg_id, offset, size, _ in columns.rows()
+    ]
+    spans += map(Span, scan.hole_offsets, scan.hole_sizes)
+    spans += [Span(spot.offset, spot.size, reason=spot.reason) for spot in scan.damage]
+    return sorted(spans, key=lambda span: span.offset)
+
+
+def _next_chain(
+    form: SegmentFormat, data: Buffer, chain: list[Span], end: int, *, may_reread: bool
+) -> tuple[int, SegmentScan | None]:
+    """Return offset and scan of the first chain after ``chain``, or inside its last record; the end of the data without one.
+
+    A wrong size makes a record or a hole end inside a later one, and hides those in between. A chain inside belongs to the body
+    only if it leads exactly to the end of the record. A hole after a record proves nothing: one byte in the middle of a record
+    may look like a small hole.
     """
-    nothing = Chains([], [spot], 0, is_clean=False)
-    if depth == MAX_DEPTH:
-        return nothing
+    last = next((span for span in reversed(chain) if span.id or span.reason), chain[-1] if chain else None)
+    if last and may_reread:
+        inside = form.find_chain(data, last.offset + 1)
+        if inside is None:
+            return len(data), None
+        found = scan_checked(form, data, inside)
+        if inside > end or found.end.offset != end:
+            return inside, found
+    after = form.find_chain(data, end + 1)
+    return (len(data), None) if after is None else (after, scan_checked(form, data, after))
+
+
+def _settled(form: SegmentFormat, data: Buffer, span: Span, judge: Judge | None, depth: int) -> list[Span]:
+    """Return an intact span, or what is inside a damaged one: a wrong size may have swallowed whole records.
+
+    Records inside are taken if they lead exactly to the end of the damaged one, if each has a check of its own that it passes,
+    or if they pass the check of the body that the damaged one failed.
+    """
+    judged = False
+    if span.id is not None:
+        reason = judge(span.id, data[span.offset : span.end]) if judge else None
+        if reason is None:
+            return [span]
+        span, judged = Span(span.offset, span.size, reason=reason), reason == INVALID_BODY
+        if not judged:
+            return [span]
+    if not span.reason or depth == MAX_DEPTH:
+        return [span]
     begin = len(form.header)
-    window = form.header + data[spot.offset + 1 : spot.offset + spot.size]
+    window = form.header + data[span.offset + 1 : span.end]
     start = form.find_chain(window, begin)
-    if start is None:  # or the format's scan finds its own way
+    if start is None:  # fewer records than a chain needs
         start = next(iter(scan_checked(form, window, begin).records.offsets), None)
     if start is None:
-        return nothing
-    inner = read_chains(form, window, start, depth + 1)
-    if not (judged or inner.is_clean or all(_has_check(form, window, *row[:3]) for row in inner.rows())):
-        return nothing
-    shift = spot.offset + 1 - begin
-    damage = [
-        Damage(cut.offset + shift, cut.size, spot.reason if cut.reason == "torn" else cut.reason)  # it is not the file's end
-        for cut in inner.damage
+        return [span]
+    inner, is_clean = _read(form, window, scan_checked(form, window, start), judge, depth + 1)
+    if not (judged or is_clean or all(_has_check(form, window, one) for one in inner if one.id)):
+        return [span]
+    shift = span.offset + 1 - begin
+    return [
+        Span(span.offset, start + shift - span.offset, reason=span.reason),
+        *(one._replace(offset=one.offset + shift, reason=span.reason if one.reason == "torn" else one.reason) for one in inner),
     ]
-    damage.append(Damage(spot.offset, start + shift - spot.offset, spot.reason))
-    return Chains([attrs.evolve(c, recovered=True, shift=c.shift + shift) for c in inner.found], damage, 0, inner.is_clean)
 
 
-def _has_check(form: SegmentFormat, data: Buffer, offset: int, size: int, msg_id: bytes) -> bool:
-    """True if an intact record cannot be one with another body."""
-    record = bytearray(data[offset : offset + size])
-    begin, end = form.body_span(data, offset, size)
+def _has_check(form: SegmentFormat, data: Buffer, record: Span) -> bool:
+    """Return True if an intact record would fail its check with another body."""
+    changed = bytearray(data[record.offset : record.end])
+    begin, end = form.body_span(data, record.offset, record.size)
     if begin == end:
         return False
-    record[begin - offset] ^= 1
+    changed[begin - record.offset] ^= 1
     try:
-        form.decode(msg_id, bytes(record))
+        form.decode(record.id or b"", bytes(changed))
     except RecordError:
         return True
     return False
-
-
-def _behind(form: SegmentFormat, data: Buffer, scan: SegmentScan, patience: _ReadBudget) -> tuple[int, SegmentScan] | None:
-    """(offset, scan) of the next chain, or None.
-
-    A flipped bit in the size of a record or a hole makes it end in the middle of a later one, and hides those between. So the
-    search begins inside what is last in front of the corrupt spot. If it has a false end, the first chain inside is the next
-    one: what else is damaged there, reading on meets by itself. If it has not, the chains inside are its body's.
-    """
-    end = scan.end.offset
-    last = _last(scan)
-    if last is not None and patience.left > 0:
-        inside = form.find_chain(data, last + 1)
-        if inside is None:
-            return None
-        found = scan_checked(form, data, inside)
-        patience.left -= min(found.end.offset, end) - last
-        if inside > end or _is_false(form, data, end, inside, found, patience):
-            return inside, found
-    behind = form.find_chain(data, end + 1)
-    return None if behind is None else (behind, scan_checked(form, data, behind))
-
-
-def _is_false(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: SegmentScan, patience: _ReadBudget) -> bool:
-    """True if a record that has a chain inside, at ``inside``, does not really end at ``end``.
-
-    Its body may be a segment, damaged or not, but a body ends where its record does: a chain that begins in front of ``end``
-    and passes it is none of it. Nothing passes if the spot at ``end`` is in the middle of another damaged record. Then the
-    distance tells: one flipped bit makes a size too large by a power of two.
-    """
-    beyond = end - inside
-    if scan.end.offset < end and beyond & (beyond - 1) == 0:
-        return True
-    while scan.end.offset <= end:
-        last = _last(scan)
-        at = (scan.end.offset if last is None else last) + 1
-        begin = form.find_chain(data, at, SHORT) if patience.left > 0 else None
-        if begin is None or begin >= end:
-            return False
-        scan = scan_checked(form, data, begin)
-        patience.left -= scan.end.offset - at
-    return True
-
-
-def _last(scan: SegmentScan) -> int | None:
-    """Return the offset of the record whose end may be wrong: the last one, damaged or not, or, without records, the last hole.
-
-    A hole after it proves nothing: one byte in the middle of a record may look like a small hole.
-    """
-    begins = [columns.offsets[-1] for columns in (scan.records, scan.duplicates) if len(columns)]
-    begins += [spot.offset for spot in scan.damage[-1:]]
-    return max(begins or scan.hole_offsets[-1:], default=None)
-
-
-def _cut(scan: SegmentScan, begin: int) -> int:
-    """Take what ends behind ``begin`` out of the scan; returns where the first of it began."""
-    cut = begin
-    for columns in (scan.records, scan.duplicates):
-        while len(columns) and columns.offsets[-1] + columns.sizes[-1] > begin:
-            cut = min(cut, columns.offsets[-1])
-            _pop(columns)
-    while len(scan.hole_offsets) and scan.hole_offsets[-1] + scan.hole_sizes[-1] > begin:
-        cut = min(cut, scan.hole_offsets.pop())
-        scan.hole_sizes.pop()
-    while scan.damage and scan.damage[-1].offset + scan.damage[-1].size > begin:
-        cut = min(cut, scan.damage.pop().offset)
-    return cut
-
-
-def _pop(columns: Columns) -> None:
-    del columns.ids[-16:]
-    columns.offsets.pop()
-    columns.sizes.pop()
-    columns.types.pop()

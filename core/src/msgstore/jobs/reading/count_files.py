@@ -8,24 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from msgstore.contract import ConfigError, StoreIOError
+from msgstore.contract.indexes import MAX_REFERENCES
 
+MAX_COUNT = MAX_REFERENCES
+"""Largest count, positive or negative, of a line or a row."""
 _PARQUET = b"PAR1"
 _MARK = "\ufeff"
-"""What some programs write in front of UTF-8."""
+"""Byte order mark that some programs write at the start of UTF-8."""
 
 
 def is_parquet(path: Path) -> bool:
-    """By its ending, or by how it begins: what Hive and Trino write has no ending, and no line begins so."""
+    """Return True by the extension or the first bytes. Files of Hive and Trino have no extension; no line begins so."""
     if path.suffix == ".parquet":
         return True
-    if not path.is_file():  # a pipe is read once
+    if not path.is_file():  # a pipe can be read only once
         return False
     with path.open("rb") as file:
         return file.read(len(_PARQUET)) == _PARQUET
 
 
 def read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterator[tuple[bytes, int]]:
-    """(id, count) of each line of ``path``; the number of the first is ``first``. Raises ConfigError."""
+    """Yield (id, count) of each line of ``path``, whose first line has the number ``first``. Raises ConfigError."""
     for number, line in enumerate(lines, first):
         fields = [field.strip() for field in (line.removeprefix(_MARK) if number == 1 else line).split(",")]
         if fields == [""] or (number == 1 and fields[0] == "id"):
@@ -36,8 +39,8 @@ def read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterat
             msg_id, count = b"", 0
         if len(msg_id) != 16:
             raise ConfigError(f"{path}: line {number} is not 'id,count' with an id of 32 hexadecimal digits")
-        if not -(2**63) <= count < 2**63:
-            raise ConfigError(f"{path}: {msg_id.hex()} has the count {count}; counts have 64 bits")
+        if abs(count) > MAX_COUNT:
+            raise ConfigError(f"{path}: line {number} has the count {count}; a count is at most {MAX_COUNT}")
         yield msg_id, count
 
 

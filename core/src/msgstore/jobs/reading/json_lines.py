@@ -13,7 +13,7 @@ from msgstore.contract import StoreError
 
 MEMBERS = ("id", "body", "text", "references")
 IGNORE_OTHERS = "ignore_others=, --ignore-others"
-"""How programs, and the command line, say that others are ignored."""
+"""Arguments of programs and of the command line that ignore other members."""
 LONGEST = 2**29
 """Bytes of a line."""
 _BATCH_BYTES = 2**20
@@ -69,23 +69,14 @@ def _all_members(path: Path, use: Callable[[dict[str, Any]], None]) -> Iterator[
         raise StoreError(f"{path}, line {number}: {error}") from error
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """JSON object."""
-
-
 def _members(line: bytes) -> dict[str, Any]:
-    """Return the members of one object. Of copies of an ignored member the last one counts, as in JSON. Raises ValueError."""
+    """Return the members of one object. Raises ValueError."""
     try:
-        pairs = json.loads(line, object_pairs_hook=_Pairs)
+        members = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(pairs, _Pairs):
+    if not isinstance(members, dict):
         raise ValueError("is no JSON object; each line is one")  # noqa: TRY004 - it is what is in the file
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        for name in MEMBERS:
-            if sum(other == name for other, _ in pairs) > 1:
-                raise ValueError(f"has {name!r} twice")
     return members
 
 

@@ -1,7 +1,4 @@
-"""Check of one segment: its bytes by kind, its damaged spans, and its intact records.
-
-The relations ``segments`` and ``damage`` use the spans. An intact record may come after or inside damage, or be a copy.
-"""
+"""Check of one segment: its bytes by kind, its damaged spans, and its intact records, also those after or inside damage."""
 
 from __future__ import annotations
 
@@ -16,45 +13,46 @@ import attrs
 from msgstore.contract import Buffer, Columns, Damage
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
-from msgstore.jobs.reading.chains import read_chains
+from msgstore.jobs.reading.chains import Judge, read_spans
 from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.fields import values_at
+from msgstore.scan.sound import scan_checked
 
 UNREADABLE = "unreadable"
-"""The state of a segment that the operating system or a plugin does not let us read, and how its reason begins."""
+"""State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
 
 
 class UnreadableSegmentError(Exception):
-    """Its text is the reason of the one damaged span that the segment then is."""
+    """Raised for a segment that cannot be read. Its text is the reason of the damaged span that covers the segment."""
 
 
 @attrs.frozen
 class SegmentRange:
-    """Records of a segment from one place to another, as it was when somebody looked at it."""
+    """Records of a segment between two offsets, in one version of the file."""
 
     begin: int
-    """Where a record begins, or 0."""
+    """Offset of a record, or 0."""
     end: int
     crc32: int
-    """Of everything in front of ``end``: who has changed one of these bytes may have moved records."""
+    """CRC-32 of the bytes before ``end``. If they have changed, records may have moved."""
 
     def is_of(self, data: Buffer) -> bool:
+        """Return True if ``data`` is the same version of the file."""
         return len(data) >= self.end and checksum(data, self.end) == self.crc32
 
 
 def checksum(data: Buffer, end: int) -> int:
-    """CRC-32 of the bytes in front of ``end``."""
+    """Return the CRC-32 of the bytes before ``end``."""
     with memoryview(data) as view, view[:end] as stretch:
         return zlib.crc32(stretch)
 
 
 @contextmanager
 def opening(found: SegmentInput) -> Iterator[tuple[OpenFormat, Buffer]]:
-    """A segment's format and bytes. Raises PluginError if a plugin is missing in this process.
+    """Yield the format and the bytes of a segment. Raises PluginError if a plugin is missing in this process.
 
-    Whatever else goes wrong, in here and in what the caller has the plugins do, becomes an UnreadableSegmentError: no single
-    segment fails a job.
+    Any other exception, also one of the block, becomes UnreadableSegmentError: no single segment fails a job.
     """
     form = open_input(found)
     try:
@@ -84,8 +82,10 @@ class SegmentFindings:
 
 @contextmanager
 def reading(found: SegmentInput, stretch: SegmentRange | None = None) -> Iterator[tuple[OpenFormat, Buffer, SegmentReport]]:
-    """Like :func:`opening`, with the scan of the segment, or of what comes from the beginning of ``stretch`` on. A segment that
-    has been changed within that cannot be read."""
+    """Yield what :func:`opening` yields, and the scan of the segment, from the begin of ``stretch`` if it is given.
+
+    A segment that has changed before the end of ``stretch`` cannot be read.
+    """
     with opening(found) as (form, data):
         if stretch is not None and not stretch.is_of(data):
             raise ValueError("it was changed after it was looked at")
@@ -94,7 +94,7 @@ def reading(found: SegmentInput, stretch: SegmentRange | None = None) -> Iterato
 
 
 def judge(found: SegmentInput) -> SegmentFindings:
-    """Read a segment, and all that plugins say of its records. One that cannot be read is damage as a whole.
+    """Scan a segment, and try the plugins on its records. A segment that cannot be read is one damaged span.
 
     Raises PluginError if a plugin is missing in this process.
     """
@@ -110,8 +110,7 @@ def judge(found: SegmentInput) -> SegmentFindings:
 
 
 def _try_plugins(form: OpenFormat, data: Buffer, records: Columns) -> None:
-    """Whatever the reading of these records would have plugins do that may fail: where bodies have a constant frame, that is
-    asked for once."""
+    """Make the calls of plugins that reading the records needs, so that they fail here. Framed types need one call each."""
     values_at(form, data, records)
     kinds = set(records.types)
     rows = range(len(records)) if kinds - form.framed else map(records.types.index, kinds)
@@ -123,7 +122,7 @@ def _try_plugins(form: OpenFormat, data: Buffer, records: Columns) -> None:
 
 
 def measure(found: SegmentInput, report: SegmentReport) -> SegmentFindings:
-    """Count what a scan found."""
+    """Return the findings of a scan."""
     scan, header, damage = report.scan, len(report.format.format.header), tuple(damaged_spans(report))
     stock = SegmentStock(
         found.path,
@@ -144,40 +143,55 @@ def measure(found: SegmentInput, report: SegmentReport) -> SegmentFindings:
 
 
 def unreadable(found: SegmentInput, error: UnreadableSegmentError) -> SegmentFindings:
-    """Return the findings for a segment that cannot be read: it is damage as a whole."""
+    """Return the findings for a segment that cannot be read: one damaged span."""
     stock = SegmentStock(found.path, found.format, found.size, state=UNREADABLE, damaged=found.size, quarantined=True)
     return SegmentFindings(stock, (Damage(0, found.size, str(error)),))
 
 
-# -- behind and inside damage, too --------------------------------------------------------------------------------------------
+# -- also after and inside damage --------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
 class IntactRecords:
-    """Records of a segment that pass all checks, every copy of an id. Picklable: 33 bytes a record."""
+    """Records of a segment that pass all checks, with every copy of an id. Picklable: 33 bytes per record."""
 
     size: int
     header: int = 0
     holes: int = 0
     damage: tuple[Damage, ...] = ()
     records: Columns = attrs.field(factory=Columns)
-    """By offset. The types say nothing."""
+    """By offset. The types are unset."""
     recovered: bytes = b""
-    """1 for each record that was found again behind a damaged spot, else 0."""
+    """1 for each record that was found after or inside a damaged span, else 0."""
     crc32: int = 0
     """CRC-32 of the segment, if a job reads it a second time."""
     digests: bytes = b""
     """Hashes of the bodies, if a job compares them."""
 
 
-def intact_records(form: OpenFormat, data: Buffer) -> IntactRecords:
-    """Return the records that pass the checks of the format."""
-    chains = read_chains(form.format, data)
-    return IntactRecords(len(data), chains.header, chains.holes, tuple(chains.damage), *chains.records())
+def intact_records(form: OpenFormat, data: Buffer, judge: Judge | None = None) -> IntactRecords:
+    """Return the records that pass the checks of the format, and the ``judge`` if there is one."""
+    scan = scan_checked(form.format, data)
+    is_sound = scan.end.state == "clean" and scan.header in (None, "ok") and not (scan.damage or len(scan.duplicates))
+    if is_sound and judge is None:
+        header = min(len(form.format.header), len(data))
+        return IntactRecords(len(data), header, sum(scan.hole_sizes), (), scan.records, bytes(len(scan.records)))
+    spans = read_spans(form.format, data, judge, scan)
+    records, recovered, damage, holes = Columns(), bytearray(), [], 0
+    for span in spans:
+        if span.id is not None:
+            records.add(span.id, span.offset, span.size)
+            recovered.append(span.recovered)
+        elif span.reason:
+            damage.append(span.damage)
+        else:
+            holes += span.size
+    header = spans[0].offset if spans else len(data)
+    return IntactRecords(len(data), header, holes, tuple(damage), records, bytes(recovered))
 
 
 def read_intact(item: SegmentInput, read: Callable[[OpenFormat, Buffer], IntactRecords] = intact_records) -> IntactRecords:
-    """Read a segment to its end. One that cannot be read is damage as a whole. Raises PluginError."""
+    """Read a segment to its end. A segment that cannot be read is one damaged span. Raises PluginError."""
     try:
         with opening(item) as (form, data):
             return read(form, data)
