@@ -14,8 +14,8 @@ from msgstore_format_v2.format import SegmentFormatV2
 from msgstore_format_v2.grammar import HOLE_SIZE, RECORD_SIZE, hole_head
 from mutants import Broken
 
-fault = Broken(*v2.msgstore_segment_formats(), SegmentFormatV2)
-fault_v1 = Broken(*v1.msgstore_segment_formats(), SegmentFormatV1)
+fault = Broken(v2.msgstore_segment_formats()[0], SegmentFormatV2)
+fault_v1 = Broken(v1.msgstore_segment_formats()[0], SegmentFormatV1)
 
 
 def raises(error):

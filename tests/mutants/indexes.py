@@ -15,8 +15,8 @@ from msgstore_lmdb_index import plugin as lmdb
 from msgstore_lmdb_index.index import LmdbIndex
 from mutants import Broken
 
-fault = Broken(*ets.msgstore_indexes(), EtsIndex)
-fault_lmdb = Broken(*lmdb.msgstore_indexes(), LmdbIndex)
+fault = Broken(ets.msgstore_indexes()[0], EtsIndex)
+fault_lmdb = Broken(lmdb.msgstore_indexes()[0], LmdbIndex)
 
 
 @fault.of("relocate")
@@ -195,7 +195,7 @@ fault("snapshot-unsynced", "the snapshot is never synced", __init__=lambda _, ol
 fault(
     "len-counts-enters",
     "len counts what was entered, not what there is",
-    enter=lambda self, old, ids, *given: vars(self).update(again=old(ids, *given) or [*getattr(self, "again", ()), *ids]),
+    enter=lambda self, old, ids, *given: self.__dict__.update(again=old(ids, *given) or [*getattr(self, "again", ()), *ids]),
     __len__=lambda self, old: old() + len(getattr(self, "again", ())) - len({*getattr(self, "again", ())}),
 )
 

@@ -11,7 +11,7 @@ from msgstore_checksum_record import plugin
 from msgstore_checksum_record.record import ChecksumRecord
 from mutants import Broken
 
-fault = Broken(*plugin.msgstore_record_types(), ChecksumRecord)
+fault = Broken(plugin.msgstore_record_types()[0], ChecksumRecord)
 LONG = ChecksumRecord.overhead + 64
 
 fault("check-always-fine", "a scan finds every record sound", check=lambda *_: None)

@@ -18,9 +18,9 @@ import pytest
 
 import msgstore
 from msgstore.contract import IndexContext
+from msgstore.testing import IndexTests
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.testing.index.place import Place
-from msgstore.testing.index.readers import ReaderTests
 from msgstore.testing.subjects import Subject
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
@@ -219,7 +219,7 @@ def test_store_flushes_once_index_opens_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "beside",
-    [ReaderTests.test_readers_see_what_was_or_what_is, ReaderTests.test_a_commit_beside_other_threads],
+    [IndexTests.test_changes_between_the_steps_of_a_read, IndexTests.test_changes_while_a_commit_runs],
     ids=["readers", "writers"],
 )
 def test_commits_that_fail_beside_threads(tmp_path: Path, beside: Callable[..., None]) -> None:
@@ -246,7 +246,7 @@ def test_commits_that_fail_beside_threads(tmp_path: Path, beside: Callable[..., 
     place.directory.mkdir()
     patch = mock.patch.object
     with patch(Environment, "write", write_or_fail), patch(LmdbIndex, "commit", commit_at_last):
-        beside(None, place)
+        beside(IndexTests(), place)
     assert failures
 
 

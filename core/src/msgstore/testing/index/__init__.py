@@ -86,6 +86,24 @@ class IndexTests(KitTests):
             assert locations <= {was, index.get(msg_id)}, f"{what}: get({msg_id.hex()}) was {locations}"
         index.close(None)
 
+    def test_changes_between_the_steps_of_a_read(self, place: Place) -> None:
+        """A failure means that a read, which takes no lock, breaks, or gives a location that was never set, if a second thread
+        moves its entry and commits in the midst of it."""
+        index = place.open(ENTRIES)
+        locations = [ENTRIES[A][0]]
+        found: list[Any] = []
+
+        def change() -> None:
+            locations.append(len(locations))
+            index.relocate([A], locations[-2:-1], locations[-1:])
+            index.freeze({})
+            index.commit()
+
+        BetweenLines(change).run(lambda: found.extend(index.get(A) for _ in range(9)))
+        assert set(found) <= set(locations), f"get gave {found}, of {locations}"
+        assert found == sorted(found, key=locations.index), "get gave a location from before the last one"
+        index.close(None)
+
     def test_changes_while_a_commit_runs(self, place: Place) -> None:
         """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
         entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit."""
