@@ -9,7 +9,7 @@ from msgstore.builtin.codecs import Raw
 from msgstore.contract import BodyCodecDescriptor, RecordError, StoredBody
 from msgstore_erlang_body import plugin as erlang
 from msgstore_erlang_body.codec import ErlangBody
-from mutants import Broken
+from mutants import add_mutants
 
 
 class Deflate:
@@ -19,80 +19,67 @@ class Deflate:
         pass
 
     def encode(self, msg_id, body):
-        return body if isinstance(body, StoredBody) else self.deflated(body)
-
-    def deflated(self, body):
-        return zlib.compress(body)
+        return body if isinstance(body, StoredBody) else zlib.compress(body)
 
     def decode(self, msg_id, stored):
         try:
-            return self.inflated(stored)
+            return zlib.decompress(stored)
         except zlib.error as error:
             raise RecordError("not_deflated", str(error)) from None
 
-    def inflated(self, stored):
-        return zlib.decompress(stored)
-
     def is_valid(self, msg_id, stored):
         try:
-            self.inflated(stored)
-        except zlib.error:
+            self.decode(msg_id, stored)
+        except RecordError:
             return False
         return True
 
 
-factory = "mutants.bodies:Deflate"
-deflate = Broken(BodyCodecDescriptor(name="deflate", contract=(1, 0), factory=factory, summary="compressed"), Deflate)
-deflate("is-valid-always-true", "every body is valid", is_valid=lambda _, old, msg_id, stored: True)
-deflate("encodes-stored-bodies", "stored bodies are encoded again", encode=lambda self, old, i, body: self.deflated(body))
-deflate(
-    "decode-raises-zlib-error", "a damaged body raises a library's error", decode=lambda self, _, i, raw: self.inflated(raw)
-)
-
-
-@deflate.of("inflated")
-def shares_a_decompressor(self, old, stored):
-    """All threads share one decompressor."""
-    self._inflate = zlib.decompressobj()
-    body = self._inflate.decompress(stored)
-    if not self._inflate.eof or self._inflate.unused_data:
+def inflated_by(self, stored):
+    self.inflate = zlib.decompressobj()
+    body = self.inflate.decompress(stored)
+    if not self.inflate.eof or self.inflate.unused_data:
         raise zlib.error("cut off, or followed by something")
     return body
 
 
-@deflate.of("deflated")
-def shares_a_compressor(self, old, body):
-    """All threads share one compressor."""
-    self._deflate = zlib.compressobj()
-    return self._deflate.compress(body) + self._deflate.flush()
+def deflated_by(self, body):
+    self.deflate = zlib.compressobj()
+    return self.deflate.compress(body) + self.deflate.flush()
 
 
-deflate(
-    "bodies-refer-to-the-first",
-    "a body that equals the first one refers to it",
-    deflated=lambda self, old, body: old(b"=" if body == self.__dict__.setdefault("first", body) else b":" + body),
-    decode=lambda self, old, i, stored: self.__dict__.get("first", b"") if (body := old(i, stored)) == b"=" else body[1:],
-)
-raw = Broken(builtin.msgstore_body_codecs()[0], Raw)
-raw("plain-strips-zeros", "it claims PLAIN, and strips zeros", encode=lambda _, old, msg_id, body: body.rstrip(b"\0"))
+DEFLATE = BodyCodecDescriptor(name="deflate", contract=(1, 0), factory="mutants.bodies:Deflate", summary="compressed bodies")
+add_mutants(DEFLATE, Deflate, r"""
+is-valid-always-true: every body is valid
+    is_valid > True
+encodes-stored-bodies: stored bodies are encoded again
+    encode: body if isinstance(body, StoredBody) else zlib => zlib
+decode-raises-zlib-error: a damaged body makes a read raise another error than RecordError
+    decode: raise RecordError("not_deflated", str(error)) from None => raise
+    is_valid: except RecordError => except zlib.error
+shares-a-decompressor: all threads share one decompressor
+    decode: zlib.decompress(stored) => inflated_by(self, stored)
+shares-a-compressor: all threads share one compressor
+    encode: zlib.compress(body) => deflated_by(self, body)
+bodies-refer-to-the-first: a body that equals the first one refers to it
+    encode: zlib.compress(body) => zlib.compress(b"=" if body == self.__dict__.setdefault("first", body) else b":" + body)
+    decode > self.__dict__.get("first", b"") if _ == b"=" else _[1:]
+""")  # fmt: skip
 
-terms = Broken(erlang.msgstore_body_codecs()[0], ErlangBody)
-terms("empty-body-is-lost", "an empty body is lost", encode=lambda _, old, i, body: old(i, body) if body else b"")
-terms("refuses-long-bodies", "long terms are invalid", is_valid=lambda _, old, i, raw: len(raw) < 65536 and old(i, raw))
-terms("fields-are-fewer", "fields gives no payload", fields=lambda _, old, stored: (found := old(stored)) and found[:3])
+add_mutants(builtin.msgstore_body_codecs()[0], Raw, r"""
+plain-strips-zeros: it claims PLAIN, and strips zeros
+    encode > _.rstrip(b"\0")
+""")  # fmt: skip
 
-
-@terms.of("decode")
-def believes_sizes(self, old, msg_id, stored):
-    """It allocates memory for the size that a body claims."""
-    if stored[:2] == b"\x83m":
-        bytearray(min(int.from_bytes(stored[2:6]), 2**26))
-    return old(msg_id, stored)
-
-
-@terms.of("fields")
-def fields_raise(self, old, stored):
-    """Fields raises for bytes that no broker wrote."""
-    if stored[:1] != b"\x83":
-        raise ValueError(stored)
-    return old(stored)
+add_mutants(erlang.msgstore_body_codecs()[0], ErlangBody, r"""
+empty-body-is-lost: an empty body is lost
+    encode > _ if body else b""
+refuses-long-bodies: terms that the codec writes itself are invalid when they are long
+    is_valid > _ and len(stored) < 65536
+believes-sizes: it allocates memory for the size that a body claims
+    decode > (_, stored[:2] == b"\x83m" and bytearray(min(int.from_bytes(stored[2:6]), 2**26)))[0]
+fields-raise: fields raises for bytes that no broker wrote
+    fields > _ if stored[:1] == b"\x83" else {}[stored]
+fields-are-fewer: fields gives no payload
+    fields > _ and _[:3]
+""")  # fmt: skip

@@ -4,212 +4,84 @@ from __future__ import annotations
 
 import os
 import time
-from unittest import mock
 
 import attrs
 
-from msgstore.contract import RESCUED_KEY, ReleaseResult
 from msgstore_ets_index import plugin as ets
 from msgstore_ets_index.index import EtsIndex
 from msgstore_lmdb_index import plugin as lmdb
 from msgstore_lmdb_index.index import LmdbIndex
-from mutants import Broken
-
-fault = Broken(ets.msgstore_indexes()[0], EtsIndex)
-fault_lmdb = Broken(lmdb.msgstore_indexes()[0], LmdbIndex)
+from mutants import add_mutants
 
 
-@fault.of("relocate")
-def relocate_does_not_compare(self, old, ids, was, new):
-    """Relocate does not compare."""
-    moved = {msg_id: to for msg_id, to in zip(ids, new, strict=True) if self.get(msg_id) is not None}
-    self._entries.update(moved)
-    return len(moved)
-
-
-@fault.of("relocate")
-def relocate_revives(self, old, ids, was, new):
-    """Relocate enters what was removed meanwhile."""
-    gone = [(i, n) for i, n in zip(ids, new, strict=True) if self.get(i) is None]
-    found = old(ids, was, new)
-    self._entries.update(gone)
-    return found
-
-
-@fault.of("relocate")
-def relocate_in_two_steps(self, old, ids, was, new):
-    """Relocate takes an entry away for an instant."""
-    moved = [(i, to) for i, at, to in zip(ids, was, new, strict=True) if self._entries.get(i) == at]
-    for msg_id, _ in moved:
-        del self._entries[msg_id]
-    self._entries.update(moved)
-    return len(moved)
-
-
-@fault.of("_release_shared")
-def release_frees_early(self, old, msg_id):
-    """The last but one reference frees."""
-    old(msg_id)
-    if self._counts.get(msg_id, 1) == 1:
-        self._entries.pop(msg_id)
-
-
-@fault.of("enter")
-def enter_keeps_references(self, old, ids, locations, references=None):
-    """An entry that is entered again keeps its references."""
-    kept = {msg_id: self._counts[msg_id] for msg_id in ids if msg_id in self._counts}
-    old(ids, locations, references)
-    self._counts.update(kept)
-
-
-@fault.of("enter")
-def enter_drops_the_last(self, old, ids, locations, references=None):
-    """A batch leaves its last entry out if there are many."""
-    old(ids, locations, references)
-    if len(ids) > 4:
-        self._entries.pop(ids[-1])
-
-
-@fault.of("items")
-def items_misses_one(self, old):
-    """Items leaves an entry out."""
-    found = old()
-    if len(self._entries) > 2:
-        next(found)
-    return found
-
-
-@fault.of("__init__")
-def get_raises(self, old, context):
-    """Get raises for an id that is absent."""
-    old(context)
-    self.get = self._entries.__getitem__
-
-
-@fault.of("__init__")
-def get_takes_anything(self, old, context):
-    """Get takes anything for a key."""
-    old(context)
-    entries = self._entries
-    self.get = lambda msg_id: entries.get(bytes(msg_id) if isinstance(msg_id, bytes) else None)
-
-
-@fault.of("add_reference")
-def counts_in_two_steps(self, old, msg_id):
-    """A new reference is counted in two visible steps."""
-    location = self._entries.pop(msg_id, None)
-    if location is None:
-        return False
-    self._counts[msg_id] = self._counts.get(msg_id, 1) + 1
-    self._entries[msg_id] = location
-    return True
-
-
-@fault.of("close")
-def snapshot_forgets_counts(self, old, state):
-    """The snapshot has no counts."""
-    if state is not None:
-        self._counts.clear()
-    old(state)
-
-
-@fault.of("close")
-def snapshot_cuts_locations(self, old, state):
-    """The snapshot has locations of 8 bytes."""
-    if state is not None:
-        self._entries.update({msg_id: at & (1 << 64) - 1 for msg_id, at in self._entries.items()})
-    old(state)
-
-
-@fault.of("load")
-def snapshot_unchecked(self, old):
-    """A snapshot is read whatever its checksum."""
-    state = old()
-    return state and {key: value for key, value in state.items() if key != RESCUED_KEY}
-
-
-@fault.of("close")
-def close_lets_go(self, old, state):
-    """A close that fails releases everything."""
+def write_in_place(files, path, chunks, *, sync):
+    files.unlink(path)
+    fd = files.create(path)
     try:
-        old(state)
+        files.pwrite(fd, b"".join(chunks), 0)
     finally:
-        self._closed = True
-        self.clear()
+        os.close(fd)
 
 
-@fault.of("close")
-def close_saves_twice(self, old, state):
-    """The second close saves what the first has left."""
-    self._closed = False
-    old(state)
+add_mutants(ets.msgstore_indexes()[0], EtsIndex, r"""
+relocate-does-not-compare: relocate does not compare
+    relocate: self.get(msg_id) == at => self.get(msg_id) is not None
+relocate-revives: relocate enters what was removed meanwhile
+    relocate: self.get(msg_id) == at => self.get(msg_id) in (at, None)
+    relocate > sum(self.get(msg_id) == to for msg_id, to in zip(ids, new))
+relocate-in-two-steps: relocate takes an entry away for an instant
+    relocate: self._entries.update(moved) => [self._entries.pop(i) for i in moved], self._entries.update(moved)
+relocate-counts-all: relocate returns how many it was given
+    relocate > len(ids)
+release-frees-early: the last but one reference frees
+    _release_shared: del self._counts[msg_id] => del self._counts[msg_id], self._entries[msg_id]
+release-counts-ids-once: an id that is given several times in one release counts once
+    release: in ids: => in dict.fromkeys(ids):
+release-forgets-missing: a release of several ids reports none as missing
+    release: ReleaseResult(freed, missing) => ReleaseResult(freed, missing if len(ids) < 2 else [])
+enter-keeps-references: an entry that is entered again keeps its references
+    enter: elif self._counts: => elif not ids:
+enter-drops-the-last: a batch leaves its last entries out if there are many
+    enter: zip(ids, locations, strict=True) => zip(ids[:4], locations)
+items-misses-one: items leaves an entry out
+    items > (row for number, row in enumerate(_) if number != 2)
+items-are-late: items is not of the moment of the call
+    items > (row for late in range(1) for row in old())
+get-raises: get raises for an id that is absent
+    __init__: self._entries.get => self._entries.__getitem__
+get-takes-anything: get takes anything for a key
+    __init__: self._entries.get => lambda key: self._entries.get(key if isinstance(key, bytes) else None)
+counts-in-two-steps: a new reference is counted in two visible steps
+    add_reference: self._counts[msg_id] = => at, self._counts[msg_id] = self._entries.pop(msg_id),
+    add_reference: return True => return self._entries.update({msg_id: at}) is None
+len-counts-enters: len counts what was entered, not what there is
+    enter > self.__dict__.update(entered=[*self.__dict__.get("entered", ()), *ids])
+    __len__ > _ + len(self.__dict__.get("entered", ())) - len({*self.__dict__.get("entered", ())})
+snapshot-forgets-counts: the snapshot has no counts
+    close: self._counts, state) => {}, state)
+snapshot-cuts-locations: the snapshot has locations of 8 bytes
+    close: write(self._entries, => write({i: at & (1 << 64) - 1 for i, at in self._entries.items()},
+snapshot-unchecked: a snapshot is read whatever its checksum
+    load > _ and {key: value for key, value in _.items() if key != RESCUED_KEY}
+snapshot-stays: the snapshot stays when the store runs
+    commit: if self._has_snapshot and => if False and
+snapshot-unsynced: the snapshot is never synced
+    close: sync=self._context.sync => sync=False
+snapshot-in-place: the snapshot is written in its place
+    close: self._context.files.write_file(self._path, => write_in_place(self._context.files, self._path,
+close-lets-go: a close that fails releases everything
+    close: write_file(self._path, chunks => write_file(self._path, [*chunks, self.clear() or b""]
+close-saves-twice: the second close saves what the first has left
+    close: self._closed or state => state
+read-only-removes: read-only, the first commit removes the snapshot
+    commit: and not self._context.read_only => and True
+load-swallows-errors: an I/O error is taken for a missing index
+    load: except FileNotFoundError: => except OSError:
+""")  # fmt: skip
 
 
-@fault.of("load")
-def load_swallows_errors(self, old):
-    """An I/O error is taken for a missing index."""
-    try:
-        return old()
-    except OSError:
-        return None
-
-
-@fault.of("close")
-def snapshot_in_place(self, old, state):
-    """The snapshot is written in its place."""
-    files = self._context.files
-
-    def write_file(path, chunks, *, sync):
-        files.unlink(path)
-        fd = files.create(path)
-        try:
-            files.pwrite(fd, b"".join(chunks), 0)
-        finally:
-            os.close(fd)
-
-    with mock.patch.object(files, "write_file", write_file):
-        old(state)
-
-
-fault(
-    "relocate-counts-all",
-    "relocate returns how many it was given",
-    relocate=lambda _, old, ids, was, new: old(ids, was, new) and len(ids),
-)
-fault(
-    "release-counts-ids-once", "an id that is given twice counts once", release=lambda _, old, ids: old([*dict.fromkeys(ids)])
-)
-fault(
-    "release-forgets-missing",
-    "a release of several ids reports none as missing",
-    release=lambda _, old, ids: old(ids) if len(ids) < 2 else ReleaseResult(old(ids).freed, []),
-)
-fault("items-are-late", "items is not of the moment of the call", items=lambda _, old: (row for _ in range(1) for row in old()))
-fault("snapshot-stays", "the snapshot stays when the store runs", commit=lambda _, old: None)
-fault(
-    "read-only-removes",
-    "read-only, the first commit removes the snapshot",
-    commit=lambda self, old: self._context.files.unlink(self._path),
-)
-fault("snapshot-unsynced", "the snapshot is never synced", __init__=lambda _, old, given: old(attrs.evolve(given, sync=False)))
-fault(
-    "len-counts-enters",
-    "len counts what was entered, not what there is",
-    enter=lambda self, old, ids, *given: self.__dict__.update(again=old(ids, *given) or [*getattr(self, "again", ()), *ids]),
-    __len__=lambda self, old: old() + len(getattr(self, "again", ())) - len({*getattr(self, "again", ())}),
-)
-
-
-@fault_lmdb.of("commit")
-def commit_takes_late_changes(self, old):
-    """A commit includes what came after freeze."""
-    self.freeze({})
-    old()
-
-
-@fault_lmdb.of("commit")
-def commit_forgets(self, old):
-    """A commit that fails forgets what was frozen. One write through the context stands for LMDB's own."""
+def note(self):
+    """LMDB writes for itself: one write through the context stands for it."""
     try:
         if not self._context.read_only:
             self._context.files.write_file(self._context.directory / "msgstore-note", [b"note"], sync=False)
@@ -217,60 +89,36 @@ def commit_forgets(self, old):
         with self._layers_lock:
             self._set_layers(self._newest)
         raise
-    old()
 
 
-@fault_lmdb.of("_write")
-def commit_in_two_steps(self, old, environment, layers, whole=None):
-    """Entries and state are committed one after the other."""
-    old(environment, [attrs.evolve(layer, state={}) for layer in layers], whole)
+def write_twice(self, environment, layers):
+    self._write(environment, [attrs.evolve(layer, state={}) for layer in layers])
     time.sleep(0.01)
-    old(environment, layers, whole)
+    self._write(environment, layers)
 
 
-@fault_lmdb.of("_write")
-def commit_keeps_the_removed(self, old, environment, layers, whole=None):
-    """A commit leaves out what was removed."""
-    for layer in layers:
-        for msg_id in [msg_id for msg_id, slot in layer.slots.items() if not slot]:
-            del layer.slots[msg_id]
-    old(environment, layers, whole)
+def enter_again(self, entries):
+    self.enter([i for i, _, _ in entries], [at for _, at, _ in entries], [count for _, _, count in entries])
+    return entries
 
 
-@fault_lmdb.of("close")
-def close_merges_state(self, old, state):
-    """Close adds its state to what was there."""
-    if state is not None:
-        self.freeze(state)
-        self.commit()
-    old(None)
-
-
-@fault_lmdb.of("clear")
-def clear_keeps_frozen(self, old):
-    """Clear keeps what was frozen."""
-    ids = [msg_id for msg_id, _, _ in self.items()]
-    self.enter(ids, [1] * len(ids))  # one reference each: there may be more than memory has room for
-    self.release(ids)
-
-
-@fault_lmdb.of("load")
-def live_is_not_live(self, old):
-    """A live reader sees what was there when it came."""
-    state = old()
-    if self._context.live:
-        found = list(self.items())
-        self.enter([i for i, _, _ in found], [at for _, at, _ in found], [count for _, _, count in found])
-    return state
-
-
-fault_lmdb(
-    "none-is-kept",
-    "a value of None is stored as an empty one",
-    freeze=lambda _, old, state: old({key: value or b"" for key, value in state.items()}),
-)
-fault_lmdb(
-    "keys-unchecked",
-    "keys of state are not checked before the commit",
-    freeze=lambda _, old, state: old({key: value for key, value in state.items() if 0 < len(key) <= 511}),
-)
+add_mutants(lmdb.msgstore_indexes()[0], LmdbIndex, r"""
+commit-takes-late-changes: a commit includes what came after freeze
+    commit: environment = self._environment => environment = self.freeze({}) or self._environment
+commit-forgets: a commit that fails forgets what was frozen
+    commit: environment = self._environment => environment = note(self) or self._environment
+commit-in-two-steps: entries and state are committed one after the other
+    commit: self._write(environment, => write_twice(self, environment,
+commit-keeps-the-removed: a commit leaves out what was removed
+    _write: deletes = [] if cleared => deletes = [] if True
+none-is-kept: a value of None is stored as an empty one
+    freeze: dict(state) => {key: value or b"" for key, value in state.items()}
+keys-unchecked: keys of state are not checked before the commit
+    freeze: if not 0 < len(key) <= _MAX_KEY: => if False:
+close-merges-state: close adds its state to what was there
+    close: whole=state => whole={**(self._state or {}), **state}
+clear-keeps-frozen: clear keeps what was frozen
+    clear: self._reset() => self.release([i for i, _, _ in enter_again(self, [(i, at, 1) for i, at, _ in self.items()])])
+live-is-not-live: a live reader sees what was there when it came
+    load > (_, self._context.live and enter_again(self, list(self.items())))[0]
+""")  # fmt: skip
