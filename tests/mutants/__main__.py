@@ -52,8 +52,7 @@ class _Watch:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            descriptor, _ = item.callspec.params["subject"]  # type: ignore[attr-defined]
-            self._of[item.nodeid] = descriptor.name, item.originalname  # type: ignore[attr-defined]
+            self._of[item.nodeid] = item.callspec.params["subject"].name, item.originalname  # type: ignore[attr-defined]
         items[:] = [item for item in items if not self._only or self._of[item.nodeid][0] in self._only]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

@@ -14,17 +14,11 @@ for _module in ("formats", "records", "indexes", "policies", "bodies"):
 ORIGINALS = {mutant.original.name: mutant.original for mutant in MUTANTS}
 
 
-@pytest.fixture(scope="class")
-def subject(request: pytest.FixtureRequest) -> Subject:
-    descriptor, options = request.param
-    return Subject.of(descriptor, **options)
-
-
 for _kit in (SegmentFormatTests, RecordTypeTests, IndexTests, GcPolicyTests, BodyCodecTests):
     _mutants = [mutant for mutant in MUTANTS if (mutant.kind,) == _kit.kinds]
-    _subjects = {m.original.name: (m.original, m.options) for m in _mutants} | {
-        m.name: (m.descriptor, m.options) for m in _mutants
-    }
-    _each = pytest.mark.parametrize("subject", _subjects.values(), ids=_subjects, indirect=True, scope="class")
+    _descriptors = {m.original.name: (m.original, m.options) for m in _mutants}
+    _descriptors |= {m.name: (m.descriptor, m.options) for m in _mutants}
+    _subjects = [Subject.of(descriptor, **options) for descriptor, options in _descriptors.values()]
+    _each = pytest.mark.parametrize("subject", _subjects, ids=_descriptors, scope="class")
     _name = f"Test{_kit.__name__.removesuffix('Tests')}"
-    globals()[_name] = _each(type(_name, (_kit,), {"__module__": __name__, "subject": subject}))
+    globals()[_name] = _each(type(_name, (_kit,), {"__module__": __name__}))
