@@ -14,7 +14,6 @@ from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreMismatch
 from msgstore.directory import (
     Settings,
-    adopt_leftovers,
     are_saved,
     check_writable,
     find_segments,
@@ -178,12 +177,11 @@ def _look(
         return config, backends, segments, remembered
     if lock is not None:
         segments.place = lock.place
-        adopt_leftovers(files, directory, formats.extensions, formats.leftovers)
         remove_leftovers(files, directory, formats.extensions, erase=config.erase)
     formats.check_all_read(directory, files.list(directory), remembered)
     everything = find_segments(files, directory, formats.extensions, formats.leftovers)
     if not read_only:
-        check_writable(files, directory, everything, formats.extensions)
+        check_writable(files, directory, everything, formats.extensions, formats.leftovers)
     ours = backends.write_format.descriptor
     for found in everything:
         if found.size >= LIMIT:  # before anything is read: the file may be sparse
@@ -199,10 +197,10 @@ def _look(
                 f'{directory}: {found.path.name} is of the older format {theirs.name!r}, and on_legacy is "refuse". '
                 f"Run 'msgstore migrate {directory} --to {ours.name}' first."
             )
-    if not read_only:
+    if not read_only and (remembered is None or config.body.named):
         config = admit(config, catalogue, backends, remembered, segments)
-        return config, resolve(config, catalogue, remembered), segments, remembered
-    if segments.by_number:
+        backends = resolve(config, catalogue, remembered)
+    if read_only and segments.by_number:
         warn_of_codec(config, remembered)
     return config, backends, segments, remembered
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from msgstore.contract import Buffer, Damage, RecordError, SegmentFormat, SegmentScan
-from msgstore.scan.sound import scan_checked
+from msgstore.scan.formats import scan_checked
 
 SIZE_MISMATCH = "size_mismatch"
 """Reason of a damaged span: a wrong size field hid records."""
