@@ -25,7 +25,7 @@ from msgstore.engine.events import Telemetry
 from msgstore.engine.open.adoption import admit
 from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.recovery import recover_index, sum_counts
-from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun
 from msgstore.engine.segment.segment import Segment, remove_leftovers
 from msgstore.engine.segment.segments import Segments, Sync
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
@@ -97,9 +97,8 @@ def open_directory(
             state = index.load() or {}
         begin = time.perf_counter()
         last_index = config.index.name if remembered is None else remembered.index
-        recovery = recover_index(
-            config, catalogue, segments, index, state, last_index, shutdown_files, counts, progress, read_only=read_only
-        )
+        run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
+        recovery = recover_index(run, config, catalogue, state, last_index)
         telemetry.recovered(attrs.asdict(recovery), time.perf_counter() - begin)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
