@@ -18,7 +18,7 @@ from msgstore.contract import Action
 from msgstore.engine.compact.garbage_collector import GarbageCollector
 from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.store import Store
-from msgstore.engine.write.background_flusher import BackgroundFlusher
+from msgstore.engine.write.flusher import BackgroundFlusher
 
 SEED = 1
 BODY = 16 * 2**10

@@ -33,10 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
     add("--kills", type=int, default=10, help="kill -9 for each cell of the crash harness")
     add("--stress", type=int, default=30_000, help="messages of the stress test, for each cell")
-    add(
-        "--collector", choices=["thread", "background"], default="thread",
-        help="of the stress test: a thread that calls store.compact(), or the store's own",
-    )  # fmt: skip
     add("--needs-browser", action="store_true", help="fail, do not skip, where there is no Chromium")
     add("--pictures", action="store_true", help="draw the pictures in docs/pictures anew")
     add("--map-records", type=int, default=200_000, help="of the large store that test_map_browser.py looks at")

@@ -1,4 +1,4 @@
-"""``python tests/seeded_faults.py [--only NAME] [--all-tests]``: which of the faults in ``tests/seeded`` the tests catch.
+"""``python tests/seeded_faults.py [--only NAME]``: which of the faults in ``tests/seeded`` the tests catch.
 
 Each fault is an edit of one function. It is applied to a copy of the package, and the test that catches it runs against the
 copy. Exit code 1 if a fault survives, or a test fails without any fault.
@@ -14,30 +14,25 @@ from seeded.running import failing_without_faults, run
 
 
 def main() -> int:
-    options = _parser().parse_args()
+    parser = argparse.ArgumentParser(prog="seeded_faults", description="Put faults into the code, and see which tests fail.")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this fault; may be given several times")
+    options = parser.parse_args()
     faults = [fault for fault in FAULTS if not options.only or fault.name in options.only]
     if unknown := {*options.only} - {fault.name for fault in faults}:
         print(f"there is no fault {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    if not options.all_tests and (text := failing_without_faults(faults)):
+    if text := failing_without_faults(faults):
         print(text, "a test fails without any fault: what it says of faults is worth nothing", sep="\n")
         return 1
     wrong = 0
     for fault in faults:
-        outcome = run(fault, ["-n", "auto"] if options.all_tests else [])
-        print(f"{outcome.result:9} {fault.name}: {outcome.failed_test or fault.caught_by}", flush=True)
+        outcome = run(fault)
+        print(f"{outcome.result:9} {fault.name}: {fault.caught_by}", flush=True)
         if outcome.result != "caught":
             wrong += 1
             print(f"          {fault.symptom}\n{outcome.text}")
     print(f"{len(faults)} faults, {len(faults) - wrong} caught")
     return 1 if wrong else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="seeded_faults", description="Put faults into the code, and see which tests fail.")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this fault; may be given several times")
-    parser.add_argument("--all-tests", action="store_true", help="run the fast suite for each fault, not only the test named")
-    return parser
 
 
 if __name__ == "__main__":

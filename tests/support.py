@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from click.testing import CliRunner, Result
 import msgstore
 from msgstore.builtin.options import LocalOptions
 from msgstore.cli.main import main
+from msgstore.contract import Combine
 from msgstore.files import Files
 from msgstore.testing import stores
 from msgstore.testing.faults import RecordingFiles, StoppingFiles, UnsyncedFiles, listing
@@ -242,6 +244,13 @@ def collect(store: msgstore.Store, *actions: Any) -> list[Any]:
     policy: Any = type("Scripted", (), {"plan": lambda self, segments, now: list(actions)})()
     store._collector._policy, store._collector._may_drop = policy, True
     return store.compact()
+
+
+def combinable(store: msgstore.Store) -> list[Combine]:
+    """The action for the first two neighbours whose live records fit into one segment, or none."""
+    sealed = [s for s in store.segments() if s.live_count and not s.current]
+    fit = [a.header_bytes + a.live_bytes + b.live_bytes <= a.size_limit for a, b in pairwise(sealed)]
+    return [Combine((a.number, b.number)) for a, b in compress(pairwise(sealed), fit)][:1]
 
 
 TWENTY = [(bytes([n]) * 16, b"body") for n in range(20)]

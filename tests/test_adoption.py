@@ -189,7 +189,7 @@ def test_new_directory_needs_no_adoption(adopt, tmp_path):
 @pytest.mark.parametrize("verb", READING)
 def test_reading_verb_neither_asks_nor_writes(verb, broker, monkeypatch):
     """Not even for a moment: the directory may not be written to at all."""
-    monkeypatch.setattr("msgstore.cli.scrub_state.SAVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("msgstore.cli.commands.verify.SAVE_INTERVAL_SECONDS", 0.0)
     with unchanged(broker, traceless=True):
         command(*arguments_of(READING[verb], broker))
     if verb == "salvage":  # the copy belongs to msgstore

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +15,7 @@ import msgstore
 from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
 from msgstore.testing.concurrency import eager_switching
-from support import A, B, C, D, HookedFiles, counts, in_threads, play, until
+from support import A, B, C, D, HookedFiles, counts, failing, in_threads, play, until
 
 KEYS = {"sync_interval": "1h"}
 IDS = [bytes([number]) * 16 for number in range(1, 9)]
@@ -54,7 +53,7 @@ def test_reference_counts_after_sequence_are_exact(store, files, sequence, expec
         assert store.client().read_many([A, B, C, D]) == {msg_id: msg_id * 3 for msg_id in expected}
         store.flush()
     assert counts(store) == expected
-    assert (store.stats().pending, store._buffer.shared) == (0, {})
+    assert (store.stats().pending, store._buffer.extra) == (0, {})
     assert sum(segment.live_count for segment in store.segments()) == len(expected)
     store.client().remove([msg_id for msg_id, count in expected.items() for _ in range(count)])
     store.roll()
@@ -101,14 +100,16 @@ def test_removal_with_wrong_id_keeps_messages(store, wrong):
         assert (store.references(C), one.read(C)) == (1, C * 3), "a single reference"
     store.flush()
     assert one.read(A) == A * 3
-    assert (store.stats().pending, store._buffer.shared) == (0, {})
+    assert (store.stats().pending, store._buffer.extra) == (0, {})
 
 
 def test_write_while_entry_is_popped_is_counted(store, client):
     """A removal has popped the entry of two references when a third one is written."""
     play(store, "+AA", client)
-    store._buffer.pending.pop(A)
-    play(store, "+A f", client)
+    popped = store._buffer.pending.pop(A)
+    play(store, "+A", client)
+    store._buffer.add(A, popped)
+    store.flush()
     assert store.references(A) == 3
 
 
@@ -148,7 +149,7 @@ def test_removal_during_flush_leaves_revivable_garbage(store, files, client):
 def test_record_dying_while_reference_waits_is_rewritten(store, client, monkeypatch):
     """The flush finds the id in the index and writes nothing; before it can add a reference the record is gone."""
     play(store, "+A r +A")
-    known = store._flusher._batches._known
+    known = store._writer.batches._known
 
     def known_and_gone(ids):
         found = known(ids)
@@ -158,7 +159,7 @@ def test_record_dying_while_reference_waits_is_rewritten(store, client, monkeypa
         monkeypatch.undo()
         return found
 
-    monkeypatch.setattr(store._flusher._batches, "_known", known_and_gone)
+    monkeypatch.setattr(store._writer.batches, "_known", known_and_gone)
     store.flush()
     assert (client.read(A), store.references(A), store.stats().pending) == (A * 3, 1, 0)
 
@@ -192,7 +193,7 @@ def test_counts_after_concurrent_changes_are_exact(store, client):
     store.flush()
     wanted = sum(outcomes, Counter())
     assert {msg_id: store.references(msg_id) for msg_id in IDS} == {msg_id: wanted[msg_id] for msg_id in IDS}
-    assert store._buffer.shared == {}
+    assert store._buffer.extra == {}
     client.remove(wanted.elements())
     assert store.stats().messages == sum(s.live_count for s in store.segments()) == 0
 
@@ -307,7 +308,7 @@ def test_write_at_unconfirmed_bound_waits(opened):
     filling.start()
     assert files.inside.wait(30)
     assert not done.wait(0.2)
-    assert store._buffer.charged_bytes() < 3 * 2**20
+    assert sum(len(body) for body, _ in store._buffer.pending.values()) < 3 * 2**20
     files.go_on.set()
     assert done.wait(30)
     filling.join(30)
@@ -339,25 +340,39 @@ def test_concurrent_flushes_share_their_syncs(opened):
     assert files.count("sync") - before == 2
 
 
-def test_waiting_flushes_are_served_by_one_run(store, monkeypatch):
-    """Sixteen flushes at once, two runs: the one under way, which lasts until all have come, and one for all the others."""
-    monkeypatch.setattr(flusher, "_RETRY_SECONDS", 60)
-    flush, run, taken, come = store._flusher.flush_locked, store._flusher._group.run, [], []
+@pytest.mark.parametrize("fails", [False, True])
+def test_waiting_flushes_are_served_by_one_run(store, client, monkeypatch, fails):
+    """If it fails, the others do not end with it: the next one serves them."""
+    flush, tickets, come, runs, failed = store._flusher.flush_locked, store._flusher._tickets, [], [], []
 
-    def counted(work):
-        come.append(1)
-        run(work)
+    class Tickets:
+        def __next__(self):
+            come.append(1)
+            return next(tickets)
 
-    def held():
-        taken.append(1)
-        until(lambda: len(taken) > 1 or len(come) == 16)
-        time.sleep(0.02)  # the last of them is between two lines
+    def run():
+        runs.append(1)
+        if fails and len(runs) == 1:
+            failing()()
         flush()
 
-    monkeypatch.setattr(store._flusher, "flush_locked", held)
-    monkeypatch.setattr(store._flusher._group, "run", counted)
-    in_threads(*(store.flush for _ in range(16)))
-    assert len(taken) == 2
+    def one():
+        try:
+            store.flush()
+        except OSError:
+            failed.append(1)
+
+    play(store, "+A", client)
+    monkeypatch.setattr(store._flusher, "flush_locked", run)
+    monkeypatch.setattr(store._flusher, "_tickets", Tickets())
+    with store._accounting.flush_lock:
+        threads = [threading.Thread(target=one) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(come) == 16)
+    for thread in threads:
+        thread.join(30)
+    assert (len(runs), len(failed), store.stats().pending) == (1 + fails, fails, 0)
 
 
 def test_flusher_with_fsync_every_syncs(opened):
@@ -415,7 +430,7 @@ def test_delete_and_close_beside_writers_leaves_nothing(store):
 
     with eager_switching():
         in_threads(*(partial(come_and_go, seed) for seed in range(3)), stay, stay)
-    assert (store._buffer.pending, store._buffer.shared) == ({}, {})
+    assert (store._buffer.pending, store._buffer.extra) == ({}, {})
 
 
 # -- one object for many readers ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import msgstore
 from msgstore.contract import StoredBody
 from msgstore.files import Files
-from msgstore.testing.faults import FailingFiles, UnsyncedFiles
+from msgstore.testing.faults import UnsyncedFiles
 from msgstore.writer_lock import check_no_writer
 from support import FullDisk, HookedFiles, RealDirectory, failing, in_threads, open_with
 
@@ -45,28 +45,6 @@ def small_store(path: Path, keys: dict, files: Files | None = None) -> None:
 
 def references(store: msgstore.Store) -> tuple[int, ...]:
     return tuple(store.references(msg_id) for msg_id in (KEPT, SHARED, REMOVED))
-
-
-def test_opening_failed_at_any_operation_keeps_counts(cell, tmp_path):
-    """The error is ours, the next try succeeds, and every count is as it was."""
-    for fail in range(100):
-        path = tmp_path / str(fail)
-        small_store(path, cell.keys)
-        files = FailingFiles(fail)
-        store = None
-        try:
-            store = open_with(path, files, **cell.keys, sync_interval="1h")
-            store.close()
-        except msgstore.MsgStoreError:
-            if store is not None:
-                store.close()
-        if not files.failed:
-            assert fail > 2
-            return
-        with open_with(path, **cell.keys) as store:
-            assert references(store) == (1, 2, 0), files.failed
-            assert store.stats().recovery.how == "trust", files.failed
-    pytest.fail("there is always one more operation")
 
 
 def test_descriptor_after_failed_close_is_not_reused(cell, tmp_path):

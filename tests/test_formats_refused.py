@@ -201,7 +201,7 @@ SCANNED |= {"scan raises": ("scan", raising), "scan gives None": ("scan", nothin
 
 COLLECTED = {
     "compaction in place": ("odd", "odd", msgstore.Store.compact, {"everything": True}, SCANNED | FILLS),
-    "compaction by copy": ("copied", "copied", msgstore.Store.compact, {"everything": True}, SCANNED | ENCODES | DECODES),
+    "compaction by copy": ("copied", "copied", msgstore.Store.compact, {"everything": True}, SCANNED | DECODES),
     "migration, whose copy is read and written": ("v1", "odd", msgstore.Store.migrate, {}, SCANNED | ENCODES),
 }
 """Formats of the segments and of the store, the collection, and the faults."""

@@ -1,15 +1,12 @@
 """Ctrl-C in the middle of a change: the store goes on as if nothing had happened, or ends as a killed process's does.
 
-Signals come when they like, on every Python. On 3.11 an exception is raised at each line besides: on later ones it would also
-come where a ``with`` statement begins and a lock was just taken, where no signal is looked for.
+Signals come when they like. The harness ``faults`` raises an interrupt before and after each file operation besides.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import linecache
 import logging
 import random
 import signal
@@ -24,14 +21,9 @@ import pytest
 
 import msgstore
 from msgstore.contract import StoreClosed
+from support import HookedFiles, open_with
 
-traces_as_signals_come = pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="line events come where a with statement begins, too; signals are tried on each Python"
-)
-ENGINE = str(Path(msgstore.__file__).parent / "engine")
-EVERY = 15
-"""Of the lines that a change passes; the first and the last time that it passes each."""
-SIGNALS = 15
+SIGNALS = 40
 """That come in the middle of each change."""
 
 
@@ -41,42 +33,6 @@ def id_of(number: int) -> bytes:
 
 def body_of(number: int) -> bytes:
     return id_of(number) * 8
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt when the ``at``-th line of the engine is reached; 0: never, and counts."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.lines = 0
-        self.passed: dict[tuple[str, int], list[int]] = {}
-
-    def __enter__(self) -> Interrupter:
-        gc.disable()  # finalizers of earlier stores would pass lines, too
-        self._usual = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._usual)
-        gc.enable()
-
-    def _call(self, frame, event, arg):
-        return self._line if frame.f_code.co_filename.startswith(ENGINE) else None
-
-    def _line(self, frame, event, arg):
-        if event == "line" and not self._is_atomic(frame):
-            self.lines += 1
-            self.passed.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(self.lines)
-            if self.lines == self.at:
-                raise KeyboardInterrupt
-        return self._line
-
-    @staticmethod
-    def _is_atomic(frame) -> bool:
-        """The interpreter looks for signals at calls and loops, not where a ``with`` block or a handler begins or ends."""
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-        return line.startswith(("with ", "finally", "except", "else"))
 
 
 @attrs.define
@@ -107,19 +63,17 @@ def scene(path: Path, index: str) -> Scene:
     return Scene(index, store, client, confirmed, alive, {id_of(29)})
 
 
-def check(it: Scene) -> bool:
-    """The store is whole, or has ended; what was confirmed is there in both. Whether it has ended."""
+def check(it: Scene) -> None:
+    """The store is whole, or has ended; what was confirmed is there in both."""
     try:
         it.store.flush()
     except StoreClosed:
-        ended = True
         for call in (it.store.stats, it.store.roll, it.store.compact, lambda: it.client.read(id_of(1))):
             with pytest.raises(StoreClosed):
                 call()
         with contextlib.suppress(StoreClosed):
             it.store.close()
     else:
-        ended = False
         assert {msg_id: it.client.read(msg_id) for msg_id in it.alive} == {msg_id: msg_id * 8 for msg_id in it.alive}
         it.store.close()
     with msgstore.open_store(it.store.path) as store, store.client() as client:
@@ -128,7 +82,6 @@ def check(it: Scene) -> bool:
         if it.index == "lmdb":
             assert not any(map(client.contains, it.removed))
         assert sum(segment.live_count for segment in store.segments()) == store.stats().messages
-    return ended
 
 
 CHANGES: dict[str, Callable[[Scene], object]] = {
@@ -141,41 +94,8 @@ CHANGES: dict[str, Callable[[Scene], object]] = {
 }
 
 
-@pytest.mark.slow
-@traces_as_signals_come
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["ets", "lmdb"])
-def test_change_interrupted_at_any_line_keeps_confirmed(name: str, change: str, tmp_path: Path) -> None:
-    # The shortest of three: a change that had to wait for a thread of the store's passes lines that it passes only then.
-    points = min((lines(tmp_path / f"count{n}", name, change) for n in range(3)), key=max)
-    assert len(points) > 20
-    ended = 0
-    for at in points[:: 1 if len(points) < 60 else EVERY]:
-        ended += interrupt(tmp_path / str(at), name, change, at)
-    assert ended
-
-
-def lines(path: Path, name: str, change: str) -> list[int]:
-    """When the change passes each line for the first and the last time, counted in lines from its beginning."""
-    with Interrupter(0) as counted:
-        it = scene(path, name)
-        before = counted.lines
-        CHANGES[change](it)
-    it.store.close()
-    return sorted({at - before for passed in counted.passed.values() for at in (passed[0], passed[-1]) if at > before})
-
-
-def interrupt(path: Path, name: str, change: str, at: int) -> bool:
-    """Whether the store ended. A change that passed fewer lines, for it met no other thread, is made again."""
-    for attempt in range(5):
-        it = scene(path / str(attempt), name)
-        with contextlib.suppress(KeyboardInterrupt), Interrupter(at) as interrupter:
-            CHANGES[change](it)
-        if interrupter.lines >= at:
-            break
-        it.store.close()
-    assert interrupter.lines == at, "the interrupt never came"
-    return check(it)
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def is_interrupted(change: Callable[[], object], seconds: float) -> bool:
@@ -185,7 +105,7 @@ def is_interrupted(change: Callable[[], object], seconds: float) -> bool:
     def ring(*_: object) -> None:
         if rings:
             rings.clear()  # once
-            raise KeyboardInterrupt
+            interrupt()
 
     usual = signal.signal(signal.SIGALRM, ring)
     try:
@@ -205,8 +125,7 @@ def is_interrupted(change: Callable[[], object], seconds: float) -> bool:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["ets", "lmdb"])
 def test_change_interrupted_by_signal_keeps_confirmed(name: str, change: str, tmp_path: Path) -> None:
-    """At moments of the change that no list of lines knows. In a process of its own: what such a signal leaves of the standard
-    library's locks is not for other tests."""
+    """In a process of its own: what such a signal leaves of the standard library's locks is not for other tests."""
     command = [sys.executable, "-X", "faulthandler", __file__, name, change, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -235,36 +154,24 @@ def signals(name: str, change: str, path: Path) -> None:
         check(it)
 
 
-def interrupted_in_a_with_block(path: Path, confirmed: set[bytes]) -> None:
-    with msgstore.open_store(path, sync_interval="1h") as store, store.client(on_confirm=confirmed.update) as client:
-        client.write(id_of(1), b"body")
-        store.flush()
-        client.write(id_of(2), b"body")
-        with Interrupter(60):
-            store.flush()
-
-
-@traces_as_signals_come
 def test_interrupt_in_with_block_passes_through(tmp_path: Path) -> None:
     """And leaves the directory to the next one."""
-    confirmed: set[bytes] = set()
+    confirmed: list[bytes] = []
+    files = HookedFiles()
+
+    def use() -> None:
+        with open_with(tmp_path, files, sync_interval="1h") as store, store.client(on_confirm=confirmed.extend) as client:
+            client.write(id_of(1), b"body")
+            store.flush()
+            client.write(id_of(2), b"body")
+            files.before("pwrite", interrupt)
+            store.flush()
+
     with pytest.raises(KeyboardInterrupt):
-        interrupted_in_a_with_block(tmp_path, confirmed)
-    assert confirmed == {id_of(1)}
+        use()
+    assert confirmed == [id_of(1)]
     with msgstore.open_store(tmp_path) as store, store.client() as client:
         assert client.read(id_of(1)) == b"body"
-
-
-@traces_as_signals_come
-def test_close_after_interrupt_always_raises(tmp_path: Path) -> None:
-    store = msgstore.open_store(tmp_path, sync_interval="1h")
-    store.client().write(id_of(1), b"body")
-    with pytest.raises(KeyboardInterrupt), Interrupter(60):
-        store.flush()
-    for _ in range(2):
-        with pytest.raises(StoreClosed, match="KeyboardInterrupt came in the middle of a change"):
-            store.close()
-    msgstore.open_store(tmp_path).close()
 
 
 def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_lost_counts_are_told(name: str, lost: str, tmp_path: Path) -> None:
 
 def test_what_a_killed_migration_left_is_cleared_away(tmp_path: Path) -> None:
     make(tmp_path / "in", "ets")
-    left = tmp_path / f".out.counts.msgstore-{'0123456789abcdef'}"
-    left.mkdir()
+    left = tmp_path / ".out.counts.msgstore" / "0123456789abcdef"
+    left.mkdir(parents=True)
     (left / "counts.csv").write_text(f"{id_of(1).hex()},1\n")
     assert migrate(tmp_path / "in", tmp_path / "out").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]

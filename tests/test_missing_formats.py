@@ -12,11 +12,11 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.cli.inputs import Inputs
 from msgstore.config import store_config
 from msgstore.contract import PluginError, SegmentFormatDescriptor
 from msgstore.engine.opening import open_configured
 from msgstore.engine.store import Store
+from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue, find_entry_points
@@ -97,11 +97,13 @@ def test_third_party_segments_are_remembered_until_gone(times: int, path: Path) 
     for _ in range(times):
         msgstore.open_store(path).close()
     with unchanged(path, but=LOCK):
-        for attempt in (lambda: open_without("ledger", path), lambda: list(Inputs(without("ledger")).find([path]))):
-            with pytest.raises(
-                PluginError, match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends"
-            ):
-                attempt()
+        with pytest.raises(
+            PluginError, match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends"
+        ):
+            open_without("ledger", path)
+        assert "unreadable: no installed format reads *.ledger" in [
+            span.reason for span in find_inputs(without("ledger"), [path]).damage
+        ]
     with msgstore.open_store(path) as store, store.client() as client:
         assert client.read(A) == b"kept"
         old = [entry.msg_id for entry in store.entries()]
@@ -117,9 +119,10 @@ def test_third_party_segments_are_remembered_until_gone(times: int, path: Path) 
 def test_broker_directory_without_format_is_refused(tmp_path: Path) -> None:
     shutil.copytree(DATA / "msg-store" / "v1_clean" / "store", tmp_path / "s")
     with pytest.raises(PluginError, match="pip install msgstore-format-v1"):
-        list(Inputs(without("v1")).find([tmp_path / "s"]))
+        open_without("v1", tmp_path / "s")
+    config = store_config({"path": tmp_path / "s"}, "a test", Path())
     with pytest.raises(PluginError, match=r"Disabled by the configuration: format-v1"):
-        list(Inputs(msgstore.load_catalogue(["format-v1"])).find([tmp_path / "s"]))
+        open_configured(config, msgstore.load_catalogue(["format-v1"]))
 
 
 def test_files_of_no_format_are_ignored(path: Path) -> None:
@@ -127,7 +130,7 @@ def test_files_of_no_format_are_ignored(path: Path) -> None:
         (path / name).write_text("")
     with msgstore.open_store(path, format="ledger") as store:
         assert store.stats().messages == 1 + (store.stats().recovery.how == "rebuild")
-    assert [item.path.name for item in Inputs(catalogue()).find([path])][:1] == ["0.ledger"]
+    assert Path(find_inputs(catalogue(), [path]).inputs[-1].path).name == "0.ledger"
 
 
 def test_reader_beside_writer_without_format_is_refused(written: Path) -> None:
@@ -143,12 +146,20 @@ def test_job_without_format_reports_damage(path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("verb", ["ls", "verify", "scan", "map", "scrub"])
+@pytest.mark.parametrize("verb", ["ls", "verify", "scrub"])
 def test_verb_without_format_exits_2(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed()  # which is kept
     there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
     monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
     assert "pip install foreign-backends" in command(verb, path, code=2).stderr
+
+
+@pytest.mark.parametrize("verb", ["scan", "map"])
+def test_scan_without_format_reports_damage(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed()  # which is kept
+    there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
+    monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
+    assert "unreadable: no installed format reads *.ledger" in command(verb, path, code=1).stdout
 
 
 def test_reading_with_another_codec_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,58 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from contextlib import suppress
 from functools import partial
 
 import pytest
 
 import msgstore
-from msgstore.files import Files
+from faults.injection import FaultyFiles, Injector, every_fault
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, copy_of, listing
 from support import counts, open_with, unchanged
 
 IDS = [bytes([n]) * 16 for n in range(1, 9)]
 COUNTS = {msg_id: n for n, msg_id in enumerate(IDS[:6], 1)}
 """The last two ids are removed."""
-OPERATIONS = (
-    "open_read", "open_write", "create", "close", "pread", "pwrite", "overwrite", "sync", "sync_directory", "truncate",
-    "set_mtime", "size_and_mtime", "unlink", "replace", "read_file", "write_file", "list", "make_directory",
-    "non_regular_files", "view",
-)  # fmt: skip
-FAULTS = {
-    "EIO": OSError(errno.EIO, os.strerror(errno.EIO)),
-    "ENOSPC": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-    "interrupt": KeyboardInterrupt(),
-}
-
-
-class FaultyFiles(Files):
-    """Raises ``fault`` at the ``fail``-th operation, before it or ``behind`` it; once."""
-
-    def __init__(self, fail: int, fault: BaseException, *, behind: bool = False) -> None:
-        self.failed = ""
-        for name in filter(partial(hasattr, self), OPERATIONS):
-            setattr(self, name, self._faulty(name, getattr(self, name)))
-        self._left, self._fault, self._behind = fail, fault, behind
-
-    def _faulty(self, name, call):
-        def operation(*args, **keys):
-            self._left -= 1
-            if self._left != -1:
-                return call(*args, **keys)
-            self.failed = f"{name} {args[:1]}"
-            if self._behind:
-                call(*args, **keys)
-            raise self._fault
-
-        return operation
-
-    def stop(self) -> None:
-        """From here on nothing fails."""
-        self._left = 10**9
-
-    def sync(self, fd: int) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +40,23 @@ def path(stores, kind, tmp_path):
     return copy_of(stores[kind], tmp_path / "store")
 
 
-def attempt(path, files, **keys):
+def failures(kind, act):
+    """Call ``act(injector)`` once for each of its file operations, which fails. Yield what failed, after each call."""
+    whole = Injector()
+    act(whole)
+    assert len(whole.operations) > 8
+    for fault in every_fault(whole.operations, [kind]):
+        injector = Injector(fault)
+        act(injector)
+        yield f"{kind} at {injector.failed}"
+
+
+def attempt(path, injector, before_close=lambda store: None, **keys):
     """Open and close; a close that fails is tried again, and given up where it was interrupted."""
     store = None
-    with suppress(msgstore.MsgStoreError, OSError, KeyboardInterrupt):
-        store = open_with(path, files, **keys)
+    with suppress(msgstore.MsgStoreError, KeyboardInterrupt), injector.armed():
+        store = open_with(path, FaultyFiles(injector), **keys)
+        before_close(store)
         store.close()
     if store is not None:
         with suppress(msgstore.MsgStoreError):
@@ -90,19 +64,14 @@ def attempt(path, files, **keys):
         store.abandon()
 
 
-@pytest.mark.parametrize(("fault", "behind"), [*((name, False) for name in FAULTS), ("interrupt", True)])
-def test_opening_fault_at_any_operation_keeps_counts(path, kind, fault, behind):
+@pytest.mark.parametrize("failure", ["EIO", "ENOSPC", "INT", "INT-AFTER"])
+def test_opening_fault_at_any_operation_keeps_counts(path, kind, failure):
+    """The next opening finds the counts, and need not read the segments. Then a close that has another client to remember."""
     keys = {"index": kind, "sync_interval": "1h", "file_size_limit": 100, "durability": "fsync"}
-    for fail in range(1000):
-        files = FaultyFiles(fail, FAULTS[fault], behind=behind)
-        attempt(path, files, **keys)
-        if not files.failed:
-            assert fail > 8
-            return
-        with open_with(path, **keys) as store:
-            assert counts(store) == COUNTS, f"counts after {fault} {'behind' if behind else 'before'} {files.failed}"
-            assert store.stats().recovery.how == "trust", files.failed
-    pytest.fail("there is always one more operation")
+    for before_close in (lambda store: None, lambda store: store.client("another")):
+        for failed in failures(failure, partial(attempt, path, before_close=before_close, **keys)):
+            with open_with(path, **keys) as store:
+                assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS), failed
 
 
 def test_unchanged_store_opened_and_closed_is_untouched(path, kind):
@@ -148,38 +117,24 @@ def test_removal_of_absent_messages_changes_nothing(path, kind):
         assert counts(store) == COUNTS, "a process that was killed after a removal of nothing lost its counts"
 
 
-@pytest.mark.parametrize("fault", ["EIO", "interrupt"])
+@pytest.mark.parametrize("failure", ["EIO", "INT"])
 @pytest.mark.parametrize("new", ["ets", "lmdb"])
-def test_index_change_fault_keeps_counts(stores, tmp_path, fault, new):
-    """The index of the last opening is taken over, however often the first attempts fail."""
-    old = "lmdb" if new == "ets" else "ets"
-    for fail in range(1000):
-        path = copy_of(stores[old], tmp_path / f"{fail}")
-        files = FaultyFiles(fail, FAULTS[fault])
+def test_index_change_fault_keeps_counts(stores, tmp_path, failure, new):
+    """The index of the last opening is taken over, however often the first attempts fail. An open store with ``ets`` has its
+    counts in memory only, so its close does not fail here."""
+    path = tmp_path / "store"
+
+    def take_over(injector):
+        shutil.rmtree(path, ignore_errors=True)
+        copy_of(stores["lmdb" if new == "ets" else "ets"], path)
         with suppress(msgstore.MsgStoreError, KeyboardInterrupt):
-            store = open_with(path, files, index=new, sync_interval="1h")
-            files.stop()
+            with injector.armed():
+                store = open_with(path, FaultyFiles(injector), index=new, sync_interval="1h")
             store.close()
-        if not files.failed:
-            return
+
+    for failed in failures(failure, take_over):
         with open_with(path, index=new, sync_interval="1h") as store:
-            assert counts(store) == COUNTS, f"counts after {fault} at {files.failed}"
-    pytest.fail("there is always one more operation")
-
-
-@pytest.mark.parametrize("fail", range(12))
-def test_new_client_close_fault_keeps_counts(path, kind, fail):
-    """A close that only has another client to remember."""
-    keys = {"index": kind, "sync_interval": "1h"}
-    files = FaultyFiles(10**9, FAULTS["EIO"])
-    store = open_with(path, files, **keys)
-    store.client("another")
-    files._left = fail
-    with suppress(msgstore.MsgStoreError):
-        store.close()
-    store.abandon()
-    with open_with(path, **keys) as store:
-        assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS), files.failed
+            assert counts(store) == COUNTS, failed
 
 
 def test_first_change_retires_the_marker(path, kind):

@@ -1,23 +1,28 @@
-"""Dirty starts: reference counts are exact, a rebuild that is stopped begins again, and it says how far it is."""
+"""Dirty starts, lost segments, another index: counts are exact, and a rebuild that is stopped begins again."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import shutil
 import weakref
+from pathlib import Path
 
 import attrs
+import lmdb
 import pytest
 
 import msgstore
-from msgstore.engine.open import recovery as recovery_module
+from msgstore.engine.open import recovery_plan
+from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing.faults import Crash, RecordingFiles
-from support import counts, open_with, unchanged
+from msgstore_lmdb_index import rescue
+from support import DATA, RealDirectory, counts, failing, filled, hashes, open_with, unchanged
 
 ONE, THREE, GONE, LAST = (bytes([n]) * 16 for n in (1, 3, 7, 9))
+EXACT = {ONE: 1, THREE: 3, LAST: 1}
+KEYS = {"sync_interval": "1h", "gc": "never"}
 
 
 def body(msg_id: bytes) -> bytes:
@@ -37,9 +42,10 @@ def segment_files(path):
     return sorted(path.glob("[0-9]*.*"), key=lambda file: int(file.stem))
 
 
-def fan_out(path, keys):
-    """One reference, three, none left, and one in the segment that is being written; killed."""
-    store = open_with(path, **keys, sync_interval="1h")
+@pytest.fixture
+def killed(cell, tmp_path):
+    """A store of two segments whose process was killed: counts ``EXACT``, and a message that was removed."""
+    store = open_with(tmp_path, **cell.keys, **KEYS)
     write(store, (ONE, THREE, GONE))
     write(store, [THREE])  # before the first one is on disk
     store.flush()
@@ -49,49 +55,83 @@ def fan_out(path, keys):
     write(store, [LAST])
     store.flush()
     store.abandon()
+    return tmp_path
 
 
-def test_counts_after_dirty_stop_are_exact(cell, tmp_path):
-    fan_out(tmp_path, cell.keys)
-    exact = {ONE: 1, THREE: 3, LAST: 1}
-    with open_with(tmp_path, **cell.keys, refcounts=None if cell.index == "lmdb" else exact.items()) as store:
-        assert store.stats().recovery.how == ("tail" if cell.index == "lmdb" else "rebuild")
-        assert counts(store) == exact
-        client = store.client()
-        client.remove([THREE, THREE])
-        assert client.read(THREE) == body(THREE)
-        client.remove([THREE])
-        with pytest.raises(msgstore.MessageNotFound):
-            client.read(THREE)
+DELTAS = [(THREE, 2), (THREE, 2), (THREE, -1), (ONE, 1), (ONE, -1), (LAST, 5), (bytes([77]) * 16, 1)]
 
 
-def lose_index(cell, path) -> None:
-    if cell.index == "lmdb":  # its counts survive; unless it is lost
-        shutil.rmtree(path / "msgstore-lmdb")
+@pytest.mark.parametrize(
+    ("keeps_index", "given", "found"),
+    [
+        (True, EXACT.items(), EXACT),
+        (False, None, dict.fromkeys([ONE, THREE, GONE, LAST], 1)),  # the messages, not how often
+        (False, DELTAS, {THREE: 3, LAST: 5}),
+    ],
+    ids=["exact", "one each", "deltas"],
+)
+def test_counts_after_dirty_stop(cell, killed, keeps_index, given, found):
+    """A persistent index has them; otherwise those that are given count, and what they do not name is garbage."""
+    has_index = cell.index == "lmdb" and keeps_index
+    if not keeps_index:
+        shutil.rmtree(killed / "msgstore-lmdb", ignore_errors=True)
+    with open_with(killed, **cell.keys, refcounts=None if has_index else given) as store:
+        recovery = store.stats().recovery
+        assert recovery.how == ("tail" if has_index else "rebuild")
+        assert counts(store) == found
+        assert store.stats().live_bytes == sum(entry.size for entry in store.entries())
+        assert sum(segment.live_count for segment in store.segments()) == len(found)
+        if given is DELTAS:
+            assert (recovery.entered, recovery.garbage, recovery.missing) == (2, 2, 1)
+            assert recovery.first_missing == bytes([77]) * 16
+        with store.client() as client:
+            client.remove([THREE] * found[THREE])
+            assert not client.contains(THREE)
+            assert client.read(LAST) == body(LAST)
 
 
-def test_rebuild_without_counts_keeps_messages_once(cell, tmp_path):
-    """An index that is not persistent keeps messages, not how often."""
-    fan_out(tmp_path, cell.keys)
-    lose_index(cell, tmp_path)
-    with open_with(tmp_path, **cell.keys) as store:
-        assert counts(store) == {ONE: 1, THREE: 1, GONE: 1, LAST: 1}
+def test_complete_persistent_index_reads_no_segment(tmp_path):
+    filled(tmp_path, [(ONE, b"")], index="lmdb")
+    store = open_with(tmp_path, index="lmdb")
+    write(store, [THREE])
+    store.flush()
+    store.abandon()
+    files = RecordingFiles()
+    with open_with(tmp_path, files, index="lmdb") as store:
+        assert store.stats().recovery.how == "tail"
+        assert not [path for name, path, _ in files.operations if name == "pread" and path[0].isdigit()]
 
 
-def test_given_counts_decide_a_rebuild(cell, tmp_path):
-    """Sums of deltas; what they do not name, or name without references, is garbage; what no segment holds is missing."""
-    fan_out(tmp_path, cell.keys)
-    for file in (tmp_path / "msgstore-lmdb").glob("*"):
-        file.unlink()
-    absent = bytes([77]) * 16
-    deltas = [(THREE, 2), (THREE, 2), (THREE, -1), (ONE, 1), (ONE, -1), (LAST, 5), (absent, 1)]
-    with open_with(tmp_path, **cell.keys, refcounts=deltas) as store:
-        stats = store.stats()
-        assert counts(store) == {THREE: 3, LAST: 5}
-        assert (stats.recovery.entered, stats.recovery.garbage, stats.recovery.missing) == (2, 2, 1)
-        assert [segment.live_count for segment in store.segments()] == [1, 1]
-        assert stats.live_bytes == sum(entry.size for entry in store.entries())
+def test_records_behind_the_last_commit_keep_older_counts(tmp_path):
+    """An index that was committed knows ONE twice; behind that ONE was removed and written anew, and THREE was written."""
+    keys = {"index": "lmdb", "gc_interval": 0}
+    store = open_with(tmp_path, **keys, sync_interval="1h")
+    write(store, (ONE, ONE))
+    store.roll()
+    store._accounting.commit = lambda: None  # the process is killed before the next one
+    store.client().remove([ONE, ONE])
+    write(store, (ONE, THREE))
+    store.flush()
+    store.abandon()
+    with open_with(tmp_path, **keys) as again:
+        assert again.stats().recovery.how == "tail"
+        assert counts(again) == {ONE: 2, THREE: 1}
+        assert sum(segment.live_count for segment in again.segments()) == 2, "what was found is not counted as live"
 
+
+def test_segment_with_torn_end_takes_no_records(cell, killed):
+    """Recovery leaves the torn bytes where they are; a record after them would be lost to every scan."""
+    newest = segment_files(killed)[-1]
+    newest.write_bytes(newest.read_bytes() + b"\x03\x00")
+    size = newest.stat().st_size
+    with open_with(killed, **cell.keys) as store:
+        write(store, [GONE])
+        store.flush()
+        assert newest.stat().st_size == size
+        assert store.client().read(GONE) == body(GONE)
+
+
+# -- rebuilds -----------------------------------------------------------------------------------------------------------------
 
 LIVE = ids(0, 1, 3)
 
@@ -115,12 +155,20 @@ def given(count: int) -> dict[str, object]:
 
 
 def test_copy_in_highest_segment_wins(many_segments, tmp_path):
-    with open_with(tmp_path, **many_segments, **given(1)) as store:
+    """And the progress ends at the bytes of all segments."""
+    total = sum(file.stat().st_size for file in segment_files(tmp_path))
+    seen = []
+    with msgstore.open_store(tmp_path, **many_segments, **given(1), progress=lambda *now: seen.append(now)) as store:
         assert store.stats().recovery.how == "rebuild"
         assert set(counts(store)) == set(LIVE)
         assert [segment.live_count for segment in store.segments()] == [10, 0, 0, 10, 10]
         assert store.stats().recovery.garbage == 20
         assert all(store.client().read(msg_id) == body(msg_id) for msg_id in LIVE)
+    # With lmdb the changed segment was looked at first, and did not agree.
+    assert [now for now in seen if now[1] < total] == seen[:-6]
+    assert seen[-6:] == sorted(seen[-6:])
+    assert (seen[-6], seen[-1]) == ((0, total), (total, total))
+    msgstore.open_store(tmp_path, **many_segments, progress=lambda *now: pytest.fail("nothing is read")).close()
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -160,20 +208,6 @@ def test_killed_rebuild_begins_again(cell, many_segments, tmp_path, monkeypatch,
         assert counts(store) == dict.fromkeys(LIVE, 3)
 
 
-def test_progress_of_rebuild_ends_at_total_bytes(cell, many_segments, tmp_path):
-    total = sum(file.stat().st_size for file in segment_files(tmp_path))
-    seen = []
-    keys = many_segments | {"progress": lambda *now: seen.append(now)}
-    msgstore.open_store(tmp_path, **keys, **given(1)).close()
-    if cell.index == "lmdb":
-        assert seen.pop(0)[0] == 0  # the changed segment was looked at first, and did not agree
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert (len(seen), seen[0], seen[-1]) == (6, (0, total), (total, total))
-    seen.clear()
-    msgstore.open_store(tmp_path, **keys).close()
-    assert seen == []  # nothing was read
-
-
 def test_progress_callback_raising_stops_opening_unharmed(many_segments, tmp_path):
     def cancel(done, total):
         if done:
@@ -189,7 +223,7 @@ def test_progress_callback_raising_stops_opening_unharmed(many_segments, tmp_pat
 def test_rebuild_holds_one_scan_in_memory(many_segments, tmp_path, monkeypatch):
     """What a scan returned is gone before the next but one begins."""
     scans, most = weakref.WeakSet(), 0
-    original = recovery_module.RecoveryRun.scan
+    original = recovery_plan.RecoveryRun.scan
 
     @attrs.define(eq=False, weakref_slot=True)
     class Watched:
@@ -206,26 +240,19 @@ def test_rebuild_holds_one_scan_in_memory(many_segments, tmp_path, monkeypatch):
         scans.add(watched)
         return watched
 
-    monkeypatch.setattr(recovery_module.RecoveryRun, "scan", scan)
+    monkeypatch.setattr(recovery_plan.RecoveryRun, "scan", scan)
     with open_with(tmp_path, **many_segments, **given(1)) as store:
         assert set(counts(store)) == set(LIVE)
     assert most == 1
 
 
-def test_complete_persistent_index_reads_no_segment(tmp_path):
-    keys = {"index": "lmdb"}
-    fan_out(tmp_path, keys)
-    files = RecordingFiles()
-    store = open_with(tmp_path, files, **keys)
-    assert store.stats().recovery.how == "tail"
-    assert not [path for name, path, _ in files.operations if name == "pread" and path[0].isdigit()]
-    store.abandon()
+# -- lost segments ------------------------------------------------------------------------------------------------------------
 
 
 def three_segments(path, keys, *, killed=False):
     """Ten messages in each, of which the first is removed and the others have two references; one copy is dead. Return the
     counts."""
-    store = open_with(path, **keys, sync_interval="1h", gc="never")
+    store = open_with(path, **keys, **KEYS)
     for number in range(3):
         write(store, ids(number))
         store.flush()
@@ -239,7 +266,7 @@ def three_segments(path, keys, *, killed=False):
 def lose(path, number, how="missing"):
     """A segment goes, or its last record; or all but a piece of it. Return its name and the lost ids."""
     (file,) = path.glob(f"{number}.*")
-    with open_as_remembered(path) as store:
+    with msgstore.open_store(path, mode="r", index="lmdb" if (path / "msgstore-lmdb").exists() else "ets") as store:
         offset = max(entry.offset for entry in store.entries() if entry.number == number)
     if how == "missing":
         file.unlink()
@@ -248,27 +275,21 @@ def lose(path, number, how="missing"):
     return file.name, set(ids(number, first=1 if how == "missing" else 9))
 
 
-def open_as_remembered(path):
-    return msgstore.open_store(path, mode="r", index="lmdb" if (path / "msgstore-lmdb").exists() else "ets")
-
-
-@pytest.mark.parametrize("how", ["missing", "shortened", "torn"])
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(("how", "number"), [("missing", 0), ("missing", 1), ("shortened", 1), ("torn", 1), ("torn", 2)])
 def test_lost_segment_is_reported_other_counts_stay(cell, tmp_path, caplog, how, number):
     """What is left is as it was; nothing that was removed comes back, and what is gone is named."""
-    caplog.set_level(logging.WARNING)
     expected = three_segments(tmp_path, cell.keys, killed=cell.index == "lmdb" and number == 1)
     name, lost = lose(tmp_path, number, how)
     left = {msg_id: count for msg_id, count in expected.items() if msg_id not in lost}
-    for mode in ("r", "r", "rw"):
+    for mode in ("r", "rw"):
         caplog.clear()
         with unchanged(tmp_path, but=["data.mdb", "lock.mdb"]) if mode == "r" else contextlib.nullcontext():
             store = msgstore.open_store(tmp_path, **cell.keys, mode=mode, gc="never")
             stats, recovery = store.stats(), store.stats().recovery
             assert counts(store) == left
             assert all(store.client().read(i) == body(i) for i in left)
-            assert (recovery.how, recovery.counts_are_kept, recovery.missing) == ("rebuild", False, len(lost))
-            assert recovery.first_missing in lost
+            assert (recovery.how, recovery.counts_are_kept, recovery.missing) == ("reconciled", False, len(lost))
+            assert (recovery.first_missing in lost, recovery.revived, recovery.kept) == (True, 0, len(left))
             assert recovery.damaged[-1].startswith(f"{name}: {'is missing' if how == 'missing' else 'has '}")
             assert recovery.damaged[-1].endswith("; the index has 9 live messages in it")
             assert f"{tmp_path / name}: " in caplog.text
@@ -288,7 +309,7 @@ def test_lost_segment_is_reported_other_counts_stay(cell, tmp_path, caplog, how,
 
 def test_recovery_after_lost_segment_uses_dead_copy(cell, tmp_path):
     """In a segment that the index knows, where it was dead."""
-    keys = cell.keys | {"sync_interval": "1h", "gc": "never"}
+    keys = cell.keys | KEYS
     with open_with(tmp_path, **keys) as store:
         write(store, (ONE, LAST))
         store.roll()
@@ -320,28 +341,15 @@ def test_given_counts_beat_index_with_lost_segments(cell, tmp_path):
         assert damaged.startswith(f"{name}: is missing")
 
 
-def test_opening_stopped_late_keeps_counts(cell, tmp_path, monkeypatch):
-    """The index on disk knows what it knew until the store is open."""
-    expected = three_segments(tmp_path, cell.keys)
-    _, lost = lose(tmp_path, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr("msgstore.engine.open.startup._resume", lambda *_: (_ for _ in ()).throw(Crash))
-        with pytest.raises(Crash):
-            open_with(tmp_path, **cell.keys)
-    with open_with(tmp_path, **cell.keys) as store:
-        assert counts(store) == {i: n for i, n in expected.items() if i not in lost}
-
-
-def test_loss_of_every_segment_is_reported(cell, tmp_path, caplog):
+def test_loss_of_every_segment_is_reported(cell, tmp_path):
     three_segments(tmp_path, cell.keys)
     names = [file.name for file in segment_files(tmp_path)]
     for name in names:
         (tmp_path / name).unlink()
-    with open_as_remembered(tmp_path) as store:
+    with open_with(tmp_path, **cell.keys, mode="r") as store:
         recovery = store.stats().recovery
         assert recovery.damaged == [f"{name}: is missing; the index has 9 live messages in it" for name in names]
-        assert (recovery.how, recovery.missing, store.stats().messages) == ("rebuild", 27, 0)
-    assert "the index has 27 messages, and no segment is there: they are lost" in caplog.text
+        assert (recovery.how, recovery.missing, store.stats().messages) == ("reconciled", 27, 0)
 
 
 def test_segment_deleted_by_broker_is_not_lost(cell, tmp_path):
@@ -353,45 +361,118 @@ def test_segment_deleted_by_broker_is_not_lost(cell, tmp_path):
         assert (store.stats().recovery.how, store.stats().recovery.damaged) == ("reconciled", [])
 
 
-def append(path, data: bytes) -> None:
-    with path.open("ab") as stream:
-        stream.write(data)
+# -- from one index to another ------------------------------------------------------------------------------------------------
 
 
-def test_distrusted_counts_log_the_reason(cell, tmp_path, caplog):
-    caplog.set_level(logging.WARNING)
-    three_segments(tmp_path, cell.keys)
-    grown = segment_files(tmp_path)[1]
-    append(grown, b"more")
-    open_with(tmp_path, **cell.keys).close()
-    assert f"the saved counts do not fit the directory: {grown.name} has grown since it was sealed" in caplog.text
+@pytest.mark.parametrize("clean", [True, False])
+def test_index_switched_repeatedly_keeps_counts(clean, tmp_path):
+    real = RealDirectory.load("mixed_upgrade")
+    path = real.copy(tmp_path)
+    open_with(path, adopt=True, index="lmdb", refcounts=real.refcounts.items()).close()
+    if not clean:  # only the lmdb index has the counts of a dirty stop
+        open_with(path, index="lmdb").abandon()
+    for index in ("ets", "lmdb", "ets"):
+        with open_with(path, index=index) as store:
+            assert store.stats().recovery.how == "taken over"
+            assert hashes(store) == real.live
+            assert counts(store) == real.refcounts
 
 
-def test_records_behind_the_last_commit_keep_older_counts(tmp_path):
-    """An index that was committed knows ONE twice; behind that ONE was removed and written anew, and THREE was written."""
-    keys = {"index": "lmdb", "gc_interval": 0}
-    store = open_with(tmp_path, **keys, sync_interval="1h")
-    write(store, (ONE, ONE))
-    store.roll()
-    store._accounting.commit = lambda: None  # the process is killed before the next one
-    store.client().remove([ONE, ONE])
-    write(store, (ONE, THREE))
+TEN = ids(0)
+
+
+def test_stale_index_is_never_trusted(tmp_path):
+    """Messages removed under ets stay removed when lmdb, which still knows them, comes back."""
+    filled(tmp_path, [(i, i) for i in TEN], index="lmdb")
+    with open_with(tmp_path, index="ets") as store, store.client() as client:
+        client.remove(TEN[:5])
+    with open_with(tmp_path, index="lmdb") as store:
+        assert counts(store).keys() == set(TEN[5:])
+
+
+def test_switch_without_old_plugin_is_refused(tmp_path, monkeypatch):
+    filled(tmp_path, [(ONE, b"1")], index="lmdb")
+    without = load_catalogue(["lmdb-index"])
+    monkeypatch.setattr("support.catalogue", lambda: without)
+    with pytest.raises(msgstore.StoreMismatch, match=r"last opened with the index .lmdb..*pip install msgstore-lmdb-index"):
+        open_with(tmp_path, index="ets")
+    with open_with(tmp_path, index="ets", refcounts=[(ONE, 2)]) as store:
+        assert store.references(ONE) == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [("lmdb", "ets"), ("ets", "lmdb")])
+def test_switch_with_given_counts_distrusts_nothing(tmp_path, before, after):
+    """A shortened segment contradicts the old index, which is not asked: the given counts are used."""
+    filled(tmp_path, [(i, i) for i in TEN[:3]], index=before)
+    os.truncate(tmp_path / "0.sqs", 64 + 2 * 37)
+    with open_with(tmp_path, index=after, refcounts=[(TEN[0], 2)]) as store:
+        assert store.stats().recovery.distrust is None
+        assert counts(store) == {TEN[0]: 2}
+
+
+def write_three_times(path, messages) -> None:
+    with open_with(path, index="lmdb") as store, store.client() as client:
+        for _ in range(3):
+            client.write_many((i, i) for i in messages)
+            store.flush()
+
+
+def damage_lmdb(path: Path) -> None:
+    """Cut off the end of LMDB's file, but for the pages of its entries. The index notices that when it opens."""
+    data = path / "msgstore-lmdb" / "data.mdb"
+    saved = rescue.read_counts(data.parent)
+    assert saved, "the store of the test has no message with several references"
+    with lmdb.open(str(data.parent), readonly=True, lock=False) as env:
+        size = env.stat()["psize"] * env.info()["last_pgno"]
+    data.write_bytes(data.read_bytes()[:size])
+    assert rescue.read_counts(data.parent) == saved, "the last page has entries"
+
+
+@pytest.mark.parametrize("then", ["ets", "lmdb"])
+def test_damaged_index_gives_readable_counts(tmp_path, then):
+    """To itself, and to the index that takes its place."""
+    write_three_times(tmp_path, TEN)
+    damage_lmdb(tmp_path)
+    with open_with(tmp_path, index=then) as store:
+        assert counts(store) == dict.fromkeys(TEN, 3), "counts that can be read are lost"
+
+
+def test_damaged_index_yields_to_brokers_counts(tmp_path):
+    """The broker has stopped cleanly after our index was saved: its counts are exact, and ours are old."""
+    real = RealDirectory.load("v1_clean")
+    path = real.copy(tmp_path)
+    with open_with(path, index="lmdb", adopt=True) as store:
+        exact = counts(store)
+    write_three_times(path, exact)
+    damage_lmdb(path)
+    for name in ("msg_store_index.ets", "file_summary.ets", "clean.dot"):
+        shutil.copy(DATA / "msg-store" / real.name / "store" / name, path)
+    with open_with(path, index="lmdb") as store:
+        assert store.stats().recovery.counts == "msg_store_index.ets"
+        assert counts(store) == exact, "old counts took the place of the broker's"
+
+
+def test_damaged_index_of_before_gives_no_counts(tmp_path):
+    """The counts of an index that the directory has left are older than one reference for each."""
+    write_three_times(tmp_path, TEN)
+    with open_with(tmp_path, index="ets") as store, store.client() as client:
+        client.remove([*TEN, *TEN])
+    damage_lmdb(tmp_path)
+    store = open_with(tmp_path, index="ets")
+    store.client().write(ONE, b"")
     store.flush()
     store.abandon()
-    with open_with(tmp_path, **keys) as again:
-        assert again.stats().recovery.how == "tail"
-        assert counts(again) == {ONE: 2, THREE: 1}
-        assert sum(segment.live_count for segment in again.segments()) == 2, "what was found is not counted as live"
+    with open_with(tmp_path, index="lmdb") as store:
+        assert {store.references(i) for i in TEN} == {1}, "an index that was left years ago has given its counts"
 
 
-def test_segment_with_torn_end_takes_no_records(cell, tmp_path):
-    """Recovery leaves the torn bytes where they are; a record after them would be lost to every scan."""
-    fan_out(tmp_path, cell.keys)
-    newest = segment_files(tmp_path)[-1]
-    append(newest, b"\x03\x00")
-    size = newest.stat().st_size
+def test_late_failure_keeps_counts_of_lossy_directory(cell, tmp_path, files):
+    """The index on disk knows what it knew until the store is open."""
+    expected = three_segments(tmp_path, cell.keys)
+    _, lost = lose(tmp_path, 1)
+    files.before("open_write", failing(), times=None)
+    files.before("replace", failing(), " msgstore-clean.dot", times=None)
+    with pytest.raises(msgstore.StoreError):
+        open_with(tmp_path, files, **cell.keys)
     with open_with(tmp_path, **cell.keys) as store:
-        write(store, [GONE])
-        store.flush()
-        assert newest.stat().st_size == size
-        assert store.client().read(GONE) == body(GONE)
+        assert counts(store) == {i: n for i, n in expected.items() if i not in lost}

@@ -1,118 +1,427 @@
-"""``verify`` finds each way in which index, counts and segments can contradict each other."""
+"""``verify`` and ``scrub``: damage, contradictions of index, counts and segments, resumption after a stop, the rate."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
 
+import attrs
 import pytest
 
 import msgstore
-from core_support import columns, objects, rows_of, run
+from core_support import columns, flip, objects, raising, rows_of, run
+from msgstore.cli.checking import CHUNK, Checker, SegmentCheck, Throttle
+from msgstore.cli.commands import verify as verify_verb
+from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, parse_state, write_state
+from msgstore.contract import MessageNotFound
+from msgstore.engine.store import StoredMessage
+from msgstore.files import Files
 from msgstore.locations import pack_location
+from msgstore.scan import FormatSet
 
-IDS = [bytes([n]) * 16 for n in range(10)]
+IDS = [n.to_bytes(2, "big") * 8 for n in range(100)]
+SCRUB, RESUMING = ("scrub",), ("verify", "--resume")
+SIZE, SEGMENT = 425, 64 + 10 * 425
+"""Bytes of a message and of a segment."""
 
 
-def verify(store):
-    """(findings, summary, text), which agree with the exit code."""
-    result = run("verify", "--json", store)
+def verify(store, *verb):
+    """Return (objects before the summary, summary, text), which agree with the exit code."""
+    result = run(*(verb or ["verify"]), "--json", store)
     *found, summary = objects(result)
-    findings = [finding for one in found if one["kind"] == "segment" for finding in one["findings"]]
-    text = run("verify", store, code=result.exit_code).stdout
-    assert (result.exit_code, summary["findings"]) == (0 if summary["ok"] else 1, len(findings))
-    return findings, summary, text
+    assert {one["kind"] for one in found} <= {"damage", "segment"}
+    assert summary["findings"] == sum(len(one["findings"]) for one in found if one["kind"] == "segment")
+    assert summary["damaged_spans"] == sum(one["kind"] == "damage" for one in found)
+    assert result.exit_code == (0 if summary["ok"] else 1)
+    return found, summary, run(*(verb or ["verify"]), store, code=result.exit_code).stdout
+
+
+def damage_of(found):
+    return [one for one in found if one["kind"] == "damage"]
+
+
+def flip_in(store, number, message, byte=SIZE - 1):
+    """Flip a bit of a message, unseen by size and time."""
+    flip(store / f"{number}.sqs", 64 + message * SIZE + byte, unseen=True)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Ten segments of ten checksummed messages."""
+    path = tmp_path / "store"
+    keys = {"record": "checksum", "file_size_limit": SEGMENT, "gc_interval": 0}
+    with msgstore.open_store(path, **keys) as opened, opened.client() as client:
+        client.write_many((msg_id, msg_id * 25) for msg_id in IDS)
+    assert len(list(path.glob("*.sqs"))) == 10
+    return path
+
+
+@contextlib.contextmanager
+def changing(store):
+    """The store, open; a message more, because an unchanged store does not save its index."""
+    with msgstore.open_store(store, record="checksum") as opened, opened.client() as client:
+        client.write(bytes(16), b"a change")
+        yield opened
+
+
+# -- damage -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [("verify",), SCRUB])
+def test_verify_of_sound_store_finds_nothing(store, verb):
+    found, summary, text = verify(store, *verb)
+    assert columns(found, "kind", "ok", "counts_agree") == [("segment", True, True)] * 10
+    assert (summary["segments"], summary["records"], summary["verified"], summary["resumed_after"]) == (10, 100, 100, None)
+    assert (summary["counted"], summary["bytes"]) == (100, 10 * SEGMENT)
+    assert "100 of 100 live messages verified (trust); 10 segments, 42.1 KiB" in text
+    assert not (store / STATE).exists()
+
+
+def test_verify_reports_every_damaged_record(store):
+    with msgstore.open_store(store, record="checksum") as opened, opened.client() as client:
+        client.remove([IDS[33]])
+    for place in ((2, 3, 100), (7, 0), (3, 3, 0)):  # the last: type byte of the dead record
+        flip_in(store, *place)
+    found, summary, text = verify(store)
+    assert columns(damage_of(found), "path", "offset", "reason", "id") == [
+        (str(store / "2.sqs"), 64 + 3 * SIZE, "checksum_mismatch", IDS[23].hex()),
+        (str(store / "3.sqs"), 64 + 3 * SIZE, damage_of(found)[1]["reason"], None),
+        (str(store / "7.sqs"), 64, "checksum_mismatch", IDS[70].hex()),
+    ]
+    assert (summary["segments"], summary["verified"], summary["unreachable"]) == (10, 97, 2)
+    assert f"checksum_mismatch: message {IDS[23].hex()}" in text
+
+
+def test_verify_compares_index_with_records(store):
+    wrong = {
+        5: ((0, 64 + 4 * SIZE, SIZE), "id_mismatch"),  # where another message is
+        15: ((1, 64 + 5 * SIZE, 400), "size_mismatch"),
+        25: ((77, 64, SIZE), "segment_missing"),
+    }
+    with changing(store) as opened:
+        for n, (location, _) in wrong.items():
+            opened._index.enter([IDS[n]], [pack_location(*location)])
+    found, *_ = verify(store)
+    assert columns(damage_of(found), "id", "reason") == [(IDS[n].hex(), reason) for n, (_, reason) in wrong.items()]
+
+
+def test_verify_with_rate_works_next_to_writer(tmp_path):
+    """If the index can be read live. Without options, ``verify`` compares counts and refuses."""
+    with msgstore.open_store(tmp_path, index="lmdb") as opened, opened.client() as client:
+        client.write(bytes(16), b"body")
+        opened.flush()
+        run("verify", tmp_path, code=2)
+        command = [sys.executable, "-m", "msgstore", "verify", "--rate", "1GiB", "--json", tmp_path]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, summary["recovery"], summary["messages"]) == (0, "live", 1)
+
+
+# -- contradictions -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["ets", "lmdb"])
-def store(request, tmp_path):
-    """Ten messages of 25 bytes each in ``0.sqs``, on disk; whoever damages the index closes it."""
+def ten(request, tmp_path):
+    """An open store with ten messages of 25 bytes each in ``0.sqs``, on disk. The test that damages the index closes it."""
     opened = msgstore.open_store(tmp_path, index=request.param, gc_interval=0)
     with opened.client() as client:
-        client.write_many((msg_id, b"body") for msg_id in IDS)
+        client.write_many((bytes([n]) * 16, b"body") for n in range(10))
     return opened
 
 
-def test_verify_of_sound_store_finds_nothing(store):
-    store.close()
-    findings, summary, text = verify(store.path)
-    assert (findings, summary["ok"], summary["counted"], summary["verified"]) == ([], True, 10, 10)
-    assert "10 of 10 live messages verified" in text
+def hexadecimal(n):
+    return (bytes([n]) * 16).hex()
+
+
+def findings_of(found):
+    return [finding for one in found if one["kind"] == "segment" for finding in one["findings"]]
 
 
 OUTSIDE = {"outside_the_segment": (3, "the segment's records are between 64 and 314")}
-WRONG_LOCATIONS = [
-    (3, 64 + 250, 25, OUTSIDE, 1),
-    (3, 64 + 230, 50, OUTSIDE | {"overlap": (3, f"the record before it, {IDS[9].hex()}, ends at 314")}, 1),
-    (3, 10, 25, OUTSIDE, 1),
-    (3, 2**39, 25, OUTSIDE, 1),
-    (3, 64 + 4 * 25, 25, {"same_place": (4, f"so is {IDS[3].hex()}")}, 1),  # the record has one id
-    (3, 64 + 3 * 25, 26, {"overlap": (4, f"the record before it, {IDS[3].hex()}, ends at 165")}, 1),
-    (9, 64 + 9 * 25, 24, {}, 1),
-]
 
 
-@pytest.mark.parametrize(("entry", "offset", "size", "expected", "unreachable"), WRONG_LOCATIONS)
-def test_verify_of_wrong_location_names_contradiction(store, entry, offset, size, expected, unreachable):
-    store._index.enter([IDS[entry]], [pack_location(0, offset, size)])
-    store.close()
-    findings, summary, text = verify(store.path)
+@pytest.mark.parametrize(
+    ("entry", "offset", "size", "expected", "unreachable"),
+    [
+        (3, 64 + 250, 25, OUTSIDE, 1),
+        (3, 64 + 230, 50, OUTSIDE | {"overlap": (3, f"the record before it, {hexadecimal(9)}, ends at 314")}, 1),
+        (3, 10, 25, OUTSIDE, 1),
+        (3, 2**39, 25, OUTSIDE, 1),
+        (3, 64 + 4 * 25, 25, {"same_place": (4, f"so is {hexadecimal(3)}")}, 1),  # the record has one id
+        (3, 64 + 3 * 25, 26, {"overlap": (4, f"the record before it, {hexadecimal(3)}, ends at 165")}, 1),
+        (9, 64 + 9 * 25, 24, {}, 1),
+    ],
+)
+def test_verify_of_wrong_location_names_contradiction(ten, entry, offset, size, expected, unreachable):
+    ten._index.enter([bytes([entry]) * 16], [pack_location(0, offset, size)])
+    ten.close()
+    found, summary, text = verify(ten.path)
     assert (summary["ok"], summary["unreachable"], summary["verified"]) == (False, unreachable, 10 - unreachable)
-    found = {finding["what"]: finding for finding in findings}
-    assert found.keys() == expected.keys() | ({"live_bytes"} if size != 25 else set())
+    by_kind = {finding["what"]: finding for finding in findings_of(found)}
+    assert by_kind.keys() == expected.keys() | ({"live_bytes"} if size != 25 else set())
     for what, (owner, detail) in expected.items():
-        assert (found[what]["id"], found[what]["detail"]) == (IDS[owner].hex(), detail)
-        assert f"0.sqs at offset {found[what]['offset']}: {IDS[owner].hex()}: {what}: {detail}" in text
+        assert (by_kind[what]["id"], by_kind[what]["detail"]) == (hexadecimal(owner), detail)
+        assert f"0.sqs at offset {by_kind[what]['offset']}: {hexadecimal(owner)}: {what}: {detail}" in text
 
 
 def test_verify_of_entry_without_reference_fails(tmp_path):
     """With ``lmdb``; ``ets`` has no way to keep such an entry."""
     with msgstore.open_store(tmp_path, index="lmdb") as store:
         with store.client() as client:
-            client.write(IDS[3], b"body")
-        store._index.enter([IDS[3]], [pack_location(0, 64, 25)], [0])
-    findings, summary, _ = verify(tmp_path)
-    assert (summary["ok"], columns(findings, "what", "id")) == (False, [("no_reference", IDS[3].hex())])
+            client.write(bytes(16), b"body")
+        store._index.enter([bytes(16)], [pack_location(0, 64, 25)], [0])
+    found, summary, _ = verify(tmp_path)
+    assert (summary["ok"], columns(findings_of(found), "what", "id")) == (False, [("no_reference", "00" * 16)])
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 0), (0, 5), (-1, -25)])
-def test_verify_of_wrong_row_names_count(store, count, size):
-    (segment,) = store._segments
+def test_verify_of_wrong_row_names_count(ten, count, size):
+    (segment,) = ten._segments
     segment.live_count += count
     segment.live_bytes += size
-    store.close()
-    findings, summary, _ = verify(store.path)
+    ten.close()
+    found, summary, _ = verify(ten.path)
     expected = [(name, None) for name, delta in (("live_count", count), ("live_bytes", size)) if delta]
-    assert (summary["ok"], columns(findings, "what", "id"), summary["verified"]) == (False, expected, 10)
+    assert (summary["ok"], columns(findings_of(found), "what", "id"), summary["verified"]) == (False, expected, 10)
 
 
-def test_verify_of_missing_entry_names_counts(store):
+def test_verify_of_missing_entry_names_counts(ten):
     """The row still counts it: a message was lost by the index."""
-    store._index.release([IDS[7]])
-    store.close()
-    findings, summary, text = verify(store.path)
-    assert (summary["ok"], [f["what"] for f in findings], summary["messages"]) == (False, ["live_count", "live_bytes"], 9)
+    ten._index.release([bytes([7]) * 16])
+    ten.close()
+    found, summary, text = verify(ten.path)
+    assert (summary["ok"], [f["what"] for f in findings_of(found)]) == (False, ["live_count", "live_bytes"])
+    assert summary["messages"] == 9
     assert "counts 10 live records, the index has 9" in text
 
 
-@pytest.mark.parametrize(("size", "said"), [(None, "is missing"), (300, "has 300 of 314 bytes")])
-def test_verify_of_lost_segment_fails(store, size, said):
-    """Everything that is there agrees; what the index knew of the rest is told, and nothing is written."""
-    store.roll()
-    with store.client() as client:
+@pytest.mark.parametrize(("size", "message"), [(None, "is missing"), (300, "has 300 of 314 bytes")])
+def test_verify_of_lost_segment_fails(ten, size, message):
+    """What is there agrees. What the index knows of the rest is reported, and nothing is written."""
+    ten.roll()
+    with ten.client() as client:
         client.write(b"other" + bytes(11), b"body")
-    store.close()
-    path = store.path / "0.sqs"
+    ten.close()
+    path = ten.path / "0.sqs"
     path.unlink() if size is None else os.truncate(path, size)
     for _ in range(2):
-        findings, summary, text = verify(store.path)
-        assert (findings, summary["ok"], summary["missing"]) == ([], False, 10 if size is None else 1)
-        assert summary["lost"] == [f"0.sqs: {said}; the index has 10 live messages in it"]
+        found, summary, text = verify(ten.path)
+        assert (findings_of(found), summary["ok"], summary["missing"]) == ([], False, 10 if size is None else 1)
+        assert summary["lost"] == [f"0.sqs: {message}; the index has 10 live messages in it"]
         assert summary["lost"][0] in text
         assert "no damage" not in text
         for verb in ("info", "scrub"):
-            assert summary["lost"][0] in run(verb, store.path, code=1).stdout
-        run("ls", store.path, code=1)
+            assert summary["lost"][0] in run(verb, ten.path, code=1).stdout
+        run("ls", ten.path, code=1)
     spot = {"kind": "damage", "path": str(path), "offset": size or 0, "size": 314 - (size or 0)}
-    assert {**spot, "reason": "missing" if size is None else "shortened"} in rows_of("compact", store.path, code=1)
+    assert {**spot, "reason": "missing" if size is None else "shortened"} in rows_of("compact", ten.path, code=1)
     if size is None:
-        assert verify(store.path)[1]["ok"]
+        assert verify(ten.path)[1]["ok"]
+
+
+# -- resumption ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stop(monkeypatch, store):
+    """``stop(verb)``: Ctrl-C while segment 5 is checked."""
+    check = Checker.check
+
+    def interrupted(self, segment, form):
+        if segment.number == 5:
+            raise KeyboardInterrupt
+        check(self, segment, form)
+
+    def run_until_stopped(verb=SCRUB):
+        with monkeypatch.context() as patch:
+            patch.setattr(Checker, "check", interrupted)
+            assert run(*verb, store, code=130).stderr.endswith("msgstore: interrupted\n")
+
+    return run_until_stopped
+
+
+@pytest.mark.parametrize("verb", [SCRUB, RESUMING], ids=" ".join)
+def test_stopped_check_resumes_where_it_was(store, stop, verb):
+    """It reports earlier damage and contradictions again."""
+    with changing(store) as opened:
+        next(iter(opened._segments)).live_count += 1
+    flip_in(store, 1, 0)
+    stop(verb)
+    state = parse_state((store / STATE).read_bytes())
+    assert (state.behind, state.segments, state.records) == (4, 5, 50)
+    flip_in(store, 2, 0)  # is behind it: the next check finds it
+    flip_in(store, 8, 0)
+    result = run(*verb, store, code=1)
+    assert "resumed after segment 4" in result.stderr
+    assert "0.sqs: live_count: the segment's row counts 11 live records, the index has 10" in result.stdout
+    assert "1.sqs" in result.stdout
+    assert "2.sqs  " not in result.stdout
+    assert not (store / STATE).exists()
+    stop(verb)
+    *found, summary = objects(run(*verb, "--json", store, code=1))
+    assert [Path(one["path"]).name for one in damage_of(found)] == ["1.sqs", "2.sqs", "8.sqs"]
+    assert (summary["resumed_after"], summary["segments"], summary["records"]) == (4, 10, 100)
+    stop(verb)
+    assert verify(store, "scrub", "--restart")[1]["resumed_after"] is None
+
+
+@pytest.mark.parametrize(("option", "is_kept"), [((), False), (("--rate", "1GiB"), True), (("--resume",), True)])
+def test_verify_with_option_keeps_progress(store, stop, option, is_kept):
+    """Only ``--resume`` reads it again."""
+    stop(("verify", *option))
+    assert (store / STATE).exists() == is_kept
+    _, summary, _ = verify(store)
+    assert (summary["resumed_after"], summary["segments"]) == (None, 10)
+
+
+def test_progress_is_saved_while_check_runs(store, monkeypatch):
+    monkeypatch.setattr(verify_verb, "SAVE_INTERVAL_SECONDS", 0)
+    written, write = [], Files.write_file
+
+    def watch(self, path, chunks, *, sync):
+        write(self, path, chunks, sync=sync)
+        written.append(parse_state(path.read_bytes()).behind)
+
+    monkeypatch.setattr(Files, "write_file", watch)
+    run("scrub", store, code=0)
+    assert written == list(range(10))
+    monkeypatch.setattr(Files, "write_file", raising(PermissionError(errno.EACCES, "Permission denied", "somewhere")))
+    assert run("scrub", store, code=0).stderr.count("cannot be written: Permission denied") == 1
+    monkeypatch.setattr(Files, "unlink", raising(OSError(errno.EROFS, os.strerror(errno.EROFS), "somewhere")))
+    run("scrub", store, code=0)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"layout": 1, "crc32": 1}', "[" * 100_000, '"x"', "\xff", "9" * 5000])
+def test_damaged_state_is_reported_and_replaced(store, text):
+    (store / STATE).write_bytes(text.encode("latin-1"))
+    result = run("scrub", store, code=0)
+    assert f"{store / STATE}: cannot be used: " in result.stderr
+    assert "100 of 100 live messages verified (trust); 10 segments" in result.stdout
+    assert not (store / STATE).exists()
+
+
+def test_flipped_bit_of_state_is_noticed(tmp_path):
+    spots = [DamagedSpan("1.sqs", 64, 100, "torn"), DamagedSpan("2.sqs", 64, 100, "id_mismatch", "00" * 16)]
+    findings = [Finding("1.sqs", "live_count", "2 and 3"), Finding("2.sqs", "overlap", "so", "00" * 16, 64, 100)]
+    state = ScrubState(3, 4, 40, 4000, spots, findings)
+    write_state(Files(), tmp_path, state)
+    whole = (tmp_path / STATE).read_bytes()
+    assert parse_state(whole) == state
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(ValueError):
+            assert parse_state(bytes(data)) == state  # a blank that became another one
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"behind": "4"}, {"behind": -2}, {"bytes": 1.5}, {"records": True}, {"more": 1}, {"spots": 5}, {"spots": [{"file": "x"}]},
+     {"spots": [{"file": "1.sqs", "offset": -5, "size": 1, "reason": "torn"}]}, {"layout": 2},
+     {"spots": [{"file": "\x1b[2J", "offset": 0, "size": 1, "reason": "torn"}]}, {"findings": [{"file": "x"}]},
+     {"findings": [{"file": "x", "what": "overlap", "detail": "\x1b[2J"}]}],
+    ids=str,
+)  # fmt: skip
+def test_forged_state_is_refused(wrong):
+    """Its checksum is right, and no check has written it."""
+    members = {"layout": 1, **attrs.asdict(ScrubState()), **wrong}
+    crc32 = zlib.crc32(json.dumps(members, sort_keys=True).encode())
+    with pytest.raises(ValueError, match=r"it is not|it was written|it contains"):
+        parse_state(json.dumps({**members, "crc32": crc32}).encode())
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------------
+
+
+def test_throttle_keeps_the_rate():
+    clock = [100.0]
+    throttle = Throttle(1000, now=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    for _ in range(8):
+        throttle.spend(500)
+        clock[0] += 0.1  # what is done with it
+    assert clock[0] == pytest.approx(100 + 8 * 0.5 + 0.1)
+    clock[0] += 60
+    throttle.spend(500)
+    assert clock[0] == pytest.approx(164.35)  # a minute's rest is no reason to hurry
+    Throttle(None, sleep=lambda _: pytest.fail("no rate, no rest")).spend(2**40)
+
+
+def test_verify_with_rate_is_throttled(store, monkeypatch):
+    rested = []
+    monkeypatch.setattr(verify_verb, "Throttle", lambda rate: Throttle(rate, now=lambda: 0.0, sleep=rested.append))
+    run("verify", "--rate", "1KiB", store, code=0)
+    assert max(rested) == pytest.approx(10 * SEGMENT / 1024)
+
+
+def entry(offset, msg_id):
+    return StoredMessage(msg_id, 0, offset, SIZE, 1, pack_location(0, offset, SIZE))
+
+
+def lost(msg_id):
+    raise msgstore.StoreIOError("cannot be read")
+
+
+@pytest.fixture
+def check(store):
+    """``check(entries, file=, files=, read=)``: damage in a segment, and the bytes read."""
+    form = FormatSet(msgstore.load_catalogue(), {"checksum": 4}).by_extension(".sqs")
+
+    def checked(entries=(), file="0.sqs", files=None, read=lost):
+        found = SegmentCheck(0, store / file, list(entries))
+        Checker(files or Files(), Throttle(None), read).check(found, form)
+        return found.spans, found.read
+
+    return checked
+
+
+def test_segment_that_disk_cannot_read_is_damage(check):
+    class UnreadableFiles(Files):
+        pread = raising(OSError(errno.EIO, "Input/output error"))
+
+    (whole, first), size = check([entry(64, IDS[0])], files=UnreadableFiles())
+    assert (whole, size) == (DamagedSpan("0.sqs", 0, SEGMENT, "unreadable"), SEGMENT)
+    assert first == DamagedSpan("0.sqs", 64, SIZE, "unreadable", IDS[0].hex())
+    assert size < CHUNK
+    assert check([entry(64, IDS[0])], files=UnreadableFiles(), read=lambda _: b"")[0] == [whole]
+
+
+def test_mapped_segment_is_checked(store, check, monkeypatch):
+    """As above 64 MiB."""
+    monkeypatch.setattr("msgstore.files.READ_WHOLE", 1000)
+    entries = [entry(64 + SIZE * n, IDS[n]) for n in range(10)]
+    assert check(entries) == ([], SEGMENT)
+    flip_in(store, 0, 0)
+    [spot], _ = check(entries)
+    assert (spot.offset, spot.reason, spot.msg_id) == (64, "checksum_mismatch", IDS[0].hex())
+
+
+def test_message_moved_or_removed_meanwhile_is_not_damaged(check):
+    wrong = [entry(64 + SIZE, IDS[0]), entry(64, IDS[1])]
+
+    def read(msg_id):
+        if msg_id == IDS[0]:
+            return b"it is elsewhere by now"
+        raise MessageNotFound([msg_id])
+
+    assert check(wrong, read=read)[0] == []
+    assert check(wrong, file="99.sqs", read=read) == ([], 0)
+
+
+def test_segment_changed_meanwhile_is_read_again(store, check):
+    path = store / "0.sqs"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:500])
+    os.utime(path, ns=(0, 0))
+
+    class Growing(Files):
+        def list(self, directory):
+            path.write_bytes(whole)
+            return super().list(directory)
+
+    assert check(files=Growing(), read=lambda _: b"") == ([], 500 + len(whole))

@@ -87,14 +87,14 @@ def test_settings_with_wrong_member_are_refused(tmp_path, changes, reason):
     ["[" * 200_000, '{"a":' * 100_000, "[]", "null", "{}", "", "\xff", "1" * 10_000, json.dumps({"crc32": "x" * 2**20})],
     ids=lambda text: text[:10],
 )
-def test_unparsable_settings_are_refused_or_rebuilt(tmp_path, text):
+def test_unparsable_settings_are_refused(tmp_path, text):
     place = tmp_path / "store"
     place.mkdir()
     (place / SETTINGS).write_text(text, encoding="latin-1")
     with pytest.raises(StoreError, match="cannot be used"):
         read_settings(Files(), place)
     shutil.copy(store_of("v2_clean") / "0.sqs", place)
-    assert SETTINGS in run("info", place, code=0).stderr  # it rebuilds what it remembers
+    assert SETTINGS in run("info", place, code=2).stderr
     scanned = run("scan", "--json", place, code=1)
     assert (SETTINGS in scanned.stderr, len(objects(scanned)[0]["records"])) == (True, 212)
     run("salvage", place, tmp_path / "rescued", code=1)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from msgstore.contract import Capability, SegmentFormatDescriptor
-from msgstore.contract.formats import RESERVED_EXTENSIONS
+from msgstore.plugins.loader import RESERVED_EXTENSIONS, check_descriptor
 from msgstore.units import parse_duration, parse_size
 
 YEAR = 365 * 86400
@@ -61,11 +61,13 @@ def test_capabilities_given_by_name_are_converted(capabilities):
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        (
-            {"capabilities": "persistent"},
-            "the capabilities 'persistent' are not a collection, such as (Capability.PERSISTENT,)",
-        ),
-        ({"capabilities": Capability.FRAMED}, "are not a collection"),
+        ({"capabilities": "persistent"}, "'p' is not a valid Capability"),
+        ({"capabilities": Capability.FRAMED}, "'Capability' object is not iterable"),
+        ({"options": int}, "are not an attrs class"),
+        ({"contract": (1, 0, 0)}, "is not a pair of numbers"),
+        ({"contract": "1.0"}, "is not a pair of numbers"),
+        ({"examples": ()}, "are not sets of options"),
+        ({"examples": ("max_age",)}, "are not sets of options"),
         ({"capabilities": ("persistant",)}, "'persistant' is not a valid Capability"),
         ({"capabilities": (None,)}, "None is not a valid Capability"),
         ({"extension": ".acme-fmt"}, "the extension '.acme-fmt' is not '.' followed by letters"),
@@ -89,4 +91,4 @@ def test_capabilities_given_by_name_are_converted(capabilities):
 )
 def test_impossible_descriptor_is_refused(members, reason):
     with pytest.raises((ValueError, TypeError), match=re.escape(reason)):
-        described(**members)
+        check_descriptor(described(**members))

@@ -16,6 +16,8 @@ from core_support import rows_of
 from core_support import run as command
 from msgstore.contract import BoundRecord, BrokenPlugin, Capability, RecordError, RecordField, RecordTypeDescriptor
 from msgstore.files import Files
+from msgstore.jobs.workers import installed
+from msgstore.plugins.loader import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
 from msgstore.scan.fields import fields_as_json, values_of
 
@@ -68,7 +70,10 @@ def ranked(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[msgstore]\nranked = acme_ranked\n")
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
+    installed.cache_clear()
+    monkeypatch.setattr("msgstore.jobs.inputs._opened", {})
     yield
+    installed.cache_clear()
     sys.modules.pop("acme_ranked", None)
 
 
@@ -187,7 +192,7 @@ class Needed:
 def test_impossible_descriptor_is_refused(members, reason):
     members = {"capabilities": [Capability.FIELDS] if members.get("fields") else []} | members
     with pytest.raises((ValueError, TypeError), match=reason):
-        RecordTypeDescriptor(name="a", contract=(1, 0), factory="a:b", format="v2", **members)
+        check_descriptor(RecordTypeDescriptor(name="a", contract=(1, 0), factory="a:b", format="v2", **members))
 
 
 @pytest.mark.parametrize(

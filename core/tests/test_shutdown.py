@@ -70,7 +70,7 @@ def test_reading_hostile_text_takes_linear_time(text):
 
 def test_patterns_repeat_no_group_possessively():
     """Early Python 3.11, such as the 3.11.2 of Debian 12, forgets what such a group captured: every client was lost."""
-    patterns = (shutdown._REFS, shutdown._REF, shutdown._NUMBER, shutdown._END)
+    patterns = (shutdown._REFS, shutdown._REF, shutdown._NUMBER)
     assert not [pattern.pattern for pattern in patterns if re.search(rb"\)(?:[*+?]|\{[\d,]*\})\+", pattern.pattern)]
 
 

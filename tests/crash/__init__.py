@@ -6,7 +6,6 @@
 ``states``       from the log to directories: as a killed process leaves them, and as a power loss may
 ``invariants``   what a reopened store must show
 ``points``       all of it together: every crash point of a recording
-``failing``      the workload again, with operations that fail by the injector of ``faults``
 ``flips``        flipped bits in what a store has left on disk
 ``running``      points, failures and flips in several processes
 ``child``        a process in which workers of ``stress`` are killed

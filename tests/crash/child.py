@@ -18,7 +18,7 @@ from typing import Any
 
 from crash.workload import CrashCell
 from stress.account import Board, Findings
-from stress.running import CollectorThread, Options
+from stress.running import Options
 from stress.worker import Task, Worker
 from support import open_with
 
@@ -26,7 +26,7 @@ THREADS = 3
 LIVING = 100
 """Ids that a thread keeps alive, about."""
 REMOVED = 100
-"""References that are given back between two turns of the collector."""
+"""References that are given back between two collections, about."""
 WRONG = 3
 """Exit status of a process in which anything was not as it should be."""
 
@@ -44,18 +44,16 @@ def work(path: Path, cell: CrashCell, durability: str, seed: str, pipe: Connecti
 
     try:
         store, findings = open_with(path, **keys(cell, durability)), Findings()
-        collector = CollectorThread(store, findings, REMOVED)
         owned: list[dict[bytes, int]] = [{} for _ in range(THREADS)]
         for entry in store.entries():
             owned[entry.msg_id[7] % THREADS][entry.msg_id] = entry.references
         board, barrier = Board(THREADS), threading.Barrier(THREADS)
         tasks = [
-            Task(number, f"{seed} {number}", 10**9, LIVING, 0, collector.removed, mine, journal)
-            for number, mine in enumerate(owned)
+            Task(number, f"{seed} {number}", 10**9, LIVING, 0, REMOVED, mine, journal) for number, mine in enumerate(owned)
         ]
         workers = [Worker(task, store, board, barrier, findings) for task in tasks]
-        for thread in (collector, *workers):
-            thread.start()
+        for worker in workers:
+            worker.start()
         for worker in workers:
             worker.join()
         print(findings, file=sys.stderr)

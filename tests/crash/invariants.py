@@ -64,7 +64,7 @@ def check(path: Path, situation: Situation) -> None:
             client.remove(_cut_ids(_references(store), situation))
         found = _references(store)
         _check_references(found, situation)
-        contents(store, situation, found)
+        _contents(store, situation, found)
         _go_on(store, situation, found)
     finally:
         store.abandon()
@@ -73,7 +73,7 @@ def check(path: Path, situation: Situation) -> None:
     try:
         demand(store.stats().recovery.how == "trust", f"a clean stop was not trusted: {store.stats().recovery}")
         demand(_references(store) == found, "a clean stop has changed references")
-        contents(store, situation, found)
+        _contents(store, situation, found)
     finally:
         store.abandon()
 
@@ -133,7 +133,7 @@ def _difference(found: Mapping[bytes, int], expected: Mapping[bytes, int]) -> st
     )
 
 
-def contents(store: msgstore.Store, situation: Situation, found: Mapping[bytes, int]) -> None:
+def _contents(store: msgstore.Store, situation: Situation, found: Mapping[bytes, int]) -> None:
     """Every message that is there reads, alone and with the others, as what was written."""
     expected = situation.expected
     doubtful: set[bytes] = set()
@@ -169,5 +169,5 @@ def _go_on(store: msgstore.Store, situation: Situation, found: dict[bytes, int])
         demand(not any(one.skipped for one in done), f"not compacted: {[one.skipped for one in done]}")
     demand(_references(store) == found, f"after going on: {_difference(_references(store), found)}")
     demand(client.read(NEW) == NEW, "what was written after the crash is not there")
-    contents(store, attrs.evolve(situation, bodies={**situation.bodies, NEW: NEW}), found)
+    _contents(store, attrs.evolve(situation, bodies={**situation.bodies, NEW: NEW}), found)
     store.close()

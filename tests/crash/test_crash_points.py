@@ -1,10 +1,10 @@
-"""Sweeps over a workload: stop at every file operation, fail each one, flip bits of each file. The store keeps its promises."""
+"""Sweeps over a workload: stop at every file operation, flip bits of each file. The store keeps its promises."""
 
 from __future__ import annotations
 
 import pytest
 
-from crash import failing, flips
+from crash import flips
 from crash.points import run_shared
 from crash.recording import record
 from crash.running import Outcome
@@ -17,7 +17,6 @@ from msgstore.files import Files
 pytestmark = pytest.mark.crash
 
 both = pytest.mark.parametrize("durability", ["os", "fsync"])
-crash_cells = pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
 cells = pytest.mark.parametrize("crash_cell", [*CRASH_CELLS, *FOREIGN_CELLS], ids=str)
 
 
@@ -40,19 +39,7 @@ def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, te
     assert outcome.points > 400
 
 
-@crash_cells
-def test_every_operation_may_fail(crash_cell, tmp_path, workers, sample, tell):
-    """The error says where, the store stays readable, and nothing is lost afterwards. The operations with ``fsync`` are those
-    with ``os`` and the syncs."""
-    operations, outcome = failing.run_shared(workers, tmp_path, crash_cell, "fsync", sample)
-    tell(
-        f"{crash_cell} failing operations", f"{operations} operations, {outcome.states} faults, {len(outcome.failures)} failed"
-    )
-    check(outcome)
-    assert operations > 150
-
-
-@crash_cells
+@pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
 def test_flipped_bit_costs_at_most_its_record(crash_cell, tmp_path, workers, sample, tell):
     """It is never served as a right body, and the store does not stop for it."""
     recording = record(tmp_path, crash_cell, "os")

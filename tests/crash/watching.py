@@ -22,8 +22,7 @@ LOOKS = (
 COMPOSED = ("write_file", "view", "identity", "closing")
 """Operations that call others, each of which is reported."""
 LOCKS = ("overwrite",)
-"""Operations on the lock file. No opening trusts its text, so they are no crash points. tests/test_opening_faults.py makes
-them fail."""
+"""Operations on the lock file. No opening trusts its text, so they are no crash points. ``faults`` makes them fail."""
 JOBS = ("create_directory", "copy_permissions", "remove_tree", "entries")
 """Operations of jobs that read any directory and write a new store. tests/test_fresh_stores.py stops those that write. If the
 engine calls one, the layer raises NotImplementedError."""

@@ -1,15 +1,13 @@
 """What is done to a store, and what the store owes at each moment of it.
 
 A workload is a list of operations. A *change* (write, remove) happens in memory and does no input or output here: batches stay
-small and ``sync_interval`` is an hour. A *call* (open, flush, roll, compact, migrate, close) does all of it. A call that
-failed can be made again; that is what the tests with failing operations do.
+small and ``sync_interval`` is an hour. A *call* (open, flush, roll, compact, migrate, close) does all of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.contract import Action, Capability, Combine, Drop
+from msgstore.contract import Action, Capability, Drop
 from msgstore.directory import Settings, write_settings
 from msgstore.engine.compact.policy_actions import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, RealDirectory, catalogue, collect, needs_foreign, open_with
+from support import DATA, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with
 
 
 @attrs.frozen
@@ -111,20 +109,17 @@ class Run:
     owed: Expected = Expected()
     store: msgstore.Store | None = None
     client: Any = None
-    dropping: int | None = None
 
     def do(self, step: Step) -> None:
         name, *numbers = step
         getattr(self, name)(*numbers)
 
     def open(self, *, erase: bool = False) -> None:
-        """Nothing to do if it is open."""
-        if self.store is None:
-            self.owed = attrs.evolve(self.owed, closed=False)
-            keys = {**self.cell.keys, "durability": self.durability, "erase": erase}
-            self.store = open_with(self.path, self.files, refcounts=self.owed.refcounts, **keys)
-            self.owed = attrs.evolve(self.owed, refcounts=None)
-            self.client = self.store.client("queue", on_confirm=self._confirmed)
+        self.owed = attrs.evolve(self.owed, closed=False)
+        keys = {**self.cell.keys, "durability": self.durability, "erase": erase}
+        self.store = open_with(self.path, self.files, refcounts=self.owed.refcounts, **keys)
+        self.owed = attrs.evolve(self.owed, refcounts=None)
+        self.client = self.store.client("queue", on_confirm=self._confirmed)
 
     def _confirmed(self, ids: list[bytes]) -> None:
         self.owed = self.owed.confirm(ids)
@@ -169,23 +164,16 @@ class Run:
         self._collected(self.store.migrate())
 
     def combine(self) -> None:
-        """The first neighbours that fit into one segment."""
-        sealed = [s for s in self.store.segments() if s.live_count and not s.current]
-        fitting = [
-            (a.number, b.number) for a, b in pairwise(sealed) if a.header_bytes + a.live_bytes + b.live_bytes <= a.size_limit
-        ]
-        self._collect(*map(Combine, fitting[:1]))
+        self._collect(*combinable(self.store))
 
     def drop(self) -> None:
         """What is in the oldest segment is owed no more."""
-        if self.dropping is None:
-            self.dropping = min(s.number for s in self.store.segments() if s.live_count and not s.current)
-            for entry in self.store.entries():
-                if entry.number == self.dropping:
-                    for _ in range(entry.references):
-                        self.owed = self.owed.change(entry.msg_id, -1)
-        self._collect(Drop(self.dropping, "it is the oldest"))
-        self.dropping = None
+        oldest = min(s.number for s in self.store.segments() if s.live_count and not s.current)
+        for entry in self.store.entries():
+            if entry.number == oldest:
+                for _ in range(entry.references):
+                    self.owed = self.owed.change(entry.msg_id, -1)
+        self._collect(Drop(oldest, "it is the oldest"))
 
     def _collect(self, *actions: Action) -> None:
         """Collect as a policy that plans these actions, and may drop messages."""
@@ -199,15 +187,8 @@ class Run:
         assert not skipped, skipped
 
     def close(self) -> None:
-        if self.store is not None:
-            self.store.close()
-            self.owed = self.owed.settle(closed=True)
-            self.store = self.client = None
-
-    def abandon(self) -> None:
-        if self.store is not None:
-            self.store.abandon()
-            self.store = self.client = None
+        self.store.close()
+        self.owed = self.owed.settle(closed=True)
 
 
 def id_of(number: int) -> bytes:
@@ -236,8 +217,6 @@ LARGE = (50, 112)
 
 Step = tuple[Any, ...]
 """A method of :class:`Run`, and the numbers of messages."""
-CHANGES = ("write", "remove", "remove_real")
-"""Operations that do no input or output, and must not be made twice."""
 
 
 def steps(cell: CrashCell) -> list[Step]:

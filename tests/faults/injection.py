@@ -11,19 +11,21 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import attrs
 
 from crash.watching import WatchedFiles
+from msgstore.directory import LOCK
 
 LMDB_WRITES = ("lmdb.commit", "lmdb.close")
 COMPOSED = ("read_file",)
 """Operations that call others, each of which can fail."""
 WRITES = ("pwrite", *LMDB_WRITES)
 NEEDS = {
-    "ENOSPC": ("create", "make_directory", "sync", "sync_directory", "replace", *WRITES),
+    "ENOSPC": ("create", "make_directory", "overwrite", "sync", "sync_directory", "replace", *WRITES),
     "SHORT": WRITES,
     "EMFILE": ("create", "open_read", "open_write", "list", "sync_directory", "lmdb.load"),
 }
@@ -76,11 +78,10 @@ def _can_fail(operation: str, kind: str) -> bool:
 
 
 class Injector:
-    """Counts while it is armed. At the operation of its fault the failure strikes; ``tears``: half of a write is made then."""
+    """Counts while it is armed. At the operation of its fault the failure strikes."""
 
-    def __init__(self, fault: Fault | None = None, *, tears: bool = False) -> None:
+    def __init__(self, fault: Fault | None = None) -> None:
         self.fault = fault
-        self.tears = tears
         self.operations: list[tuple[str, str]] = []
         """(name, file) of each."""
         self.struck = False
@@ -95,10 +96,6 @@ class Injector:
     @property
     def interrupted(self) -> bool:
         return self.struck and self.fault is not None and self.fault.kind.startswith("INT")
-
-    def lift(self) -> None:
-        """Nothing fails or is counted any more."""
-        self._armed = False
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
@@ -146,7 +143,7 @@ class FaultyFiles(WatchedFiles):
             return
         failure = self._injector.strike(kind, (target or path).name)
         self._interrupts_after = failure == "INT-AFTER"
-        if failure == "SHORT" or (failure and kind == "pwrite" and self._injector.tears):
+        if failure == "SHORT":
             os.pwrite(fd, data[: _short(fd, len(data), offset)], offset)
         if failure and not self._interrupts_after:
             raise system_error(failure)
@@ -155,6 +152,11 @@ class FaultyFiles(WatchedFiles):
         if self._interrupts_after:
             self._interrupts_after = False
             raise Interrupt
+
+    def overwrite(self, fd, data):
+        self.before("overwrite", Path(LOCK))
+        super().overwrite(fd, data)
+        self.after("overwrite", Path(LOCK))
 
 
 def _short(fd: int, size: int, offset: int) -> int:

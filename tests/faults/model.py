@@ -128,6 +128,8 @@ class Run:
         try:
             call()
         except (msgstore.MsgStoreError, Interrupt) as error:
+            if isinstance(error, msgstore.StoreIOError) and str(self.path) not in str(error):
+                self.problems.append(f"the error of {what} does not name the store: {error}")
             return error
         except Exception as error:
             self.problems.append(f"{what} raised {type(error).__name__}, which is no error of msgstore: {error}")

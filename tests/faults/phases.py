@@ -3,10 +3,14 @@ and the next openings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgstore
 from faults.history import change, changes
 from faults.injection import FaultyFiles
 from faults.model import Run, body_of
+from msgstore.contract import Drop
+from support import collect, combinable
 
 PHASES = ("opening", "flush", "compact", "close", "unchanged")
 
@@ -14,11 +18,12 @@ PHASES = ("opening", "flush", "compact", "close", "unchanged")
 def go(run: Run) -> None:
     """The phase of the cell, and the end of the store."""
     stores: list[msgstore.Store] = []
+    files = FaultyFiles(run.injector)
     if run.cell.phase == "opening":
         with run.injector.armed():
-            run.attempt("the opening", lambda: stores.append(run.open(FaultyFiles(run.injector))))
+            run.attempt("the opening", lambda: stores.append(run.open(files)))
     else:
-        stores.append(run.open(FaultyFiles(run.injector)))
+        stores.append(run.open(files))
         run.model.settle({entry.msg_id: entry.references for entry in stores[0].entries()})
     for store in stores:
         run.forgotten = run.cell.index == "ets"
@@ -26,6 +31,8 @@ def go(run: Run) -> None:
             {"flush": _flush, "compact": _compact, "close": _close, "unchanged": _close}[run.cell.phase](run, store)
             _serves(run, store)
         _end(run, store)
+    if files.names and not run.injector.interrupted:
+        run.problems.append(f"left open: {sorted(path.name for path in files.names.values())}")
 
 
 def _flush(run: Run, store: msgstore.Store) -> None:
@@ -61,8 +68,24 @@ def _compact(run: Run, store: msgstore.Store) -> None:
     store.roll()
     run.model.flushed()
     with run.injector.armed():
-        if run.attempt("compact", lambda: store.compact(everything=True)) is None:
-            run.attempt("migrate", store.migrate)
+        calls: dict[str, Callable[[], object]] = {
+            "compact": lambda: store.compact(everything=True),
+            "migrate": store.migrate,
+            "combine": lambda: collect(store, *combinable(store)),
+        }
+        if all(run.attempt(name, call) is None for name, call in calls.items()):
+            _drop(run, store)
+
+
+def _drop(run: Run, store: msgstore.Store) -> None:
+    """Drop the oldest segment, as a policy of retention does."""
+    sealed = [segment.number for segment in store.segments() if segment.live_count and not segment.current]
+    if sealed:
+        lost = [e.msg_id for e in store.entries() if e.number == min(sealed) for _ in range(e.references)]
+        error = run.attempt("drop", lambda: collect(store, Drop(min(sealed), "it is the oldest")))
+        run.model.change(lost, -1, applied=True if error is None else None)
+        if error is None:
+            run.model.flushed()
 
 
 def _close(run: Run, store: msgstore.Store) -> None:

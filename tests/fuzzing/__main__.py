@@ -1,4 +1,4 @@
-"""``python -m fuzzing TARGET SEED`` (or the bytes in hexadecimal), in ``tests/``: one input again, with its traceback."""
+"""``python -m fuzzing TARGET SEED``, or ``FIRST-LAST``, in ``tests/``: inputs again, with the traceback of a failure."""
 
 import sys
 

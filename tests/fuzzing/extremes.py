@@ -24,10 +24,6 @@ def _filled(pattern: bytes, head: bytes = b"") -> Family:
     return lambda size: head + pattern * (size // len(pattern))
 
 
-def _v1(pattern: bytes) -> Family:
-    return _filled(pattern)
-
-
 def _v2(pattern: bytes) -> Family:
     return _filled(pattern, V2.header)
 
@@ -162,12 +158,12 @@ def _bomb(filling: bytes) -> Family:
 
 
 SEGMENTS_V1 = {
-    "zeros": _v1(b"\0"),
-    "end marks": _v1(b"\xff"),
-    "ones": _v1(b"\1"),
-    "half zeros": _v1(bytes(7) + b"\x10"),
-    "sizes everywhere": _v1(bytes(5) + b"\x10\xff\xff"),
-    "phantoms": _v1(bytes(6) + b"\x01\x10" + b"\xff" * 300),
+    "zeros": _filled(b"\0"),
+    "end marks": _filled(b"\xff"),
+    "ones": _filled(b"\1"),
+    "half zeros": _filled(bytes(7) + b"\x10"),
+    "sizes everywhere": _filled(bytes(5) + b"\x10\xff\xff"),
+    "phantoms": _filled(bytes(6) + b"\x01\x10" + b"\xff" * 300),
     "least records": _many(V1, 25),
     "overlapping": _overlapping_v1,
     "mixed": _mixed(V1),

@@ -23,6 +23,7 @@ from msgstore.engine.segment import hint_file
 from msgstore.engine.state import checkpoint
 from msgstore.jobs.reading.chains import read_spans
 from msgstore.locations import pack_locations, unpack_location
+from msgstore.testing.formats.segments import check_scan
 from msgstore.writer_lock import parse_lock
 from msgstore_erlang_body.codec import ErlangBody
 from msgstore_erlang_body.message import read_message
@@ -54,16 +55,16 @@ def whole_scan(form: SegmentFormat) -> Check:
 
     def check(data: bytes, member: Member) -> None:
         scan = form.scan(data)
-        check_scan(form, data, scan, len(form.header))
+        check_scan(form, data, scan)
         kind = len(data) % 8  # something that a seed decides
         if kind == 0:
-            check_scan(form, data, form.scan(data, check_body=lambda _, stored: is_term(stored)), len(form.header))
+            check_scan(form, data, form.scan(data, check_body=lambda _, stored: is_term(stored)))
         elif kind == 1 and scan.end.offset and form is not corpus.V1:
             check_prefix(form, data, scan)
         elif kind <= 3 and member.fields:
             start = max(member.fields[len(data) % len(member.fields)] + kind - 2, 0)
             if start <= len(data):
-                check_scan(form, data, form.scan(data, start=start), max(start, len(form.header)))
+                check_scan(form, data, form.scan(data, start=start), start)
         elif kind <= 5:
             begin = scan.end.offset + 1 if kind == 4 else 0
             found = form.find_chain(data, begin, 2 if kind == 4 else 8)
@@ -73,35 +74,6 @@ def whole_scan(form: SegmentFormat) -> Check:
                 assert len(chain.records) or chain.damage
 
     return check
-
-
-def check_scan(form: SegmentFormat, data: bytes, scan: SegmentScan, start: int) -> None:
-    """Records, copies, holes and damaged spans stand side by side from ``start`` to where the scan ended, without a gap."""
-    end = scan.end
-    assert end.offset <= len(data)
-    assert end.state in ("clean", "torn", "corrupt")
-    assert end.state != "clean" or end.offset == len(data)
-    assert (end.state == "corrupt") == (end.reason is not None)
-    spans = [
-        *zip(scan.records.offsets, scan.records.sizes, strict=True),
-        *zip(scan.duplicates.offsets, scan.duplicates.sizes, strict=True),
-        *zip(scan.hole_offsets, scan.hole_sizes, strict=True),
-        *((spot.offset, spot.size) for spot in scan.damage),
-    ]
-    at = start if end.offset else 0  # a file shorter than its header holds nothing
-    for offset, size in sorted(spans):
-        assert (offset, size > 0) == (at, True), "neither gap nor overlap"
-        at += size
-    assert at == end.offset
-    for columns in (scan.records, scan.duplicates):
-        assert list(columns.offsets) == sorted(columns.offsets)
-        for msg_id, offset, size, _ in columns.rows():
-            form.decode(msg_id, data[offset : offset + size])
-            begin, stop = form.body_span(data, offset, size)
-            assert offset < begin <= stop <= offset + size
-    ids = scan.records.id_list()
-    assert len(set(ids)) == len(ids)
-    assert set(scan.duplicates.id_list()) <= set(ids)
 
 
 def check_prefix(form: SegmentFormat, data: bytes, scan: SegmentScan) -> None:

@@ -24,7 +24,7 @@ last-rows-are-not-added-up: The sums of a large file of counts miss its last row
   +         del together
 @ msgstore.cli.checking
 scrub-does-not-look-again: A scrub reports damage in a segment that was compacted while it was read.
-  Checker.check  core/tests/test_cli_scrub.py::test_a_segment_that_changes_meanwhile_is_read_again
-  - if not spans or self._files.list(path.parent).get(path.name) == content.state:
-  + if spans or self._files.list(path.parent).get(path.name) == content.state:
+  Checker.check  core/tests/test_cli_verify.py::test_segment_changed_meanwhile_is_read_again
+  - if not check.spans or self.files.list(path.parent).get(path.name) == state:
+  + if check.spans or self.files.list(path.parent).get(path.name) == state:
 """

@@ -13,15 +13,15 @@ hidden-marker-is-not-recognised: A store that was killed between its first chang
   compare_with_index  tests/test_opening_faults.py::test_killed_before_first_commit_scans_the_tail
   - saved in (shutdown_files.clean, shutdown_files.pending)
   + saved == shutdown_files.clean
-@ msgstore.engine.open.recovery
-tail-scan-resets-counts: After a crash a message with several references has one, because a second record of it was found.
-  scan_tail  tests/test_recovery.py::test_records_behind_the_last_commit_keep_older_counts
-  -  if index.get(i) is None]
-  + ]
 flipped-size-passes-for-a-torn-write: One flipped bit in a size lets a compaction cut off every message after it.
   RecoveryRun.scan  tests/test_faults.py::test_compaction_keeps_records_behind_flipped_size
   -  or behind is not None
   +
+@ msgstore.engine.open.recovery
+tail-scan-resets-counts: After a crash a message with several references has one, because a second record of it was found.
+  _scan_tail  tests/test_recovery.py::test_records_behind_the_last_commit_keep_older_counts
+  -  if index.get(i) is None]
+  + ]
 @ msgstore.engine.open.reconcile
 lost-messages-stay-in-the-index: A message whose segment is missing is still said to be there, and reading it raises an error.
   _replace  tests/test_recovery.py::test_lost_segment_is_reported_other_counts_stay
@@ -33,13 +33,13 @@ moved-records-lose-their-counts: Messages that another program has moved have on
   + copies.values())
 first-record-after-the-row-is-dead: The first message that was appended after the last clean stop is lost when the index is
     reconciled.
-  _unknown  tests/test_small_damage.py::test_grown_segment_enters_only_what_is_new
+  _find_new  tests/test_small_damage.py::test_grown_segment_enters_only_what_is_new
   - is_new = offset >= size or
   + is_new = offset > size or
 @ msgstore.engine.open.broker_counts
 grown-segment-passes-the-brokers-summary: Saved counts that are older than the segments are believed, and newer messages are
     dropped.
-  _compare_summary  tests/test_broker_counts.py::test_stale_counts_lose_no_newer_message
+  BrokerCounts.compare_summary  tests/test_broker_counts.py::test_stale_counts_lose_no_newer_message
   - if size != segment.size:
   + if size > segment.size:
 @ msgstore.engine.open.startup

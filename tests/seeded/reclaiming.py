@@ -32,15 +32,15 @@ segment-emptied-while-current-stays: A segment whose messages were all removed w
 @ msgstore.engine.compact.copy_compaction
 copies-are-named-before-their-rows-are-committed: After a kill inside a copy compaction, messages that were removed while it ran
     are back.
-  _publish  tests/test_collection.py::test_kill_after_copies_are_named_keeps_removals
-  - context.commit()
+  _Copies.publish  tests/test_collection.py::test_kill_after_copies_are_named_keeps_removals
+  - self.context.commit()
   + pass
 copies-are-not-synced: A power loss after a combination takes messages that were confirmed long ago.
-  _CopyWriter._end  tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted
-  - self._files.sync(fd)
+  _Copies._sync  tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted
+  - files.sync(fd)
   + pass
 names-of-copies-are-not-synced: A power loss takes the names of copies whose sources are deleted already.
-  _publish  tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted
+  _Copies.publish  tests/test_collection.py::test_copies_are_synced_before_sources_are_deleted
   - segments.sync_directory()
   + pass
 @ msgstore.engine.events
@@ -64,7 +64,7 @@ damage-is-not-quarantined: A damaged segment is scanned again by every collectio
   + pass
 retention-keeps-shared-messages: Retention does not drop messages that have several references, and the store grows beyond
     max_bytes.
-  _release  tests/test_collection.py::test_drop_reports_its_messages
+  GarbageCollector._drop  tests/test_collection.py::test_drop_reports_its_messages
   -  for _ in range(index.references(msg_id))
   +
 @ msgstore.builtin.policies

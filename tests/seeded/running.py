@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,14 +16,12 @@ import pytest
 
 from seeded.fault import ROOT, Fault
 
-OPTIONS = ("-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=short")
+OPTIONS = ("-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", "--tb=short")
 TIMEOUT_SECONDS = 300
 _RESULTS = {1: "caught", 0: "survived"}
 """Exit code of pytest to the result: a test has failed; all have passed."""
 _SEED = {"MSGSTORE_TESTS_SEED": "0", "PYTHONHASHSEED": "0"}
 """For sweeps and random histories: the same each time."""
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::\w+(?:::\w+)*)", re.MULTILINE)
-"""A line of pytest's summary: file and function, without parameters."""
 MODULE, FILE = "MSGSTORE_SEEDED_MODULE", "MSGSTORE_SEEDED_FILE"
 """Environment variables: the module with the fault, and the path of its edited source."""
 
@@ -37,16 +34,9 @@ class Outcome:
     text: str
     """What pytest printed."""
 
-    @property
-    def failed_test(self) -> str:
-        """The first test that failed; empty if none did."""
-        found = _FAILED.search(self.text)
-        return found[1] if found else ""
 
-
-def run(fault: Fault, arguments: Sequence[str] = ()) -> Outcome:
-    """Run the test that catches the fault, or what other ``arguments`` of pytest choose, with the fault in the code."""
-    arguments = arguments or [fault.caught_by, "-m", ""]
+def run(fault: Fault) -> Outcome:
+    """Run the test that catches the fault with the fault in the code."""
     sources = next(path for path in fault.path.parents if path.name == "src")
     package = fault.module.partition(".")[0]
     with TemporaryDirectory(prefix="seeded-") as directory:
@@ -54,14 +44,14 @@ def run(fault: Fault, arguments: Sequence[str] = ()) -> Outcome:
         edited = Path(directory, fault.path.relative_to(sources))
         edited.write_text(fault.applied())
         environment = {MODULE: fault.module, FILE: str(edited)}
-        code, text = _pytest([*arguments, "-p", "seeded.running"], [directory, str(ROOT / "tests")], environment)
+        code, text = _pytest([fault.caught_by, "-p", "seeded.running"], [directory, str(ROOT / "tests")], environment)
     return Outcome(fault, _RESULTS.get(code, "not run"), text)
 
 
 def failing_without_faults(faults: Sequence[Fault]) -> str:
     """Run the tests that catch these faults on the code as it is. Return what pytest printed if one fails, else nothing."""
     tests = list(dict.fromkeys(fault.caught_by for fault in faults))
-    code, text = _pytest([*tests, "-m", ""], [str(ROOT / "tests")], {})
+    code, text = _pytest(tests, [str(ROOT / "tests")], {})
     return text if code else ""
 
 

@@ -1,8 +1,8 @@
-"""The stress test: eight threads with a client each on one store, a collector beside them, and an exact account of all of it.
+"""The stress test: eight threads with a client each on one store, which they also collect, and an exact account of all of it.
 
 ``account``      bodies, so that any read can be verified by anybody; what the threads tell each other; what was found
-``worker``       one thread: writes, reads, removes, flushes, and checks each answer
-``running``      a whole run: threads, collector, the end of it, comparison with the model, ``verify``, reopening
+``worker``       one thread: writes, reads, removes, flushes, collects, and checks each answer
+``running``      a whole run: threads, the end of it, comparison with the model, ``verify``, reopening
 
-No test waits for time to pass. What decides when the collector begins is how much was removed.
+No test waits for time to pass. How much was removed decides when a thread collects.
 """

@@ -1,4 +1,4 @@
-"""A whole run on one store: threads, collector, the end of it, and the comparisons with the model."""
+"""A whole run on one store: threads, the end of it, and the comparisons with the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 from click.testing import CliRunner
@@ -18,7 +18,7 @@ from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
 from stress.account import LARGE_MESSAGE, Board, Findings, body_of
 from stress.worker import Task, Worker, open_descriptors
-from support import open_with
+from support import in_threads, open_with
 
 THREADS = 8
 LIVING = 12_000
@@ -26,11 +26,7 @@ LIVING = 12_000
 KEPT = 150
 """Ids that a thread leaves in the end."""
 REMOVED = 500
-"""References that are given back between two turns of the collector ..."""
-BEHIND = 8
-"""... which may be so many turns behind: then whoever removes waits for it, so that it collects all the while."""
-EVERYTHING = 10
-"""Every so-manieth turn collects whatever has garbage, not only what the policy names."""
+"""References that are given back between two collections, about."""
 DESCRIPTORS = 400
 """A run has fewer open, whatever the number of segments."""
 MAPPED = 256
@@ -38,13 +34,10 @@ MAPPED = 256
 SEGMENTS = (".rdq", ".sqs")
 LIMIT = 32 * 2**10
 """Bytes of a segment."""
-PATIENCE = 60
-"""Seconds that the store's own collector has for what is left in the end."""
+SECONDS, SECONDS_A_MESSAGE = 120, 0.0025
+"""A run that takes longer hangs."""
 SWITCH_INTERVAL = 2e-4
 """Seconds; the interpreter's own is 5e-3: threads change places more often."""
-
-BackgroundCollector = Literal["thread", "background"]
-"""A thread that calls ``store.compact()``, or the store's own collector."""
 
 
 @attrs.frozen
@@ -52,14 +45,11 @@ class Options:
     messages: int
     keys: dict[str, Any]
     """The cell's, and others of the configuration."""
-    collector: BackgroundCollector = "thread"
     seed: str = "stress"
 
     @property
     def all_keys(self) -> dict[str, Any]:
-        usual = {"file_size_limit": LIMIT, "large_message": LARGE_MESSAGE, "sync_interval": "5ms"}
-        if self.collector == "background":
-            usual["gc_interval"] = "100ms"
+        usual = {"file_size_limit": LIMIT, "large_message": LARGE_MESSAGE, "sync_interval": "5ms", "gc_interval": "100ms"}
         return usual | self.keys
 
 
@@ -101,8 +91,6 @@ class Outcome:
     """Of all workers; the names are those of ``Worker.counts``."""
     descriptors: int = 0
     """The most that the process had open, besides those of the beginning."""
-    turns: int = 0
-    """Of the collector, if it is a thread of the test."""
     cuts: int = 0
     """Segments that a collection shortened."""
     deletions: int = 0
@@ -116,18 +104,22 @@ class Outcome:
         return (
             f"{c['messages']:,} messages of {THREADS} threads, {c['writes']:,} writes, {c['confirmed']:,} confirms, "
             f"{c['reads']:,} reads verified, {c['removes']:,} removes, {c['flushes']:,} flushes; "
-            f"collected {self.turns:,} times, "
+            f"collected {c['collections']:,} times, "
             f"{self.cuts:,} cut, {self.deletions:,} deleted, of at most {self.segments:,} segments; "
             f"{self.descriptors} descriptors; {self.left:,} left; {found['mismatch']} mismatches, {found['lost']} lost, "
             f"{found['ghost']} ghosts; {self.seconds:.0f} s"
         )
 
 
-def run(path: Path, options: Options, files: StressFiles | None = None) -> Outcome:
-    """One run on a new store at ``path``. What was found is in the outcome; nothing is raised for it."""
-    begun = time.monotonic()
-    files = files or StressFiles()
+def run(path: Path, options: Options) -> Outcome:
+    """One run on a new store at ``path``. What was found is in the outcome; only a hang is raised, with all stacks."""
     outcome = Outcome()
+    in_threads(lambda: _run(path, options, outcome), seconds=SECONDS + SECONDS_A_MESSAGE * options.messages)
+    return outcome
+
+
+def _run(path: Path, options: Options, outcome: Outcome) -> None:
+    begun, files = time.monotonic(), StressFiles()
     try:
         with eager_switching(SWITCH_INTERVAL):
             store = open_with(path, files, **options.all_keys)
@@ -141,98 +133,27 @@ def run(path: Path, options: Options, files: StressFiles | None = None) -> Outco
         outcome.findings.error("the run failed")
     outcome.left = len(model) if not outcome.findings else 0
     outcome.seconds = time.monotonic() - begun
-    return outcome
 
 
 def _load(store: msgstore.Store, options: Options, outcome: Outcome) -> Counter[bytes]:
     """All threads, from their start to their end. Returns the references that they have left."""
     findings, board, barrier = outcome.findings, Board(THREADS), threading.Barrier(THREADS)
     opened = open_descriptors()
-    collecting = CollectorThread(store, findings)
     quota = -(-options.messages // THREADS)
     workers = []
     for number in range(THREADS):
         living, kept = min(LIVING, max(quota // 3, 1)), min(KEPT, max(quota // 20, 1))
-        task = Task(number, f"{options.seed} {number}", quota, living, kept, collecting.removed)
+        task = Task(number, f"{options.seed} {number}", quota, living, kept, REMOVED)
         workers.append(Worker(task, store, board, barrier, findings))
-    if options.collector == "thread":
-        collecting.start()
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
         outcome.counts += worker.counts
-    collecting.end()
-    outcome.turns = collecting.turns
     outcome.descriptors = max(0, *(worker.descriptors - opened for worker in workers))
     if outcome.descriptors >= DESCRIPTORS + (MAPPED if options.keys.get("reads") == "mmap" else 0):
         findings.add("descriptors", f"{outcome.descriptors} were open")
-    if options.collector == "background" and not findings:
-        _something_was_collected(store, findings)
     return sum((worker.kept for worker in workers), Counter())
-
-
-def _something_was_collected(store: msgstore.Store, findings: Findings) -> None:
-    """Nobody writes any more: the store's own collector brings it down to twice what is alive and four segments."""
-    deadline = time.monotonic() + PATIENCE
-    while (stats := store.stats()).bytes_on_disk > 2 * stats.live_bytes + 4 * LIMIT:
-        if time.monotonic() > deadline:
-            findings.add("garbage", f"the store's own collector left {stats.garbage_bytes} bytes of garbage")
-            return
-        time.sleep(0.01)
-
-
-class CollectorThread(threading.Thread):
-    """Collects whenever ``turn`` references were removed."""
-
-    def __init__(self, store: msgstore.Store, findings: Findings, turn: int = REMOVED) -> None:
-        super().__init__(name="stress-collector", daemon=True)
-        self.turns = 0
-        self._turn = turn
-        self._store = store
-        self._findings = findings
-        self._removed = 0
-        self._changed = threading.Condition()
-        self._ended = False
-
-    def removed(self, count: int) -> None:
-        """By a thread that holds nothing. Waits while the collector is too far behind."""
-        with self._changed:
-            self._removed += count
-            self._changed.notify_all()
-            if self.ident is not None:
-                self._changed.wait_for(lambda: self._ended or self._removed < BEHIND * self._turn)
-
-    def end(self) -> None:
-        """After the turn that it is in. Fine if it was never started."""
-        self._end()
-        if self.ident is not None:
-            self.join()
-
-    def _end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def run(self) -> None:
-        try:
-            while self._is_due():
-                for done in self._store.compact(everything=self.turns % EVERYTHING == EVERYTHING - 1):
-                    if done.skipped:
-                        self._findings.add("skipped", f"{done.file}: {done.skipped}")
-                self.turns += 1
-        except BaseException:
-            self._findings.error("the collector failed")
-        finally:
-            self._end()
-
-    def _is_due(self) -> bool:
-        """Waits for it. One turn for all that was removed since the last one began."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._removed >= self._turn)
-            self._removed = 0
-            self._changed.notify_all()  # whoever waits in ``removed``
-            return not self._ended
 
 
 def _end(store: msgstore.Store, path: Path, options: Options, model: Counter[bytes], outcome: Outcome) -> None:

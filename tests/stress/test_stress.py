@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from msgstore.contract import Capability
-from stress.running import Options
+from stress.running import Options, run
 from support import CELLS, catalogue
 
 pytestmark = pytest.mark.crash
@@ -29,11 +29,6 @@ def messages(request: pytest.FixtureRequest) -> int:
     return request.config.getoption("--stress")
 
 
-@pytest.fixture
-def collector(request: pytest.FixtureRequest) -> str:
-    return request.config.getoption("--collector")
-
-
 def check(outcome, cell, messages):
     assert not outcome.findings, str(outcome.findings)
     counts = outcome.counts
@@ -46,10 +41,10 @@ def check(outcome, cell, messages):
     assert outcome.cuts + outcome.deletions > 20
 
 
-def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_path, run_bounded, report):
+def test_threads_write_read_remove_and_collect(cell, messages, tmp_path, report):
     if str(cell) not in FULL:
         messages = min(messages, ORDINARY)
-    outcome = run_bounded(tmp_path / "store", Options(messages, cell.keys, collector))
+    outcome = run(tmp_path / "store", Options(messages, cell.keys))
     report("stress", f"{cell}: {outcome}")
     check(outcome, cell, messages)
     if messages >= ORDINARY:
@@ -57,9 +52,9 @@ def test_threads_write_read_remove_and_collect(cell, messages, collector, tmp_pa
 
 
 @pytest.mark.parametrize(("name", "keys"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_with_other_keys_of_the_configuration(name, keys, need_cell, messages, collector, tmp_path, run_bounded, report):
+def test_with_other_keys_of_the_configuration(name, keys, need_cell, messages, tmp_path, report):
     need_cell(CELLS[name])
     messages = min(messages, ORDINARY) // 3
-    outcome = run_bounded(tmp_path / "store", Options(messages, CELLS[name].keys | keys, collector))
+    outcome = run(tmp_path / "store", Options(messages, CELLS[name].keys | keys))
     report("stress", f"{name} {keys}: {outcome}")
     check(outcome, CELLS[name], messages)

@@ -32,8 +32,8 @@ class Task:
     """Ids that it keeps alive at a time, about."""
     kept: int
     """Ids that it leaves in the end, at most."""
-    removed: Callable[[int], object]
-    """Called with the number of references that were just given back."""
+    removed: int
+    """References that the threads give back between two collections, about."""
     owned: Mapping[bytes, int] = {}
     """Messages that it finds, and the references to them that are its own."""
     journal: Callable[[bytes, Iterable[bytes]], object] = lambda letter, ids: None
@@ -50,7 +50,7 @@ class Worker(threading.Thread):
         self.counts: Counter[str] = Counter()
         """``messages``: ids written, its own quota. ``writes``: calls, second references and others' ids too. ``confirmed``.
         ``reads``: answers that were verified. ``excused``: reads of another thread's message that found nothing, while that
-        thread was removing it. ``removes``, ``flushes``."""
+        thread was removing it. ``removes``, ``flushes``, ``collections``."""
         self.descriptors = 0
         """The most that the process had open."""
         self._store = store
@@ -226,13 +226,21 @@ class Worker(threading.Thread):
         if named != absent:
             self._findings.add("lost", f"{self.name}: remove did not find {[msg_id.hex() for msg_id in named]}")
         self.counts["removes"] += len(ids)
-        self.task.removed(len(ids))
         gone = [msg_id for msg_id in ids if not self._has_one_left(msg_id)]
         self._gone += gone
         for msg_id in gone:
             self._board.dead[self.task.number][slot_of(msg_id)] = msg_id
         for msg_id in gone[:3]:
             self._must_be_gone(msg_id)
+        if self._chance.random() < len(ids) / self.task.removed:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Mostly what the policy names, next to the other threads and the store's own collector."""
+        for done in self._store.compact(everything=self._chance.random() < 0.1):
+            if done.skipped:
+                self._findings.add("skipped", f"{self.name}: {done.file}: {done.skipped}")
+        self.counts["collections"] += 1
 
     def _has_one_left(self, msg_id: bytes) -> bool:
         """Whether there may be a reference after one of this thread's was given back."""

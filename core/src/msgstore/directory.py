@@ -22,6 +22,7 @@ from msgstore.contract import Buffer, StoreError, StoreMismatch
 from msgstore.files import UNFINISHED, Files
 
 log = logging.getLogger("msgstore.recovery")
+_store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
 
 SETTINGS = "msgstore.json"
 SETTINGS_COPY = "msgstore.json.copy"
@@ -183,6 +184,19 @@ def check_writable(files: Files, directory: Path, segments: Iterable[SegmentFile
         )
 
 
+def known_settings(files: Files, directory: Path, *, warns: bool = True) -> Settings | None:
+    """Return the settings of the directory, those of their copy if ``msgstore.json`` is damaged; None if msgstore never opened
+    it. Raises DamagedSettings if both are damaged, StoreError if they cannot be used."""
+    try:
+        return read_settings(files, directory)
+    except DamagedSettings as error:
+        if error.copy is None:
+            raise
+        if warns:
+            _store_log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.reason)
+        return error.copy
+
+
 def read_settings(files: Files, directory: Path) -> Settings | None:
     """Return the settings of the directory, or None if msgstore never opened it. Raises DamagedSettings if the file is not as
     msgstore wrote it, StoreError if it cannot be used."""
@@ -194,8 +208,12 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        message = f"{why.format(error)}, or move it away if the store has none."
-        raise DamagedSettings(message, str(error), _read_copy(files, directory)) from error
+        copy = _read_valid(files, directory / SETTINGS_COPY)
+        message = (
+            f"{why.format(error)}. If there is none, copy the directory, move the file away, and open it once with --adopt "
+            f"(adopt=True), and with the index, the format, its record types and the body codec that the store has."
+        )
+        raise DamagedSettings(message, str(error), copy) from error
     try:
         return _settings(members)
     except (ValueError, TypeError) as error:
@@ -204,9 +222,9 @@ def read_settings(files: Files, directory: Path) -> Settings | None:
         ) from error
 
 
-def _read_copy(files: Files, directory: Path) -> Settings | None:
+def _read_valid(files: Files, path: Path) -> Settings | None:
     try:
-        with files.view(directory / SETTINGS_COPY) as data:
+        with files.view(path) as data:
             return _settings(parse_settings(data))
     except (OSError, ValueError, TypeError):
         return None
@@ -243,9 +261,9 @@ def write_settings(files: Files, directory: Path, settings: Settings) -> None:
         files.write_file(directory / name, [text.encode() + b"\n"], sync=True)
 
 
-def has_copy(files: Files, directory: Path, settings: Settings) -> bool:
-    """Return True if the copy has these settings. After a crash between the two writes, or an older version, it has not."""
-    return _read_copy(files, directory) == settings
+def are_saved(files: Files, directory: Path, settings: Settings) -> bool:
+    """Return True if both files have these settings. After damage, or a crash between the two writes, they have not."""
+    return all(_read_valid(files, directory / name) == settings for name in (SETTINGS, SETTINGS_COPY))
 
 
 def _checksum(members: dict[str, object]) -> int:

@@ -41,20 +41,24 @@ class Model(IndexAgainstDictionary):
         self.enter({IDS[1]: 1})
         self.freeze({b"a": b"now"})
 
-    @rule(meanwhile=st.none() | batches, operation=st.sampled_from(["begin", "write"]))
-    def a_commit_fails(self, meanwhile: dict[bytes, int] | None, operation: str) -> None:
-        """In the middle of it the writers go on, and freeze."""
+    @rule(meanwhile=st.none() | batches, is_written=st.booleans())
+    def a_commit_fails(self, meanwhile: dict[bytes, int] | None, is_written: bool) -> None:
+        """Before the transaction, where the writers go on, and freeze; or after it."""
 
         def fail(*_: object, **__: object) -> NoReturn:
-            if meanwhile is not None:
+            if meanwhile is not None and not is_written:
                 self.enter(meanwhile)
                 self.release(list(meanwhile)[:1])
                 self.freeze({b"a": b"late"})
-            raise OSError(errno.ENOSPC, operation)
+            raise OSError(errno.ENOSPC, "no room")
 
         self.change()
-        with mock.patch.object(Environment, "write", fail), pytest.raises(OSError, match=operation):
+        due = self.due or NOTHING
+        operation = "renew" if is_written else "write"
+        with mock.patch.object(Environment, operation, fail), pytest.raises(OSError, match="no room"):
             self.index.commit()
+        if is_written:
+            self.durable = [due]
         assert len(self.index._layers) <= 2  # type: ignore[attr-defined]  # or look-ups would become slower
         self._check_durable(self.place.after_a_crash())
 

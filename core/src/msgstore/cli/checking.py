@@ -5,23 +5,22 @@ Segments can be read at a limited rate. Bytes that the disk cannot read are dama
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
 from msgstore.cli.scrub_state import DamagedSpan, Finding
 from msgstore.cli.stores import StoreTarget
-from msgstore.contract import BrokenPlugin, Buffer, MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
+from msgstore.contract import MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
 from msgstore.engine.store import Store, StoredMessage
-from msgstore.files import READ_WHOLE, Files
-from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
+from msgstore.files import Files
+from msgstore.scan import OpenFormat, damaged_spans, scan_file
 
 MAX_READS = 3
 """Reads of a segment that the collector changes meanwhile."""
@@ -35,15 +34,9 @@ class Throttle:
     """Limits reading to ``rate`` bytes per second. Without a rate there is no limit."""
 
     def __init__(
-        self,
-        rate: int | None,
-        *,
-        now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
+        self, rate: int | None, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
     ) -> None:
-        self._rate = rate
-        self._now = now
-        self._sleep = sleep
+        self._rate, self._now, self._sleep = rate, now, sleep
         self._next_read = now()
         """Time at which the next bytes may be read."""
 
@@ -57,192 +50,148 @@ class Throttle:
                 self._sleep(self._next_read - now)
 
 
-@attrs.frozen
-class Content:
-    """Bytes of a segment."""
-
-    data: Buffer | None
-    """Unreadable bytes are zeros. None if the file has unreadable bytes and is too large for memory."""
-    state: tuple[int, int]
-    """(size, modification time) before the read."""
-    unreadable: list[DamagedSpan]
-
-
-@contextlib.contextmanager
-def read_throttled(files: Files, throttle: Throttle, path: Path) -> Iterator[Content]:
-    """Yield the content of the file. A file that is too large for memory is mapped after a throttled read."""
-    fd = files.open_read(path)
-    try:
-        state = size, _ = files.size_and_mtime(fd)
-        parts: list[bytes] = []
-        unreadable: list[DamagedSpan] = []
-        for offset in range(0, size, CHUNK):
-            length = min(CHUNK, size - offset)
-            try:
-                part = files.pread(fd, length, offset)
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
-                part = bytes(length)
-            if size <= READ_WHOLE:
-                parts.append(part)
-            throttle.spend(length)
-        if size <= READ_WHOLE:
-            yield Content(b"".join(parts), state, unreadable)
-        elif unreadable:  # access to the mapping there would kill the process
-            yield Content(None, state, unreadable)
-        else:
-            with files.view(path) as data:
-                yield Content(data, state, unreadable)
-    finally:
-        files.close(fd)
-
-
-class Checked(NamedTuple):
-    """Result of the check of one segment file."""
-
-    spans: list[DamagedSpan]
-    """By offset, at most one per offset."""
-    bytes: int
-    """Bytes read. More than the size if the file was read again."""
-    size: int
-    scan: SegmentScan | None
-    """None if the file is missing."""
-
-
-class Checker:
-    """Checks segments against the index."""
-
-    def __init__(self, files: Files, throttle: Throttle, read: Callable[[bytes], bytes]) -> None:
-        """``read`` is a client's method: a message that it can read was moved, not damaged."""
-        self._files = files
-        self._throttle = throttle
-        self._read = read
-
-    def check(self, path: Path, form: OpenFormat, entries: Sequence[StoredMessage]) -> Checked:
-        """Check one segment. ``entries``: every live record of the segment. Raises OSError.
-
-        A store that is open elsewhere may be collected meanwhile. Therefore a changed segment is read again. A record is
-        damaged only if a client cannot read the message either.
-        """
-        read = size = 0
-        spans: list[DamagedSpan] = []
-        scan = None
-        for _ in range(MAX_READS):
-            try:
-                with read_throttled(self._files, self._throttle, path) as content:
-                    size = content.state[0]
-                    read += size
-                    spans, scan = self._check(path, form, content, entries)
-            except FileNotFoundError:
-                return Checked(self.check_gone(path, entries), read, 0, None)
-            if not spans or self._files.list(path.parent).get(path.name) == content.state:
-                break
-        return Checked(spans, read, size, scan)
-
-    def check_gone(self, path: Path, entries: Sequence[StoredMessage]) -> list[DamagedSpan]:
-        """Return the lost live records of a missing segment."""
-        lost = [entry for entry in entries if self._is_lost(entry)]
-        return [DamagedSpan(path.name, entry.offset, entry.size, "segment_missing", entry.msg_id.hex()) for entry in lost]
-
-    def _check(
-        self, path: Path, form: OpenFormat, content: Content, entries: Sequence[StoredMessage]
-    ) -> tuple[list[DamagedSpan], SegmentScan]:
-        """Return one span per offset; that of a live record wins. Ignores what the format says about unreadable bytes, which
-        are zeros here."""
-        by_offset: dict[int, DamagedSpan] = {}
-        scan = SegmentScan()
-        if content.data is not None:
-            scan = _scan(path, form, content.data)
-            for span in self._check_bytes(path, form, content.data, scan, entries):
-                is_unreadable = any(bad.offset <= span.offset < bad.offset + bad.size for bad in content.unreadable)
-                if span.msg_id is not None or not is_unreadable:
-                    by_offset[span.offset] = span
-        return sorted([*content.unreadable, *by_offset.values()], key=lambda span: span.offset), scan
-
-    def _check_bytes(
-        self, path: Path, form: OpenFormat, data: Buffer, scan: SegmentScan, entries: Sequence[StoredMessage]
-    ) -> Iterator[DamagedSpan]:
-        """Yield the damage that the format finds, then the live records that do not match the index."""
-        for span in damaged_spans(SegmentReport(path, form, len(data), scan)):
-            yield DamagedSpan(path.name, span.offset, span.size, span.reason)
-        scanned = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
-        for entry in entries:
-            reason = _damage(form, data, entry)
-            if reason is not None and self._is_lost(entry):
-                yield DamagedSpan(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
-            elif entry.offset < scan.end.offset and reason is None and (entry.msg_id, entry.offset, entry.size) not in scanned:
-                yield DamagedSpan(path.name, entry.offset, entry.size, "not_in_scan", entry.msg_id.hex())
-
-    def _is_lost(self, entry: StoredMessage) -> bool:
-        """Return False if the message was moved or removed."""
-        try:
-            self._read(entry.msg_id)
-        except MessageNotFound:
-            return False
-        except MsgStoreError:
-            return True
-        return False
-
-
-def _scan(path: Path, form: OpenFormat, data: Buffer) -> SegmentScan:
-    try:
-        return form.scan(data)
-    except BrokenPlugin as error:
-        raise BrokenPlugin(f"{path}: {error}") from error.__cause__
-
-
-def _damage(form: OpenFormat, data: Buffer, entry: StoredMessage) -> str | None:
-    """Return why the record does not match the index (frame, size, id or checksum), or None if it does."""
-    record = data[entry.offset : entry.offset + entry.size]
-    if len(record) != entry.size:
-        return "size_mismatch"
-    try:
-        form.format.decode(entry.msg_id, record)
-    except RecordError as error:
-        return error.reason
-    return None
-
-
-@attrs.frozen
+@attrs.define
 class SegmentCheck:
     """Result of the check of one segment against index and counts."""
 
     number: int
     path: Path
-    segment: SegmentStats | None
-    """None if only the index knows the segment."""
     entries: Sequence[StoredMessage]
-    checked: Checked
-    findings: Sequence[Finding]
+    segment: SegmentStats | None = None
+    """None if only the index knows the segment."""
+    spans: list[DamagedSpan] = attrs.field(factory=list)
+    """By offset, at most one per offset."""
+    read: int = 0
+    """Bytes read. More than the size if the file was read again."""
+    size: int = 0
+    scan: SegmentScan | None = None
+    """None if the file is missing."""
+    findings: list[Finding] = attrs.field(factory=list)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Live records and live bytes in the segment's row."""
+        return (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
+
+    @property
+    def counts_agree(self) -> bool:
+        return self.counts == (len(self.entries), sum(entry.size for entry in self.entries))
+
+    @property
+    def unreachable(self) -> list[DamagedSpan]:
+        """Live records that cannot be read."""
+        return [span for span in self.spans if span.msg_id is not None]
 
     def as_json(self) -> dict[str, Any]:
-        scan = self.checked.scan or SegmentScan()
-        counts = (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
-        unreachable = [span for span in self.checked.spans if span.msg_id is not None]
+        scan = self.scan or SegmentScan()
         return {
             "kind": "segment",
             "path": str(self.path),
             "format": self.segment.format if self.segment else "?",
-            "size": self.checked.size,
-            "found": self.checked.scan is not None,
+            "size": self.size,
+            "found": self.scan is not None,
             "header": scan.header,
             "records": len(scan.records),
             "holes": len(scan.hole_offsets),
             "duplicates": len(scan.duplicates),
             "damage": [attrs.asdict(damage) for damage in scan.damage],
             "end": attrs.asdict(scan.end),
-            "live_count": counts[0],
-            "live_bytes": counts[1],
-            "counts_agree": counts == (len(self.entries), sum(entry.size for entry in self.entries)),
-            "verified": len(self.entries) - len(unreachable),
-            "unreachable": [
-                {"id": span.msg_id, "offset": span.offset, "size": span.size, "reason": span.reason} for span in unreachable
-            ],
+            "live_count": self.counts[0],
+            "live_bytes": self.counts[1],
+            "counts_agree": self.counts_agree,
+            "verified": len(self.entries) - len(self.unreachable),
+            "unreachable": [{"id": s.msg_id, "offset": s.offset, "size": s.size, "reason": s.reason} for s in self.unreachable],
             "findings": [finding.as_json() for finding in self.findings],
-            "ok": self.checked.scan is not None and not self.checked.spans and not self.findings,
+            "ok": self.scan is not None and not self.spans and not self.findings,
         }
+
+
+@attrs.frozen
+class Checker:
+    """Checks segments against the index."""
+
+    files: Files
+    throttle: Throttle
+    read: Callable[[bytes], bytes]
+    """A client's method: a message that it can read was moved, not damaged."""
+
+    def check(self, check: SegmentCheck, form: OpenFormat) -> None:
+        """Check one segment. Raises OSError.
+
+        A store that is open elsewhere may be collected meanwhile. Therefore a changed segment is read again. A record is
+        damaged only if a client cannot read the message either. In a segment with unreadable bytes, only the live messages are
+        checked.
+        """
+        path = check.path
+        for _ in range(MAX_READS):
+            try:
+                state, check.spans = self._read_throttled(path)
+                check.read += state[0]
+                check.scan = SegmentScan()
+                if check.spans:  # access to a mapping there would kill the process
+                    check.spans += self.find_lost(check.entries, path, "unreadable")
+                else:
+                    self._compare(check, form)
+            except FileNotFoundError:
+                check.spans, check.scan = self.find_lost(check.entries, path, "segment_missing"), None
+                return
+            check.size = state[0]
+            if not check.spans or self.files.list(path.parent).get(path.name) == state:
+                break
+        check.spans.sort(key=lambda span: span.offset)
+
+    def _read_throttled(self, path: Path) -> tuple[tuple[int, int], list[DamagedSpan]]:
+        """Read the whole file. Return its size and time before, and the spans that the disk cannot read."""
+        fd = self.files.open_read(path)
+        try:
+            state = size, _ = self.files.size_and_mtime(fd)
+            unreadable = []
+            for offset in range(0, size, CHUNK):
+                length = min(CHUNK, size - offset)
+                try:
+                    self.files.pread(fd, length, offset)
+                except OSError as error:
+                    if error.errno != errno.EIO:
+                        raise
+                    unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
+                self.throttle.spend(length)
+        finally:
+            self.files.close(fd)
+        return state, unreadable
+
+    def _compare(self, check: SegmentCheck, form: OpenFormat) -> None:
+        """Find the damage that the format finds, and the live records that do not match the index: these win."""
+        path = check.path
+        report = scan_file(self.files, path, form)
+        check.scan = scan = report.scan
+        found = {s.offset: DamagedSpan(path.name, s.offset, s.size, s.reason) for s in damaged_spans(report)}
+        scanned = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
+        with self.files.view(path) as data:
+            for entry in check.entries:
+                record = data[entry.offset : entry.offset + entry.size]
+                reason = "size_mismatch" if len(record) != entry.size else None
+                try:
+                    if reason is None:
+                        form.format.decode(entry.msg_id, record)
+                except RecordError as error:
+                    reason = error.reason
+                if reason is not None:
+                    found |= {span.offset: span for span in self.find_lost([entry], path, reason)}
+                elif entry.offset < scan.end.offset and (entry.msg_id, entry.offset, entry.size) not in scanned:
+                    found[entry.offset] = DamagedSpan.of(entry, path, "not_in_scan")
+        check.spans = list(found.values())
+
+    def find_lost(self, entries: Iterable[StoredMessage], path: Path, reason: str) -> list[DamagedSpan]:
+        """Return a span for each record that no client can read. Messages that were moved or removed are not lost."""
+        lost = []
+        for entry in entries:
+            try:
+                self.read(entry.msg_id)
+            except MessageNotFound:
+                pass
+            except MsgStoreError:
+                lost.append(DamagedSpan.of(entry, path, reason))
+        return lost
 
 
 def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind: int = -1) -> Iterator[SegmentCheck]:
@@ -250,7 +199,7 @@ def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind
 
     If a writer has the store open, its counts change meanwhile and are not compared.
     """
-    formats = target.backends(target.settings()).formats
+    formats = target.backends().formats
     is_live = store.stats().recovery.how == "live"
     entries = ((entry.number, 1, entry) for entry in store.entries())
     segments = ((segment.number, 0, segment) for segment in store.segments())
@@ -262,14 +211,13 @@ def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind
             if number <= behind:
                 continue
             segment = items.pop(0) if isinstance(items[0], SegmentStats) else None
+            check = SegmentCheck(number, target.path / (segment.file if segment else str(number)), items, segment)
             if segment is None:
-                path = target.path / str(number)
-                yield SegmentCheck(number, path, None, items, Checked(checker.check_gone(path, items), 0, 0, None), ())
-                continue
-            path = target.path / segment.file
-            checked = checker.check(path, formats.by_name(segment.format), items)
-            findings = () if is_live else tuple(find_inconsistencies(segment, checked.size, items))
-            yield SegmentCheck(number, path, segment, items, checked, findings)
+                check.spans = checker.find_lost(items, check.path, "segment_missing")
+            else:
+                checker.check(check, formats.by_name(segment.format))
+                check.findings = [] if is_live else list(find_inconsistencies(segment, check.size, items))
+            yield check
 
 
 def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Finding]:
@@ -292,9 +240,7 @@ def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterabl
             yield Finding(segment.file, "overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place)
         count, total = count + 1, total + entry.size
         previous, end = entry, max(end, entry.offset + entry.size)
-    if segment.live_count != count:
-        detail = f"the segment's row counts {segment.live_count} live records, the index has {count}"
-        yield Finding(segment.file, "live_count", detail)
-    if segment.live_bytes != total:
-        detail = f"the segment's row counts {segment.live_bytes} live bytes, the index has {total}"
-        yield Finding(segment.file, "live_bytes", detail)
+    for what, row, index in (("live_count", segment.live_count, count), ("live_bytes", segment.live_bytes, total)):
+        if row != index:
+            noun = "live records" if what == "live_count" else "live bytes"
+            yield Finding(segment.file, what, f"the segment's row counts {row} {noun}, the index has {index}")

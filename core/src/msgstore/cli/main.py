@@ -16,20 +16,19 @@ from click.exceptions import Exit
 
 import msgstore
 from msgstore.cli.commands.compact import compact, migrate
-from msgstore.cli.commands.compare import diff, reconcile
+from msgstore.cli.commands.compare import diff, inventory, reconcile
 from msgstore.cli.commands.config import config
+from msgstore.cli.commands.copies import export, import_, salvage
 from msgstore.cli.commands.demo import demo
-from msgstore.cli.commands.exchange import export, import_
 from msgstore.cli.commands.info import info
-from msgstore.cli.commands.inventory import inventory
 from msgstore.cli.commands.map import map_
 from msgstore.cli.commands.messages import get, ls, put, rm
 from msgstore.cli.commands.new_plugin import new_plugin
 from msgstore.cli.commands.plugins import plugins
-from msgstore.cli.commands.salvage import salvage
 from msgstore.cli.commands.scan import scan
 from msgstore.cli.commands.top import top
 from msgstore.cli.commands.verify import scrub, verify
+from msgstore.cli.output import note
 from msgstore.contract import CorruptRecord, MsgStoreError
 
 DAMAGE = 1
@@ -52,7 +51,7 @@ class Program(click.Group):
             # The caller has closed standard error. Otherwise a file of the store would get its descriptor number.
             sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the program ends
         if sys.stdout is None:  # Python would drop all output and exit with 0
-            click.echo("msgstore: standard output is closed. To discard the output, write >/dev/null.", err=True)
+            note("standard output is closed. To discard the output, write >/dev/null.")
             sys.exit(MISUSE)
         return super().main(*arguments, **options)
 
@@ -74,10 +73,10 @@ def _report_errors() -> Iterator[None]:
         _discard_output()
         raise Exit(BROKEN_PIPE) from None
     except KeyboardInterrupt:
-        click.echo("msgstore: interrupted", err=True)
+        note("interrupted")
         raise Exit(INTERRUPTED) from None
     except (MsgStoreError, OSError) as error:
-        click.echo(f"msgstore: {_one_line(error)}", err=True)
+        note(_one_line(error))
         try:
             sys.stdout.flush()
         except OSError:
@@ -92,10 +91,9 @@ def _discard_output() -> None:
 
 
 def _one_line(error: Exception) -> str:
+    text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    else:
-        text = str(error) or type(error).__name__
     return " ".join(text.split())
 
 
@@ -111,7 +109,7 @@ class _ErrorEcho(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and (not str(error) or str(error) not in message):
             message += ": " + " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
-        click.echo(f"msgstore: {message}", err=True)
+        note(message)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})

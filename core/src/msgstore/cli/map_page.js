@@ -1,299 +1,302 @@
-// Interaction with the page: pointing, stepping, choosing policies. map_paint.js precedes this file in the page.
+"use strict";
 
-// -- pointing and stepping ---------------------------------------------------------------------------------------------------
+// The data contains bytes from segments. They are inserted as text, never as markup.
 
-const card = $("card");
-const cursor = make("div", { class: "cursor" });
+const data = JSON.parse(document.getElementById("data").textContent);
+const KINDS = Object.keys(data.kinds);
+const PROMINENT = ["torn", "damaged"]; // drawn last, and at least 3 pixels wide
+const $ = (id) => document.getElementById(id);
+const number = (value) => value.toLocaleString("en");
+const percent = (part, whole) => (whole ? `${(100 * part / whole).toFixed(part && part < whole / 100 ? 1 : 0)} %` : "");
+const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+const sum = (values) => values.reduce((all, value) => all + value, 0);
 
-function point(view, segment, bar, at, where, company = 0) {
-  const { offsets } = decode(segment);
-  const description = describe(view.store, segment, at);
-  bar.append(cursor);
-  cursor.style.left = `${100 * offsets[at] / segment.size}%`;
-  cursor.style.width = `${100 * segment.sizes[at] / segment.size}%`;
-  card.replaceChildren(
-    make("b", {}, swatch(description.kinds), description.title),
-    make("dl", {}, ...description.lines.flatMap(([what, value]) => [make("dt", {}, what), make("dd", { class: what === "id" ? "mono" : "" }, value)])),
-    ...(company > 0 ? [make("p", {}, `and ${plural(company, "neighbour")} in the same pixel: click, then use ← → to step through them`)] : []),
-  );
-  card.hidden = false;
-  const box = card.getBoundingClientRect();
-  const beside = where.x + 16 + box.width > innerWidth ? where.x - 16 - box.width : where.x + 16;
-  card.style.left = `${Math.max(4, beside)}px`;
-  card.style.top = `${where.y + 22 + box.height > innerHeight ? Math.max(4, where.y - 14 - box.height) : where.y + 22}px`;
-  return `${description.title}. ${description.lines.map((line) => line.join(" ")).join(", ")}`;
+function size(bytes) {
+  if (bytes < 1024) return `${bytes} B`;
+  const power = Math.min(Math.floor(Math.log2(bytes) / 10), 4);
+  return `${(bytes / 1024 ** power).toFixed(1)} ${["", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
 
-function leave() {
-  card.hidden = true;
-  cursor.remove();
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
 }
 
-function hover(event, view, segment, bar) {
-  if (!segment.size) return 0;
-  const box = bar.getBoundingClientRect();
-  const each = segment.size / box.width; // bytes per pixel
-  const x = Math.min(Math.max(event.clientX - box.left, 0), box.width - 0.01);
-  const at = pieceAt(segment, x * each);
-  const first = pieceAt(segment, Math.floor(x) * each);
-  const last = pieceAt(segment, Math.min((Math.floor(x) + 1) * each, segment.size) - 1);
-  point(view, segment, bar, at, { x: event.clientX, y: event.clientY }, last - first > 1 ? last - first : 0);
-  return at;
+// -- drawing: kinds differ by colour and by pattern ---------------------------------------------------------------------------
+
+const PATTERNS = {
+  header: (pen) => { pen.fillRect(0, 1, 8, 1.5); pen.fillRect(0, 5, 8, 1.5); },
+  record: (pen) => { pen.fillRect(1, 1, 2, 2); pen.fillRect(5, 5, 2, 2); },
+  dead: (pen) => { for (const at of [-8, 0, 8]) { pen.moveTo(at - 1, 9); pen.lineTo(at + 9, -1); } pen.stroke(); },
+  hole: (pen) => { pen.fillRect(3, 3, 2, 2); },
+  other: (pen) => { pen.fillRect(0, 3, 8, 1.5); },
+  torn: (pen) => { pen.fillRect(1, 0, 2, 8); pen.fillRect(5, 0, 2, 8); },
+  damaged: (pen) => { pen.moveTo(-1, -1); pen.lineTo(9, 9); pen.moveTo(-1, 9); pen.lineTo(9, -1); pen.stroke(); },
+};
+let inks = {};
+
+function mixInks() {
+  const colours = getComputedStyle(document.documentElement);
+  for (const kind of KINDS) {
+    const tile = make("canvas", { width: 8, height: 8 });
+    const pen = tile.getContext("2d");
+    pen.fillStyle = colours.getPropertyValue(`--${kind}`);
+    pen.fillRect(0, 0, 8, 8);
+    pen.fillStyle = pen.strokeStyle = colours.getPropertyValue(`--${kind}-mark`);
+    PATTERNS[kind]?.(pen);
+    inks[kind] = pen.createPattern(tile, "repeat");
+  }
 }
 
-function select(view, segment, bar, at) {
-  const { offsets, count } = decode(segment);
-  if (!count) return;
-  at = Math.min(Math.max(at, 0), count - 1);
-  bar.dataset.at = at;
-  const box = bar.getBoundingClientRect();
-  const x = box.left + (offsets[at] + segment.sizes[at] / 2) / segment.size * box.width;
-  $("spoken").textContent = point(view, segment, bar, at, { x, y: box.top + 10 });
-}
-
-function step(event, view, segment, bar) {
-  const at = Number(bar.dataset.at || 0);
-  const rows = [...view.list.querySelectorAll(".bar")];
-  const go = (to) => { event.preventDefault(); select(view, segment, bar, to); };
-  const other = (by) => {
-    event.preventDefault();
-    rows[rows.indexOf(bar) + by]?.focus();
+// Paint [offset, bytes, [[kind, share], ...]] to scale. Shares of one piece are on top of each other.
+function paint(canvas, total, pieces) {
+  canvas.width = Math.max(1, Math.round(canvas.clientWidth * devicePixelRatio));
+  canvas.height = Math.max(1, Math.round(canvas.clientHeight * devicePixelRatio));
+  const pen = canvas.getContext("2d");
+  const draw = (from, width, parts) => {
+    let top = 0;
+    for (const [kind, share] of parts) {
+      pen.fillStyle = inks[kind];
+      pen.fillRect(from, top, width, share * canvas.height);
+      top += share * canvas.height;
+    }
   };
-  const keys = {
-    ArrowLeft: () => go(at - 1), ArrowRight: () => go(at + 1), Home: () => go(0), End: () => go(Infinity),
-    PageUp: () => go(at - 50), PageDown: () => go(at + 50),
-    ArrowUp: () => other(-1), ArrowDown: () => other(1), Escape: leave,
-  };
-  keys[event.key]?.();
+  const scale = canvas.width / total;
+  const prominent = [];
+  for (const [offset, bytes, parts] of pieces) {
+    draw(offset * scale, bytes * scale, parts);
+    for (const [kind] of parts) if (PROMINENT.includes(kind)) prominent.push([offset * scale, Math.max(bytes * scale, 3), kind]);
+  }
+  for (const [from, width, kind] of prominent) draw(Math.min(from, canvas.width - 3), width, [[kind, 1]]);
 }
 
-// -- a directory -------------------------------------------------------------------------------------------------------------
+const swatch = (kind) => {
+  const canvas = make("canvas", { "aria-hidden": "true" });
+  canvas.paint = () => paint(canvas, 1, [[0, 1, [[kind, 1]]]]);
+  return canvas;
+};
 
-// Bars are painted when they scroll into view, and again when the width or the colours change.
+// Canvases are painted when they scroll into view, and again when their width or the colours change.
 const visible = new Set();
 const visibility = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) { visible.add(target); target.paint(); }
-    else visible.delete(target);
+    visible[isIntersecting ? "add" : "delete"](target);
+    if (isIntersecting) target.paint();
   }
 }, { rootMargin: "300px" });
 
 function repaint() {
   mixInks();
-  for (const canvas of document.querySelectorAll("#legend canvas")) canvas.repaint();
   for (const canvas of visible) canvas.paint();
 }
 
-function makeRow(view, segment, largest) {
-  const action = view.plan?.byFile.get(segment.file);
-  const canvas = make("canvas");
-  canvas.paint = () => paintSegment(canvas, segment);
-  const total = (name) => segment.totals[CODE[name]] || [0, 0];
-  const kinds = Object.entries(segment.totals).map(([code, [count, bytes]]) => `${KINDS.get(code).name} ${number(count)}, ${size(bytes)}`);
-  const bar = make("div", {
-    class: "bar", role: "img", tabindex: view.list.childElementCount ? -1 : 0,
-    "aria-label": `${segment.file}, ${size(segment.size)}: ${kinds.join("; ")}`,
-    onpointermove: (event) => hover(event, view, segment, bar),
-    onpointerleave: leave,
-    onclick: (event) => { bar.focus(); bar.dataset.at = hover(event, view, segment, bar); },
-    onkeydown: (event) => step(event, view, segment, bar),
-    onfocus: () => {
-      view.list.querySelector('.bar[tabindex="0"]')?.setAttribute("tabindex", -1);
-      bar.setAttribute("tabindex", 0);
-      if (bar.matches(":focus-visible")) select(view, segment, bar, Number(bar.dataset.at || 0));
-    },
-    onblur: leave,
-  }, canvas);
-  const flag = segment.quarantined ? make("span", { class: "flag bad" }, "damaged: never collected")
-    : segment.file === view.store.current ? make("span", { class: "flag", title: "New messages go to this segment: never collected." }, "current") : null;
-  const line = make("div", { class: `row${action ? " touched" : ""}`, "data-file": segment.file },
-    make("span", { class: "file" }, segment.file, flag), make("span", { class: "size" }, size(segment.size)), bar,
-    make("span", { class: "live" }, view.store.live_known && segment.size ? `${percent(total("live")[1], segment.size)} live` : ""),
-    view.plan ? make("span", { class: "does" }, ...describeAction(action, segment)) : null);
-  const share = $("stretch").checked ? 1 : segment.size / largest;
-  bar.style.width = `${100 * share}%`;
-  visibility.observe(canvas);
-  return line;
-}
+// -- pieces of a segment: [bytes, kind, why, id, type, references], or [bytes, {kind: [number, bytes]}] of merged neighbours ------
 
-function describeAction(action, segment) {
-  if (!action) return [];
-  const others = action.files.filter((file) => file !== segment.file);
-  return [
-    action.what + (others.length ? ` with ${others.join(", ")}` : ""),
-    make("small", { title: action.why }, `frees ${action.what === "delete" || action.what === "drop" ? "" : "about "}${size(action.gives_back)}${others.length ? " together" : ""}`),
-    action.messages_lost ? make("small", { class: "lost" }, `loses ${plural(action.messages_lost, "live message")}`) : null,
-  ].filter((part) => part !== null);
-}
+const isMerged = ([, kind]) => typeof kind !== "string";
 
-function outcome(plan, whole) {
-  const sum = (name) => plan.steps.reduce((all, step) => all + step[name], 0);
-  const counts = {};
-  for (const step of plan.steps) counts[step.what] = (counts[step.what] || 0) + step.files.length;
-  const steps = Object.entries(counts).map(([what, count]) => `${what} ${number(count)}`).join(", ");
-  return { steps, freed: sum("gives_back"), lost: sum("messages_lost"), share: percent(sum("gives_back"), whole) };
-}
-
-function choices(view, whole) {
-  const { store } = view;
-  const name = `policy-${data.stores.indexOf(store)}`;
-  const choice = (plan, ...content) => make("label", { class: "policy", title: plan?.summary ?? "" },
-    make("input", { type: "radio", name, value: plan ? store.plans.indexOf(plan) : "", onchange: () => choose(view, plan) }), ...content);
-  const list = store.plans.map((plan) => {
-    const { steps, freed, lost, share } = outcome(plan, whole);
-    const idle = !plan.steps.length && !plan.error;
-    return choice(plan,
-      make("b", {}, plan.name, idle ? make("small", {}, " nothing to do") : ""),
-      plan.options ? make("span", {}, make("code", {}, plan.options)) : null,
-      plan.error ? make("span", { class: "error" }, plan.error) : null,
-      plan.steps.length ? make("span", { class: "forecast" }, `${steps}: frees about ${size(freed)} (${share})`) : null,
-      lost ? make("span", { class: "lost" }, `loses ${plural(lost, "live message")}`) : null,
-      plan.summary && !idle ? make("span", { class: "faint" }, plan.summary) : null,
-      plan.provider === "msgstore" ? null : make("span", { class: "faint" }, `from ${plan.provider}`));
-  });
-  const none = choice(null, make("b", {}, "unchanged"));
-  none.querySelector("input").checked = true;
-  view.passed = make("ul", { class: "passed", hidden: true });
-  view.only = make("input", { type: "checkbox", onchange: () => showRows(view) });
-  view.onlyLabel = make("label", { class: "only", hidden: true }, view.only, " show only its segments");
-  return make("fieldset", { class: "policies" }, make("legend", {}, "What a GC policy would do now"),
-    store.unasked ? make("p", { class: "note" }, `The policies were not asked: ${store.unasked}`) : make("div", { class: "choices" }, none, ...list),
-    view.onlyLabel, view.passed);
-}
-
-function choose(view, plan) {
-  view.plan = plan && { ...plan, byFile: new Map(plan.steps.flatMap((step) => step.files.map((file) => [file, step]))) };
-  view.onlyLabel.hidden = !plan;
-  if (!plan) view.only.checked = false;
-  view.passed.hidden = !plan?.passed_over.length;
-  view.passed.replaceChildren(...(plan?.passed_over ?? []).map((text) => make("li", {}, `skipped: ${text}`)));
-  view.list.classList.toggle("choosing", Boolean(plan));
-  view.list.classList.toggle("marking", Boolean(plan?.steps.length));
-  showRows(view);
-}
-
-// The bars, up to a number that a browser can draw.
-function showRows(view, upTo = ROWS) {
-  const shown = view.store.segments.filter((segment) => !view.only.checked || view.plan.byFile.has(segment.file));
-  const largest = view.store.segments.reduce((most, segment) => Math.max(most, segment.size), 1);
-  for (const canvas of view.list.querySelectorAll("canvas")) { visibility.unobserve(canvas); visible.delete(canvas); }
-  view.list.replaceChildren();
-  view.shown = upTo;
-  for (const segment of shown.slice(0, upTo)) view.list.append(makeRow(view, segment, largest));
-  if (shown.length > upTo) {
-    view.list.append(make("button", { class: "more", onclick: () => showRows(view, upTo + ROWS) },
-      `${number(upTo)} of ${plural(shown.length, "segment")} are shown; show ${number(Math.min(ROWS, shown.length - upTo))} more`));
+function offsetsOf(segment) {
+  if (!segment.offsets) {
+    let at = 0;
+    segment.offsets = segment.pieces.map(([bytes]) => (at += bytes) - bytes);
   }
-  if (!shown.length) view.list.append(make("p", { class: "axis" }, view.only.checked ? "The policy changes no segment." : "No segments."));
+  return segment.offsets;
 }
 
-function goTo(view, segment, offset) {
-  const at = view.store.segments.indexOf(segment);
-  if (view.only.checked || at >= view.shown) { view.only.checked = false; showRows(view, Math.max(ROWS, at + 1)); }
-  const bar = view.list.querySelectorAll(".bar")[at];
+function pieceAt(segment, offset) {
+  const offsets = offsetsOf(segment);
+  let low = 0;
+  let high = offsets.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (offsets[middle] <= offset) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// Describe one piece: a title, and lines of [label, value].
+function describe(segment, at) {
+  const [bytes, kind, why, id, type, references] = segment.pieces[at];
+  const lines = [["segment", segment.file], ["offset", number(offsetsOf(segment)[at])], ["size", `${number(bytes)} bytes`]];
+  if (isMerged(segment.pieces[at])) {
+    const parts = Object.entries(kind).map(([name, [count, part]]) => [name, `${number(count)}, ${size(part)}`]);
+    return [`${plural(sum(Object.values(kind).map(([count]) => count)), "neighbour")}, merged`, [...lines, ...parts]];
+  }
+  if (id) lines.unshift(["id", id]);
+  if (type) lines.push(["record type", type]);
+  if (references) lines.push(["references", number(references)]);
+  if (why) lines.push(["reason", why]);
+  return [id ? { record: "record, live or dead" }[kind] ?? `${kind} record` : kind, lines];
+}
+
+const cursor = make("div", { class: "cursor" });
+
+function show(segment, bar, at) {
+  const [title, lines] = describe(segment, at);
+  bar.dataset.at = at;
+  bar.append(cursor);
+  cursor.style.left = `${100 * offsetsOf(segment)[at] / segment.size}%`;
+  cursor.style.width = `${100 * segment.pieces[at][0] / segment.size}%`;
+  const card = $("card");
+  card.replaceChildren(make("b", {}, title), make("dl", {}, ...lines.flatMap(([what, value]) => [make("dt", {}, what), make("dd", {}, value)])));
+  card.hidden = false;
+  const [box, at_, below] = [card.getBoundingClientRect(), cursor.getBoundingClientRect(), bar.getBoundingClientRect().bottom + 8];
+  card.style.left = `${Math.max(4, Math.min(at_.left, innerWidth - box.width - 4))}px`;
+  card.style.top = `${below + box.height > innerHeight ? Math.max(4, below - box.height - 46) : below}px`;
+}
+
+function leave() {
+  $("card").hidden = true;
+  cursor.remove();
+}
+
+function step(event, segment, bar) {
+  const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+  const [row, other] = [bar.parentElement, { ArrowUp: "previousElementSibling", ArrowDown: "nextElementSibling" }[event.key]];
+  if (by && segment.pieces.length) show(segment, bar, Math.min(Math.max(Number(bar.dataset.at || 0) + by, 0), segment.pieces.length - 1));
+  if (other) row[other]?.querySelector(".bar").focus();
+  if (by || other) event.preventDefault();
+  if (event.key === "Escape") leave();
+}
+
+// -- a directory -------------------------------------------------------------------------------------------------------------
+
+function makeRow(store, segment) {
+  const canvas = make("canvas");
+  canvas.paint = () => paint(canvas, segment.size || 1, segment.pieces.map((piece, at) => [
+    offsetsOf(segment)[at], piece[0], isMerged(piece) ? Object.entries(piece[1]).map(([kind, [, bytes]]) => [kind, bytes / piece[0]]) : [[piece[1], 1]]]));
+  visibility.observe(canvas);
+  const parts = Object.entries(segment.totals).map(([kind, [count, bytes]]) => `${kind} ${number(count)}, ${size(bytes)}`);
+  const bar = make("div", {
+    class: "bar", role: "img", tabindex: 0, "aria-label": `${segment.file}, ${size(segment.size)}: ${parts.join("; ")}`,
+    onpointermove: ({ clientX }) => {
+      const box = bar.getBoundingClientRect();
+      if (segment.size) show(segment, bar, pieceAt(segment, (clientX - box.left) / box.width * segment.size));
+    },
+    onpointerleave: leave,
+    onblur: leave,
+    onfocus: () => segment.size && bar.matches(":focus-visible") && show(segment, bar, Number(bar.dataset.at || 0)),
+    onkeydown: (event) => step(event, segment, bar),
+  }, canvas);
+  return make("div", { class: "row", "data-file": segment.file },
+    make("b", {}, segment.file, segment.quarantined ? make("small", { class: "bad" }, "damaged: never collected") : null),
+    make("span", { class: "size" }, size(segment.size)), bar,
+    make("span", { class: "share" }, store.live_known && segment.size ? `${percent((segment.totals.live || [0, 0])[1], segment.size)} live` : ""));
+}
+
+function stretch() {
+  for (const store of data.stores) {
+    const largest = Math.max(1, ...store.segments.map((segment) => segment.size));
+    store.segments.forEach((segment, at) => {
+      store.rows[at].querySelector(".bar").style.width = $("stretch").checked ? "100%" : `${100 * segment.size / largest}%`;
+    });
+  }
+}
+
+// Mark the segments that a policy would touch; none without a plan.
+function choose(store, list, passed, plan) {
+  list.classList.toggle("choosing", Boolean(plan));
+  for (const row of store.rows) {
+    row.querySelector(".does")?.remove();
+    const action = plan?.steps.find(({ files }) => files.includes(row.dataset.file));
+    row.classList.toggle("touched", Boolean(action));
+    if (!action) continue;
+    const others = action.files.filter((file) => file !== row.dataset.file);
+    row.append(make("span", { class: "does", title: action.why }, action.what + (others.length ? ` with ${others.join(", ")}` : ""),
+      make("small", {}, `frees about ${size(action.gives_back)}${others.length ? " together" : ""}`),
+      action.messages_lost ? make("small", { class: "bad" }, `loses ${plural(action.messages_lost, "live message")}`) : null));
+  }
+  passed.replaceChildren(...(plan?.passed_over ?? []).map((text) => make("li", {}, `skipped: ${text}`)));
+}
+
+function choices(store, list, whole) {
+  const passed = make("ul", { class: "faint" });
+  const choice = (plan, ...content) => make("label", { class: "policy" },
+    make("input", { type: "radio", name: `policy-${data.stores.indexOf(store)}`, checked: !plan, onchange: () => choose(store, list, passed, plan) }), ...content);
+  const plans = store.plans.map((plan) => {
+    const [freed, lost] = ["gives_back", "messages_lost"].map((name) => sum(plan.steps.map((step) => step[name])));
+    const counts = {};
+    for (const { what, files } of plan.steps) counts[what] = (counts[what] || 0) + files.length;
+    const steps = Object.entries(counts).map(([what, count]) => `${what} ${number(count)}`).join(", ") || "nothing to do";
+    return choice(plan, make("b", {}, plan.name),
+      plan.options ? make("span", {}, plan.options) : null,
+      make("span", { class: plan.error ? "bad" : "" }, plan.error || (freed ? `${steps}: frees about ${size(freed)} (${percent(freed, whole)})` : steps)),
+      lost ? make("span", { class: "bad" }, `loses ${plural(lost, "live message")}`) : null,
+      make("span", { class: "faint" }, `${plan.summary}${plan.provider === "msgstore" ? "" : ` (${plan.provider})`}`));
+  });
+  return make("fieldset", {}, make("legend", {}, "What a GC policy would do now"),
+    ...(store.unasked ? [make("p", { class: "note" }, `The policies were not asked: ${store.unasked}`)] : [choice(null, make("b", {}, "unchanged")), ...plans]),
+    passed, store.size_limit ? make("p", { class: "faint" }, `A file_size_limit of ${size(store.size_limit)} is assumed: a directory does not remember its limit.`) : null);
+}
+
+function goTo(store, segment, at) {
+  const bar = store.rows[store.segments.indexOf(segment)].querySelector(".bar");
   bar.scrollIntoView({ block: "center" });
   bar.focus();
-  select(view, segment, bar, pieceAt(segment, offset));
+  show(segment, bar, at);
 }
 
-function damageList(view) {
-  const { store } = view;
-  if (!store.spot_count) return null;
-  const byFile = new Map(store.segments.map((segment) => [segment.file, segment]));
-  const lines = store.spots.map(([file, offset, bytes, why]) => make("tr", {},
-    make("td", {}, make("button", { onclick: () => goTo(view, byFile.get(file), offset) }, file)),
-    make("td", {}, number(offset)), make("td", {}, size(bytes)), make("td", {}, why)));
-  const rest = store.spot_count - store.spots.length;
-  return make("details", { class: "spots", open: store.spots.length <= 12 }, make("summary", {}, plural(store.spot_count, "damaged span")),
-    make("table", {}, make("thead", {}, make("tr", {}, ...["segment", "offset", "size", "reason"].map((name) => make("th", {}, name)))), make("tbody", {}, ...lines)),
+function damageList(store) {
+  if (!store.damage_count) return null;
+  const rows = store.damage.map(([file, offset, bytes, why]) => {
+    const segment = store.segments.find((one) => one.file === file);
+    return make("tr", {}, make("td", {}, make("button", { onclick: () => goTo(store, segment, pieceAt(segment, offset)) }, file)),
+      make("td", {}, number(offset)), make("td", {}, size(bytes)), make("td", {}, why));
+  });
+  const rest = store.damage_count - store.damage.length;
+  return make("details", { open: true }, make("summary", {}, plural(store.damage_count, "damaged span")),
+    make("table", {}, make("tr", {}, ...["segment", "offset", "size", "reason"].map((name) => make("th", {}, name))), ...rows),
     rest ? make("p", {}, `... and ${number(rest)} more: msgstore scan --json lists them all`) : null);
 }
 
-function totals(store) {
-  const sums = new Map([...KINDS.keys()].map((code) => [code, [0, 0]]));
-  for (const segment of store.segments) {
-    for (const [code, [count, bytes]] of Object.entries(segment.totals)) {
-      sums.get(code)[0] += count;
-      sums.get(code)[1] += bytes;
-    }
-  }
-  return sums;
-}
-
-function figures(store, sums, whole) {
-  const figure = (name, value, more, bad = false) => make("div", { class: bad ? "bad" : "" }, make("dt", {}, name), make("dd", {}, value, " ", make("small", {}, more)));
-  const of = (name) => sums.get(CODE[name]);
-  const made = [figure("segments", number(store.segments.length), ""), figure("on disk", size(whole), "")];
-  for (const [name, title] of [["live", "live records"], ["record", "records"], ["dead", "dead records"], ["hole", "holes"], ["torn", "torn"], ["damaged", "damaged"]]) {
-    const [count, bytes] = of(name);
-    const counted = name === "dead" ? store.live_known || count : name === "live" ? store.live_known : name === "hole" || count;
-    if (counted) made.push(figure(title, number(count), `${size(bytes)}${bytes ? `, ${percent(bytes, whole)}` : ""}`, ALWAYS_SEEN.includes(CODE[name])));
-  }
-  return make("dl", { class: "totals" }, ...made);
-}
-
-const views = [];
-
 function showStore(store) {
-  const sums = totals(store);
-  const whole = store.segments.reduce((sum, segment) => sum + segment.size, 0);
-  const view = { store, plan: null };
-  views.push(view);
-  const strip = make("canvas", { class: "whole", role: "img", "aria-label": "all segments together" });
-  strip.paint = () => {
-    let at = 0;
-    paint(strip, whole || 1, [...sums].filter(([, [, bytes]]) => bytes).map(([code, [count, bytes]]) => [(at += bytes) - bytes, bytes, [[code, count, bytes]]]));
-  };
+  const whole = sum(store.segments.map((segment) => segment.size));
+  const figure = (name, value, more) => make("div", {}, make("dt", {}, name), make("dd", { class: PROMINENT.includes(name) ? "bad" : "" }, value, " ", make("small", {}, more)));
+  const figures = KINDS.map((kind) => [kind, ...[0, 1].map((at) => sum(store.segments.map(({ totals }) => (totals[kind] || [0, 0])[at])))])
+    .filter(([kind, count]) => count && kind !== "header")
+    .map(([kind, count, bytes]) => figure(kind, number(count), `${size(bytes)}, ${percent(bytes, whole)}`));
   const notes = [];
-  if (!store.live_known && store.segments.length) {
-    notes.push("Without an index, live records are unknown: the policies were asked as if all records were live. They would do more if some are dead. --refcounts FILE gives the counts.");
-  }
-  if (store.not_shown) notes.push(`${plural(store.not_shown, "segment")} of this directory ${store.not_shown === 1 ? "is" : "are"} not on this page: the policies were asked only about the others.`);
-  view.list = make("div", { class: "list" });
-  const longest = store.segments.reduce((most, segment) => Math.max(most, segment.file.length, segment.quarantined ? 13 : segment.file === store.current ? 7 : 0), 4);
-  view.list.style.setProperty("--names", `${Math.min(longest, 22) + 1}ch`);
-  const policies = choices(view, whole);
-  $("stores").append(make("section", { class: "store" },
-    make("h2", { class: "mono" }, store.path),
-    figures(store, sums, whole), strip, ...notes.map((text) => make("p", { class: "note" }, text)), damageList(view),
-    make("div", { class: "body" }, policies, view.list)));
-  if (store.size_limit) policies.append(make("p", { class: "faint" }, `A segment size limit of ${size(store.size_limit)} is assumed: a directory does not remember its limit.`));
-  showRows(view);
-  visibility.observe(strip);
+  if (!store.live_known) notes.push("Without an index, live records are unknown: the policies were asked as if all records were live. They would do more if some are dead. --refcounts FILE gives the counts.");
+  if (store.not_shown) notes.push(`Not on this page: ${plural(store.not_shown, "segment")} of this directory. The policies were asked about the others only.`);
+  store.rows = store.segments.map((segment) => makeRow(store, segment));
+  const list = make("div", { class: "list" }, ...store.rows);
+  $("stores").append(make("section", {}, make("h2", {}, store.path),
+    make("dl", { class: "totals" }, figure("segments", number(store.segments.length), size(whole)), ...figures),
+    ...notes.map((text) => make("p", { class: "note" }, text)), damageList(store),
+    make("div", { class: "body" }, choices(store, list, whole), list)));
 }
 
 $("find").addEventListener("submit", (event) => {
   event.preventDefault();
   const wanted = $("id").value.trim().toLowerCase();
-  if (!/^[0-9a-f]{1,32}$/.test(wanted)) { $("found").textContent = "An id is up to 32 hexadecimal digits."; return; }
-  let searched = 0;
-  for (const view of views) {
-    for (const segment of view.store.segments) {
-      const { ids, records, ordinals, offsets } = decode(segment);
-      searched += records;
-      for (let record = 0; record < records; record++) {
-        if (hexadecimal(ids, record).startsWith(wanted)) {
-          $("found").textContent = "";
-          goTo(view, segment, offsets[[...segment.kinds].findIndex((kind, at) => kind !== BLOCK && ordinals[at] === record)]);
-          return;
-        }
-      }
+  $("found").textContent = "";
+  for (const store of data.stores) {
+    for (const segment of store.segments) {
+      const at = segment.pieces.findIndex(([, , , id]) => wanted && id?.startsWith(wanted));
+      if (at >= 0) return goTo(store, segment, at);
     }
   }
-  $("found").textContent = `No message ${wanted} among the ${plural(searched, "record")} that this page shows separately.`;
+  $("found").textContent = `No message ${wanted} among the records that this page shows one by one.`;
 });
 
-mixInks();
 $("made").textContent = `${data.made}, msgstore ${data.version}`;
-const seen = new Set(data.stores.flatMap((store) => store.segments.flatMap((segment) => Object.keys(segment.totals))));
-for (const [code, { meaning }] of KINDS) if (seen.has(code)) $("legend").append(make("li", {}, swatch([code]), meaning));
+const segments = data.stores.flatMap((store) => store.segments);
+for (const kind of KINDS) if (segments.some(({ totals }) => totals[kind])) $("legend").append(make("li", {}, swatch(kind), data.kinds[kind]));
 if (data.grain) {
-  const blocks = data.stores.reduce((all, store) => all + store.segments.reduce((sum, segment) => sum + segment.blocks.length, 0), 0);
-  const inside = data.stores.reduce((all, store) => all + store.segments.reduce((sum, segment) => sum + segment.blocks.reduce((counts, parts) => counts + parts.reduce((of, [, count]) => of + count, 0), 0), 0), 0);
-  $("merged").textContent = `There is more here than a page can show one by one: ${number(inside)} records, holes and other spans shorter than ${size(data.grain)} are merged with their neighbours into ${plural(blocks, "block")}, which give the number of each kind. Totals, damage and policies are exact. A map of fewer segments shows more. msgstore scan --json lists every record.`;
+  const merged = segments.flatMap(({ pieces }) => pieces.filter(isMerged));
+  const spans = sum(merged.flatMap(([, parts]) => Object.values(parts).map(([count]) => count)));
+  $("merged").textContent = `There is more here than a page can show one by one: ${number(spans)} records, holes and other spans shorter than ${size(data.grain)} are merged with their neighbours into ${plural(merged.length, "block")}, which give the number of each kind. Totals, damage and policies are exact. A map of fewer segments shows more. msgstore scan --json lists every record.`;
   $("merged").hidden = false;
 }
 data.stores.forEach(showStore);
-$("stretch").addEventListener("change", () => views.forEach((view) => showRows(view, view.shown)));
+stretch();
+mixInks();
+for (const canvas of document.querySelectorAll("#legend canvas")) visibility.observe(canvas);
+$("stretch").addEventListener("change", () => { stretch(); repaint(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 new ResizeObserver(repaint).observe(document.body);

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the choice of a job runner."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import attrs
 import click
 
-from msgstore.cli.output import Output
-from msgstore.plugins.catalogue import load_catalogue
+from msgstore.cli import output
+from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import bind_records
 from msgstore.units import parse_duration, parse_size
 
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 FILE = click.Path(path_type=Path)
@@ -28,7 +31,7 @@ def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
 
 as_json = click.option(
     "--json", "out", is_flag=True, help="Print JSON Lines: one compact object per line.",
-    callback=lambda _, __, value: Output(as_json=value),
+    callback=lambda _, __, value: output.Output(as_json=value),
 )  # fmt: skip
 config_file = file("--config", "config_file", help="Configuration in which STORE is a name.")
 store = click.argument("store", metavar="STORE")
@@ -41,6 +44,21 @@ adopt = click.option(
     "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
 )
 paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=FILE)
+sources = click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=FILE)
+destination = click.argument("destination", metavar="DEST", type=FILE)
+
+
+def named(option: str, default: str | None, text: str) -> Decorator[Any]:
+    """Return an option whose value is the name of a backend."""
+    return click.option(option, default=default, metavar="NAME", show_default=default is not None, help=text)
+
+
+def names(option: str, text: str) -> Decorator[Any]:
+    """Return an option with names that are separated by commas."""
+    return click.option(
+        option, default="", metavar="NAME,...", help=text,
+        callback=lambda _, __, given: [name.strip() for name in given.split(",") if name.strip()],
+    )  # fmt: skip
 
 
 def bundle(name: str, make: Callable[..., object], **parts: Decorator[Any]) -> Decorator[Any]:
@@ -114,3 +132,43 @@ def bindings(option: str, text: str) -> Decorator[Any]:
 
 
 records = bindings("--record", "Bind a record type to a type byte.")
+
+
+@attrs.frozen
+class RunnerOptions:
+    """Values of the options that select a job runner. ``engine`` is the former name of ``runner``."""
+
+    runner: str = AUTO
+    engine: str | None = None
+    master: str | None = None
+    processes: int | None = None
+
+    def run(
+        self,
+        catalogue: Catalogue,
+        size: int,
+        progress: contextlib.AbstractContextManager[output.Bar | None],
+        call: Callable[[JobRunner, output.Bar | None], R],
+    ) -> R:
+        """Call ``call`` with the runner for ``size`` bytes of input, and return its report.
+
+        If ``auto`` had a choice, print the choice and its reason on standard error.
+        """
+        given = {"master": self.master, "processes": self.processes}
+        given = {key: value for key, value in given.items() if value is not None}
+        name, reason = choose_runner(catalogue, self.engine or self.runner, size, given)
+        if reason:
+            output.note(f"runner {name}: {reason}")
+        with progress as bar:
+            return call(make_runner(catalogue, name, given), bar)
+
+
+runner = bundle(
+    "runner",
+    RunnerOptions,
+    runner=click.option("--runner", default=AUTO, metavar="NAME", show_default=True, help="auto (by size), local, or spark."),
+    engine=click.option("--engine", metavar="NAME", hidden=True, help="Former name of --runner."),
+    master=click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."),
+    processes=click.option("--processes", type=int, metavar="N", help="Number of worker processes of the local runner."),
+)
+"""Adds ``--runner``, ``--master`` and ``--processes``. The command gets them as ``runner``."""

@@ -1,14 +1,17 @@
-"""Output of all commands: JSON Lines for programs, rich tables for people, notes and progress bars on standard error."""
+"""Output of all commands: JSON Lines for programs, rich tables for people, notes and progress bars on standard error.
+
+A command describes what it prints once: ``Output.rows`` gets the items and their columns, and prints the objects of the items
+with ``--json``, otherwise a table.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import click
 from rich.console import Console
@@ -27,7 +30,10 @@ NOT_READ = 3
 """Exit code if nothing is damaged, but something was recognised and not read."""
 STATE_STYLES = {"clean": "green", "torn": "magenta", "corrupt": "bold red"}
 
+T = TypeVar("T")
 Bar = Callable[[int, int], object]
+Columns = Mapping[str, Callable[[T], Any]]
+"""Heading of a column to the function that returns its cell: text, or a number, which becomes a :func:`count`."""
 _encoder = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -65,17 +71,33 @@ class Output:
     def emit(self, *values: Mapping[str, Any]) -> None:
         """For programs: print each value as one line of compact JSON."""
         for value in values if self.as_json else ():
-            click.echo(as_line(value))
+            click.echo(_encoder.encode(value))
 
     def print(self, text: Any = "", style: str = "", **options: Any) -> None:
         """For people: print with rich."""
         if not self.as_json:
             self.console.print(text, style=style, **options)
 
-    def table(self, title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], **options: Any) -> None:
-        """For people: print a :func:`table`."""
-        if not self.as_json:
-            self.console.print(table(title, columns, rows, **options))
+    def rows(
+        self,
+        title: str | None,
+        columns: Columns[T],
+        items: Iterable[T],
+        *,
+        as_json: Callable[[T], Mapping[str, Any]] | None = None,
+        optional: Collection[str] = (),
+        style: str = "",
+        bold_last: bool = False,
+    ) -> None:
+        """For programs: print the object of each item, if there is ``as_json``. For people: print a table with a row per item.
+
+        Takes one item after another and keeps none.
+        """
+        if self.as_json:
+            for item in items if as_json else ():
+                self.emit(as_json(item))  # type: ignore[misc]  # not None here
+            return
+        self.console.print(table(title, columns, items, optional=optional, style=style, bold_last=bold_last))
 
     def more(self, total: int, limit: int = MAX_LISTED, noun: str = "more") -> None:
         """For people: say that a list was cut after ``limit`` of ``total`` entries, if it was."""
@@ -89,52 +111,45 @@ class Output:
             self.print("no damage", style="green")
             return
         several = len({Path(span.path).parent for span in spans}) > 1
-        rows = (
-            (span.path if several else Path(span.path).name, count(span.offset, "red"), size_cell(span.size), span.reason)
-            for span in spans[:MAX_LISTED]
-        )
-        self.table("damaged spans", ("file", "offset", "size", "reason"), rows, style="red")
+        columns: Columns[SpanReport] = {
+            "file": lambda span: span.path if several else Path(span.path).name,
+            "offset": lambda span: count(span.offset, "red"),
+            "size": lambda span: size_cell(span.size),
+            "reason": lambda span: span.reason,
+        }
+        self.rows("damaged spans", columns, spans[:MAX_LISTED], style="red")
         self.more(len(spans))
-
-    def not_read(self, found: Sequence[NotRead]) -> None:
-        """Print in either form which files of a broker's directory no command reads."""
-        self.emit(*(one.as_json() for one in found))
-        if found:
-            rows = ((one.path, one.what, one.files, size_cell(one.size)) for one in found[:MAX_LISTED])
-            self.print()
-            self.table("not read, may contain messages", ("path", "what", "files", "size"), rows, style="yellow")
-            self.more(len(found))
 
     def finish(self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None) -> None:
         """Print what was not read and the summary. Exit with 1 for damage, else with 3 if something was not read."""
-        self.not_read(not_read)
+        self.emit(*(one.as_json() for one in not_read))
+        if not_read:
+            columns: Columns[NotRead] = {
+                "path": lambda one: one.path,
+                "what": lambda one: one.what,
+                "files": lambda one: one.files,
+                "size": lambda one: size_cell(one.size),
+            }
+            self.print()
+            self.rows("not read, may contain messages", columns, not_read[:MAX_LISTED], style="yellow")
+            self.more(len(not_read))
         if summary is not None:
             self.emit(summary)
-        code = 1 if damaged else NOT_READ if not_read else 0
-        if code:
-            click.get_current_context().exit(code)
+        if damaged or not_read:
+            click.get_current_context().exit(1 if damaged else NOT_READ)
 
     @contextlib.contextmanager
-    def lines(self) -> Iterator[Callable[[str], object]]:
-        """Yield a function that prints one line of a long list: at once to a terminal, in blocks to a file or pipe."""
-        try:
-            yield lambda line: sys.stdout.write(f"{line}\n")  # ``click.echo`` would flush every line
+    def lines(self) -> Iterator[Callable[[str | Mapping[str, Any]], object]]:
+        """Yield a function that prints a line of a long list, or an object: at once to a terminal, in blocks to a file or
+        pipe."""
+        try:  # ``click.echo`` would flush every line
+            yield lambda line: sys.stdout.write(f"{line if isinstance(line, str) else _encoder.encode(line)}\n")
         finally:
             sys.stdout.flush()
 
     def progress(self, what: str) -> contextlib.AbstractContextManager[Bar | None]:
         """Yield ``progress(done, total)`` as :func:`progress` does; None with ``--json``."""
         return contextlib.nullcontext() if self.as_json else progress(what)
-
-
-def as_line(value: Mapping[str, Any]) -> str:
-    """Return ``value`` as one line of compact JSON."""
-    return _encoder.encode(value)
-
-
-def closed(stream: str) -> OSError:
-    """Return the error for a standard stream that was closed when Python started."""
-    return OSError(errno.EBADF, "is closed", stream)
 
 
 def note(text: str) -> None:
@@ -144,46 +159,50 @@ def note(text: str) -> None:
 
 def table(
     title: str | None,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
+    columns: Columns[T],
+    items: Iterable[T],
     *,
     optional: Collection[str] = (),
     style: str = "",
     bold_last: bool = False,
 ) -> Table:
-    """Return a plain table. A cell is text, or a number, which becomes a :func:`count`.
+    """Return a plain table with a row per item.
 
     A column is numeric, and then never wrapped, if one of its cells is. An ``optional`` column without any text is omitted.
     """
-    cells = [[count(cell) if isinstance(cell, int) else cell for cell in row] for row in rows]
-    drawn = _plain_table(title)
-    drawn.show_header = bool(cells)
-    columns = columns if cells else ("",)  # without a column, no title is printed
+    cells = [[_as_cell(cell(item)) for cell in columns.values()] for item in items]
+    drawn = _plain_table(title, header=bool(cells))
+    if not cells:
+        drawn.add_column()  # without a column, no title is printed
+        return drawn
     shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in cells)]
     for at in shown:
-        numeric = any(isinstance(row[at], Text) and row[at].justify == "right" for row in cells)
+        numeric = any(getattr(row[at], "justify", "") == "right" for row in cells)
         justify: Literal["left", "right"] = "right" if numeric else "left"
-        drawn.add_column(columns[at], justify=justify, overflow="fold", no_wrap=numeric, header_style="dim")
+        drawn.add_column(list(columns)[at], justify=justify, overflow="fold", no_wrap=numeric, header_style="dim")
     for row in cells:
         drawn.add_row(*(row[at] for at in shown), style=style)
-    if bold_last and cells:
+    if bold_last:
         drawn.rows[-1].style = "bold"
     return drawn
 
 
-def facts(title: str | None, rows: Iterable[tuple[str, Any]], *, indent: str = "") -> Table:
+def facts(title: str | None, rows: Iterable[tuple[str, Any]]) -> Table:
     """Return a table of names and values without a header."""
-    drawn = _plain_table(title)
-    drawn.show_header = False
+    drawn = _plain_table(title, header=False)
     for cells in rows:
-        drawn.add_row(*([indent] if indent else ()), *cells)
+        drawn.add_row(*cells)
     return drawn
 
 
-def _plain_table(title: str | None) -> Table:
+def _plain_table(title: str | None, *, header: bool) -> Table:
     # Most titles are paths. Wrapping would make them hard to copy.
     heading = Text(title, no_wrap=True, overflow="ignore") if title else None
-    return Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    return Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=header)
+
+
+def _as_cell(value: Any) -> str | Text:
+    return count(value) if isinstance(value, int) else value
 
 
 def state(name: str) -> Text:
@@ -224,7 +243,7 @@ def plural(number: int, noun: str) -> str:
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Bar | None]:
     """Yield ``progress(done, total)``, which draws a bar on standard error; None unless standard error is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()

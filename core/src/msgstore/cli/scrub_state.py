@@ -5,9 +5,7 @@ The file saves time and holds no data. If it is damaged, the check reports that 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,16 +16,13 @@ import attrs
 from msgstore.cli.output import note
 from msgstore.config import structure
 from msgstore.contract import Buffer, ConfigError
-from msgstore.directory import SETTINGS
+from msgstore.engine.store import StoredMessage
 from msgstore.files import Files
+from msgstore.jobs.reports import SpanReport
 
 STATE = "msgstore-scrub.json"
-SAVE_INTERVAL_SECONDS = 1.0
-"""Time between two writes of the state. A killed check repeats at most this much."""
 _LAYOUT = 1
 _COUNT = attrs.validators.ge(-1)
-_ALWAYS = {"behind", "segments", "records", "bytes", "spots"}
-"""Keys of every state; older ones have no ``findings``."""
 _MAX_STATE_BYTES = 16 * 2**20
 """Size limit of the file: a hundred thousand damaged spans."""
 
@@ -43,15 +38,19 @@ class DamagedSpan:
     msg_id: str | None = None
     """Hexadecimal id, or None if it is not a live record."""
 
+    @classmethod
+    def of(cls, entry: StoredMessage, path: Path, reason: str) -> DamagedSpan:
+        """Return the span of a live record in the segment ``path``."""
+        return cls(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
+
     def as_json(self, directory: Path) -> dict[str, Any]:
-        return {
-            "kind": "damage",
-            "path": str(directory / self.file),
-            "offset": self.offset,
-            "size": self.size,
-            "reason": self.reason,
-            "id": self.msg_id,
-        }
+        place = {"path": str(directory / self.file), "offset": self.offset, "size": self.size}
+        return {"kind": "damage", **place, "reason": self.reason, "id": self.msg_id}
+
+    def as_report(self, directory: Path) -> SpanReport:
+        """Return the span for people: its reason names the message of a live record."""
+        reason = self.reason if self.msg_id is None else f"{self.reason}: message {self.msg_id}"
+        return SpanReport(str(directory / self.file), self.offset, self.size, reason)
 
 
 @attrs.frozen
@@ -90,23 +89,9 @@ class ScrubState:
         self.behind = number
 
     @property
-    def damaged_files(self) -> set[str]:
-        """Names of the segments in which something is wrong."""
-        return {span.file for span in self.spots} | {finding.file for finding in self.findings}
-
-    @property
     def unreachable(self) -> int:
         """Number of live messages that cannot be read."""
         return sum(span.msg_id is not None for span in self.spots)
-
-
-def read_state(files: Files, directory: Path) -> ScrubState | None:
-    """Return the saved state, or None if there is none. Raises OSError, and ValueError for an invalid file."""
-    try:
-        with files.view(directory / STATE) as data:
-            return parse_state(data)
-    except FileNotFoundError:
-        return None
 
 
 def parse_state(data: Buffer) -> ScrubState:
@@ -119,13 +104,11 @@ def parse_state(data: Buffer) -> ScrubState:
             raise ValueError("its checksum is wrong")
         if members.pop("layout") != _LAYOUT:
             raise ValueError("it was written by a newer msgstore")
-        if missing := _ALWAYS - members.keys():
-            raise ValueError(f"it has no {min(missing)!r}")
         state = structure(ScrubState, members, "")
     except (ConfigError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("it is not what a check writes") from error
-    found = [*map(attrs.astuple, state.spots), *map(attrs.astuple, state.findings)]
-    texts = (text for values in found for text in values if isinstance(text, str))
+    found: list[DamagedSpan | Finding] = [*state.spots, *state.findings]
+    texts = (text for one in found for text in attrs.astuple(one) if isinstance(text, str))
     if not all(map(str.isprintable, texts)):
         raise ValueError("it contains control characters")
     return state
@@ -142,40 +125,26 @@ def _checksum(members: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(members, sort_keys=True).encode())
 
 
-class StateFile:
-    """State of a check on disk. If it cannot be written, the check prints that once and continues."""
+def load_state(files: Files, directory: Path) -> ScrubState:
+    """Return the saved state, or a new one if it is missing or damaged. Says on standard error which it is."""
+    try:
+        with files.view(directory / STATE) as data:
+            state = parse_state(data)
+    except FileNotFoundError:
+        return ScrubState()
+    except ValueError as error:
+        note(f"{directory / STATE}: cannot be used: {error}. Starting at the first segment.")
+        return ScrubState()
+    note(f"{directory}: resumed after segment {state.behind}. Without --resume (scrub: with --restart), "
+         "the check starts at the first segment.")  # fmt: skip
+    return state
 
-    def __init__(self, files: Files, directory: Path, *, writes: bool) -> None:
-        self._files = files
-        self._directory = directory
-        self._written = time.monotonic()
-        self._writes = writes and (directory / SETTINGS).exists()  # nothing is written to a broker's directory
 
-    def read(self) -> ScrubState:
-        """Return the saved state, or a new one if it is missing or damaged."""
-        try:
-            state = read_state(self._files, self._directory) or ScrubState()
-        except ValueError as error:
-            note(f"{self._directory / STATE}: cannot be used: {error}. Starting at the first segment.")
-            return ScrubState()
-        if state.behind >= 0:
-            note(f"{self._directory}: resumed after segment {state.behind}. Without --resume (scrub: with --restart), "
-                 "the check starts at the first segment.")  # fmt: skip
-        return state
-
-    def write(self, state: ScrubState, *, now: bool = False) -> None:
-        """Write the state, at most once per SAVE_INTERVAL_SECONDS unless ``now`` is set."""
-        if not self._writes or (not now and time.monotonic() - self._written < SAVE_INTERVAL_SECONDS):
-            return
-        try:
-            write_state(self._files, self._directory, state)
-        except OSError as error:
-            self._writes = False
-            note(f"{self._directory / STATE}: cannot be written: {error.strerror}. If stopped, this check starts again.")
-        self._written = time.monotonic()
-
-    def remove(self) -> None:
-        """Remove the state after a complete check. One that cannot be removed does no harm: the next check replaces it."""
-        if self._writes:
-            with contextlib.suppress(OSError):
-                self._files.unlink(self._directory / STATE)
+def save_state(files: Files, directory: Path, state: ScrubState) -> bool:
+    """Write the state. Returns False, and says so on standard error, if it cannot be written."""
+    try:
+        write_state(files, directory, state)
+    except OSError as error:
+        note(f"{directory / STATE}: cannot be written: {error.strerror}. If stopped, this check starts again.")
+        return False
+    return True

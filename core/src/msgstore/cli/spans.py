@@ -67,17 +67,16 @@ def live_records(
     try:
         with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:
             recovery = store.stats().recovery
-            if recovery.how in _TRUSTED or recovery.counts in ("given", "msg_store_index.ets"):
-                found = store.segments()
-                names = {segment.number: segment.file for segment in found}
-                by_number = groupby(store.entries(), key=lambda entry: entry.number)
-                return LiveReferences(
-                    {names.get(number, ""): {e.offset: e.references for e in entries} for number, entries in by_number},
-                    frozenset(segment.file for segment in found if segment.quarantined),
-                )
+            if recovery.how not in _TRUSTED and recovery.counts not in ("given", "msg_store_index.ets"):
+                return None
+            found = store.segments()
+            names = {segment.number: segment.file for segment in found}
+            by_number = groupby(store.entries(), key=lambda entry: entry.number)
+            references = {names.get(number, ""): {e.offset: e.references for e in entries} for number, entries in by_number}
+            return LiveReferences(references, frozenset(segment.file for segment in found if segment.quarantined))
     except MsgStoreError as error:
         output.note(f"{error} Drawn without live records.")
-    return None
+        return None
 
 
 def spans(report: SegmentReport, live: LiveReferences | None) -> Iterator[Span]:

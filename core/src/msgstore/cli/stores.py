@@ -11,10 +11,9 @@ import attrs
 from msgstore.cli import options, output
 from msgstore.config import StoreConfig, read_config
 from msgstore.contract import ConfigError, Duration, StoreError
-from msgstore.directory import SETTINGS, Settings, list_segments
+from msgstore.directory import SETTINGS, Settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.open.clean_shutdown import CLEAN
-from msgstore.engine.open.settings import known_settings
 from msgstore.engine.opening import Live, open_configured, remembered_config
 from msgstore.engine.store import Store
 from msgstore.files import Files
@@ -38,11 +37,11 @@ class StoreTarget:
 
     def settings(self) -> Settings | None:
         """Return what the directory remembers, or None if msgstore has never opened it."""
-        return known_settings(Files(), self.config, self.catalogue)
+        return known_settings(Files(), self.path)
 
-    def backends(self, settings: Settings | None) -> Backends:
-        """Return the backends of the store with these settings."""
-        return resolve(self.config, self.catalogue, settings)
+    def backends(self) -> Backends:
+        """Return the backends of the store, with the settings that its directory remembers."""
+        return resolve(self.config, self.catalogue, self.settings())
 
     def open(
         self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: Live = "beside"
@@ -84,14 +83,14 @@ class StoreArgument:
         """
         target = self.resolve()
         if not _has_store(target):
-            raise StoreError(no_segments(target.path, target.backends(None).formats))
+            raise StoreError(no_segments(target.path, resolve(target.config, target.catalogue, None).formats))
         return target
 
     def find_all(self) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:
         """Return the store, or the stores in a broker's directory and what else was recognised there. Raises as ``find``."""
         top = self.resolve()
         not_read = () if _has_store(top) else find_not_read(top.path)
-        paths = stores_beneath(top.path, top.backends(None).formats) if not_read else []
+        paths = stores_beneath(top.path, resolve(top.config, top.catalogue, None).formats) if not_read else []
         if not paths:
             return [self.find()], ()
         if self.refcounts_file is not None:
@@ -105,7 +104,7 @@ def _has_store(target: StoreTarget) -> bool:
     directory = target.path
     if not directory.is_dir() or any((directory / name).exists() for name in (SETTINGS, CLEAN)):
         return True
-    return bool(list_segments(Files(), directory, target.backends(None).formats.extensions))
+    return bool(list_segments(Files(), directory, resolve(target.config, target.catalogue, None).formats.extensions))
 
 
 def _in_tree(config: StoreConfig, path: Path) -> StoreConfig:
@@ -121,14 +120,10 @@ def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:
     return StoreTarget(remembered_config(directory), catalogue)
 
 
-watched = options.bundle("store", StoreArgument, store=options.store, config_file=options.config_file)
+_where = {"store": options.store, "config_file": options.config_file}
+watched = options.bundle("store", StoreArgument, **_where)
 """Adds STORE and ``--config``. The command gets them as ``store``."""
-read = options.bundle(
-    "store", StoreArgument, store=options.store, config_file=options.config_file, refcounts_file=options.refcounts
-)
+read = options.bundle("store", StoreArgument, **_where, refcounts_file=options.refcounts)
 """Also adds ``--refcounts``."""
-changed = options.bundle(
-    "store", StoreArgument, store=options.store, config_file=options.config_file, adopt=options.adopt,
-    refcounts_file=options.refcounts,
-)  # fmt: skip
+changed = options.bundle("store", StoreArgument, **_where, adopt=options.adopt, refcounts_file=options.refcounts)
 """Also adds ``--refcounts`` and ``--adopt``."""

@@ -19,12 +19,12 @@ module, named by an entry point of the group ``msgstore``::
 from __future__ import annotations
 
 import enum
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NewType, get_args
 
 import attrs
-from attrs.validators import and_, deep_iterable, in_, instance_of, matches_re, max_len, min_len
+from attrs.validators import deep_iterable, in_, instance_of, matches_re
 
 CONTRACT_VERSION: tuple[int, int] = (1, 0)
 """A minor version only adds, a major version changes or removes."""
@@ -70,21 +70,12 @@ class NoOptions:
     """Options class of a backend without options."""
 
 
-def _check_options(_: object, __: object, value: type) -> None:
-    if not (isinstance(value, type) and attrs.has(value)):
-        raise ValueError(f"the options {value!r} are not an attrs class")
-
-
 def _capabilities(values: Iterable[Capability | str]) -> frozenset[Capability]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"the capabilities {values!r} are not a collection, such as (Capability.PERSISTENT,)")
     return frozenset(map(Capability, values))
 
 
 FieldKind = Literal["int", "float", "text", "bytes", "time"]
 """``int`` and ``time`` (nanoseconds since the epoch) are signed 64-bit integers."""
-SCAN_COLUMNS = frozenset({"store", "file", "format", "offset", "size", "type", "id", "body", "references"})
-"""Columns of every scan: store, file, format, offset, size, type, id, body, references. No field has one of these names."""
 
 
 @attrs.frozen
@@ -92,57 +83,40 @@ class RecordField:
     """Name of a field and kind of its values."""
 
     name: str = attrs.field(validator=matches_re(r"[a-z][a-z0-9_]{0,63}"))
-    """Heading of tables and columns."""
+    """Heading of tables and columns. Taken by scans: store, file, format, offset, size, type, id, body, references."""
     kind: FieldKind = attrs.field(validator=in_(get_args(FieldKind)))
     """Kind of the values."""
     summary: str = ""
     """One line for ``msgstore plugins``."""
 
 
-def _check_fields(descriptor: Descriptor, _: object, value: tuple[RecordField, ...]) -> None:
-    names = [field.name for field in value]
-    if taken := SCAN_COLUMNS.intersection(names):
-        raise ValueError(f"a field cannot be named {min(taken)!r}: every scan has a column of this name")
-    if len(set(names)) < len(names):
-        raise ValueError(f"two fields have the same name: {', '.join(names)}")
-    if bool(value) != (Capability.FIELDS in descriptor.capabilities):
-        raise ValueError("a backend has fields if, and only if, it claims the capability FIELDS")
-
-
 @attrs.frozen(kw_only=True)
 class Descriptor:
-    """Registers one backend. Each kind has a subclass. Raises ValueError or TypeError for values that can never work."""
+    """Registers one backend. Each kind has a subclass. A plugin with values that can never work is reported as broken."""
 
     name: str = attrs.field(validator=matches_re(r"[a-z0-9][a-z0-9_-]{0,63}"))
     """Name by which a configuration selects the backend. Names that reach disk are permanent."""
-    contract: tuple[int, int] = attrs.field(
-        validator=deep_iterable(instance_of(int), and_(instance_of(tuple), min_len(2), max_len(2)))
-    )
+    contract: tuple[int, int]
     """Contract version that the plugin was written against: a literal, never ``CONTRACT_VERSION``."""
     factory: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
     """``"package.module:attribute"``. The subclass says what it is called with."""
-    options: type[Any] = attrs.field(default=NoOptions, validator=_check_options)
+    options: type[Any] = NoOptions
     """attrs class of the backend's own configuration keys. Annotate sizes as ``Size`` and times as ``Duration``."""
     capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_capabilities)
     """Optional features that the backend has."""
     summary: str = ""
     """One line for ``msgstore plugins``."""
-    examples: tuple[Mapping[str, object], ...] = attrs.field(
-        default=({},),
-        hash=False,
-        validator=deep_iterable(instance_of(Mapping), min_len(1)),  # type: ignore[type-abstract]
-    )
+    examples: tuple[Mapping[str, object], ...] = attrs.field(default=({},), hash=False)
     """Sets of options, as in a configuration. The conformance kit tests the backend with each of them, and ``map`` and
     ``inventory`` show the plan of a policy for each."""
     fields: tuple[RecordField, ...] = attrs.field(
-        default=(), validator=[deep_iterable(instance_of(RecordField), instance_of(tuple)), _check_fields]
+        default=(), validator=deep_iterable(instance_of(RecordField), instance_of(tuple))
     )
-    """Values that each message has beside id and body, for the capability FIELDS."""
+    """Values that each message has beside id and body, for the capability FIELDS. No two have the same name."""
 
     def load_factory(self) -> Callable[..., Any]:
         """Import and return the factory. Exceptions of the import are not caught."""
-        module_name, _, attribute = self.factory.partition(":")
-        factory: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+        factory: Callable[..., Any] = pkgutil.resolve_name(self.factory)
         return factory
 
 

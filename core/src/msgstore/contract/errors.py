@@ -84,13 +84,12 @@ class MessageNotFound(MsgStoreError, KeyError):
 
     def __init__(self, ids: Sequence[bytes], where: str = "the store") -> None:
         self.ids = tuple(ids)
-        shown = ", ".join(msg_id.hex() for msg_id in self.ids[:5])
-        more = f" and {len(self.ids) - 5} more" if len(self.ids) > 5 else ""
-        self.message = f"not in {where}: {shown}{more}"
-        super().__init__(self.message)
+        self.where = where
+        super().__init__(self.ids, where)
 
-    def __str__(self) -> str:  # KeyError would show the repr
-        return self.message
+    def __str__(self) -> str:
+        more = f" and {len(self.ids) - 5} more" if len(self.ids) > 5 else ""
+        return f"not in {self.where}: {', '.join(msg_id.hex() for msg_id in self.ids[:5])}{more}"
 
 
 class RecordError(MsgStoreError):

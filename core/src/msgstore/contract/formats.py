@@ -49,7 +49,6 @@ batch, a scan returns columns. A complete format with records of size (4 bytes, 
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -67,23 +66,6 @@ CheckBody: TypeAlias = Callable[[bytes, bytes], bool]
 """``check_body(msg_id, stored)``: False if the stored body is damaged."""
 EndState = Literal["clean", "torn", "corrupt"]
 HeaderState = Literal["ok", "bad_magic", "bad_version", "bad_checksum"]
-RESERVED_EXTENSIONS = (
-    ".tmp", ".erase", ".hint", ".damaged", ".dot", ".ets", ".json", ".lock", ".mdb", ".snapshot", ".toml",
-    ".csv", ".jsonl", ".ndjson", ".parquet",
-)  # fmt: skip
-"""Extensions of other files in and next to store directories, in lower case. Some file systems ignore case."""
-
-
-def _check_extensions(descriptor: SegmentFormatDescriptor, _: object, leftovers: tuple[str, ...]) -> None:
-    for extension in (descriptor.extension, *leftovers):
-        if not isinstance(extension, str) or re.fullmatch(r"\.[A-Za-z0-9_]+", extension) is None:
-            raise ValueError(f"the extension {extension!r} is not '.' followed by letters, digits and '_', such as '.acme'")
-        if extension.lower() in RESERVED_EXTENSIONS:
-            raise ValueError(
-                f"the extension {extension!r} is used by other files of a store; choose another one, such as '.acme'"
-            )
-        if extension in leftovers and extension.lower() == descriptor.extension.lower():
-            raise ValueError(f"the extension {extension!r} cannot be used for both segments and leftovers")
 
 
 @attrs.frozen(kw_only=True)
@@ -91,10 +73,10 @@ class SegmentFormatDescriptor(Descriptor):
     """``factory(FormatContext) -> SegmentFormat``. All capabilities that begin with "Segment format", and FRAMED."""
 
     extension: str
-    """Extension of its segment files, with the dot: a segment is ``<number><extension>``. RESERVED_EXTENSIONS are refused."""
+    """Extension of its segment files: a dot, letters, digits and ``_``. Those of other files of stores are refused."""
     generation: int = attrs.field(validator=instance_of(int))
     """Order of formats: a store refuses to write segments of a lower generation next to those of a higher one."""
-    leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=[instance_of(tuple), _check_extensions])
+    leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=instance_of(tuple))
     """Extensions of files that a killed collection of another program leaves, with records of this format. Each such file
     becomes a segment when a store is opened for writing."""
 

@@ -58,13 +58,6 @@ class RecordTypeDescriptor(Descriptor):
     assigned_byte: int | None = None
     """Type byte that the specification of the format assigns. Without one, a configuration binds a byte from 128 to 255."""
 
-    def __attrs_post_init__(self) -> None:
-        for option in attrs.fields(self.options):
-            if option.name == "byte":
-                raise ValueError("an option of a record type cannot be named 'byte': this key sets the type byte")
-            if option.default is attrs.NOTHING:
-                raise ValueError(f"the option {option.name!r} has no default: records are also read without a configuration")
-
 
 @attrs.frozen
 class RecordContext:
@@ -86,9 +79,7 @@ class RecordType(Protocol):
     def decode(self, record: bytes) -> bytes:
         """Return the stored body of a whole record, from its type byte on. The format has checked type, size and id.
 
-        Called for each read.
-
-        Raises RecordError if the record's own check fails.
+        Called for each read. Raises RecordError if the record's own check fails.
         """
 
     def check(self, data: Buffer, offset: int, size: int) -> str | None:

@@ -30,8 +30,6 @@ class FastPath:
     write: Callable[[bytes, bytes], None]
     set_size_limit: Callable[[int], None]
     """Send bodies of this many bytes and more to the slow path from now on; 0 sends all."""
-    set_charge_step: Callable[[int], None]
-    """Call ``charge`` after this many bytes from now on."""
 
 
 class Client:

@@ -15,11 +15,10 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import SegmentStats, StoreError, StoreLocked, StoreMismatch
-from msgstore.directory import find_segments, segment_number
+from msgstore.directory import find_segments, known_settings, segment_number
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, compare_with_index
-from msgstore.engine.open.settings import known_settings
 from msgstore.engine.open.startup import OpenDirectory, open_directory, warn_of_codec
 from msgstore.engine.read.live_reader import LiveReader
 from msgstore.engine.read.segment_file_cache import SegmentFileCache
@@ -104,7 +103,7 @@ def _open(
 
 def _open_beside(config: StoreConfig, catalogue: Catalogue, files: Files, tracker: WriterTracker) -> LiveStore:
     """Open next to a writer. Segments and index belong to the writer: nothing is scanned or loaded."""
-    remembered = known_settings(files, config, catalogue)
+    remembered = known_settings(files, config.path)
     backends = resolve(config, catalogue, remembered)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     warn_of_codec(config, remembered)
@@ -198,7 +197,7 @@ class LiveStore(Store):
             raise StoreError(
                 f"{directory}: another process has opened the store since, and this one cannot read beside it: {self._obstacle}"
             )
-        remembered = known_settings(self._files, config, self._catalogue)
+        remembered = known_settings(self._files, directory)
         if remembered is None or remembered.index != config.index.name:
             found = "none" if remembered is None else repr(remembered.index)
             raise StoreMismatch(
@@ -226,9 +225,8 @@ class LiveStore(Store):
         segments = Segments(directory, self._files, backends.formats)
         for found in find_segments(self._files, directory, backends.formats.extensions):
             segments.add_found(found)
-        shutdown_files = ShutdownFiles.read(self._files, directory)
-        plan = compare_with_index(state, segments, shutdown_files)
-        if shutdown_files.foreign or plan.refusal is not None or plan.lost:
+        plan = compare_with_index(state, segments, ShutdownFiles.read(self._files, directory))
+        if plan.refusal is not None or plan.lost:
             raise StoreError(
                 f"{directory}: another program has changed the segments since the last writer; close the store, and open it "
                 f"again."

@@ -12,12 +12,11 @@ import attrs
 
 from msgstore.config import Backend, Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
-from msgstore.directory import DamagedSettings, read_settings
+from msgstore.directory import known_settings
 from msgstore.engine.backends import can_be_read_live
 from msgstore.engine.events import statistics_of
 from msgstore.engine.live_store import open_live
 from msgstore.engine.open.recovery_plan import RecoveryProgress
-from msgstore.engine.open.settings import rebuild_settings
 from msgstore.engine.open.startup import open_directory
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
@@ -99,16 +98,12 @@ def open_configured(
 
 def remembered_config(directory: Path) -> StoreConfig:
     """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` cannot be
-    used; one that is damaged is rebuilt."""
+    used."""
     config = store_config({"path": directory}, str(directory), Path())
-    try:
-        remembered, has_codec = read_settings(Files(), directory), True
-    except DamagedSettings as error:
-        remembered, has_codec = rebuild_settings(Files(), config, load_catalogue(), error), error.copy is not None
+    remembered = known_settings(Files(), directory, warns=False)
     if remembered is None:
         return config
-    index, form = Backend(remembered.index), Backend(remembered.format)
-    body = Backend(remembered.body) if has_codec else config.body  # or the opening looks at the records
+    index, form, body = Backend(remembered.index), Backend(remembered.format), Backend(remembered.body)
     return attrs.evolve(config, index=index, format=form, record=remembered.record, body=body)
 
 

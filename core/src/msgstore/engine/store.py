@@ -27,10 +27,6 @@ from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
 from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.state.lifecycle import Lifecycle, warn_if_unclosed
-from msgstore.engine.write.background_flusher import BackgroundFlusher
-from msgstore.engine.write.batch_writer import BatchWriter
-from msgstore.engine.write.flusher import Flusher
-from msgstore.engine.write.write_buffer import WriteBuffer
 from msgstore.engine.write.writer import Writer
 from msgstore.locations import unpack_location
 from msgstore.scan import WholeRecord
@@ -122,11 +118,9 @@ class Store:
         self._lifecycle = Lifecycle(config.path)
         self._lifecycle.release = self._release_interrupted
         self._segments.telemetry.dispatcher.in_callback = self._lifecycle.callbacks.running
-        self._buffer = WriteBuffer()
-        self._batches = BatchWriter(config, backends, self._buffer, accounting)
-        self._flusher = Flusher(config, self._buffer, self._batches, accounting, self._lifecycle)
+        self._writer = Writer(config, backends, accounting, self._lifecycle)
+        self._buffer, self._flusher = self._writer.buffer, self._writer.flusher
         self.flush = self._flusher.flush
-        self._writer = Writer(config, backends, accounting, self._lifecycle, self._buffer, self._batches, self._flusher)
         self._reader = make_reader(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
         if mode == "rw":
             self._reader.use_fast_path(self._buffer.pending, mapped=config.reads == "mmap" and _has_global_lock())
@@ -139,7 +133,6 @@ class Store:
         self._is_closed = False
         self._is_disowned = False
         self._unclosed = warn_if_unclosed(self, config.path, self._buffer.pending, self._flusher.unconfirmed)
-        self._background_flusher: BackgroundFlusher | None = None
         self._background_collector: BackgroundCollector | None = None
         if mode == "r":
             error = StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
@@ -154,11 +147,9 @@ class Store:
             self._collector, self._accounting, config.gc_interval, config.file_size_limit
         )
         self._accounting.request_gc = self._background_collector.request
-        self._batches.on_roll = self._background_collector.check_backlog
+        self._writer.batches.on_roll = self._background_collector.check_backlog
         self._writer.wait_for_backlog = self._background_collector.wait_for_backlog
-        self._background_flusher = BackgroundFlusher(self._flusher, self._accounting, config.sync_interval, config.fsync_every)
-        self._writer.wake_flusher = self._background_flusher.wake
-        self._writer.request_flush = self._background_flusher.request
+        self._writer.background.start()
 
     # -- clients ----------------------------------------------------------------------------------------------------------
 
@@ -197,7 +188,7 @@ class Store:
         self._lifecycle.refuse_in_callback("roll")
         with self._lifecycle.guard(), self._accounting.flush_lock:
             self._flusher.flush_locked()
-            self._batches.seal()
+            self._writer.batches.seal()
             self._flusher.commit_and_reclaim(all_hints=True)
 
     def compact(self, *, everything: bool = False, progress: ProgressCallback | None = None) -> list[CollectionResult]:
@@ -379,9 +370,9 @@ class Store:
 
     def _stop_threads(self, *, wait: bool) -> None:
         """End all threads. Caller holds no lock."""
-        for thread in (self._background_flusher, self._background_collector):
-            if thread is not None:
-                thread.stop(wait=wait)
+        self._writer.background.stop(wait=wait)
+        if self._background_collector is not None:
+            self._background_collector.stop(wait=wait)
         if wait:
             self._segments.telemetry.dispatcher.wait()
 

@@ -23,7 +23,7 @@ from msgstore.contract import (
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
 from msgstore.engine.compact import policy_actions as plans
-from msgstore.engine.open.recovery import CHAIN
+from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment

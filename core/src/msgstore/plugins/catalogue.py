@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from msgstore.contract import (
     SegmentFormat,
     SegmentFormatDescriptor,
 )
-from msgstore.plugins.loader import Loaded, Provider, Registration, find_entry_points, load
+from msgstore.plugins.loader import Loaded, Provider, Registration, extensions_of, find_entry_points, load
 
 D = TypeVar("D", bound=Descriptor)
 
@@ -89,7 +89,10 @@ of the contract."""
 
 @attrs.frozen
 class Catalogue(Loaded):
-    """Installed backends, and the failures of their discovery."""
+    """Installed backends, and the failures of their discovery.
+
+    Methods that return a descriptor raise PluginError if the backend is not available.
+    """
 
     disabled: tuple[str, ...] = ()
     remembered: Mapping[str, str] = attrs.field(factory=dict)
@@ -98,33 +101,37 @@ class Catalogue(Loaded):
     def format(self, name: str) -> SegmentFormatDescriptor:
         """Return a segment format. Also raises PluginError if another format claims its extensions."""
         found = self._resolve(SegmentFormatDescriptor, "format", name)
-        for extension in _extensions(found):
+        for extension in extensions_of(found):
             self._check_single_claim(extension)
         return found
 
     def record(self, format_name: str, name: str) -> RecordTypeDescriptor:
-        """Return a record type of a format. Raises PluginError if it is not available."""
-        return self._resolve(RecordTypeDescriptor, "record", name, of_format=format_name)
+        """Return a record type of a format."""
+        return self._resolve(RecordTypeDescriptor, "record", name, format_name)
 
     def index(self, name: str) -> IndexDescriptor:
-        """Return an index. Raises PluginError if it is not available."""
+        """Return an index."""
         return self._resolve(IndexDescriptor, "index", name)
 
     def gc_policy(self, name: str) -> GcPolicyDescriptor:
-        """Return a GC policy. Raises PluginError if it is not available."""
+        """Return a GC policy."""
         return self._resolve(GcPolicyDescriptor, "gc", name)
 
     def body_codec(self, name: str) -> BodyCodecDescriptor:
-        """Return a body codec. Raises PluginError if it is not available."""
+        """Return a body codec."""
         return self._resolve(BodyCodecDescriptor, "body", name)
 
-    def known_codec(self, stored: bytes) -> str | None:
-        """Return the body codec of a broker whose stored bodies begin like ``stored``, installed or not; None for others."""
-        return _KNOWN_BODIES.get(stored[:2])
-
     def job_runner(self, name: str) -> JobRunnerDescriptor:
-        """Return a job runner. Raises PluginError if it is not available."""
+        """Return a job runner."""
         return self._resolve(JobRunnerDescriptor, "runner", name)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the registered names of a kind, sorted."""
+        return sorted({found.descriptor.name for found in self._of(kind)})
+
+    def provider(self, descriptor: Descriptor) -> Provider:
+        """Return the provider of ``descriptor``, which is one of this catalogue."""
+        return self._registration(descriptor).provider
 
     def third_party_providers(self, selected: Iterable[tuple[str, Descriptor]]) -> dict[str, str]:
         """Return ``kind name`` to distribution, for those of ``selected`` whose distribution core does not know."""
@@ -135,13 +142,19 @@ class Catalogue(Loaded):
             if distribution not in ("msgstore", "?", _KNOWN_DISTRIBUTIONS.get((kind, name)))
         }
 
+    def known_codec(self, stored: bytes) -> str | None:
+        """Return the body codec of a broker whose stored bodies begin like ``stored``, installed or not; None for others."""
+        return _KNOWN_BODIES.get(stored[:2])
+
     def formats_by_extension(self) -> dict[str, str]:
         """Return extension to format name, of segments and leftovers, for every installed format."""
         return {
-            extension: descriptor.name
-            for descriptor in self._formats()
-            for extension in (*descriptor.leftover_extensions, descriptor.extension)
+            extension: found.descriptor.name for found in self._of("format") for extension in extensions_of(found.descriptor)
         }
+
+    def leftover_extensions(self) -> frozenset[str]:
+        """Return the extensions of files that become segments when a store is opened for writing."""
+        return frozenset(extension for found in self._of("format") for extension in extensions_of(found.descriptor)[:-1])
 
     def missing_format(self, extension: str, remembered: Iterable[str]) -> PluginError | None:
         """Return the error about the missing format of an ``extension`` that no installed format reads.
@@ -149,38 +162,23 @@ class Catalogue(Loaded):
         The format is the known one of that extension, or else the first of ``remembered`` that is not available. Returns None
         if there is no such format: then the file is not a segment.
         """
-        for name in (_KNOWN_EXTENSIONS.get(extension), *remembered):
-            if name is not None:
-                try:
-                    self.format(name)
-                except PluginError as error:
-                    return error
+        known = _KNOWN_EXTENSIONS.get(extension)
+        for name in (*([known] if known else ()), *remembered):
+            try:
+                self.format(name)
+            except PluginError as error:
+                return error
         return None
 
-    def leftover_extensions(self) -> frozenset[str]:
-        """Return the extensions of files that become segments when a store is opened for writing."""
-        return frozenset(extension for descriptor in self._formats() for extension in descriptor.leftover_extensions)
-
-    def _formats(self) -> Iterator[SegmentFormatDescriptor]:
-        for found in self.registrations:
-            if isinstance(found.descriptor, SegmentFormatDescriptor):
-                yield found.descriptor
-
-    def names(self, kind: str) -> list[str]:
-        """Return the registered names of a kind, sorted."""
-        return sorted({found.descriptor.name for found in self.registrations if found.kind == kind})
+    # -- problems ---------------------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[str]:
         """Yield one line for everything that would be an error if it were selected."""
-        for failure in self.failures:
-            yield f"{failure.provider} {failure.what}"
-        named: dict[tuple[str, str, str], list[Registration]] = {}
-        for found in self.registrations:
-            of_format = found.descriptor.format if isinstance(found.descriptor, RecordTypeDescriptor) else ""
-            named.setdefault((found.kind, found.descriptor.name, of_format), []).append(found)
-        for (kind, name, _), same in named.items():
+        yield from map(str, self.failures)
+        named = ((found.kind, found.descriptor.name, _format_of(found.descriptor)) for found in self.registrations)
+        for kind, name, of_format in dict.fromkeys(named):
             try:
-                self._choose(kind, name, same)
+                self._resolve(Descriptor, kind, name, of_format)
             except PluginError as error:
                 yield str(error)
         for extension in dict.fromkeys(map(str.lower, self.formats_by_extension())):
@@ -199,10 +197,13 @@ class Catalogue(Loaded):
                 yield str(self._broken(found.descriptor, "cannot be imported", error))
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
-        """Call the factory of ``descriptor``. Exceptions of the plugin and missing methods become BrokenPlugin."""
+        """Call the factory of ``descriptor``. Exceptions of the plugin and missing methods become BrokenPlugin: otherwise the
+        store would open, and a later flush or collection would fail."""
         with self.attribute_errors(descriptor, "cannot be created"):
             backend = descriptor.load_factory()(argument)
-            _check_complete(backend, descriptor)
+            if missing := list(_missing_names(backend, descriptor)):
+                class_name = f"{type(backend).__module__}.{type(backend).__qualname__}"
+                raise TypeError(f"{class_name} has no {', '.join(missing)}, which the contract requires")
         return backend
 
     @contextmanager
@@ -219,87 +220,84 @@ class Catalogue(Loaded):
         found = self._registration(descriptor)
         return BrokenPlugin(
             f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: "
-            f"{type(error).__name__}: {error}. Installed: {self._installed(found.kind, but=found)}. "
+            f"{type(error).__name__}: {error}. Installed: {_listed(self._of(found.kind), but=found)}. "
             f"Try: pip install --upgrade --force-reinstall {found.provider.distribution}"
         )
 
-    def provider(self, descriptor: Descriptor) -> Provider:
-        """Return the provider of ``descriptor``, which is one of this catalogue."""
-        return self._registration(descriptor).provider
+    # -- selection --------------------------------------------------------------------------------------------------------
+
+    def _of(self, kind: str, of_format: str | None = None) -> list[Registration]:
+        """Return the backends of a kind, or the record types of one format."""
+        found = [found for found in self.registrations if found.kind == kind]
+        return [one for one in found if of_format is None or _format_of(one.descriptor) == of_format]
 
     def _registration(self, descriptor: Descriptor) -> Registration:
         return next(found for found in self.registrations if found.descriptor is descriptor)
 
-    def _check_single_claim(self, extension: str) -> None:
-        """Raise PluginError if several formats claim the extension. Ignores case, because some file systems do."""
-        claims = [found for found in self.registrations if extension.lower() in map(str.lower, _extensions(found.descriptor))]
-        if len({found.descriptor.name for found in claims}) < 2:
-            return
-        listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found in claims)
-        third_party = [f for f in claims if _KNOWN_DISTRIBUTIONS.get((f.kind, f.descriptor.name)) != f.provider.distribution]
-        example = (third_party or claims)[0].provider
-        spellings = dict.fromkeys(e for f in claims for e in _extensions(f.descriptor) if e.lower() == extension.lower())
-        files = " and ".join(f"*{ending}" for ending in sorted(spellings))
-        raise PluginError(
-            f"files {files} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
-            f'distributions, or disable their entry points, as in disabled = ["{example.distribution}:{example.entry_point}"].'
-        )
-
     def _resolve(self, kind_class: type[D], kind: str, name: str, of_format: str | None = None) -> D:
-        same = [
-            found
-            for found in self.registrations
-            if found.kind == kind and found.descriptor.name == name and _is_of(found.descriptor, of_format)
-        ]
+        """Return the only registration of a name. Raises PluginError for none, several, or one of another contract version."""
+        same = [found for found in self._of(kind, of_format) if found.descriptor.name == name]
         if not same:
             raise self._missing(kind, name, of_format)
-        chosen = self._choose(kind, name, same)
-        assert isinstance(chosen, kind_class)
-        return chosen
-
-    def _choose(self, kind: str, name: str, same: list[Registration]) -> Descriptor:
-        """Return the only registration in ``same``. Raises PluginError for several, or one of another contract version."""
         if len(same) > 1:
             listed = "; ".join(str(found.provider) for found in same)
             raise PluginError(
                 f"the {NOUNS[kind]} {name!r} is provided {len(same)} times: {listed}. "
-                f"Keep one: 'pip uninstall' the others' distributions, or disable their entry points, as in "
-                f'disabled = ["{same[0].provider.distribution}:{same[0].provider.entry_point}"].'
+                f"Keep one: 'pip uninstall' the others' distributions, or {_disable(same[0].provider)}."
             )
         found = same[0]
         if not is_compatible(found.descriptor.contract):
             declared, ours = (".".join(map(str, version)) for version in (found.descriptor.contract, CONTRACT_VERSION))
             raise PluginError(
                 f"the {NOUNS[kind]} {name!r} of {found.provider} was written against contract {declared}; "
-                f"this msgstore has contract {ours}. Installed: {self._installed(kind, but=found)}. "
+                f"this msgstore has contract {ours}. Installed: {_listed(self._of(kind), but=found)}. "
                 f"Try: pip install --upgrade msgstore {found.provider.distribution}"
             )
+        assert isinstance(found.descriptor, kind_class)
         return found.descriptor
+
+    def _check_single_claim(self, extension: str) -> None:
+        """Raise PluginError if several formats claim the extension. Ignores case, because some file systems do."""
+        claims = [
+            (found, claimed)
+            for found in self._of("format")
+            for claimed in extensions_of(found.descriptor)
+            if claimed.lower() == extension.lower()
+        ]
+        if len({found.descriptor.name for found, _ in claims}) < 2:
+            return
+        listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found, _ in claims)
+        providers = [found.provider for found, _ in claims]
+        third_party = [one for one in providers if one.distribution not in _KNOWN_DISTRIBUTIONS.values()]
+        files = " and ".join(sorted({f"*{claimed}" for _, claimed in claims}))
+        raise PluginError(
+            f"files {files} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
+            f"distributions, or {_disable((third_party or providers)[0])}."
+        )
 
     def _missing(self, kind: str, name: str, of_format: str | None) -> PluginError:
         """Return the error for a name without a registration: what is installed, what failed to load, and what to do."""
         what = f"{NOUNS[kind]} {name!r}" + (f" of format {of_format!r}" if of_format else "")
+        installed = self._of(kind, of_format)
         distribution = _KNOWN_DISTRIBUTIONS.get((kind, name)) or self.remembered.get(f"{kind} {name}")
         suspects = [f for f in self.failures if f.provider.distribution == distribution or f.provider.entry_point == name]
         if suspects:
-            listed = "; ".join(f"{failure.provider} {failure.what}" for failure in suspects)
             return BrokenPlugin(
-                f"the {what} cannot be used: {listed}. Installed: {self._installed(kind)}. "
+                f"the {what} cannot be used: {'; '.join(map(str, suspects))}. Installed: {_listed(self._of(kind))}. "
                 f"Try: pip install --force-reinstall {suspects[0].provider.distribution}"
             )
-        message = f"no installed plugin provides the {what}. Installed: {self._installed(kind, of_format=of_format)}."
+        message = f"no installed plugin provides the {what}. Installed: {_listed(installed)}."
         if self.failures:
-            message += " Failed to load: " + "; ".join(f"{failure.provider} {failure.what}" for failure in self.failures) + "."
+            message += f" Failed to load: {'; '.join(map(str, self.failures))}."
         if self.disabled:
             message += (
                 f" Disabled by the configuration: {', '.join(self.disabled)}. Remove the name from that list if it is there."
             )
-        same = [f"{found} of {provider}" for found, provider in self._formats_of(name)] if of_format else []
-        others = {f.descriptor.name for f in self.registrations if f.kind == kind and _is_of(f.descriptor, of_format)}
-        near = difflib.get_close_matches(name, sorted(others), n=1)
-        if same:
-            message += f" {name!r} is for format {' and '.join(same)}; select that format, or another record type."
-        elif near:
+        others = [found for found in self._of(kind) if of_format and found.descriptor.name == name]
+        if others:
+            same = " and ".join(f"{_format_of(found.descriptor)!r} of {found.provider.distribution}" for found in others)
+            message += f" {name!r} is for format {same}; select that format, or another record type."
+        elif near := difflib.get_close_matches(name, sorted({found.descriptor.name for found in installed}), n=1):
             message += f" Did you mean {near[0]!r}?"
         elif distribution:
             message += f" Try: pip install {distribution}"
@@ -307,40 +305,20 @@ class Catalogue(Loaded):
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return PluginError(message)
 
-    def _formats_of(self, record: str) -> Iterator[tuple[str, str]]:
-        """Yield (format, distribution) of each record type with this name."""
-        for found in self.registrations:
-            if isinstance(found.descriptor, RecordTypeDescriptor) and found.descriptor.name == record:
-                yield repr(found.descriptor.format), found.provider.distribution
 
-    def _installed(self, kind: str, but: Registration | None = None, of_format: str | None = None) -> str:
-        """Return the names of a kind, each with its distribution, as one line."""
-        found = [
-            f"{other.descriptor.name} ({other.provider.distribution} {other.provider.version})"
-            for other in self.registrations
-            if other.kind == kind and other is not but and _is_of(other.descriptor, of_format)
-        ]
-        return ", ".join(sorted(found)) or "none"
+def _disable(provider: Provider) -> str:
+    return f'disable their entry points, as in disabled = ["{provider.distribution}:{provider.entry_point}"]'
 
 
-def _extensions(descriptor: Descriptor) -> tuple[str, ...]:
-    """Return the file extensions of a segment format; empty for other descriptors."""
-    if not isinstance(descriptor, SegmentFormatDescriptor):
-        return ()
-    return descriptor.extension, *descriptor.leftover_extensions
+def _format_of(descriptor: Descriptor) -> str | None:
+    """Return the format of a record type; None for other descriptors."""
+    return descriptor.format if isinstance(descriptor, RecordTypeDescriptor) else None
 
 
-def _is_of(descriptor: Descriptor, format_name: str | None) -> bool:
-    """Return True for a record type of this format. With None, return True for every descriptor."""
-    return format_name is None or (isinstance(descriptor, RecordTypeDescriptor) and descriptor.format == format_name)
-
-
-def _check_complete(backend: object, descriptor: Descriptor) -> None:
-    """Raise TypeError if methods are missing. Otherwise the store would open, and a later flush or collection would fail."""
-    missing = list(_missing_names(backend, descriptor))
-    if missing:
-        class_name = f"{type(backend).__module__}.{type(backend).__qualname__}"
-        raise TypeError(f"{class_name} has no {', '.join(missing)}, which the contract requires")
+def _listed(found: Sequence[Registration], but: Registration | None = None) -> str:
+    """Return names, each with its distribution, as one line."""
+    names = (f"{one.descriptor.name} ({one.provider.distribution} {one.provider.version})" for one in found if one is not but)
+    return ", ".join(sorted(names)) or "none"
 
 
 def _missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
@@ -369,7 +347,7 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
             known = ", ".join(sorted(provider.entry_point for provider, _ in found))
             hint = f". Did you mean {near[0]!r}?" if near else f". Installed: {known}"
             raise ConfigError(f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'{hint}")
-    loaded = load([item for item in found if not _names(item[0]) & set(disabled)])
+    loaded = load(item for item in found if _names(item[0]).isdisjoint(disabled))
     return Catalogue(**attrs.asdict(loaded, recurse=False), disabled=disabled)
 
 

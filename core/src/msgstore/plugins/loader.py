@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 
 import attrs
@@ -20,6 +20,7 @@ import pluggy
 from msgstore import hookspecs
 from msgstore.contract import (
     BodyCodecDescriptor,
+    Capability,
     Descriptor,
     GcPolicyDescriptor,
     IndexDescriptor,
@@ -28,6 +29,14 @@ from msgstore.contract import (
     SegmentFormatDescriptor,
     events,
 )
+
+RESERVED_EXTENSIONS = (
+    ".tmp", ".erase", ".hint", ".damaged", ".dot", ".ets", ".json", ".lock", ".mdb", ".snapshot", ".toml",
+    ".csv", ".jsonl", ".ndjson", ".parquet",
+)  # fmt: skip
+"""Extensions of other files in and next to store directories, in lower case. Some file systems ignore case."""
+SCAN_COLUMNS = frozenset({"store", "file", "format", "offset", "size", "type", "id", "body", "references"})
+"""Columns of every scan: no field has one of these names."""
 
 HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "format": ("msgstore_segment_formats", SegmentFormatDescriptor),
@@ -74,6 +83,9 @@ class Failure:
     provider: Provider
     what: str
     """One line that says what failed, with the text of the exception."""
+
+    def __str__(self) -> str:
+        return f"{self.provider} {self.what}"
 
 
 @attrs.frozen
@@ -145,7 +157,7 @@ class _PluginManager(pluggy.PluginManager):
         return super().parse_hookimpl_opts(plugin, name)
 
 
-def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
+def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
     """Import and register each plugin, and call its registration hooks. Records failures instead of raising."""
     manager = _PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
@@ -154,93 +166,110 @@ def load(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]]) -> Loaded
     for provider, entry_point in entry_points:
         key = f"{provider.distribution}:{provider.entry_point}"
         try:
-            if entry_point.pattern.match(entry_point.value) is None:
-                raise ValueError(f"{entry_point.value!r} is not a module path, such as {_as_module(entry_point.value)!r}")
-            plugin = entry_point.load()
             if key in providers:
                 raise ValueError(f"the distribution has two entry points named {provider.entry_point!r}")
-            other = manager.get_name(plugin)
-            if other is not None:
-                raise ValueError(f"{entry_point.value} is already the module of the entry point {other}. Remove one of them.")
-            manager.register(plugin, name=key)
-            manager.check_pending()
-            problems = list(_find_unmarked(manager, plugin))
+            _register(manager, entry_point, key)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # BaseException: sys.exit() in a plugin must not end this program
             if key not in providers and manager.has_plugin(key):
                 manager.unregister(name=key)
-            failures.append(Failure(provider, f"cannot be loaded: {_describe(error)}"))
+            failures.append(Failure(provider, f"cannot be loaded: {type(error).__name__}: {error}"))
         else:
             providers[key] = provider
-            failures.extend(Failure(provider, problem) for problem in problems)
-    registrations = [
-        Registration(kind, descriptor, provider)
-        for kind, (hook, expected) in HOOKS.items()
-        for provider, descriptor in _call(manager, hook, expected, providers, failures)
-    ]
-    observers = [found for hook in EVENT_HOOKS for found in _observers(manager, hook, providers, failures)]
+            failures += (Failure(provider, problem) for problem in _find_unmarked(manager, manager.get_plugin(key)))
+    registrations: list[Registration] = []
+    observers: list[Observer] = []
+    for kind, (hook, expected) in HOOKS.items():
+        for implementation in getattr(manager.hook, hook).get_hookimpls():  # one at a time: a failure names its plugin
+            provider = providers[implementation.plugin_name]
+            try:
+                found = list(implementation.function())
+                for descriptor in found:
+                    check_descriptor(descriptor, expected)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                failures.append(Failure(provider, f"{hook} failed: {type(error).__name__}: {error}"))
+            else:
+                registrations += (Registration(kind, descriptor, provider) for descriptor in found)
+    for hook in EVENT_HOOKS:
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            provider = providers[implementation.plugin_name]
+            if implementation.wrapper or implementation.hookwrapper:
+                what = f"{hook} cannot be used: it is a wrapper, and event hooks have no call to wrap"
+                failures.append(Failure(provider, what))
+            else:
+                observers.append(Observer(hook, _with_event(implementation), provider))
     broken = {failure.provider for failure in failures}
     intact = tuple(provider for provider in providers.values() if provider not in broken)
     return Loaded(tuple(registrations), tuple(observers), tuple(failures), intact)
 
 
-def _as_module(value: str) -> str:
-    """Return a likely module name: a distribution name may have hyphens, a module name may not."""
-    return re.sub(r"[^\w.]+", "_", value).strip("_") or "package.plugin"
+def _register(manager: pluggy.PluginManager, entry_point: metadata.EntryPoint, key: str) -> None:
+    """Import the plugin of an entry point and register it as ``key``. Raises what the import raises, and ValueError."""
+    if entry_point.pattern.match(entry_point.value) is None:  # a distribution name may have hyphens, a module name may not
+        likely = re.sub(r"[^\w.]+", "_", entry_point.value).strip("_") or "package.plugin"
+        raise ValueError(f"{entry_point.value!r} is not a module path, such as {likely!r}")
+    plugin = entry_point.load()
+    if other := manager.get_name(plugin):
+        raise ValueError(f"{entry_point.value} is already the module of the entry point {other}. Remove one of them.")
+    manager.register(plugin, name=key)
+    manager.check_pending()
 
 
 def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[str]:
     """Yield problems of a plugin whose hooks are never called: pluggy ignores functions without ``hookimpl``."""
     implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     hooks = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
-    present = [hook for hook in hooks if hook not in implemented and hasattr(plugin, hook)]
-    unmarked = [hook for hook in present if inspect.isroutine(getattr(plugin, hook))]
+    unmarked = [hook for hook in hooks if hook not in implemented and inspect.isroutine(getattr(plugin, hook, None))]
     if unmarked:
         yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, so nothing calls it"
     elif not implemented:
         yield "registers nothing: it implements no hook of msgstore (each is marked with @msgstore.hookimpl)"
 
 
-def _call(
-    manager: pluggy.PluginManager,
-    hook: str,
-    expected: type[Descriptor],
-    providers: dict[str, Provider],
-    failures: list[Failure],
-) -> Iterator[tuple[Provider, Descriptor]]:
-    """Call one hook of one plugin at a time, so that a failure names its plugin."""
-    for implementation in getattr(manager.hook, hook).get_hookimpls():
-        provider = providers[implementation.plugin_name]
-        try:
-            descriptors = list(implementation.function())
-            for descriptor in descriptors:
-                if not isinstance(descriptor, expected):
-                    raise TypeError(f"returned {descriptor!r}, not a {expected.__name__}")
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            failures.append(Failure(provider, f"{hook} failed: {_describe(error)}"))
-        else:
-            yield from ((provider, descriptor) for descriptor in descriptors)
+def _with_event(implementation: pluggy.HookImpl) -> Callable[[events.Event], object]:
+    """Return a function with one argument. pluggy has checked that the implementation takes the event or nothing."""
+    function: Callable[..., object] = implementation.function
+    return function if implementation.argnames else lambda _: function()
 
 
-def _observers(
-    manager: pluggy.PluginManager, hook: str, providers: dict[str, Provider], failures: list[Failure]
-) -> Iterator[Observer]:
-    """Yield the implementations of an event hook. pluggy has checked that they take the event or nothing."""
-    for implementation in getattr(manager.hook, hook).get_hookimpls():
-        provider = providers[implementation.plugin_name]
-        if implementation.wrapper or implementation.hookwrapper:
-            failures.append(Failure(provider, f"{hook} cannot be used: it is a wrapper, and event hooks have no call to wrap"))
-        else:
-            yield Observer(hook, _accept_event(implementation.function, len(implementation.argnames)), provider)
+def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor) -> None:
+    """Raise ValueError or TypeError for a descriptor that can never work."""
+    if not isinstance(descriptor, expected):
+        raise TypeError(f"returned {descriptor!r}, not a {expected.__name__}")
+    if not (isinstance(descriptor.options, type) and attrs.has(descriptor.options)):
+        raise ValueError(f"the options {descriptor.options!r} are not an attrs class")
+    if not (isinstance(descriptor.contract, tuple) and [*map(type, descriptor.contract)] == [int, int]):
+        raise ValueError(f"the contract version {descriptor.contract!r} is not a pair of numbers, such as (1, 0)")
+    if not (descriptor.examples and all(isinstance(example, Mapping) for example in descriptor.examples)):
+        raise ValueError(f"the examples {descriptor.examples!r} are not sets of options, such as ({{}},)")
+    names = [field.name for field in descriptor.fields]
+    if taken := SCAN_COLUMNS.intersection(names):
+        raise ValueError(f"a field cannot be named {min(taken)!r}: every scan has a column of this name")
+    if len(set(names)) < len(names):
+        raise ValueError(f"two fields have the same name: {', '.join(names)}")
+    if bool(names) != (Capability.FIELDS in descriptor.capabilities):
+        raise ValueError("a backend has fields if, and only if, it claims the capability FIELDS")
+    for option in attrs.fields(descriptor.options) if isinstance(descriptor, RecordTypeDescriptor) else ():
+        if option.name == "byte":
+            raise ValueError("an option of a record type cannot be named 'byte': this key sets the type byte")
+        if option.default is attrs.NOTHING:
+            raise ValueError(f"the option {option.name!r} has no default: records are also read without a configuration")
+    for extension in extensions_of(descriptor):
+        if not isinstance(extension, str) or re.fullmatch(r"\.[A-Za-z0-9_]+", extension) is None:
+            raise ValueError(f"the extension {extension!r} is not '.' followed by letters, digits and '_', such as '.acme'")
+        if extension.lower() in RESERVED_EXTENSIONS:
+            raise ValueError(
+                f"the extension {extension!r} is used by other files of a store; choose another one, such as '.acme'"
+            )
+        if [one.lower() for one in extensions_of(descriptor)].count(extension.lower()) > 1:
+            raise ValueError(f"the extension {extension!r} cannot be used for both segments and leftovers")
 
 
-def _accept_event(function: Callable[..., object], arguments: int) -> Callable[[events.Event], object]:
-    """Return a function with one argument. As in pluggy, an implementation may omit arguments."""
-    return function if arguments else lambda _: function()
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def extensions_of(descriptor: Descriptor) -> tuple[str, ...]:
+    """Return the extensions of a segment format, that of its segments last; empty for other descriptors."""
+    if not isinstance(descriptor, SegmentFormatDescriptor):
+        return ()
+    return *descriptor.leftover_extensions, descriptor.extension

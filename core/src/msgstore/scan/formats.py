@@ -167,11 +167,6 @@ class FormatSet:
             record = self.catalogue.record(descriptor.name, name)
             options = structure(record.options, self._record_options.get(name, {}), f"{self._where} record {name}")
             record_type = self.catalogue.make(record, RecordContext(options, byte))
-            if record.fields and not callable(getattr(record_type, "fields", None)):
-                raise BrokenPlugin(
-                    f"the record type {name!r} declares fields, but has no method 'fields'. "
-                    f"Try: pip install --upgrade {self.catalogue.provider(record).distribution}"
-                )
             found.append(BoundRecord(name, byte, record_type, record.fields))
         return tuple(found)
 

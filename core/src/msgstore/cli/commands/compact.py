@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import click
 
-from msgstore.cli import options, output, runners, stores
-from msgstore.cli.commands import salvage
+from msgstore.cli import options, output, stores
+from msgstore.cli.commands.copies import run_salvage
 from msgstore.cli.commands.scan import span_reports
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
@@ -47,14 +46,14 @@ def compact(store: stores.StoreArgument, everything: bool, out: output.Output) -
         if everything:
             opened.roll()
         results = opened.compact(everything=everything, progress=progress)
-        quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
-    _report(out, results, quarantined, spans, "compacted", "nothing to compact")
+        skipped = {one.file: "damage was found in it earlier" for one in opened.segments() if one.quarantined}
+    _report(out, results, skipped, spans, "compacted", "nothing to compact")
 
 
 def _damage_at_opening(target: stores.StoreTarget, store: Store) -> list[SpanReport]:
     """Return the damaged spans of the segments in which this opening found damage, and the missing segments. Call it before a
     collection."""
-    formats = target.backends(target.settings()).formats
+    formats = target.backends().formats
     recovery = store.stats().recovery
     names = dict.fromkeys(line.partition(" at offset ")[0] for line in recovery.damaged[: -len(recovery.lost) or None])
     spans = [
@@ -69,29 +68,39 @@ def _damage_at_opening(target: stores.StoreTarget, store: Store) -> list[SpanRep
 def _report(
     out: output.Output,
     results: list[CollectionResult],
-    quarantined: list[str],
+    skipped: Mapping[str, str],
     spans: list[SpanReport],
     action: str,
     idle: str,
 ) -> None:
     """Print the result of each segment. Exits with 1 if a segment was skipped or damaged.
 
-    ``action`` names what was done to a segment. ``idle`` is printed if there was nothing to do.
+    ``skipped``: reasons of segments without a result. ``action`` names what was done to a segment. ``idle`` is printed if there
+    was nothing to do.
     """
-    skipped = {result.file: result.skipped for result in results if result.skipped}
-    skipped |= {file: "damage was found in it earlier" for file in quarantined if file not in skipped}
-    out.emit(*({"kind": "segment", **attrs.asdict(result)} for result in results))
+
+    def outcome(result: CollectionResult) -> str:
+        is_unchanged = result.size_after == result.size_before and not result.written
+        return "skipped" if result.skipped else "nothing to gain" if is_unchanged else action
+
+    columns: output.Columns[CollectionResult] = {
+        "file": lambda result: result.file,
+        "before": lambda result: output.size_cell(result.size_before),
+        "after": lambda result: output.size_cell(result.size_after) if result.size_after else output.right("deleted"),
+        "moved": lambda result: result.moved_records,
+        "written": lambda result: output.size_cell(result.written),
+        "": outcome,
+    }
+    skipped = {**skipped, **{result.file: result.skipped for result in results if result.skipped}}
     if results:
-        columns = ("file", "before", "after", "moved", "written", "")
-        out.table(None, columns, (_row(result, action) for result in results))
+        out.rows(None, columns, results, as_json=lambda result: {"kind": "segment", **attrs.asdict(result)})
     else:
         out.print(idle)
     if spans:
         out.print()
         out.damage(spans)
-    if not out.as_json:
-        for file, reason in skipped.items():
-            output.note(f"{file}: skipped: {reason}")
+    for file, reason in () if out.as_json else skipped.items():
+        output.note(f"{file}: skipped: {reason}")
     summary = {
         "kind": "summary",
         "segments": len(results),
@@ -104,24 +113,17 @@ def _report(
     out.finish(damaged=bool(skipped or spans), summary=summary)
 
 
-def _row(result: CollectionResult, action: str) -> tuple[Any, ...]:
-    is_unchanged = result.size_after == result.size_before and not result.written
-    before, after, written = map(output.size_cell, (result.size_before, result.size_after, result.written))
-    outcome = "skipped" if result.skipped else "nothing to gain" if is_unchanged else action
-    return result.file, before, after if result.size_after else output.right("deleted"), result.moved_records, written, outcome
-
-
 @click.command()
 @stores.changed
 @click.argument("destination", metavar="[DEST]", required=False, type=options.FILE)
 @click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
-@runners.options
+@options.runner
 @options.as_json
 def migrate(
     store: stores.StoreArgument,
     destination: Path | None,
     to_format: str,
-    runner: runners.RunnerOptions,
+    runner: options.RunnerOptions,
     out: output.Output,
 ) -> None:
     """Rewrite a store's segments in FORMAT: in place, or into a new store at DEST.
@@ -140,7 +142,7 @@ def migrate(
         _copy(attrs.evolve(store, adopt=False).resolve(), destination, to_format, runner, out)
         return
     target = store.find()
-    if runner != runners.RunnerOptions():
+    if runner != options.RunnerOptions():
         raise ConfigError(
             "migrate: options of runners apply only to copies. Omit them to migrate in place, or add DEST to copy."
         )
@@ -150,11 +152,11 @@ def migrate(
     with target.open("rw") as opened, out.progress("migrating") as progress:
         spans = _damage_at_opening(target, opened)
         results = opened.migrate(progress=progress)
-    _report(out, results, [], spans, "migrated", f"nothing to migrate: no segment is older than {to_format}")
+    _report(out, results, {}, spans, "migrated", f"nothing to migrate: no segment is older than {to_format}")
 
 
 def _copy(
-    target: stores.StoreTarget, destination: Path, to_format: str, runner: runners.RunnerOptions, out: output.Output
+    target: stores.StoreTarget, destination: Path, to_format: str, runner: options.RunnerOptions, out: output.Output
 ) -> None:
     """Copy the store to DEST with a salvage job that fails unless every counted message is copied."""
     with _counts(target, destination) as counts:
@@ -165,11 +167,11 @@ def _copy(
             index=target.config.index.name,
             format=to_format,
             body=target.config.body.name,
-            records=target.backends(target.settings()).settings.records,
+            records=target.backends().settings.records,
             counts=counts,
             complete=True,
         )
-        salvage.run(job, target.catalogue, runner, out, "migrating")
+        run_salvage(job, target.catalogue, runner, out, "migrating")
 
 
 @contextlib.contextmanager
@@ -179,17 +181,16 @@ def _counts(target: stores.StoreTarget, destination: Path) -> Iterator[Path | No
     The file is next to the destination, where every worker of a runner can read it. Raises StoreError if the store has lost its
     counts: with one reference each, dead messages would return, and losses would not be noticed.
     """
-    given, is_adopted = target.refcounts_file, (target.path / SETTINGS).exists()
-    if given is not None or not (is_adopted or (target.path / SAVED_COUNTS).exists()):
-        yield given
+    is_adopted = (target.path / SETTINGS).exists()
+    if target.refcounts_file is not None or not (is_adopted or (target.path / SAVED_COUNTS).exists()):
+        yield target.refcounts_file
         return
     check_destination(destination, [target.path])
     neighbour = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
     with working_directory(Files(), neighbour) as directory:
-        path = directory / "counts.csv"
-        counts: Path | None = path
+        counts: Path | None = directory / "counts.csv"
         try:
-            _write_counts(target, path, is_adopted=is_adopted)
+            _write_counts(target, directory / "counts.csv", is_adopted=is_adopted)
         except MsgStoreError:
             if is_adopted:
                 raise

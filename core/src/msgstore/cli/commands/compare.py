@@ -1,16 +1,20 @@
-"""Commands ``diff`` and ``reconcile``: compare the messages of two stores, or records with changes of reference counts."""
+"""Commands ``inventory``, ``reconcile`` and ``diff``: measure stores, and compare their messages with counts or each other."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from msgstore.cli import options, output, runners
-from msgstore.jobs.diff import plan_diff
-from msgstore.jobs.reconcile import CLASSES, plan_reconcile
+from msgstore.cli import options, output
+from msgstore.cli.commands.scan import show_types
+from msgstore.cli.output import count, plural, size_cell
+from msgstore.jobs.diff import Side, plan_diff
+from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
+from msgstore.jobs.reconcile import CLASSES, ClassReport, plan_reconcile
 from msgstore.plugins.catalogue import load_catalogue
 
 _MAX_DIFFERENT_IDS = 20
@@ -19,48 +23,96 @@ _MAX_CLASS_IDS = 5
 """Ids of each class that are listed for people."""
 _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": "only in B"}
 _CLASS_STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
+_SUMS: output.Columns[tuple[Any, ...]] = {
+    "size": lambda row: size_cell(row[-1]["size"]),
+    "records": lambda row: row[-1]["records"],
+    "types": lambda row: show_types(row[-1]["types"]),
+    "live": lambda row: output.right("?") if row[-1]["live"] is None else row[-1]["live"],
+    "garbage": lambda row: size_cell(row[-1]["garbage"]),
+    "of it": lambda row: f"{row[-1]['fragmentation']:.0%}",
+    "holes": lambda row: row[-1]["holes"],
+    "copies": lambda row: count(row[-1]["duplicates"], "yellow"),
+    "damaged": lambda row: size_cell(row[-1]["damaged"]),
+}
+"""Columns of the totals that end each row of ``inventory``."""
+_SEGMENTS: output.Columns[tuple[Any, ...]] = {
+    "file": lambda row: Path(row[0].path).name,
+    "format": lambda row: row[0].format,
+    **_SUMS,
+    "state": lambda row: output.state(row[0].state),
+}
+_STORES: output.Columns[tuple[Any, ...]] = {
+    "store": lambda row: row[0],
+    "segments": lambda row: row[1],
+    **_SUMS,
+    "state": lambda row: ", ".join(f"{number:,} {state}" for state, number in row[-1]["states"].items()),
+}
+_POLICIES: output.Columns[dict[str, Any]] = {
+    "policy": lambda one: one["name"],
+    "options": lambda one: one["options"],
+    "frees": lambda one: size_cell(one["gives_back"]),
+    "messages lost": lambda one: count(one["messages_lost"], "bold red"),
+    "steps": lambda one: (
+        one["errors"][0]
+        if one["errors"]
+        else ", ".join(f"{action} {number:,}" for action, number in one["steps"].items()) or "nothing"
+    ),
+}
 
 
 @click.command()
-@click.argument("a", metavar="A", type=options.FILE)
-@click.argument("b", metavar="B", type=options.FILE)
+@options.paths
+@options.file(
+    "--refcounts",
+    "counts",
+    help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
+)
 @options.records
-@runners.options
+@options.runner
 @options.as_json
-def diff(a: Path, b: Path, records: Mapping[str, int], runner: runners.RunnerOptions, out: output.Output) -> None:
-    """Compare the messages of A and B by id and hash of the body: list messages that only one has, and different bodies.
+def inventory(paths: tuple[Path, ...], runner: options.RunnerOptions, out: output.Output, **choices: Any) -> None:
+    """Measure PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would free.
 
-    Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,
-    also those after damage; of several copies of an id, the copy that salvage would take. Formats, record types and references
-    may differ. Exit code 1: the stores differ, or something is damaged.
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob. It is only read, and may be in use. All
+    installed policies are asked, with the options that they declare as examples. Without counts, every record is taken to be
+    live.
 
     \b
     Examples:
-      msgstore diff data/orders backup/orders
-      msgstore diff msg_store_persistent migrated --json
+      msgstore inventory data/orders
+      msgstore inventory /var/lib/rabbitmq/mnesia --refcounts classes/class=live
+      msgstore inventory '/backups/*/msg_store_persistent' --json
     """
     catalogue = load_catalogue()
-    job = plan_diff(catalogue, a, b, records=records)
-    report = runner.run(catalogue, job.size, out.progress("comparing"), lambda by, bar: by.diff(job, bar))
-    rows = (
-        (name, side.path, side.segments, output.size_cell(side.size), side.messages, output.count(len(side.damage), "bold red"))
-        for name, side in (("A", report.a), ("B", report.b))
-    )
-    out.table(None, ("", "path", "segments", "size", "messages", "damage"), rows)
-    out.print()
-    if out.as_json:
-        with out.lines() as line:
-            for row in report.rows_as_json():
-                line(output.as_line(row))
-    for kind, meaning in _MEANINGS.items():
-        ids = report.ids[kind]
-        for msg_id in ids[:_MAX_DIFFERENT_IDS]:
-            out.print(f"{meaning}: {msg_id.hex()}", "red")
-        out.more(len(ids), _MAX_DIFFERENT_IDS, f"more {meaning}")
-    counts = [f"{len(report.ids[kind]):,} {meaning}" for kind, meaning in _MEANINGS.items()]
-    out.print(f"{report.same:,} the same, {', '.join(counts)}")
-    out.damage([*report.a.damage, *report.b.damage])
-    out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())
+    job = plan_inventory(catalogue, paths, time.time(), **choices)
+    report = runner.run(catalogue, job.size, out.progress("counting"), lambda by, bar: by.inventory(job, bar))
+    for store in report.stores:
+        out.emit(*(segment.as_json() for segment in store.segments), store.as_json())
+    if not out.as_json:
+        _show_inventory(out, report)
+    out.damage(report.damage)
+    out.finish(damaged=bool(report.damage), not_read=report.not_read, summary=report.as_json())
+
+
+def _show_inventory(out: output.Output, report: InventoryReport) -> None:
+    listed = list(report.segments())
+    for store in report.stores if len(listed) <= output.MAX_LISTED else ():
+        rows = ((segment, totals([segment])) for segment in reversed(store.segments))
+        out.rows(store.path, _SEGMENTS, rows, optional=("types",))
+        out.print()
+    if len(report.stores) > 1 or len(listed) > output.MAX_LISTED:
+        groups = [*((store.path, list(store.segments)) for store in report.stores), ("total", listed)]
+        sums = [(path, len(segments), totals(segments)) for path, segments in groups]
+        out.rows(None, _STORES, sums, optional=("types",), bold_last=True)
+        out.print()
+    if policies := report.policies():
+        out.rows("what policies would do", _POLICIES, policies)
+        out.print()
+    if errors := [store.unasked for store in report.stores if store.unasked]:
+        out.print(f"no policy was asked about {plural(len(errors), 'store')}: {errors[0]}", "dim")
+    if unknown := sum(not store.counts for store in report.stores):
+        text = f"no counts for {plural(unknown, 'store')}: every record is taken to be live (--refcounts gives counts)"
+        out.print(text, "dim")
 
 
 @click.command()
@@ -73,9 +125,9 @@ def diff(a: Path, b: Path, records: Mapping[str, int], runner: runners.RunnerOpt
 )
 @options.file("--to", metavar="DIR", help="Write the ids of each class to DIR, as Parquet.")
 @options.records
-@runners.options
+@options.runner
 @options.as_json
-def reconcile(paths: tuple[Path, ...], runner: runners.RunnerOptions, out: output.Output, **choices: Any) -> None:
+def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: output.Output, **choices: Any) -> None:
     """Compare the records in PATH with changes of reference counts: find live, garbage, lost and wrongly counted messages.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The records are those
@@ -91,19 +143,16 @@ def reconcile(paths: tuple[Path, ...], runner: runners.RunnerOptions, out: outpu
     catalogue = load_catalogue()
     job = plan_reconcile(catalogue, paths, **choices)
     report = runner.run(catalogue, job.size, out.progress("reconciling"), lambda by, bar: by.reconcile(job, bar))
-    title = f"{', '.join(report.sources)} with {output.plural(report.changes, 'change')} of {', '.join(report.deltas)}"
-    rows = (
-        (
-            name,
-            output.count(one.ids, _CLASS_STYLES.get(name, "")),
-            one.references,
-            one.records,
-            output.size_cell(one.size),
-            CLASSES[name],
-        )
-        for name, one in report.classes.items()
-    )
-    out.table(title, ("class", "ids", "references", "records", "size", "meaning"), rows)
+    columns: output.Columns[tuple[str, ClassReport]] = {
+        "class": lambda row: row[0],
+        "ids": lambda row: count(row[1].ids, _CLASS_STYLES.get(row[0], "")),
+        "references": lambda row: row[1].references,
+        "records": lambda row: row[1].records,
+        "size": lambda row: size_cell(row[1].size),
+        "meaning": lambda row: CLASSES[row[0]],
+    }
+    title = f"{', '.join(report.sources)} with {plural(report.changes, 'change')} of {', '.join(report.deltas)}"
+    out.rows(title, columns, report.classes.items())
     out.print()
     out.damage(report.damage)
     out.emit(*report.named_as_json())
@@ -111,7 +160,55 @@ def reconcile(paths: tuple[Path, ...], runner: runners.RunnerOptions, out: outpu
         out.print()
     for name, named in report.named.items():
         if named:
-            first = ", ".join(f"{msg_id.hex()} ({count:+,})" for msg_id, count in named[:_MAX_CLASS_IDS])
+            first = ", ".join(f"{msg_id.hex()} ({number:+,})" for msg_id, number in named[:_MAX_CLASS_IDS])
             more = report.classes[name].ids - _MAX_CLASS_IDS
             out.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", _CLASS_STYLES[name])
+    out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())
+
+
+_SIDES: output.Columns[tuple[str, Side]] = {
+    "": lambda row: row[0],
+    "path": lambda row: row[1].path,
+    "segments": lambda row: row[1].segments,
+    "size": lambda row: size_cell(row[1].size),
+    "messages": lambda row: row[1].messages,
+    "damage": lambda row: count(len(row[1].damage), "bold red"),
+}
+
+
+@click.command()
+@click.argument("a", metavar="A", type=options.FILE)
+@click.argument("b", metavar="B", type=options.FILE)
+@options.records
+@options.runner
+@options.as_json
+def diff(a: Path, b: Path, records: Mapping[str, int], runner: options.RunnerOptions, out: output.Output) -> None:
+    """Compare the messages of A and B by id and hash of the body: list messages that only one has, and different bodies.
+
+    Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,
+    also those after damage; of several copies of an id, the copy that salvage would take. Formats, record types and references
+    may differ. Exit code 1: the stores differ, or something is damaged.
+
+    \b
+    Examples:
+      msgstore diff data/orders backup/orders
+      msgstore diff msg_store_persistent migrated --json
+    """
+    catalogue = load_catalogue()
+    job = plan_diff(catalogue, a, b, records=records)
+    report = runner.run(catalogue, job.size, out.progress("comparing"), lambda by, bar: by.diff(job, bar))
+    out.rows(None, _SIDES, (("A", report.a), ("B", report.b)))
+    out.print()
+    if out.as_json:
+        with out.lines() as line:
+            for row in report.rows_as_json():
+                line(row)
+    for kind, meaning in _MEANINGS.items():
+        ids = report.ids[kind]
+        for msg_id in ids[:_MAX_DIFFERENT_IDS]:
+            out.print(f"{meaning}: {msg_id.hex()}", "red")
+        out.more(len(ids), _MAX_DIFFERENT_IDS, f"more {meaning}")
+    counts = [f"{len(report.ids[kind]):,} {meaning}" for kind, meaning in _MEANINGS.items()]
+    out.print(f"{report.same:,} the same, {', '.join(counts)}")
+    out.damage([*report.a.damage, *report.b.damage])
     out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())

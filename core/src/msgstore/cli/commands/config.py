@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import click
 from msgstore.cli import options, output
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
 from msgstore.contract import ConfigError, Descriptor, IndexDescriptor, MsgStoreError
+from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
-from msgstore.engine.open.settings import known_settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
@@ -66,10 +67,7 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
     checked = []
     for name, keys in stores.items() if isinstance(stores, dict) else ():
         if isinstance(keys, dict):
-            where = f"{file}: [stores.{name}]"
-            errors = _errors(_key_checks(keys, where, file.parent), where)
-            if not errors and catalogue:
-                errors = _errors(_backend_checks(store_config(keys, where, file.parent), catalogue), where)
+            errors = _check_store(keys, f"{file}: [stores.{name}]", file.parent, catalogue)
             checked.append((name, str(file.parent / str(keys.get("path", ""))), errors))
     if file_error is not None and not any(file_error in errors for _, _, errors in checked):
         yield None, None, [file_error]
@@ -78,24 +76,24 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
     yield from checked
 
 
-def _key_checks(table: dict[str, Any], where: str, base: Path) -> list[Callable[[], object]]:
-    """Return one check per key, so that an error in one does not hide the others."""
-
-    def check_all() -> object:
-        return store_config(table, where, base)
-
-    def check_key(key: str) -> Callable[[], object]:
-        context = {"format": table["format"]} if key == "record" and "format" in table else {}  # the error names it
-        return lambda: store_config({"path": ".", **context, key: table[key]}, where, base)
-
-    return [*([] if "path" in table else [check_all]), *(check_key(key) for key in table)]
+def _check_store(table: dict[str, Any], where: str, base: Path, catalogue: Catalogue | None) -> list[str]:
+    """Return each distinct error, prefixed with ``where``. Keys and backends are checked one by one, so that an error in one
+    does not hide the others. Backends are checked if the keys are right."""
+    tables = [{"path": ".", key: value} for key, value in table.items()]
+    for keys in tables:
+        if "record" in keys and "format" in table:
+            keys["format"] = table["format"]  # the error about a record type names it
+    tables += [] if "path" in table else [table]
+    checks = [functools.partial(store_config, keys, where, base) for keys in tables]
+    errors = _errors(checks, where)
+    if not errors and catalogue:
+        errors = _errors(_backend_checks(store_config(table, where, base), catalogue), where)
+    return errors
 
 
 def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[], object]]:
-    """Return one check per backend, so that an error in one does not hide the others."""
-
     def formats() -> object:
-        remembered = known_settings(Files(), store, catalogue) if store.path.is_dir() else None
+        remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
 
     def made(key: str, backend: Backend, descriptor: Descriptor) -> object:
@@ -113,13 +111,12 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
     ]
 
 
-def _errors(checks: list[Callable[[], object]], where: str) -> list[str]:
+def _errors(checks: Iterable[Callable[[], object]], where: str) -> list[str]:
     """Run the checks. Return each distinct error, prefixed with ``where``."""
     errors = []
     for run in checks:
         try:
             run()
         except MsgStoreError as error:
-            message = str(error)
-            errors.append(message if message.startswith(where) else f"{where}: {message}")
+            errors.append(str(error) if str(error).startswith(where) else f"{where}: {error}")
     return list(dict.fromkeys(errors))

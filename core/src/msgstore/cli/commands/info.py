@@ -12,7 +12,6 @@ from rich.text import Text
 
 from msgstore.cli import options, output, stores
 from msgstore.engine.open.clean_shutdown import ShutdownFiles, last_v1_file
-from msgstore.engine.store import Store
 from msgstore.files import Files
 
 _RECOVERY_TEXT = {
@@ -24,7 +23,6 @@ _RECOVERY_TEXT = {
     "taken over": "from the index of the last opening",
     "live": "next to its writer: as of the last commit",
 }
-_RECOVERY_MEMBERS = ("entered", "garbage", "missing", "counts", "kept", "revived", "distrust")
 COUNTS_TEXT = {
     "index": "from the index",
     "given": "as given",
@@ -47,38 +45,36 @@ def info(store: stores.StoreArgument, out: output.Output) -> None:
     """
     target = store.find()
     with target.open("r") as opened:
-        facts = _facts(target, opened)
+        stats, segments = opened.stats(), opened.segments()
+        settings, recovery = target.settings(), stats.recovery
+        facts = {
+            "path": str(target.path),
+            "index": target.config.index.name,
+            "format": target.config.format.name,
+            "record": target.config.record,
+            "body": target.config.body.name,
+            "records": settings.records if settings else {},
+            "known": settings is not None,
+            **{name: getattr(stats, name) for name in ("messages", "bytes_on_disk", "live_bytes", "garbage_bytes", "segments")},
+            "formats": dict(Counter(segment.format for segment in segments)),
+            "last_v1_file": last_v1_file((segment.number, Path(segment.file).suffix) for segment in segments),
+            "client_refs": len(ShutdownFiles.read(Files(), target.path).client_refs()),
+            "recovery": {
+                "how": recovery.how,
+                "scanned": len(recovery.scanned),
+                "hinted": len(recovery.hinted),
+                **{
+                    name: getattr(recovery, name)
+                    for name in ("entered", "garbage", "missing", "counts", "kept", "revived", "distrust")
+                },
+            },
+            "quarantined": stats.quarantined,
+            "damage": list(recovery.damaged),
+        }
     out.emit(facts)
     if not out.as_json:
         out.print(output.facts(facts["path"], _rows(facts)))
     out.finish(damaged=bool(facts["quarantined"] or facts["damage"]))
-
-
-def _facts(target: stores.StoreTarget, store: Store) -> dict[str, Any]:
-    stats, segments, files = store.stats(), store.segments(), Files()
-    settings = target.settings()
-    recovery = stats.recovery
-    return {
-        "path": str(target.path),
-        "index": target.config.index.name,
-        "format": target.config.format.name,
-        "record": target.config.record,
-        "body": target.config.body.name,
-        "records": settings.records if settings else {},
-        "known": settings is not None,
-        **{name: getattr(stats, name) for name in ("messages", "bytes_on_disk", "live_bytes", "garbage_bytes", "segments")},
-        "formats": dict(Counter(segment.format for segment in segments)),
-        "last_v1_file": last_v1_file((segment.number, Path(segment.file).suffix) for segment in segments),
-        "client_refs": len(ShutdownFiles.read(files, target.path).client_refs()),
-        "recovery": {
-            "how": recovery.how,
-            "scanned": len(recovery.scanned),
-            "hinted": len(recovery.hinted),
-            **{name: getattr(recovery, name) for name in _RECOVERY_MEMBERS},
-        },
-        "quarantined": stats.quarantined,
-        "damage": list(recovery.damaged),
-    }
 
 
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:

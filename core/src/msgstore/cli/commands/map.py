@@ -14,12 +14,11 @@ import click
 from rich.text import Text
 
 from msgstore.cli import options, output
-from msgstore.cli.commands.scan import scan_inputs, show_types
-from msgstore.cli.inputs import Inputs
-from msgstore.cli.map_data import PageData
-from msgstore.cli.map_page import check_target, write_page
+from msgstore.cli.commands.scan import note_damaged_settings, scan_inputs, show_types
+from msgstore.cli.map_page import PageData, check_target, write_page
 from msgstore.cli.spans import KINDS, LiveReferences, live_records, spans
 from msgstore.jobs.counts import sums_of
+from msgstore.jobs.inputs import find_inputs
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport
 
@@ -40,6 +39,16 @@ class Drawing:
     """Bytes of live records, or None if unknown."""
     types: Mapping[str, int]
     """Record type name to number of records."""
+
+    @classmethod
+    def of(cls, report: SegmentReport, live: LiveReferences | None) -> Drawing:
+        """Return one segment with neighbouring spans of one kind merged."""
+        merged = []
+        for kind, group in groupby(spans(report, live), key=lambda span: span.kind):
+            run = list(group)
+            merged.append((kind, run[0].offset, sum(span.size for span in run)))
+        live_bytes = None if live is None else sum(size for kind, _, size in merged if kind == "live")
+        return cls(report.path, report.format.name, report.size, merged, live_bytes, report.count_types())
 
     @property
     def live_percent(self) -> float | None:
@@ -69,7 +78,8 @@ class Drawing:
 def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None, force: bool, out: output.Output) -> None:
     """Draw segments as bars to scale: live, dead, hole, torn, damaged. Writes only the page that --html names.
 
-    Live records are known if the store's saved index is still valid, or with --refcounts.
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob. Live records are known if the store's
+    saved index is still valid, or with --refcounts.
 
     \b
     Examples:
@@ -81,50 +91,36 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
         raise click.UsageError("--force needs --html FILE: it replaces that file. Add --html FILE, or omit --force.")
     catalogue = load_catalogue()
     target = None if page is None else check_target(page, catalogue, force=force)
-    inputs = Inputs(catalogue)
     refcounts = None if refcounts_file is None else list(sums_of(refcounts_file).items())
-    found = list(inputs.find(paths))
-    data = None if target is None else PageData(inputs, sum(segment.size for segment in found))
+    found = find_inputs(catalogue, paths)
+    data = PageData(catalogue, found.size)
     drawings = []
-    damaged = False
-    for directory, group in groupby(found, key=lambda segment: segment.path.parent):
+    damaged = bool(found.damage)
+    for directory, group in groupby(scan_inputs(found), key=lambda report: report.path.parent):
         live = live_records(directory, catalogue, refcounts)
-        for report in scan_inputs(group):
+        for report in group:
             damaged |= report.is_damaged
-            if data is not None:
+            if target is not None:
                 data.add(report, live)
-            if data is None or out.as_json:
-                drawing = draw(report, live)
-                out.emit(drawing.as_json())
-                drawings.append(drawing)
-    for problem in inputs.damaged_settings:
-        output.note(f"{problem} Only the format's own record types were read.")
-    if target is not None and data is not None:
+            if target is None or out.as_json:
+                drawings.append(Drawing.of(report, live))
+                out.emit(drawings[-1].as_json())
+    if target is not None:
         size = write_page(target, data.as_json(time.time()))
-        about = f"{output.plural(len(found), 'segment')}, {output.size(size)}; open it in a browser"
+        about = f"{output.plural(len(found.inputs), 'segment')}, {output.size(size)}; open it in a browser"
         out.print(f"{page}: {about}", soft_wrap=True)
     elif not out.as_json:
-        show(out.console, drawings)
-    out.finish(damaged=damaged or bool(inputs.damaged_settings), not_read=inputs.not_read)
+        _show(out.console, drawings)
+    if found.damage:
+        out.damage(found.damage)
+    note_damaged_settings(found)
+    out.finish(damaged=damaged, not_read=found.not_read)
 
 
-def draw(report: SegmentReport, live: LiveReferences | None) -> Drawing:
-    """Return one segment with neighbouring spans of one kind merged."""
-    merged = []
-    for kind, group in groupby(spans(report, live), key=lambda span: span.kind):
-        run = list(group)
-        merged.append((kind, run[0].offset, sum(span.size for span in run)))
-    live_bytes = None if live is None else sum(size for kind, _, size in merged if kind == "live")
-    return Drawing(report.path, report.format.name, report.size, merged, live_bytes, report.count_types())
-
-
-def show(console: output.Terminal, drawings: list[Drawing]) -> None:
+def _show(console: output.Terminal, drawings: list[Drawing]) -> None:
     """Print one bar per segment, then the legend. The largest segment has the full width."""
-    if not drawings:
-        console.print("no segments")
-        return
     ascii_only = not str(console.encoding).lower().startswith("utf")
-    largest = max(max(drawing.size for drawing in drawings), 1)
+    largest = max([1, *(drawing.size for drawing in drawings)])
     shown: set[str] = set()
     for directory, group in groupby(drawings, key=lambda drawing: drawing.path.parent):
         rows = list(group)
@@ -132,12 +128,13 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
         names = max(len(drawing.path.name) for drawing in rows)
         width = max(console.width - names - 25, 10)
         for drawing in rows:
-            percent = "" if drawing.live_percent is None else f"{drawing.live_percent:.0f} % live"
             line = Text(f"{drawing.path.name:>{names}} {output.size(drawing.size):>10} ")
-            kinds = _cells(drawing, max(round(width * drawing.size / largest), 1))
-            shown.update(kinds)
-            line.append_text(_bar(kinds, ascii_only=ascii_only))
-            line.append(f"  {percent}" if percent else "", style="dim")
+            for kind, cells in groupby(_cells(drawing, max(round(width * drawing.size / largest), 1))):
+                shown.add(kind)
+                _, *glyphs, style = KINDS[kind]
+                line.append(glyphs[ascii_only] * len(list(cells)), style=style)
+            if drawing.live_percent is not None:
+                line.append(f"  {drawing.live_percent:.0f} % live", style="dim")
             console.print(line, no_wrap=True, soft_wrap=True)
     legend = Text("\n")
     for kind, (meaning, *glyphs, style) in KINDS.items():
@@ -147,7 +144,7 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
     drawn = {kind for drawing in drawings for kind, _, size in drawing.spans if size}
     if small := [meaning for kind, (meaning, *_) in KINDS.items() if kind in drawn - shown - {"header"}]:
         legend.append(f"\ntoo small to be shown here: {', '.join(small)}", style="dim")
-    console.print(legend)
+    console.print(legend if drawings else "no segments")
     counts: Counter[str] = Counter()
     for drawing in drawings:
         counts.update(drawing.types)
@@ -156,27 +153,12 @@ def show(console: output.Terminal, drawings: list[Drawing]) -> None:
 
 
 def _cells(drawing: Drawing, cells: int) -> list[str]:
-    """Return the kind that is drawn for each of ``cells`` equal parts of a segment."""
-    cells = min(cells, max(drawing.size, 1))
-    weights: list[dict[str, int]] = [{} for _ in range(cells)]
+    """Return the kind that each of ``cells`` equal parts of a segment shows: damage first, else the one with most bytes."""
+    total = max(drawing.size, 1)
+    cells = min(cells, total)
+    weights: list[Counter[str]] = [Counter() for _ in range(cells)]
     for kind, offset, size in drawing.spans:
-        first = offset * cells // drawing.size if drawing.size else 0
-        last = (offset + size - 1) * cells // drawing.size if size else first
-        for cell in range(min(first, cells - 1), min(last, cells - 1) + 1):
-            begin, end = drawing.size * cell // cells, drawing.size * (cell + 1) // cells
-            inside = max(min(end, offset + size) - max(begin, offset), 1)
-            weights[cell][kind] = weights[cell].get(kind, 0) + inside
-    return [_dominant(weight) for weight in weights]
-
-
-def _bar(kinds: list[str], *, ascii_only: bool) -> Text:
-    bar = Text()
-    for kind, run in groupby(kinds):
-        _, *glyphs, style = KINDS[kind]
-        bar.append(glyphs[ascii_only] * len(list(run)), style=style)
-    return bar
-
-
-def _dominant(weight: dict[str, int]) -> str:
-    """Return the kind that a cell shows: damage first, else the kind with the most bytes."""
-    return max(weight, key=lambda kind: (_PRIORITIES.get(kind, 0), weight[kind]), default="hole")
+        for cell in range(offset * cells // total, (offset + size - 1) * cells // total + 1):
+            begin, end = total * cell // cells, total * (cell + 1) // cells
+            weights[cell][kind] += max(min(end, offset + size) - max(begin, offset), 1)
+    return [max(w, key=lambda kind: (_PRIORITIES.get(kind, 0), w[kind]), default="hole") for w in weights]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import shutil
 import sys
@@ -12,24 +13,11 @@ import click
 
 from msgstore.cli import options, output, stores
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
-from msgstore.engine.store import Store, StoredMessage
 from msgstore.scan import Described, describe
 
 _ROW = "{:<32}  {:>6}  {:>12}  {:>10}  {:>4}  {}"
 _HASH_COLUMN = len(_ROW.format("", "", "", "", "", ""))
-
-
-def _listed(store: Store, entry: StoredMessage) -> tuple[Described, str | None]:
-    """Return what is known of the record, and the hash of its stored body; None if the record is damaged.
-
-    Prints damage on standard error. Raises MessageNotFound if the message was removed meanwhile.
-    """
-    try:
-        record = store.record(entry)
-    except CorruptRecord as error:
-        output.note(str(error))
-        return Described(None), None
-    return describe(record), hashlib.sha256(record.body).hexdigest()
+_id = click.argument("msg_id", metavar="ID", type=options.message_id)
 
 
 @click.command()
@@ -54,22 +42,26 @@ def ls(store: stores.StoreArgument, fields: bool, out: output.Output) -> None:
         stats = opened.stats()
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():
+            described, body_sha256 = Described(None), None
             try:
-                described, body_sha256 = _listed(opened, entry)
+                record = opened.record(entry)
             except MessageNotFound:  # removed meanwhile by another process
                 continue
-            damaged |= body_sha256 is None
+            except CorruptRecord as error:
+                output.note(str(error))
+                damaged = True
+            else:
+                described, body_sha256 = describe(record), hashlib.sha256(record.body).hexdigest()
             place = (entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references)
             if out.as_json:
                 values = dict(zip(("id", "file", "offset", "size", "refs"), place, strict=True))
-                line(output.as_line({**values, **described.as_json(), "body_sha256": body_sha256}))
-            elif body_sha256 is None:
-                line(_ROW.format(*place, "damaged"))
-            elif fields:
-                shown = (f"{name}={text}" for name, text in described.as_text().items())
-                line(_ROW.format(*place, " ".join([described.record or "-", *shown])))
-            else:
-                line(_ROW.format(*place, body_sha256[:digits]))
+                line({**values, **described.as_json(), "body_sha256": body_sha256})
+                continue
+            text = "damaged" if body_sha256 is None else body_sha256[:digits]
+            if fields and body_sha256 is not None:
+                shown = (f"{name}={value}" for name, value in described.as_text().items())
+                text = " ".join([described.record or "-", *shown])
+            line(_ROW.format(*place, text))
     if stats.quarantined and not stats.recovery.damaged:
         output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} earlier. 'msgstore verify' lists it.")
     out.finish(damaged=damaged)
@@ -77,7 +69,7 @@ def ls(store: stores.StoreArgument, fields: bool, out: output.Output) -> None:
 
 @click.command()
 @stores.read
-@click.argument("msg_id", metavar="ID", type=options.message_id)
+@_id
 @click.option("--fields", is_flag=True, help="Print the record type and the fields of the record instead of the body.")
 @options.as_json
 def get(store: stores.StoreArgument, msg_id: bytes, fields: bool, out: output.Output) -> None:
@@ -110,9 +102,7 @@ def get(store: stores.StoreArgument, msg_id: bytes, fields: bool, out: output.Ou
         )
     elif fields:
         shown = {"record": described.record or "-", **described.as_text(), "size": output.size(len(body)), "refs": references}
-        width = max(map(len, shown))
-        for name, value in shown.items():
-            click.echo(f"{name:<{width}}  {value}")
+        out.print(output.facts(None, ((name, str(value)) for name, value in shown.items())))
     else:
         sys.stdout.buffer.write(body)
         sys.stdout.buffer.flush()
@@ -122,7 +112,7 @@ def get(store: stores.StoreArgument, msg_id: bytes, fields: bool, out: output.Ou
 
 @click.command()
 @stores.changed
-@click.argument("msg_id", metavar="ID", type=options.message_id)
+@_id
 @options.as_json
 def put(store: stores.StoreArgument, msg_id: bytes, out: output.Output) -> None:
     """Write one message with the body from standard input. It is on disk when the program ends.
@@ -135,7 +125,7 @@ def put(store: stores.StoreArgument, msg_id: bytes, out: output.Output) -> None:
     """
     target = store.resolve()
     if sys.stdin is None:
-        raise output.closed("standard input")
+        raise OSError(errno.EBADF, "is closed", "standard input")
     body = sys.stdin.buffer.read()
     with target.open("rw") as opened, opened.client() as client:
         client.write(msg_id, body)
@@ -168,9 +158,8 @@ def rm(store: stores.StoreArgument, ids: tuple[bytes, ...], out: output.Output) 
             absent.update(error.ids)
             failure = error
         left = {msg_id: opened.references(msg_id) for msg_id in ids}
-    given = Counter(ids)
-    for msg_id in dict.fromkeys(ids):
-        removed = given[msg_id] - absent[msg_id]
+    for msg_id, given in Counter(ids).items():
+        removed = given - absent[msg_id]
         out.emit({"id": msg_id.hex(), "removed": removed, "absent": absent[msg_id] > 0, "refs": left[msg_id]})
         if removed:
             out.print(f"{msg_id.hex()}" + (f" ({output.plural(left[msg_id], 'reference')} left)" if left[msg_id] else ""))

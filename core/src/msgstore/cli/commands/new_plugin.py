@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import keyword
@@ -15,46 +14,23 @@ from collections.abc import Iterator
 from importlib import metadata, resources
 from pathlib import Path
 from string import Template
+from typing import Any
 
-import attrs
 import click
 
 import msgstore
-from msgstore import contract
 from msgstore.cli import options, output
 from msgstore.contract import CONTRACT_VERSION, ConfigError
-from msgstore.contract.formats import RESERVED_EXTENSIONS
 from msgstore.plugins.catalogue import load_catalogue
+from msgstore.plugins.loader import RESERVED_EXTENSIONS
 
 _SKELETONS = resources.files("msgstore.cli") / "skeletons"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_PROBE = "probe-of-names"
-"""Name of the plugin that is rendered to find the names that templates use."""
 _STORE_EXTENSIONS = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
 """Extensions of files in stores or next to them, whether or not a plugin reads them."""
 _MAX_NAME = 40
 """Characters. Names of backends have at most 64."""
 KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "observer")
-
-
-@attrs.frozen
-class Skeleton:
-    """Differences between the kinds of plugins, as ``skeleton.toml`` in the directory of a kind has them."""
-
-    noun: str
-    part: str
-    """The module with the implementation."""
-    summary: str
-    contract_module: str
-    use: str
-    """Text of the README that says how to select the backend."""
-    catalogue: str | None = None
-    """Kind of the backend in the catalogue; None if it cannot be selected."""
-
-
-def skeleton(kind: str) -> Skeleton:
-    """Return the skeleton of a kind of plugin."""
-    return Skeleton(**tomllib.loads((_SKELETONS / kind / "skeleton.toml").read_text(encoding="utf-8")))
 
 
 @click.command(name="new-plugin")
@@ -85,33 +61,33 @@ def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
         output.note(f"next: cd {target} && pip install -e '.[test]' && pytest. README.md lists further steps.")
 
 
+def _skeleton(kind: str) -> dict[str, Any]:
+    """Return the differences of a kind of plugins: its noun, the module ``part`` with the implementation, texts of the README,
+    and the kind of the backend in the ``catalogue``, unless it cannot be selected."""
+    return tomllib.loads((_SKELETONS / kind / "skeleton.toml").read_text(encoding="utf-8"))
+
+
 def render(kind: str, name: str) -> dict[str, str]:
     """Return path below the plugin's directory to text."""
-    template = skeleton(kind)
-    module = name.replace("-", "_")
+    template, module = _skeleton(kind), name.replace("-", "_")
     words = {
-        **attrs.asdict(template),
+        **template,
         "name": name,
         "module": module,
-        "class_name": _class_name(name),
         "contract": str(CONTRACT_VERSION),
         "versions": _versions(msgstore.__version__),
-        "use": Template(template.use).substitute(name=name),
+        "use": Template(template["use"]).substitute(name=name),
     }
-    own, common = _SKELETONS / kind, _SKELETONS / "common"
     sources = {
-        "README.md": common / "README.md.tmpl",
-        "pyproject.toml": common / "pyproject.toml.tmpl",
-        f"src/{module}/__init__.py": common / "__init__.py.tmpl",
-        f"src/{module}/plugin.py": own / "plugin.py.tmpl",
-        f"src/{module}/{template.part}.py": own / f"{template.part}.py.tmpl",
-        f"tests/test_{module}.py": own / "test.py.tmpl",
+        "README.md": "common/README.md",
+        "pyproject.toml": "common/pyproject.toml",
+        f"src/{module}/__init__.py": "common/__init__.py",
+        f"src/{module}/plugin.py": f"{kind}/plugin.py",
+        f"src/{module}/{template['part']}.py": f"{kind}/{template['part']}.py",
+        f"tests/test_{module}.py": f"{kind}/test.py",
     }
-    return {path: Template(source.read_text(encoding="utf-8")).substitute(words) for path, source in sources.items()}
-
-
-def _class_name(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("-"))
+    texts = {path: (_SKELETONS / f"{source}.tmpl").read_text(encoding="utf-8") for path, source in sources.items()}
+    return {path: Template(text).substitute(words) for path, text in texts.items()}
 
 
 def _versions(version: str) -> str:
@@ -121,48 +97,28 @@ def _versions(version: str) -> str:
 
 
 def _name_errors(kind: str, name: str) -> Iterator[str]:
-    """Yield why a name is invalid, taken, or would clash with other names."""
-    module, class_name, own = name.replace("-", "_"), _class_name(name), skeleton(kind)
+    """Yield why a name is invalid, taken, or would hide something that is installed."""
+    module, own = name.replace("-", "_"), _skeleton(kind)
     if _NAME.fullmatch(name) is None or len(name) > _MAX_NAME:
         yield (
             f"{name!r} is not a name: use words of lower-case letters and digits, joined by '-', a letter first, at most "
-            f"{_MAX_NAME} characters, such as acme-{own.part}"
+            f"{_MAX_NAME} characters, such as acme-{own['part']}"
         )
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("msgstore", "src", "test", "tests"):
         yield f"{name!r} cannot be the name of a package: {module!r} is a name of Python or of msgstore"
-    if keyword.iskeyword(class_name) or class_name in contract.__all__ or class_name in _template_names(kind):
-        yield f"{name!r} cannot be the name of a class: the templates use {class_name} for something else"
     catalogue, extension = load_catalogue(), f".{module}"
     owner = catalogue.formats_by_extension().get(extension)
     if kind == "format" and (owner or extension in _STORE_EXTENSIONS):
         others = f"those of the format {owner!r}" if owner else "other files of stores"
         yield f"the files of a format {name!r} would end in {extension}, as {others} do. Choose another name."
     for found in catalogue.registrations:
-        if (found.kind, found.descriptor.name) == (own.catalogue, name):
-            yield f"{own.noun} {name!r} already exists in {found.provider.distribution}. Choose another name."
-    if taken := _installed(name, module):
-        yield f"{name!r} would replace {taken}. Choose another name."
-
-
-def _template_names(kind: str) -> set[str]:
-    """Return every name that the templates of the kind use. A class with such a name would clash in one of them."""
-    python = (text for path, text in render(kind, _PROBE).items() if path.endswith(".py"))
-    nodes = [node for text in python for node in ast.walk(ast.parse(text))]
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
-    defined = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    return (used | imported | defined) - {_class_name(_PROBE)}
-
-
-def _installed(name: str, module: str) -> str | None:
-    """Return the installed distribution or module that a new one of this name would replace or hide, such as ``click``; else
-    None."""
+        if (found.kind, found.descriptor.name) == (own.get("catalogue"), name):
+            yield f"{own['noun']} {name!r} already exists in {found.provider.distribution}. Choose another name."
     with contextlib.suppress(metadata.PackageNotFoundError):
-        return f"the distribution {name} {metadata.version(name)}, which is installed"
+        yield f"{name!r} would replace the distribution {name} {metadata.version(name)}, which is installed."
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.origin is not None:  # a directory without __init__.py has none
-        return f"the module {module}, which is installed"
-    return None
+        yield f"{name!r} would replace the module {module}, which is installed. Choose another name."
 
 
 def _write(target: Path, files: dict[str, str]) -> None:

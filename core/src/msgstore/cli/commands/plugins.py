@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import attrs
 import click
@@ -14,7 +14,6 @@ from msgstore.cli import options, output
 from msgstore.config import read_config
 from msgstore.contract import BodyCodecDescriptor, RecordTypeDescriptor
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
-from msgstore.plugins.loader import Provider
 
 
 @click.command()
@@ -31,9 +30,17 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     """
     catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
     problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
-    out.emit(*_as_json(catalogue))
+    columns: output.Columns[dict[str, Any]] = {
+        "kind": lambda one: one["kind"],
+        "name": lambda one: one["name"],
+        "distribution": lambda one: Text(f"{one['distribution']} {one['version']}", no_wrap=True),
+        "summary": _summary,
+    }
+    backends = _backends(catalogue)
+    if not out.as_json:
+        backends.sort(key=lambda one: (one["kind"], one["name"]))
+    out.rows(None, columns, [*backends, *_observers(catalogue)], as_json=lambda one: one)
     out.emit(*({"kind": "problem", "message": problem} for problem in problems))
-    out.table(None, ("kind", "name", "distribution", "summary"), _rows(catalogue))
     if catalogue.disabled:
         out.print(f"disabled: {', '.join(catalogue.disabled)}")
     for problem in problems:
@@ -44,49 +51,44 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
         click.get_current_context().exit(2)
 
 
-def _as_json(catalogue: Catalogue) -> Iterator[dict[str, object]]:
-    for found in catalogue.registrations:
-        descriptor = found.descriptor
-        fields: dict[str, object] = {}
-        if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
-            fields["fields"] = [attrs.asdict(field) for field in descriptor.fields]
-        yield {
-            "kind": found.kind,
-            "name": descriptor.name,
-            **_origin(found.provider),
-            "contract": list(descriptor.contract),
-            "capabilities": sorted(capability.value for capability in descriptor.capabilities),
-            "summary": descriptor.summary,
-            **fields,
-        }
-    for provider, hooks in _observers(catalogue):
-        yield {"kind": "observer", "name": provider.entry_point, **_origin(provider), "events": hooks}
-
-
-def _origin(provider: Provider) -> dict[str, str]:
-    return {"distribution": provider.distribution, "version": provider.version, "entry_point": provider.entry_point}
-
-
-def _observers(catalogue: Catalogue) -> list[tuple[Provider, list[str]]]:
-    """Return each plugin with event hooks, and the names of these hooks."""
-    found = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
+def _backends(catalogue: Catalogue) -> list[dict[str, Any]]:
     return [
-        (provider, [observer.hook for observer in group]) for provider, group in groupby(found, key=lambda one: one.provider)
+        {
+            "kind": found.kind,
+            "name": found.descriptor.name,
+            **attrs.asdict(found.provider, filter=lambda field, _: field.name in ("distribution", "version", "entry_point")),
+            "contract": list(found.descriptor.contract),
+            "capabilities": sorted(capability.value for capability in found.descriptor.capabilities),
+            "summary": found.descriptor.summary,
+            **(
+                {"fields": [attrs.asdict(field) for field in found.descriptor.fields]}
+                if isinstance(found.descriptor, RecordTypeDescriptor | BodyCodecDescriptor)
+                else {}
+            ),
+        }
+        for found in catalogue.registrations
     ]
 
 
-def _rows(catalogue: Catalogue) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each backend and observer. Contract and capabilities are below the summary."""
-    for found in sorted(catalogue.registrations, key=lambda found: (found.kind, found.descriptor.name)):
-        descriptor = found.descriptor
-        capabilities = ", ".join(sorted(capability.value for capability in descriptor.capabilities))
-        below = f"contract {'.'.join(map(str, descriptor.contract))}{capabilities and f'; {capabilities}'}"
-        summary = Text.assemble(descriptor.summary, (f"\n{below}", "dim"))
-        yield found.kind, descriptor.name, _distribution(found.provider), summary
-    for provider, hooks in _observers(catalogue):
-        summary = Text(f"receives {output.plural(len(hooks), 'kind')} of events")
-        yield "observer", provider.entry_point, _distribution(provider), summary
+def _observers(catalogue: Catalogue) -> list[dict[str, Any]]:
+    """Return each plugin with event hooks, and the names of these hooks."""
+    found = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
+    return [
+        {
+            "kind": "observer",
+            "name": provider.entry_point,
+            "distribution": provider.distribution,
+            "version": provider.version,
+            "entry_point": provider.entry_point,
+            "events": [observer.hook for observer in group],
+        }
+        for provider, group in groupby(found, key=lambda observer: observer.provider)
+    ]
 
 
-def _distribution(provider: Provider) -> Text:
-    return Text(f"{provider.distribution} {provider.version}", no_wrap=True)
+def _summary(one: dict[str, Any]) -> Text:
+    """Return the summary of a backend, with contract and capabilities below it, or the number of an observer's events."""
+    if "events" in one:
+        return Text(f"receives {output.plural(len(one['events']), 'kind')} of events")
+    below = "; ".join(filter(None, [f"contract {'.'.join(map(str, one['contract']))}", ", ".join(one["capabilities"])]))
+    return Text.assemble(one["summary"], (f"\n{below}", "dim"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -11,11 +12,13 @@ import click
 from msgstore.cli import options, output, stores
 from msgstore.cli.checking import SegmentCheck, Throttle, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
-from msgstore.cli.scrub_state import DamagedSpan, ScrubState, StateFile
+from msgstore.cli.scrub_state import STATE, ScrubState, load_state, save_state
+from msgstore.directory import SETTINGS
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.jobs.reports import SpanReport
 
+SAVE_INTERVAL_SECONDS = 1.0
+"""Time between two writes of the state. A killed check repeats at most this much."""
 _EXACT_COUNTS = ("index", "given", "msg_store_index.ets")
 """Origins of counts with which a record is known to be a live message."""
 
@@ -69,37 +72,57 @@ def _verify_all(store: stores.StoreArgument, out: output.Output, rate: int | Non
     out.finish(damaged=not all(verdicts), not_read=others)
 
 
+_COLUMNS: output.Columns[SegmentCheck] = {
+    "file": lambda check: check.path.name,
+    "format": lambda check: check.segment.format if check.segment else "?",
+    "size": lambda check: output.size_cell(check.size),
+    "live": lambda check: len(check.entries),
+    "verified": lambda check: len(check.entries) - len(check.unreachable),
+    "unreachable": lambda check: output.count(len(check.unreachable), "bold red"),
+    "damage": lambda check: output.count(len(check.spans), "bold red"),
+    "counts": lambda check: "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
+    "end": lambda check: output.state(check.scan.end.state) if check.scan else "missing",
+}
+
+
 def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, *, resume: bool, saves: bool) -> bool:
     """Check one store and print the findings. Returns False if anything is wrong."""
-    file = StateFile(Files(), target.path, writes=saves)
-    state = file.read() if resume else ScrubState()  # always describes a whole number of segments
+    files = Files()
+    keeps = saves and (target.path / SETTINGS).exists()  # nothing is written to a broker's directory
+    state = load_state(files, target.path) if resume else ScrubState()  # always describes a whole number of segments
     resumed = state.behind if state.behind >= 0 else None
-    begin, before = time.monotonic(), state.bytes
-    rows = []
+    begin = time.monotonic()
+    before = state.bytes
+
+    def checks(store: Store) -> Iterator[SegmentCheck]:
+        nonlocal keeps
+        total, saved = len(store.segments()), begin
+        with out.progress("verifying") as progress:
+            for check in check_segments(target, store, throttle, state.behind):
+                state.add(check.number, len(check.entries), check.read, check.spans, check.findings)
+                if keeps and time.monotonic() - saved >= SAVE_INTERVAL_SECONDS:
+                    keeps = save_state(files, target.path, state)
+                    saved = time.monotonic()
+                out.emit(*(span.as_json(target.path) for span in check.spans))
+                if progress:
+                    progress(state.segments, total)
+                yield check
+
     out.emit(*(span.as_json(target.path) for span in state.spots))
     # A limited check may take hours: it works next to a writer if the index can be read live.
     with target.open("r", live="beside" if saves else "never") as opened:
-        total = len(opened.segments())
         try:
-            with out.progress("verifying") as progress:
-                for check in check_segments(target, opened, throttle, state.behind):
-                    state.add(check.number, len(check.entries), check.checked.bytes, check.checked.spans, check.findings)
-                    file.write(state)
-                    found = check.as_json()
-                    out.emit(*(span.as_json(target.path) for span in check.checked.spans), found)
-                    if not out.as_json:
-                        rows.append(_row(check, found))
-                    if progress:
-                        progress(state.segments, total)
+            out.rows(str(target.path), _COLUMNS, checks(opened), as_json=lambda check: check.as_json())
         except BaseException:
-            file.write(state, now=True)
+            if keeps:
+                save_state(files, target.path, state)
             raise
         summary = _summary(target, opened, state, resumed, time.monotonic() - begin)
-    file.remove()
+    if keeps:
+        with contextlib.suppress(OSError):  # one that cannot be removed does no harm: the next check replaces it
+            files.unlink(target.path / STATE)
+    out.print()
     if not out.as_json:
-        columns = ("file", "format", "size", "live", "verified", "unreachable", "damage", "counts", "end")
-        out.table(str(target.path), columns, rows)
-        out.print()
         _show(target, out, state, summary, state.bytes - before)
     out.emit(summary)
     return bool(summary["ok"])
@@ -128,7 +151,7 @@ def _summary(
         "kept": recovery.kept,
         "revived": recovery.revived,
         "distrust": recovery.distrust,
-        "damaged_segments": len(state.damaged_files),
+        "damaged_segments": len({span.file for span in state.spots} | {finding.file for finding in state.findings}),
         "damaged_spans": len(state.spots),
         "lost": [f"{lost.file}: {lost}" for lost in recovery.lost],
         "recovery": recovery.how,
@@ -139,25 +162,11 @@ def _summary(
     }
 
 
-def _row(check: SegmentCheck, found: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        check.path.name,
-        found["format"],
-        output.size_cell(found["size"]),
-        len(check.entries),
-        found["verified"],
-        output.count(len(found["unreachable"]), "bold red"),
-        output.count(len(check.checked.spans), "bold red"),
-        "agree" if found["counts_agree"] else f"{found['live_count']:,} expected",
-        output.state(found["end"]["state"]) if found["found"] else "missing",
-    )
-
-
 def _show(target: stores.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int) -> None:
     if summary["distrust"]:
         out.print(counts_line(summary), "red")
     if state.spots or not (summary["lost"] or summary["distrust"] or state.findings):
-        out.damage([_describe(target.path, span) for span in state.spots])
+        out.damage([span.as_report(target.path) for span in state.spots])
     for finding in state.findings[: output.MAX_LISTED]:
         where = "" if finding.msg_id is None else f" at offset {finding.offset}: {finding.msg_id}"
         out.print(f"{finding.file}{where}: {finding.what}: {finding.detail}", "red")
@@ -174,9 +183,3 @@ def _show(target: stores.StoreTarget, out: output.Output, state: ScrubState, sum
     verdict = f"{summary['verified']:,} of {output.plural(summary['messages'], noun)} verified ({summary['recovery']}{counts})"
     read = f"{output.plural(state.segments, 'segment')}, {output.size(state.bytes)}{pace}"
     out.print(f"{verdict}; {read}", "green" if summary["ok"] else "bold red")
-
-
-def _describe(directory: Path, span: DamagedSpan) -> SpanReport:
-    """Return a span for people: its reason names the message of a live record."""
-    reason = span.reason if span.msg_id is None else f"{span.reason}: message {span.msg_id}"
-    return SpanReport(str(directory / span.file), span.offset, span.size, reason)

@@ -38,7 +38,6 @@ class BackgroundCollector:
         self.is_behind = False
         """True if writers must wait for the collection that runs or comes next. May be read without a lock."""
         self._is_stopping = False
-        self._new_segments = 0
         self._thread = threading.Thread(target=self._run, name=f"msgstore-collector {self._path}", daemon=True)
         if interval:
             self._thread.start()
@@ -49,13 +48,10 @@ class BackgroundCollector:
             self._requests.put(None)
 
     def check_backlog(self) -> None:
-        """Let writers wait if there is too much garbage. Called for each new segment; measures after every N/32 of N."""
-        self._new_segments += 1
-        if self._thread.is_alive() and self._new_segments >= len(self._accounting.segments.by_number) // 32:
-            self._new_segments = 0
-            if self._excess() is not None:
-                self.is_behind = True
-                self.request()
+        """Let writers wait if there is too much garbage. Called for each new segment."""
+        if self._thread.is_alive() and self._excess() is not None:
+            self.is_behind = True
+            self.request()
 
     def wait_for_backlog(self) -> None:
         """Block until garbage is below the limit or none can be collected. Caller does not hold the flush lock."""

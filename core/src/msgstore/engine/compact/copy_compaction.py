@@ -20,14 +20,13 @@ that dies meanwhile is dead in the copy.
 from __future__ import annotations
 
 import contextlib
-from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
 import attrs
 
-from msgstore.contract import Buffer, RecordError, SegmentFormat, StoreIOError
+from msgstore.contract import Buffer, Columns, RecordError, SegmentFormat, StoreIOError
 from msgstore.contract.events import CollectionOutcome
 from msgstore.directory import TEMP_SUFFIX
 from msgstore.engine.compact.compaction_plan import LiveRecords
@@ -41,21 +40,12 @@ from msgstore.engine.compact.gc_context import (
     relocate,
 )
 from msgstore.engine.segment.segment import Segment, remove_file
-from msgstore.locations import MASK
+from msgstore.locations import MASK, pack_locations
+from msgstore.scan import OpenFormat
 from msgstore.scan.sound import scan_checked
 
 _AT_ONCE = 2**20
 """Bytes that are copied with one write."""
-
-
-@attrs.frozen
-class _Copy:
-    """A new segment, and the columns of its records. ``first`` is the source of the first ones."""
-
-    segment: Segment
-    first: PinnedSegment
-    ids: bytearray = attrs.field(factory=bytearray)
-    sizes: array[int] = attrs.field(factory=lambda: array("Q"))
 
 
 def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcome: CollectionOutcome) -> list[CollectionResult]:
@@ -63,150 +53,143 @@ def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcom
 
     Raises InconsistentSegment, StoreIOError: a part may be done then, and a later collection can do the rest.
     """
-    copying = _CopyWriter(context)
-    moved = []
+    copies = _Copies(context)
+    accounting = context.accounting
     try:
         for source in sources:
             with context.segments.errors(source.segment), context.segments.files.view(source.segment.path) as data:
-                live = source.live(context, data)
-                for records in _batches(live, context.size_limit):
-                    copying.add(source, records, data)
-            moved.append((len(live), live.total))
-        copying.finish([source.segment.sealed_mtime_ns for source in sources])
-        _publish(context, copying)
+                for records in _batches(source.live(context, data), context.size_limit):
+                    copies.add(source, records, data)
+        copies.finish(max((source.segment.sealed_mtime_ns or 0 for source in sources), default=0))
+        copies.publish()
     except BaseException:
-        copying.discard()
+        copies.discard()
         raise
     try:
-        for batch in copying.batches:
+        for batch in copies.batches:
             relocate(context, batch)
     finally:
-        copying.release()
+        with accounting.state_lock:
+            for segment in copies.segments:
+                segment.died_since_pin = None
+                if not segment.live_count:
+                    accounting.queue_deletion(segment)
     context.commit()
-    return [
-        CollectionResult(
-            source.segment.path.name, source.segment.size, 0, records, size,
-            sum(location & MASK for batch in copying.batches if batch.source is source for location in batch.new),
-            outcome=outcome,
-        )
-        for source, (records, size) in zip(sources, moved, strict=True)
-    ]  # fmt: skip
+    results = []
+    for source in sources:
+        old = [location for batch in copies.batches if batch.source is source for location in batch.old]
+        new = [location for batch in copies.batches if batch.source is source for location in batch.new]
+        size, written = (sum(location & MASK for location in column) for column in (old, new))
+        name = source.segment.path.name
+        results.append(CollectionResult(name, source.segment.size, 0, len(old), size, written, outcome=outcome))
+    return results
 
 
-def unnamed(path: Path) -> Path:
-    """Return the temporary name of a copy."""
-    return path if path.suffix == TEMP_SUFFIX else path.with_name(path.name + TEMP_SUFFIX)
+@attrs.define
+class _Copies:
+    """New segments, and the records that were written to them. They have temporary names until ``publish``."""
 
-
-class _CopyWriter:
-    """Writes copies while they have temporary names."""
-
-    def __init__(self, context: GcContext) -> None:
-        self._context = context
-        self._files = context.segments.files
-        self._form = context.form
-        self._fd: int | None = None
-        self.copies: list[_Copy] = []
-        self.batches: list[Relocation] = []
+    context: GcContext
+    segments: list[Segment] = attrs.field(factory=list)
+    batches: list[Relocation] = attrs.field(factory=list)
+    _fd: int | None = None
+    """Descriptor of the last one until it is synced."""
+    _found: list[Columns] = attrs.field(factory=list)
+    """Records that were read back from each, for its hint file."""
 
     def add(self, source: PinnedSegment, live: LiveRecords, data: Buffer) -> None:
-        """Append copies of records. They are not synced yet."""
+        """Append copies of records. They are not synced yet.
+
+        A record of the store's own format is copied as it is: it may hold more than id and body.
+        """
+        form, segments = self.context.form, self.context.segments
         records = [data[offset : offset + size] for offset, size in zip(live.offsets, live.sizes, strict=True)]
-        bodies = self._stored(source, live, records)
-        unchanged = b"".join(records) if source.segment.form.name == self._form.name else None
-        if self._form.verbatim and unchanged is not None:
-            encoded, sizes = unchanged, list(live.sizes)
-        else:
-            with blamed(source.segment, self._form, "encode"):
-                encoded, sizes = self._form.format.encode(live.ids, bodies)
-                if encoded != unchanged:
-                    _check_encoded(self._form.format, live.ids, bodies, encoded, sizes)
-                elif list(sizes) != list(live.sizes):
-                    raise ValueError("the sizes are not those of the records")
-        if self._fd is None or self.copies[-1].segment.size >= self._context.size_limit:
-            self._begin(source)
+        bodies = _stored_bodies(source.segment, live, records, form)
+        encoded, sizes = b"".join(records), live.sizes
+        if source.segment.form.name != form.name:
+            with blamed(source.segment, form, "encode"):
+                encoded, sizes = form.format.encode(live.ids, bodies)
+                begins = list(accumulate(sizes, initial=0))
+                written = [encoded[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
+                if begins[-1] != len(encoded) or list(map(form.format.decode, live.ids, written)) != bodies:
+                    raise ValueError("the records do not hold the bodies that they were made of")
+        if self._fd is None or self.segments[-1].size >= self.context.size_limit:
+            self._begin()
         assert self._fd is not None
-        copy, segment = self.copies[-1], self.copies[-1].segment
-        with self._context.segments.errors(segment, segment.size):
-            self._files.pwrite(self._fd, encoded, segment.size)
-        places = LiveRecords(live.ids, list(accumulate(sizes[:-1], initial=segment.size)), sizes)
-        old, new = live.locations(source.segment.number), places.locations(segment.number)
-        self.batches.append(Relocation(source, segment, live.ids, old, new))
-        copy.ids.extend(b"".join(live.ids))
-        copy.sizes.extend(sizes)
-        segment.size += len(encoded)
+        target = self.segments[-1]
+        with segments.errors(target, target.size):
+            segments.files.pwrite(self._fd, encoded, target.size)
+        new = pack_locations(target.number, list(accumulate(sizes[:-1], initial=target.size)), sizes)
+        self.batches.append(Relocation(source, target, live.ids, live.locations(source.segment.number), new))
+        target.size += len(encoded)
 
-    def _stored(self, source: PinnedSegment, live: LiveRecords, records: Sequence[bytes]) -> list[bytes]:
-        """Return the stored bodies of records. Raises InconsistentSegment."""
-        decode = source.segment.form.format.decode
-        bodies: list[bytes] = []
-        damage: RecordError | None = None
-        with blamed(source.segment, source.segment.form, "decode"):
-            try:
-                bodies.extend(map(decode, live.ids, records))
-            except RecordError as error:
-                damage = error
-            if not set(map(type, bodies)) <= {bytes}:
-                raise TypeError("a body is not bytes")
-        if damage is not None:
-            offset = live.offsets[len(bodies)]
-            raise InconsistentSegment(source.segment, f"the record at offset {offset} is damaged ({damage})") from damage
-        if max(map(len, bodies)) > self._form.format.max_body:
-            offset = next(o for o, body in zip(live.offsets, bodies, strict=True) if len(body) > self._form.format.max_body)
-            reason = f"the body at offset {offset} is too large for format {self._form.name!r}"
-            raise InconsistentSegment(source.segment, reason, damaged=False)
-        return bodies
+    def _begin(self) -> None:
+        self._sync()
+        segments, form = self.context.segments, self.context.form
+        with self.context.accounting.flush_lock:
+            number = segments.reserve()
+        path = _unnamed(segments.directory / f"{number}{form.descriptor.extension}")
+        copy = Segment(number, path, form, len(form.format.header))
+        with segments.errors(copy):
+            segments.files.unlink(path)  # left by a crash
+            self._fd = segments.files.create(path)
+            self.segments.append(copy)
+            segments.files.pwrite(self._fd, form.format.header, 0)
 
-    def _begin(self, source: PinnedSegment) -> None:
-        self._end()
-        with self._context.flush_lock:
-            number = self._context.segments.reserve()
-        path = unnamed(self._context.segments.directory / f"{number}{self._form.descriptor.extension}")
-        copy = Segment(number, path, self._form, len(self._form.format.header))
-        with self._context.segments.errors(copy):
-            self._files.unlink(path)  # left by a crash
-            self._fd = self._files.create(path)
-            self.copies.append(_Copy(copy, source))
-            self._files.pwrite(self._fd, self._form.format.header, 0)
-
-    def _end(self) -> None:
+    def _sync(self) -> None:
         """Sync and close the last copy, with any durability: its records were confirmed long ago."""
         fd, self._fd = self._fd, None
+        files = self.context.segments.files
         if fd is not None:
-            with self._context.segments.errors(self.copies[-1].segment), self._files.closing(fd):
-                self._files.sync(fd)
+            with self.context.segments.errors(self.segments[-1]), files.closing(fd):
+                files.sync(fd)
 
-    def finish(self, times: Sequence[int | None]) -> None:
+    def finish(self, mtime_ns: int) -> None:
         """Complete the copies, and read them back before the sources are deleted. Each gets the modification time of the
         youngest source. Raises InconsistentSegment, StoreIOError."""
-        self._end()
-        youngest = max((time for time in times if time is not None), default=0)
-        for copy in self.copies:
-            segment = copy.segment
-            with self._context.segments.errors(segment):
-                with self._files.view(segment.path) as data, blamed(copy.first.segment, self._form, "scan"):
-                    _check_copy(self._form.format, data, copy.ids, segment.header_bytes, copy.sizes)
-                _, segment.sealed_mtime_ns = self._files.set_mtime(segment.path, youngest)
+        self._sync()
+        files, form = self.context.segments.files, self.context.form
+        for segment in self.segments:
+            batches = [batch for batch in self.batches if batch.target is segment]
+            with self.context.segments.errors(segment):
+                with files.view(segment.path) as data, blamed(batches[0].source.segment, form, "scan"):
+                    self._found.append(_checked_copy(form.format, segment.number, data, batches))
+                _, segment.sealed_mtime_ns = files.set_mtime(segment.path, mtime_ns)
 
-    def release(self) -> None:
-        """Unpin the copies. Queue those without live records for deletion."""
-        with self._context.state_lock:
-            for copy in self.copies:
-                copy.segment.died_since_pin = None
-                if not copy.segment.live_count:
-                    self._context.accounting.queue_deletion(copy.segment)
+    def publish(self) -> None:
+        """Commit rows for the copies, and give them their final names: steps 2 and 3."""
+        segments, accounting = self.context.segments, self.context.accounting
+        with accounting.state_lock:
+            for segment in self.segments:
+                segment.path = segment.path.with_name(segment.path.name.removesuffix(TEMP_SUFFIX))
+                segment.died_since_pin = set()  # pinned: it must not be deleted between two batches
+                segments.by_number[segment.number] = segment
+                accounting.mark_dirty(segment)
+        self.context.commit()
+        for segment in self.segments:
+            with segments.errors(segment):
+                segments.files.replace(_unnamed(segment.path), segment.path)
+        segments.sync_directory()
+        for segment, found in zip(self.segments, self._found, strict=True):
+            segments.hints.found(segment, (found.ids, found.offsets, found.sizes))
 
     def discard(self) -> None:
         """Delete the copies after a failure. The rest is deleted by the next opening, or with the empty segments."""
+        segments, accounting = self.context.segments, self.context.accounting
         with contextlib.suppress(StoreIOError):
-            self._end()
-        for copy in (copy.segment for copy in self.copies):
+            self._sync()
+        for copy in self.segments:
             with contextlib.suppress(OSError):
-                remove_file(self._files, unnamed(copy.path), erase=self._context.segments.erase)
+                remove_file(segments.files, _unnamed(copy.path), erase=segments.erase)
             if copy.is_published:
-                with self._context.state_lock:
+                with accounting.state_lock:
                     copy.died_since_pin = None
-                    self._context.accounting.queue_deletion(copy)
+                    accounting.queue_deletion(copy)
+
+
+def _unnamed(path: Path) -> Path:
+    """Return the temporary name of a copy."""
+    return path if path.suffix == TEMP_SUFFIX else path.with_name(path.name + TEMP_SUFFIX)
 
 
 def _batches(live: LiveRecords, limit: int) -> Iterator[LiveRecords]:
@@ -221,47 +204,35 @@ def _batches(live: LiveRecords, limit: int) -> Iterator[LiveRecords]:
         yield live.part(begin, len(live))
 
 
-def _publish(context: GcContext, copying: _CopyWriter) -> None:
-    """Commit rows for the copies, and give them their final names: steps 2 and 3."""
-    segments, files = context.segments, context.segments.files
-    with context.state_lock:
-        for segment in (copy.segment for copy in copying.copies):
-            segment.path = segment.path.with_name(segment.path.name.removesuffix(TEMP_SUFFIX))
-            segment.died_since_pin = set()  # pinned: it must not be deleted between two batches
-            segments.by_number[segment.number] = segment
-            context.accounting.mark_dirty(segment)
-    context.commit()
-    for segment in (copy.segment for copy in copying.copies):
-        with segments.errors(segment):
-            files.replace(unnamed(segment.path), segment.path)
-    segments.sync_directory()
-    for copy in copying.copies:
-        segments.hints.found(copy.segment, (copy.ids, copy.segment.header_bytes, copy.sizes))
+def _stored_bodies(segment: Segment, live: LiveRecords, records: Sequence[bytes], target: OpenFormat) -> list[bytes]:
+    """Decode records. Raises InconsistentSegment for a damaged one, and for a body that ``target`` cannot hold."""
+    bodies: list[bytes] = []
+    damage: RecordError | None = None
+    with blamed(segment, segment.form, "decode"):
+        try:
+            bodies.extend(map(segment.form.format.decode, live.ids, records))
+        except RecordError as error:
+            damage = error
+        if not set(map(type, bodies)) <= {bytes}:
+            raise TypeError("a body is not bytes")
+    if damage is not None:
+        raise InconsistentSegment(
+            segment, f"the record at offset {live.offsets[len(bodies)]} is damaged ({damage})"
+        ) from damage
+    for offset, body in zip(live.offsets, bodies, strict=True):
+        if len(body) > target.format.max_body:
+            reason = f"the body at offset {offset} is too large for format {target.name!r}"
+            raise InconsistentSegment(segment, reason, damaged=False)
+    return bodies
 
 
-def _check_encoded(
-    form: SegmentFormat, ids: Sequence[bytes], bodies: Sequence[bytes], encoded: bytes, sizes: Sequence[int]
-) -> None:
-    """Raise unless ``encoded`` has one record of each of ``bodies``, with these sizes."""
-    if not isinstance(encoded, bytes) or not set(map(type, sizes)) <= {int}:
-        raise TypeError("it gives no bytes with sizes")
-    if len(sizes) != len(ids) or sum(sizes) != len(encoded) or min(sizes) < 1:
-        raise ValueError(
-            f"it gives {len(sizes)} records of {sum(sizes)} bytes for {len(ids)} messages, in {len(encoded)} bytes"
-        )
-    begins = accumulate(sizes, initial=0)
-    records = [encoded[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
-    if list(map(form.decode, ids, records)) != bodies:
-        raise ValueError("a record has another body than it was made of")
-
-
-def _check_copy(form: SegmentFormat, data: Buffer, ids: bytes | bytearray, begin: int, sizes: array[int]) -> None:
-    """Raise unless ``data`` is a segment of exactly these records, without gaps, from ``begin`` on."""
+def _checked_copy(form: SegmentFormat, number: int, data: Buffer, batches: Sequence[Relocation]) -> Columns:
+    """Return the records of a copy. Raises ValueError unless they are exactly those of ``batches``."""
     scan = scan_checked(form, data)
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the copy is damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
-    found, places = scan.records, array("Q", accumulate(sizes, initial=begin))
-    places.pop()
-    columns = (found.sizes, sizes), (found.offsets, places)
-    if found.ids != ids or any(array("Q", one).tobytes() != other.tobytes() for one, other in columns):
+    found = scan.records
+    expected = [entry for batch in batches for entry in zip(batch.ids, batch.new, strict=True)]
+    if list(zip(found.id_list(), pack_locations(number, found.offsets, found.sizes), strict=True)) != expected:
         raise ValueError("the records of the copy are not those that were written")
+    return found

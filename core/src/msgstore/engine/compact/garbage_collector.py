@@ -7,6 +7,7 @@ written now is left for the next collection; the others are collected all the sa
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,8 +17,6 @@ from msgstore.config import StoreConfig
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
 from msgstore.contract.events import CollectionFinishedEvent
 from msgstore.engine.backends import Backends
-from msgstore.engine.compact import policy_actions
-from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.compact.copy_compaction import compact_by_copy
 from msgstore.engine.compact.gc_context import (
     RELOCATED_AT_ONCE,
@@ -28,7 +27,8 @@ from msgstore.engine.compact.gc_context import (
     pin,
 )
 from msgstore.engine.compact.in_place import compact_in_place
-from msgstore.engine.segment.segment import io_errors, remove_file
+from msgstore.engine.compact.policy_actions import judge, numbers_of
+from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 
@@ -50,17 +50,17 @@ class GarbageCollector:
         reclaim: Callable[[], None],
     ) -> None:
         """``reclaim`` commits and deletes empty segments; the caller holds the flush lock."""
-        self._context = GcContext(config, backends, accounting)
-        self.gc_lock = self._context.gc_lock
+        self.gc_lock = threading.Lock()
+        """Held by the one thread that collects, and by a thread that closes the store."""
+        self.is_stopping = False
+        """Set by a thread that closes the store: a running collection ends after the current action."""
+        self._context = GcContext(accounting, backends.write_format, config.file_size_limit, config.index.name)
         self._accounting = accounting
         self._segments = accounting.segments
-        self._store = accounting.segments.directory
         self._lifecycle = lifecycle
         self._policy, self._may_drop = backends.policy, backends.may_drop
         self._generation = backends.write_format.descriptor.generation
         self._reclaim = reclaim
-        self.is_stopping = False
-        """Set by a thread that closes the store: a running collection ends after the current action."""
 
     def stats(self) -> list[SegmentStats]:
         """Return statistics of all segments in number order. Caller holds the state lock."""
@@ -72,88 +72,121 @@ class GarbageCollector:
 
         Raises StoreClosed; StoreIOError after everything else is done, if a file operation failed.
         """
+
+        def plan(stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
+            if everything:
+                eligible = (s for s in stats if s.live_count and not (s.current or s.quarantined))
+                return [Compact(s.number) for s in eligible if s.garbage_bytes]
+            return self._planned(stats, segments)
+
+        return self._carry_out(plan, progress)
+
+    def migrate(self, progress: ProgressCallback | None = None) -> list[CollectionResult]:
+        """Copy every segment of an older format into the store's format, whatever the policy plans. Raises as ``collect``."""
+
+        def plan(stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
+            old = [s for s in stats if segments[s.number].form.descriptor.generation < self._generation]
+            return [Migrate(s.number) for s in old if s.live_count]
+
+        return self._carry_out(plan, progress)
+
+    def _planned(self, stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
+        """Return the actions of the policy that can be carried out; none if it raises: it must not end the collector."""
+        try:
+            actions: list[object] = list(self._policy.plan(stats, time.time()))
+        except Exception:
+            name = type(self._policy).__name__
+            log.exception("the GC policy %s failed; nothing is collected but empty segments", name)
+            return []
+        good: list[Action] = []
+        for action, reason in judge(actions, stats, segments, self._generation, may_drop=self._may_drop):
+            if reason is None:
+                assert isinstance(action, Action)
+                good.append(action)
+            elif reason:
+                log.warning("the GC policy's %r is skipped: %s", action, reason)
+        return good
+
+    def _carry_out(
+        self,
+        plan: Callable[[Sequence[SegmentStats], dict[int, Segment]], list[Action]],
+        progress: ProgressCallback | None,
+    ) -> list[CollectionResult]:
         with self.gc_lock:
             self._lifecycle.check_open()
             with self._accounting.state_lock:
                 stats, segments = self.stats(), self._segments.by_number.copy()
-            eligible = [s for s in stats if not (s.current or s.quarantined)]
-            if everything:
-                actions: list[Action] = [Compact(s.number) for s in eligible if s.garbage_bytes and s.live_count]
-            else:
-                wanted = policy_actions.ask(self._policy, stats, time.time())
-                actions = policy_actions.validate_actions(wanted, stats, segments, self._generation, may_drop=self._may_drop)
-            return self._queue_empty(eligible) + self._carry_out(actions, progress)
-
-    def migrate(self, progress: ProgressCallback | None = None) -> list[CollectionResult]:
-        """Copy every segment of an older format into the store's format, whatever the policy plans. Raises as ``collect``."""
-        with self.gc_lock:
-            self._lifecycle.check_open()
+            actions = plan(stats, segments)
+            empty = [s for s in stats if not (s.live_count or s.current or s.quarantined)]
             with self._accounting.state_lock:
-                old = {s.number for s in self._segments if s.form.descriptor.generation < self._generation}
-                stats = [s for s in self.stats() if s.number in old]
-            actions = [Migrate(s.number) for s in stats if s.live_count]
-            return self._queue_empty(stats) + self._carry_out(actions, progress)
-
-    def _queue_empty(self, stats: Sequence[SegmentStats]) -> list[CollectionResult]:
-        """Queue segments without live records for deletion."""
-        empty = [s for s in stats if not (s.live_count or s.current or s.quarantined)]
-        with self._accounting.state_lock:
-            for s in empty:
-                if segment := self._segments.by_number.get(s.number):
-                    self._accounting.queue_deletion(segment)
-        return [CollectionResult(s.file, s.size, 0, outcome="deleted") for s in empty]
-
-    def _carry_out(self, actions: Sequence[Action], progress: ProgressCallback | None) -> list[CollectionResult]:
-        done: list[CollectionResult] = []
-        failure: StoreIOError | None = None
-        for at, action in enumerate(actions):
-            if self.is_stopping:
-                break
-            try:
-                done += self._act(action)
-            except StoreIOError as error:
-                log.warning("%r failed and is left for the next collection: %s", action, error)
-                failure = failure or error
-            if progress:
-                with self._lifecycle.callbacks.running():
-                    progress(at + 1, len(actions))
-        self._delete_empty()
-        if failure:
-            raise failure
-        return done
+                for s in empty:
+                    if s.number in self._segments.by_number:
+                        self._accounting.queue_deletion(segments[s.number])
+            done = [CollectionResult(s.file, s.size, 0, outcome="deleted") for s in empty]
+            failure: StoreIOError | None = None
+            for at, action in enumerate(actions):
+                if self.is_stopping:
+                    break
+                try:
+                    done += self._act(action)
+                except StoreIOError as error:
+                    log.warning("%r failed and is left for the next collection: %s", action, error)
+                    failure = failure or error
+                if progress:
+                    with self._lifecycle.callbacks.running():
+                        progress(at + 1, len(actions))
+            self._delete_empty()
+            if failure:
+                raise failure
+            return done
 
     def _act(self, action: Action) -> list[CollectionResult]:
         begin = time.perf_counter()
         self._segments.check_directory()
         try:
-            with pin(self._context, policy_actions.numbers_of(action)) as pinned:
+            with pin(self._context, numbers_of(action)) as pinned:
                 done = self._collect(action, pinned) if pinned else []
         except InconsistentSegment as error:
             done = [self._skip(error)]
         else:
             if any(not result.size_after for result in done):
                 self._delete_empty()
+        seconds, store = time.perf_counter() - begin, self._segments.directory
         for result in done:
-            seconds = time.perf_counter() - begin
-            fields = attrs.asdict(result)
-            self._segments.telemetry.collected(CollectionFinishedEvent(store=self._store, seconds=seconds, **fields))
+            event = CollectionFinishedEvent(store=store, seconds=seconds, **attrs.asdict(result))
+            self._segments.telemetry.collected(event)
         return done
 
     def _collect(self, action: Action, pinned: Sequence[PinnedSegment]) -> list[CollectionResult]:
+        segment = pinned[0].segment
         if isinstance(action, Drop):
-            size = pinned[0].segment.live_bytes
-            result = _drop(self._context, pinned[0], action.reason)
-            self._segments.telemetry.dropped(result.file, result.dropped, size, action.reason)
-            return [result]
-        if isinstance(action, Compact):
-            segment = pinned[0].segment
-            if segment.header_bytes + segment.live_bytes == segment.size:
-                return []  # no garbage: the policy was asked while a flush wrote it, before the index had its records
-            # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
-            if segment.form.compactable is not None and not self._segments.erase:
-                return [compact_in_place(self._context, pinned[0])]
-            return compact_by_copy(self._context, pinned, "compacted")
-        return compact_by_copy(self._context, pinned, "combined" if isinstance(action, Combine) else "migrated")
+            return [self._drop(pinned[0], action.reason)]
+        if not isinstance(action, Compact):
+            return compact_by_copy(self._context, pinned, "combined" if isinstance(action, Combine) else "migrated")
+        if segment.header_bytes + segment.live_bytes == segment.size:
+            return []  # no garbage: the policy was asked while a flush wrote it, before the index had its records
+        # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
+        if segment.form.compactable is not None and not self._segments.erase:
+            return [compact_in_place(self._context, pinned[0])]
+        return compact_by_copy(self._context, pinned, "compacted")
+
+    def _drop(self, source: PinnedSegment, reason: str) -> CollectionResult:
+        """Release all references of every message in a pinned segment. Raises InconsistentSegment, StoreIOError."""
+        segment, index, size, released = source.segment, self._accounting.index, source.segment.live_bytes, 0
+        with self._segments.errors(segment), self._segments.files.view(segment.path) as data:
+            live = source.live(self._context, data)
+        for begin in range(0, len(live), RELOCATED_AT_ONCE):
+            part = live.part(begin, begin + RELOCATED_AT_ONCE)
+            with self._accounting.state_lock:
+                located = zip(part.ids, part.locations(segment.number), strict=True)
+                ids = [msg_id for msg_id, location in located if location not in source.died]
+                references = [msg_id for msg_id in ids for _ in range(index.references(msg_id))]
+                self._accounting.mark_dead(index.release(references).freed)
+            released += len(ids)
+        self._context.commit()
+        log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
+        self._segments.telemetry.dropped(segment.path.name, released, size, reason)
+        return CollectionResult(segment.path.name, segment.size, 0, outcome="dropped", dropped=released)
 
     def _skip(self, error: InconsistentSegment) -> CollectionResult:
         """Leave a segment as it is. A damaged one is quarantined; after a failure of a plugin the policy does not get it again
@@ -162,7 +195,7 @@ class GarbageCollector:
         log.warning("%s: %s; the segment is kept as it is and not collected", segment.path, error.reason)
         if error.damaged:
             self._segments.telemetry.damage(segment.path.name, None, error.reason)
-            with self._context.flush_lock:
+            with self._accounting.flush_lock:
                 self._segments.hints.drop(segment)  # a hint file does not know of damage
                 with self._accounting.state_lock:
                     segment.quarantined = True
@@ -173,7 +206,7 @@ class GarbageCollector:
         return CollectionResult(segment.path.name, segment.size, segment.size, skipped=error.reason, outcome="none")
 
     def _delete_empty(self) -> None:
-        with self._context.flush_lock:
+        with self._accounting.flush_lock:
             self._segments.check_directory()
             if self._accounting.has_empty:
                 self._accounting.begin_change()
@@ -189,30 +222,3 @@ class GarbageCollector:
             with io_errors(pending[0]):
                 remove_file(self._segments.files, pending[0], erase=True)
             pending.pop(0)
-
-
-def _drop(context: GcContext, source: PinnedSegment, reason: str) -> CollectionResult:
-    """Release all references of every message in a pinned segment. Caller holds no lock.
-
-    Raises InconsistentSegment, StoreIOError.
-    """
-    segment = source.segment
-    with context.segments.errors(segment), context.segments.files.view(segment.path) as data:
-        live = source.live(context, data)
-    released = 0
-    for begin in range(0, len(live), RELOCATED_AT_ONCE):
-        with context.state_lock:
-            released += _release(context, source, live.part(begin, begin + RELOCATED_AT_ONCE))
-    context.commit()
-    log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
-    return CollectionResult(segment.path.name, segment.size, 0, outcome="dropped", dropped=released)
-
-
-def _release(context: GcContext, source: PinnedSegment, live: LiveRecords) -> int:
-    """Return how many of the records were still alive. Caller holds the state lock."""
-    index, died = context.index, source.died
-    locations = live.locations(source.segment.number)
-    ids = [msg_id for msg_id, location in zip(live.ids, locations, strict=True) if location not in died]
-    released = index.release([msg_id for msg_id in ids for _ in range(index.references(msg_id))])
-    context.accounting.mark_dead(released.freed)
-    return len(ids)

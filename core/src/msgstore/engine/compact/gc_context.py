@@ -16,21 +16,19 @@ ends with the segment unchanged.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import compress
-from operator import eq
+from operator import eq, itemgetter
 
 import attrs
 
-from msgstore.config import StoreConfig
-from msgstore.contract import BrokenPlugin, Buffer, Columns, Index, SegmentScan
+from msgstore.contract import BrokenPlugin, Buffer, Columns, SegmentScan
 from msgstore.contract.events import CollectionOutcome
-from msgstore.engine.backends import Backends
 from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.segment.segment import Segment, damaged_index
+from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
-from msgstore.locations import MASK
+from msgstore.locations import MASK, pack_locations
 from msgstore.scan import OpenFormat
 from msgstore.scan.formats import failure_message
 from msgstore.scan.sound import scan_checked
@@ -63,25 +61,23 @@ class CollectionResult:
     """Live messages that the policy deleted."""
 
 
+@attrs.frozen
 class GcContext:
-    """One instance per open store."""
+    """What the actions need of the store. One instance per open store."""
 
-    def __init__(self, config: StoreConfig, backends: Backends, accounting: LiveAccounting) -> None:
-        self.accounting = accounting
-        self.segments = accounting.segments
-        self.index = accounting.index
-        self.state_lock = accounting.state_lock
-        self.flush_lock = accounting.flush_lock
-        self.gc_lock = threading.Lock()
-        """Held by the one thread that collects, and by a thread that closes the store."""
-        self.form = backends.write_format
-        """Format of new copies."""
-        self.size_limit = config.file_size_limit
-        self.index_name = config.index.name
+    accounting: LiveAccounting
+    form: OpenFormat
+    """Format of new copies."""
+    size_limit: int
+    index_name: str
+
+    @property
+    def segments(self) -> Segments:
+        return self.accounting.segments
 
     def commit(self) -> None:
         """Commit all changes so far, records that the index points to included. Takes the flush lock. Raises StoreIOError."""
-        with self.flush_lock:
+        with self.accounting.flush_lock:
             self.commit_locked()
 
     def commit_locked(self) -> None:
@@ -95,9 +91,7 @@ class InconsistentSegment(Exception):
 
     def __init__(self, segment: Segment, reason: str, *, damaged: bool = True) -> None:
         super().__init__(reason)
-        self.segment = segment
-        self.reason = reason
-        self.damaged = damaged
+        self.segment, self.reason, self.damaged = segment, reason, damaged
 
 
 @contextlib.contextmanager
@@ -119,20 +113,28 @@ class PinnedSegment:
     """Number of live records at the pin."""
 
     def live(self, context: GcContext, data: Buffer) -> LiveRecords:
-        """Return the live records of ``data``, the whole segment, by offset. Raises InconsistentSegment.
+        """Return the records of ``data``, the whole segment, that the index points to. Raises InconsistentSegment.
 
         Caller does not hold the state lock. Records that die before this returns are in ``died``.
         """
         segment = self.segment
         with blamed(segment, segment.form, "scan"):
             scan = scan_checked(segment.form.format, data)
-        reason = _damage(segment, scan)
-        if reason:
-            raise InconsistentSegment(segment, reason)
-        live = live_records(context.index, segment.number, scan)
+        torn_write = scan.end.state == "torn" and not segment.quarantined  # never finished, and nothing stands behind it
+        if scan.end.state != "clean" and not torn_write:
+            reason = f" ({scan.end.reason})" if scan.end.reason else ""
+            raise InconsistentSegment(segment, f"its end is {scan.end.state} at offset {scan.end.offset}{reason}")
+        for damage in scan.damage:
+            raise InconsistentSegment(segment, f"it is damaged at offset {damage.offset} ({damage.reason})")
+        found = _with_duplicates(scan)
+        ids = found.id_list()
+        locations = pack_locations(segment.number, found.offsets, found.sizes)
+        alive = list(map(eq, map(context.accounting.index.get, ids), locations))
+        offsets, sizes = (list(compress(column, alive)) for column in (found.offsets, found.sizes))
+        live = LiveRecords(list(compress(ids, alive)), offsets, sizes)
         if len(live) and live.offsets[0] < segment.header_bytes:
             raise InconsistentSegment(segment, f"a record begins at offset {live.offsets[0]}, inside of the header")
-        with context.state_lock:
+        with context.accounting.state_lock:
             died = self.died.copy()
         known = len(died.union(live.locations(segment.number))) if died else len(live)
         if known != self.count:
@@ -147,55 +149,38 @@ class PinnedSegment:
         return self.segment.died_since_pin
 
 
+def _with_duplicates(scan: SegmentScan) -> Columns:
+    """Return all records by offset: after an interrupted compaction the index may point to a later copy."""
+    if not len(scan.duplicates):
+        return scan.records
+    every = Columns()
+    for row in sorted((*scan.records.rows(), *scan.duplicates.rows()), key=itemgetter(1)):
+        every.add(*row)
+    return every
+
+
 @contextlib.contextmanager
 def pin(context: GcContext, numbers: Sequence[int]) -> Iterator[list[PinnedSegment]]:
     """Pin segments. Yields none if one of them is gone, or if all are empty. One that is empty at the end is queued for
     deletion."""
-    # In turn: records that were appended just before a segment was sealed may not be in the index yet.
-    with context.flush_lock, context.state_lock:
+    accounting = context.accounting
+    # Under the flush lock: records that were appended just before a segment was sealed may not be in the index yet.
+    with accounting.flush_lock, accounting.state_lock:
         found = [segment for number in numbers if (segment := context.segments.by_number.get(number))]
         segments = found if len(found) == len(numbers) and any(segment.live_count for segment in found) else []
         for segment in segments:
             segment.died_since_pin = set()
-            context.accounting.forget_revivable(segment)
+            accounting.forget_revivable(segment)
         sources = [PinnedSegment(segment, segment.live_count) for segment in segments]
     try:
         yield sources
     finally:
-        with context.state_lock:
+        with accounting.state_lock:
             for segment in segments:
                 segment.died_since_pin = None
             for segment in found:
                 if not segment.live_count:
-                    context.accounting.queue_deletion(segment)
-
-
-def live_records(index: Index, number: int, scan: SegmentScan) -> LiveRecords:
-    """Return the records of a scan that the index points to. This may be a later copy."""
-    first = _alive(index, number, scan.records)
-    if not len(scan.duplicates):
-        return first
-    later = _alive(index, number, scan.duplicates)
-    rows = sorted(zip((*first.offsets, *later.offsets), (*first.sizes, *later.sizes), (*first.ids, *later.ids), strict=True))
-    return LiveRecords([msg_id for _, _, msg_id in rows], [offset for offset, _, _ in rows], [size for _, size, _ in rows])
-
-
-def _alive(index: Index, number: int, columns: Columns) -> LiveRecords:
-    ids = columns.id_list()
-    everything = LiveRecords(ids, columns.offsets, columns.sizes)
-    alive = list(map(eq, map(index.get, ids), everything.locations(number)))
-    offsets, sizes = (list(compress(column, alive)) for column in (columns.offsets, columns.sizes))
-    return LiveRecords(list(compress(ids, alive)), offsets, sizes)
-
-
-def _damage(segment: Segment, scan: SegmentScan) -> str | None:
-    """Return why a segment must not be rewritten or deleted after this scan; None if it may be."""
-    torn_write = scan.end.state == "torn" and not segment.quarantined  # never finished, and nothing stands behind it
-    if scan.end.state != "clean" and not torn_write:
-        return f"its end is {scan.end.state} at offset {scan.end.offset}" + (f" ({scan.end.reason})" if scan.end.reason else "")
-    if scan.damage:
-        return f"it is damaged at offset {scan.damage[0].offset} ({scan.damage[0].reason})"
-    return None
+                    accounting.queue_deletion(segment)
 
 
 @attrs.frozen
@@ -218,44 +203,39 @@ def relocate(context: GcContext, moved: Relocation) -> None:
     StoreError if even that fails.
     """
     for begin in range(0, len(moved.ids), RELOCATED_AT_ONCE):
-        with context.state_lock:
-            _relocate(context, moved, slice(begin, begin + RELOCATED_AT_ONCE))
+        some = slice(begin, begin + RELOCATED_AT_ONCE)
+        with context.accounting.state_lock:
+            died = moved.source.died
+            alive = [location not in died for location in moved.old[some]]
+            ids = list(compress(moved.ids[some], alive))
+            old, new = (list(compress(column[some], alive)) for column in (moved.old, moved.new))
+            _switch(context, moved.source.segment, ids, old, new)
+            for segment, sign, locations in ((moved.source.segment, -1, old), (moved.target, 1, new)):
+                segment.live_count += sign * len(locations)
+                segment.live_bytes += sign * sum(location & MASK for location in locations)
+                context.accounting.mark_dirty(segment)
 
 
-def _relocate(context: GcContext, moved: Relocation, some: slice) -> None:
-    source, ids, old, new = moved.source, moved.ids[some], moved.old[some], moved.new[some]
-    if died := source.died:
-        alive = [location not in died for location in old]
-        ids, old, new = list(compress(ids, alive)), list(compress(old, alive)), list(compress(new, alive))
-    index = context.index
+def _switch(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> None:
+    """Relocate entries and look at each, or restore them all."""
+    index = context.accounting.index
     references = list(map(index.references, ids))  # an index that fails may forget them
     try:
         count = index.relocate(ids, old, new)
         if type(count) is not int:
             raise TypeError(f"it gives {count!r}, not the number of entries")
-        if count != len(ids):
-            raise ValueError(f"{count} of {len(ids)} live records are said to have moved")
         there = sum(map(eq, map(index.get, ids), new))
-        if there != len(ids):
-            raise ValueError(f"{len(ids) - there} of {len(ids)} live records are not where they were moved to")
+        if not count == there == len(ids):
+            raise ValueError(f"{count} of {len(ids)} live records are said to have moved, {there} are where they were moved to")
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        _restore(index, source.segment, ids, old, references)
+        astray = [at for at, msg_id in enumerate(ids) if index.get(msg_id) != old[at]]
+        index.enter([ids[at] for at in astray], [old[at] for at in astray], [references[at] for at in astray])
+        lost = sum(index.get(ids[at]) != old[at] for at in astray)
+        if lost:
+            raise damaged_index(segment.path, f"{lost} live records are not where it said") from error
         catalogue = context.segments.formats.catalogue
         provider = catalogue.provider(catalogue.index(context.index_name))
         reason = failure_message("index", context.index_name, provider, "relocate", error)
-        raise InconsistentSegment(source.segment, reason, damaged=False) from error
-    for segment, sign, locations in ((source.segment, -1, old), (moved.target, 1, new)):
-        segment.live_count += sign * len(locations)
-        segment.live_bytes += sign * sum(location & MASK for location in locations)
-        context.accounting.mark_dirty(segment)
-
-
-def _restore(index: Index, segment: Segment, ids: Sequence[bytes], old: Sequence[int], references: Sequence[int]) -> None:
-    """Enter the ids again that the index does not have at ``old``, with the number of references that they had."""
-    astray = [at for at, msg_id in enumerate(ids) if index.get(msg_id) != old[at]]
-    index.enter([ids[at] for at in astray], [old[at] for at in astray], [references[at] for at in astray])
-    lost = sum(index.get(ids[at]) != old[at] for at in astray)
-    if lost:
-        raise damaged_index(segment.path, f"{lost} live records are not where it said")
+        raise InconsistentSegment(segment, reason, damaged=False) from error

@@ -24,58 +24,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgstore.contract import Buffer, CompactableFormat, GapFill, SegmentFormat
+from msgstore.contract import Buffer, CompactableFormat
 from msgstore.contract.formats import Write
-from msgstore.engine.compact.compaction_plan import CompactionPlan, Gap, LiveRecords, plan_moves
+from msgstore.engine.compact.compaction_plan import CompactionPlan, LiveRecords, plan_moves
 from msgstore.engine.compact.gc_context import CollectionResult, GcContext, PinnedSegment, Relocation, blamed, relocate
+from msgstore.locations import pack_location
 from msgstore.scan.sound import scan_checked
 
 
 def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult:
     """Compact one pinned segment. Caller holds no lock. Raises InconsistentSegment, StoreIOError."""
-    segment = source.segment
-    files, form, before = context.segments.files, segment.form.compactable, segment.size
+    segment, segments = source.segment, context.segments
+    form, before = segment.form.compactable, segment.size
     assert form is not None
-    with context.segments.errors(segment), files.view(segment.path) as data:
+    with segments.errors(segment), segments.files.view(segment.path) as data:
         live = source.live(context, data)
         with blamed(segment, segment.form, "gap_room"):
             todo = plan_moves(form, live)
-        moves = list(todo.moves(live.sizes))
+        moves = dict(todo.moves(live.sizes))
         if todo.end >= before and not moves:
-            segment.compacted_live_bytes = live.total
+            segment.compacted_live_bytes = sum(live.sizes)
             return CollectionResult(segment.path.name, before, before, outcome="none")
-        places = list(live.offsets)
-        for position, target in moves:
-            places[position] = target
+        places = [moves.get(position, offset) for position, offset in enumerate(live.offsets)]
         with blamed(segment, segment.form, "fill_gap"):
-            steps = _steps(form, todo, live, data, places)
-    _rewrite(context, source, todo, steps, live, moves)
-    context.segments.hints.rewrite(segment, live.ids, places, live.sizes)
-    with context.state_lock:
+            steps = _rehearse(form, todo, live, data, places)
+    number, sizes = segment.number, live.sizes
+    moved = Relocation(
+        source,
+        segment,
+        [live.ids[at] for at in moves],
+        [pack_location(number, live.offsets[at], sizes[at]) for at in moves],
+        [pack_location(number, target, sizes[at]) for at, target in moves.items()],
+    )
+    _rewrite(context, moved, steps, todo.end)
+    segments.hints.rewrite(segment, live.ids, places, sizes)
+    with context.accounting.state_lock:
         context.accounting.mark_dirty(segment)
     context.commit()
-    segment.compacted_live_bytes = live.total
+    segment.compacted_live_bytes = sum(sizes)
     written = sum(len(chunk) for writes in steps for _, chunk in writes)
-    moved = sum(live.sizes[position] for position, _ in moves)
-    return CollectionResult(segment.path.name, before, segment.size, len(moves), moved, written)
+    return CollectionResult(segment.path.name, before, segment.size, len(moves), sum(sizes[at] for at in moves), written)
 
 
-def _rewrite(
-    context: GcContext,
-    source: PinnedSegment,
-    todo: CompactionPlan,
-    steps: Sequence[list[Write]],
-    live: LiveRecords,
-    moves: Sequence[tuple[int, int]],
-) -> None:
-    accounting, segments, files, segment = context.accounting, context.segments, context.segments.files, source.segment
-    with context.flush_lock:
+def _rewrite(context: GcContext, moved: Relocation, steps: Sequence[list[Write]], end: int) -> None:
+    accounting, segments, files, segment = context.accounting, context.segments, context.segments.files, moved.target
+    with accounting.flush_lock:
         segments.hints.drop(segment, lasting=True)
-        with context.state_lock:
+        with accounting.state_lock:
             time, segment.sealed_mtime_ns, segment.compacting = segment.sealed_mtime_ns, None, True
             accounting.mark_dirty(segment)
         context.commit_locked()
-    with context.state_lock:
+    with accounting.state_lock:
         segments.read_files.epoch += 1
     with segments.errors(segment):
         fd = files.open_write(segment.path)
@@ -85,16 +84,17 @@ def _rewrite(
                     files.pwrite(fd, chunk, offset)
                 if writes:
                     files.sync(fd)
-            _swap(context, source, live, moves)
-            with context.state_lock:
+            relocate(context, moved)
+            context.commit()  # with the old size in the row
+            with accounting.state_lock:
                 segments.read_files.epoch += 1
                 segments.read_files.unmap(segment.number)  # it is not mapped again as long as it is being compacted
-            files.truncate(fd, todo.end)
+            files.truncate(fd, end)
             files.sync(fd)
         finally:
             try:
                 size, mtime_ns = files.size_and_mtime(fd)
-                with context.state_lock:
+                with accounting.state_lock:
                     segment.size, segment.sealed_mtime_ns, segment.compacting = size, mtime_ns, False
                     accounting.mark_dirty(segment)
             finally:
@@ -103,56 +103,38 @@ def _rewrite(
             _, segment.sealed_mtime_ns = files.set_mtime(segment.path, time)
 
 
-def _steps(
+def _rehearse(
     form: CompactableFormat, todo: CompactionPlan, live: LiveRecords, data: Buffer, places: Sequence[int]
 ) -> list[list[Write]]:
-    """Return the writes of all gaps by step, after a rehearsal in memory, which takes the size of the compacted segment."""
+    """Return the writes of all gaps by step, after a rehearsal in memory, which takes the size of the compacted segment.
+
+    Raises ValueError for a write outside of its gap, or unless the result is a segment with a record at each place, and the
+    moved records first in their gaps.
+    """
     steps: list[list[Write]] = [[], [], []]
-    offsets, sizes = live.offsets, live.sizes
     image: list[bytes | bytearray] = []
     done = 0
     for gap in todo.gaps:
-        records = [data[offsets[at] : offsets[at] + sizes[at]] for at in gap.moved]
+        records = [data[live.offsets[at] : live.offsets[at] + live.sizes[at]] for at in gap.moved]
         fill = form.fill_gap(gap.offset, gap.size, records)
         image.append(data[done : gap.offset])
         done = gap.offset + gap.size
-        image.append(_filled(gap, data[gap.offset : done], fill, records))
-        for writes, step in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
-            writes += step
+        filled = bytearray(data[gap.offset : done])
+        for step, writes in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
+            for offset, chunk in writes:
+                if offset < gap.offset or offset + len(chunk) > done:
+                    where = f"at offset {offset}, outside of the gap at {gap.offset}"
+                    raise ValueError(f"{len(chunk)} bytes would be written {where}")
+                filled[offset - gap.offset : offset - gap.offset + len(chunk)] = chunk
+            step += writes
+        if not filled.startswith(b"".join(records)):
+            raise ValueError(f"the gap at offset {gap.offset} would not hold the records that move into it")
+        image.append(filled)
     image.append(data[done : todo.end])
-    _check(form, b"".join(image)[: todo.end], places)
-    return steps
-
-
-def _filled(gap: Gap, before: bytes, fill: GapFill, records: Sequence[bytes]) -> bytearray:
-    """Return the bytes of a gap after all writes of ``fill``. Raises unless the records come first, or for a write outside."""
-    image = bytearray(before)
-    for writes in (fill.prepare, fill.inside, fill.seal):
-        for offset, chunk in writes:
-            at, end = offset - gap.offset, offset - gap.offset + len(chunk)
-            if at < 0 or end > gap.size:
-                raise ValueError(f"{len(chunk)} bytes would be written at offset {offset}, outside of the gap at {gap.offset}")
-            image[at:end] = chunk
-    if not image.startswith(b"".join(records)):
-        raise ValueError(f"the gap at offset {gap.offset} would not hold the records that move into it")
-    return image
-
-
-def _check(form: SegmentFormat, image: bytes, places: Sequence[int]) -> None:
-    """Raise unless ``image``, the compacted segment, has a record at each place."""
-    scan = scan_checked(form, image)
+    scan = scan_checked(form, b"".join(image)[: todo.end])
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the segment would be damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
     missing = set(places).difference(scan.records.offsets, scan.duplicates.offsets)
     if missing:
         raise ValueError(f"{len(missing)} live records would not be found, one of them at offset {min(missing)}")
-
-
-def _swap(context: GcContext, source: PinnedSegment, live: LiveRecords, moves: Sequence[tuple[int, int]]) -> None:
-    """Relocate the moved records that have not died meanwhile. The row still has the old size. Raises InconsistentSegment."""
-    ids = [live.ids[position] for position, _ in moves]
-    sizes = [live.sizes[position] for position, _ in moves]
-    old = LiveRecords(ids, [live.offsets[position] for position, _ in moves], sizes).locations(source.segment.number)
-    new = LiveRecords(ids, [target for _, target in moves], sizes).locations(source.segment.number)
-    relocate(context, Relocation(source, source.segment, ids, old, new))
-    context.commit()
+    return steps

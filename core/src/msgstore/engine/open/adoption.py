@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
 
 import attrs
 
 from msgstore.config import Backend, StoreConfig, structure
 from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreMismatch
-from msgstore.directory import DamagedSettings, Settings
+from msgstore.directory import Settings
 from msgstore.engine.backends import Backends
-from msgstore.engine.open.clean_shutdown import SAVED_INDEXES
 from msgstore.engine.segment.segments import Segments
-from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 
 _BROKERS_NAME = re.compile(
@@ -28,7 +26,7 @@ _BODY_BYTES = 2**26
 
 
 def admit(
-    config: StoreConfig, catalogue: Catalogue, backends: Backends, files: Files, remembered: Settings | None, segments: Segments
+    config: StoreConfig, catalogue: Catalogue, backends: Backends, remembered: Settings | None, segments: Segments
 ) -> StoreConfig:
     """Check that ``segments`` may be changed. Return the configuration, with the body codec of an adopted directory.
 
@@ -36,7 +34,7 @@ def admit(
     body codec, and PluginError if the codec of the records is not installed.
     """
     if remembered is None and not config.adopt:
-        names = files.list(config.path).keys() | files.non_regular_files(config.path).keys()
+        names = segments.files.list(config.path).keys() | segments.files.non_regular_files(config.path).keys()
         theirs = next(filter(_BROKERS_NAME.fullmatch, sorted(names)), None)
         if segments.by_number:
             first, extension = next(iter(segments)).path.name, backends.write_format.descriptor.extension
@@ -52,11 +50,9 @@ def admit(
                 f"{config.path}: belongs to a broker: there is {theirs}. A store in it would hide what the broker has there. "
                 f"Choose another directory. To make a store here anyway: adopt=True, or --adopt."
             )
-    if not segments.by_number:
-        return config
-    if remembered is None:
-        return attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
-    if config.body.named and config.body.name != remembered.body:
+    if segments.by_number and remembered is None:
+        return attrs.evolve(config, body=_codec_of_records(config, catalogue, backends.codec, segments))
+    if segments.by_number and remembered is not None and config.body.named and config.body.name != remembered.body:
         raise StoreMismatch(
             f"{config.path}: its bodies are stored by the codec {remembered.body!r}, and the configuration names "
             f'{config.body.name!r}; a directory has one codec. Write body = "{remembered.body}", or leave it out; to change '
@@ -65,53 +61,34 @@ def admit(
     return config
 
 
-def check_guess(config: StoreConfig, files: Files, error: DamagedSettings) -> None:
-    """Raise NotAdopted for a directory with a damaged ``msgstore.json`` in which a broker has shut down cleanly."""
-    theirs = next((name for name in SAVED_INDEXES if name in files.list(config.path)), None)
-    if theirs is not None and not config.adopt:
-        raise NotAdopted(
-            f"{config.path}: seems to belong to a broker: there is {theirs}, which msgstore would have renamed, and "
-            f"msgstore.json cannot be used ({error.reason}). To change the directory, copy it first, and adopt it: --adopt, or "
-            "adopt=True."
-        )
-
-
-def codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, files: Files, segments: Segments) -> Backend:
-    """Return the body codec that the records of a directory have; that of the configuration if they do not tell.
+def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, segments: Segments) -> Backend:
+    """Return the codec of a broker if the records have it, otherwise the configured one.
 
     More than half of the first bodies decide: a few damaged or ambiguous ones decide nothing.
     """
-    bodies = _first_bodies(files, segments)
+    bodies = _first_bodies(segments)
 
-    def is_most(accepted: Iterable[bool]) -> bool:
-        return 2 * sum(accepted) > len(bodies)
+    def fits(codec: BodyCodec) -> bool:
+        return 2 * sum(_accepts(codec, *body) for body in bodies) > len(bodies)
 
-    for name in sorted(filter(None, {catalogue.known_codec(stored) for _, stored in bodies})):
-        theirs = _installed(catalogue, name)
-        alike = [(msg_id, stored) for msg_id, stored in bodies if catalogue.known_codec(stored) == name]
-        if is_most(theirs is None or _accepts(theirs, *body) for body in alike):
+    for name, count in Counter(catalogue.known_codec(stored) for _, stored in bodies).items():
+        if name is not None and 2 * count > len(bodies):
             try:
-                catalogue.body_codec(name)
+                descriptor = catalogue.body_codec(name)
+                options = structure(descriptor.options, {}, f"{config.path}: the body codec {name}")
+                theirs: BodyCodec = catalogue.make(descriptor, options)
             except MsgStoreError as error:
                 raise type(error)(f"{config.path}: its bodies are stored by the body codec {name!r}: {error}") from error
-            if config.body.named and config.body.name != name:
-                raise _contradiction(config, f"are stored by the codec {name!r}", f'Write body = "{name}"')
-            return config.body if config.body.named else Backend(name)
-    if config.body.named:
-        if bodies and not is_most(_accepts(codec, *body) for body in bodies):
-            raise _contradiction(config, "are none of its", "Name the codec that they were stored by")
-        return config.body
-    for name in catalogue.names("body"):
-        other = _installed(catalogue, name)  # PLAIN codecs accept the same bytes backwards, too
-        if other is not None and is_most(_accepts(other, i, body) and not _accepts(other, i, body[::-1]) for i, body in bodies):
-            raise StoreMismatch(
-                f"{config.path}: bodies look as the codec {name!r} stores them, and no sound msgstore.json says so. "
-                f'Name it: body = "{name}", or body = "{config.body.name}" if they are to be read as they are.'
-            )
+            if fits(theirs):
+                if config.body.named and config.body.name != name:
+                    raise _contradiction(config, f"are stored by the codec {name!r}", f'Write body = "{name}"')
+                return config.body if config.body.named else Backend(name)
+    if config.body.named and bodies and not fits(codec):
+        raise _contradiction(config, "are none of its", "Name the codec that they were stored by")
     return config.body
 
 
-def _first_bodies(files: Files, segments: Segments) -> list[tuple[bytes, bytes]]:
+def _first_bodies(segments: Segments) -> list[tuple[bytes, bytes]]:
     bodies: list[tuple[bytes, bytes]] = []
     left = _BODY_BYTES
 
@@ -124,18 +101,9 @@ def _first_bodies(files: Files, segments: Segments) -> list[tuple[bytes, bytes]]
 
     for segment in segments:
         if len(bodies) < _BODIES and left > 0:
-            with files.view(segment.path) as data:
+            with segments.files.view(segment.path) as data:
                 segment.form.format.scan(data, check_body=add)
     return bodies
-
-
-def _installed(catalogue: Catalogue, name: str) -> BodyCodec | None:
-    try:
-        descriptor = catalogue.body_codec(name)
-        codec: BodyCodec = catalogue.make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
-    except MsgStoreError:
-        return None
-    return codec
 
 
 def _contradiction(config: StoreConfig, what: str, action: str) -> StoreMismatch:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import logging
 import mmap
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -37,9 +37,6 @@ _store_log = logging.getLogger("msgstore.store")  # commands that report damage 
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
 Found = tuple[Segment, SegmentScan]
 """A segment and its records."""
-_SMALLEST_ROW = 40
-"""Bytes of the smallest row of both tables. It limits the number of rows that a file can claim to have."""
-
 _HEADER = b"\x01\x02\x03\x04cXM\x0b"
 """Includes the mark of a log that was closed."""
 _MAGIC = b"bWLA"
@@ -61,16 +58,15 @@ _NEIGHBOUR = rb"(?:" + _IGNORED_INTEGER + rb"|" + _atom(b"undefined") + rb")"
 _FLAG = rb"(?:" + _atom(b"true") + rb"|" + _atom(b"false") + rb")"
 _ITEM = rb"(.{4})" + _MAGIC + rb"\x83"
 
-_LOCATION = re.compile(_ITEM + rb"h\x06" + _atom(b"msg_location") + rb"m\0\0\0\x10(.{16})" + _INTEGER * 4, re.DOTALL)
-_SUMMARY = re.compile(
+LOCATION = re.compile(_ITEM + rb"h\x06" + _atom(b"msg_location") + rb"m\0\0\0\x10(.{16})" + _INTEGER * 4, re.DOTALL)
+SUMMARY = re.compile(
     _ITEM + rb"h\x08" + _atom(b"file_summary") + _INTEGER * 2 + _NEIGHBOUR * 2 + _INTEGER + _FLAG + _NEIGHBOUR, re.DOTALL
 )
 _END = re.compile(
     _ITEM + rb"l\0\0\0\x02" + _atom(b"$end_of_table") + rb"l\0\0\0\x01h\x02" + _atom(b"count") + _INTEGER + rb"jj", re.DOTALL
 )
 
-Data = bytes | mmap.mmap
-Take = Callable[..., None]
+Row = tuple[Any, ...]
 
 
 @attrs.define
@@ -84,7 +80,7 @@ class BrokerCounts:
     problem: str | None = None
     """First reason not to trust the counts, or None."""
 
-    def take(self, msg_id: bytes, references: int, number: int, offset: int, size: int) -> None:
+    def add(self, msg_id: bytes, references: int, number: int, offset: int, size: int) -> None:
         """Add one row."""
         if offset >= LIMIT or size >= LIMIT or references > MAX_REFERENCES:
             self.object(f"{SAVED_COUNTS} has an impossible entry, of {msg_id.hex()}")
@@ -98,9 +94,26 @@ class BrokerCounts:
         """Note a reason not to trust the counts."""
         self.problem = self.problem or problem
 
-    def decide(self, found: Sequence[Found]) -> tuple[CountsFrom, dict[bytes, int] | None]:
-        """Compare with the records of all segments. Return the source of the counts, and the count of every live message, or
-        None if each record counts one."""
+    def compare_summary(self, segments: Segments, rows: Iterator[Row]) -> None:
+        """Compare ``file_summary.ets`` with the sizes of the segments, and with the live bytes of each by the counts."""
+        summary = {number: (live_bytes, size) for number, live_bytes, size in rows}
+        live = dict.fromkeys(segments.by_number, 0)
+        for location, references in zip(self.locations.values(), self.references.values(), strict=True):
+            if references:
+                number = location >> NUMBER_SHIFT
+                live[number] = live.get(number, 0) + (location & MASK)
+        for number in sorted(summary.keys() - segments.by_number.keys()):
+            self.object(f"segment {number} is missing, and has {summary[number][0]} bytes of live records by {SAVED_SUMMARY}")
+        for segment in segments:
+            live_bytes, size = summary.get(segment.number, (0, -1))
+            if size != segment.size:
+                self.object(f"{segment.path.name} has {segment.size} bytes, and not as many by {SAVED_SUMMARY}")
+            elif live_bytes != live[segment.number]:
+                alive = f"{live[segment.number]} bytes of {segment.path.name} are alive by it"
+                self.object(f"{alive}, and {live_bytes} by {SAVED_SUMMARY}")
+
+    def decide(self, found: Sequence[Found]) -> tuple[CountsFrom, dict[bytes, int]]:
+        """Compare with the records of all segments. Return the source of the counts, and the count of every live message."""
         live = {msg_id: count for msg_id, count in self.references.items() if count}
         agreed = {
             msg_id: live[msg_id]
@@ -122,9 +135,8 @@ class BrokerCounts:
         )
         numbers = len(agreed), contradicted, len(there) - len(agreed)
         _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, *numbers)
-        if not agreed:
-            return "one each", None
-        return "msg_store_index.ets in part", live | there | agreed  # those of ``live`` alone are reported as missing
+        # Those of ``live`` alone are reported as missing.
+        return "msg_store_index.ets in part" if agreed else "one each", live | there | agreed
 
 
 def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, read_only: bool) -> BrokerCounts | None:
@@ -132,115 +144,65 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
 
     Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes removes them permanently.
     """
-    path = shutdown_files.saved(SAVED_COUNTS)
-    what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."
-    if path is None:
-        _store_log.warning(what, segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it")
-        return None
-    if shutdown_files.text is None:
-        _store_log.warning(what, path, "there is no clean.dot beside it, so it may be older than the segments")
-        return None
+    path, summary = shutdown_files.saved(SAVED_COUNTS), shutdown_files.saved(SAVED_SUMMARY)
     counts = BrokerCounts(segments.directory)
-    try:
-        table = _read_table(segments, path, read_locations, counts.take)
-        if not table.rows and table.problem:
-            _store_log.warning(what, path, table.problem)
-            return None
-        if table.problem:
-            counts.object(table.problem)
-        _compare_summary(segments, shutdown_files, counts)
-    except OSError as error:
-        if not read_only:
-            raise StoreError(
-                f"{error.filename or path}: cannot be read: {error.strerror or error}. It has the reference counts. Fix the "
-                f"cause and open the store again; if it is lost, move it away, or pass the counts (refcounts=, --refcounts)."
-            ) from error
-        _store_log.warning(what, error.filename or path, error.strerror or error)
-        return None
-    return counts
-
-
-def _read_table(segments: Segments, path: Path, read: Callable[[Data, Take, int], Table], take: Take) -> Table:
-    with segments.files.view(path) as data:
-        return read(data, take, len(data) // _SMALLEST_ROW)
-
-
-def _compare_summary(segments: Segments, shutdown_files: ShutdownFiles, counts: BrokerCounts) -> None:
-    """Compare ``file_summary.ets`` with the sizes of the segments, and with the live bytes of each by the counts."""
-    path = shutdown_files.saved(SAVED_SUMMARY)
+    unused: object = None
     if path is None:
-        counts.object(f"there is no {SAVED_SUMMARY} beside it")
-        return
-    summary: dict[int, tuple[int, int]] = {}
-
-    def take(number: int, live_bytes: int, size: int) -> None:
-        summary[number] = (live_bytes, size)
-
-    table = _read_table(segments, path, read_summaries, take)
-    for number in sorted(summary.keys() - segments.by_number.keys()):
-        counts.object(f"segment {number} is missing, and has {summary[number][0]} bytes of live records by {SAVED_SUMMARY}")
-    if table.problem:
-        counts.object(f"{SAVED_SUMMARY}: {table.problem}")
-    live = dict.fromkeys(segments.by_number, 0)
-    for location, references in zip(counts.locations.values(), counts.references.values(), strict=True):
-        if references:
-            number = location >> NUMBER_SHIFT
-            live[number] = live.get(number, 0) + (location & MASK)
-    for segment in segments:
-        live_bytes, size = summary.get(segment.number, (0, -1))
-        if size != segment.size:
-            counts.object(f"{segment.path.name} has {segment.size} bytes, and not as many by {SAVED_SUMMARY}")
-        elif live_bytes != live[segment.number]:
-            what = f"{live[segment.number]} bytes of {segment.path.name} are alive by it, and {live_bytes} by {SAVED_SUMMARY}"
-            counts.object(what)
-
-
-@attrs.frozen
-class Table:
-    """Result of reading a saved table."""
-
-    rows: int
-    """Number of rows that were read."""
-    problem: str | None
-    """First reason why the table is incomplete; None if every row was read."""
+        path, unused = segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it"
+    elif shutdown_files.text is None:
+        unused = "there is no clean.dot beside it, so it may be older than the segments"
+    else:
+        try:
+            with segments.files.view(path) as data:
+                for msg_id, *numbers in read_rows(data, LOCATION, counts.object):
+                    counts.add(msg_id, *numbers)
+            if not counts.references and counts.problem:
+                unused = counts.problem
+            elif summary is None:
+                counts.object(f"there is no {SAVED_SUMMARY} beside it")
+            else:
+                with segments.files.view(summary) as data:
+                    rows = read_rows(data, SUMMARY, lambda problem: counts.object(f"{SAVED_SUMMARY}: {problem}"))
+                    counts.compare_summary(segments, rows)
+        except OSError as error:
+            if not read_only:
+                raise StoreError(
+                    f"{error.filename or path}: cannot be read: {error.strerror or error}. It has the reference counts. Fix "
+                    f"the cause and open the store again; if it is lost, move it away, or pass the counts (refcounts=, "
+                    f"--refcounts)."
+                ) from error
+            path, unused = error.filename or path, error.strerror or error
+    if unused is None:
+        return counts
+    what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."
+    _store_log.warning(what, path, unused)
+    return None
 
 
-def read_locations(data: Data, take: Take, max_rows: int) -> Table:
-    """Call ``take(id, references, file, offset, size)`` for each row of ``msg_store_index.ets``."""
-    return _read_rows(data, _LOCATION, lambda row: take(row[2], *map(_integer, row.groups()[2:])), max_rows)
-
-
-def read_summaries(data: Data, take: Take, max_rows: int) -> Table:
-    """Call ``take(file, live_bytes, size)`` for each row of ``file_summary.ets``."""
-    return _read_rows(data, _SUMMARY, lambda row: take(*map(_integer, row.groups()[1:])), max_rows)
-
-
-def _read_rows(data: Data, form: re.Pattern[bytes], take: Callable[[re.Match[bytes]], None], max_rows: int) -> Table:
-    """Read every intact row, also after damage. The search for the next row only moves forward: the time is linear."""
-    problem = None if data[:_HEAD] == _HEADER else "it is not a table that was closed"
+def read_rows(data: bytes | mmap.mmap, form: re.Pattern[bytes], report: Callable[[str], None]) -> Iterator[Row]:
+    """Yield the members of every intact row, also after damage, which is reported. ``form``: LOCATION, (id, references, file,
+    offset, size), or SUMMARY, (file, live bytes, size). The search for the next row only moves forward: the time is linear."""
+    if data[:_HEAD] != _HEADER:
+        report("it is not a table that was closed")
     at, rows = _end_of_item(data, _HEAD), 0
     if data[at + 4 : at + _HEAD] != _MAGIC:
         at = _HEAD  # no item: search for the first row from here
-    while True:
-        row = form.match(data, at)
-        if row is not None and _end_of_item(data, at) == row.end():
-            if rows == max_rows:
-                return Table(rows, problem or f"it has more than {max_rows} rows, and the segments have no room for them")
-            take(row)
+    while at >= 0:
+        if (row := form.match(data, at)) and _end_of_item(data, at) == row.end():
+            members = row.groups()[1:]
+            yield (*members[: form is LOCATION], *map(_integer, members[form is LOCATION :]))
             rows += 1
             at = row.end()
-            continue
-        end = _END.match(data, at)
-        if end is not None:
-            fits = _end_of_item(data, at) == end.end() == len(data) and _integer(end[2]) == rows
-            return Table(rows, problem or (None if fits else f"its end does not fit its {rows} rows"))
-        problem = problem or f"it is damaged or cut off at offset {at}"
-        at = data.find(_NEXT_ROW, at + _HEAD) - 4
-        if at < 0:
-            return Table(rows, problem)
+        elif end := _END.match(data, at):
+            if not _end_of_item(data, at) == end.end() == len(data) or _integer(end[2]) != rows:
+                report(f"its end does not fit its {rows} rows")
+            return
+        else:
+            report(f"it is damaged or cut off at offset {at}")
+            at = data.find(_NEXT_ROW, at + _HEAD) - 4
 
 
-def _end_of_item(data: Data, at: int) -> int:
+def _end_of_item(data: bytes | mmap.mmap, at: int) -> int:
     """Return the offset after an item, by its size."""
     return at + _HEAD + int.from_bytes(data[at : at + 4], "big")
 

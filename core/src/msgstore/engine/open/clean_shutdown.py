@@ -37,10 +37,9 @@ _MAX_CLEAN = 16 * 2**20
 
 # Possessive quantifiers keep the time linear for any text. They are only used on single characters: in Python 3.11.2 a group
 # with one loses what it captured.
-_REFS = re.compile(rb"\{\s*+client_refs\s*+,\s*+\[\s*+")
-_REF = re.compile(rb"<<\s*+(?:\"(?P<text>[^\"\\]*+)\"\s*+|(?P<numbers>[\d,\s]*+))>>\s*+(?P<comma>,?+)\s*+")
+_REFS = re.compile(rb"\{\s*+client_refs\s*+,\s*+\[")
+_REF = re.compile(rb"\s*+<<\s*+(?:\"([^\"\\]*+)\"|([\d,\s]*+))\s*+>>\s*+(,|\]\s*+\}\s*+\.)")
 _NUMBER = re.compile(rb"\s*+\d{1,3}+\s*+")
-_END = re.compile(rb"\]\s*+\}\s*+\.")
 
 
 def format_clean(client_refs: Iterable[bytes], last_v1_file: int | None) -> bytes:
@@ -54,20 +53,16 @@ def format_clean(client_refs: Iterable[bytes], last_v1_file: int | None) -> byte
 
 def parse_client_refs(text: bytes) -> set[bytes]:
     """Return the client references in the text of a ``clean.dot``; none if the list is not well-formed."""
-    begin = _REFS.search(text) if len(text) <= _MAX_CLEAN else None
-    if begin is None:
-        return set()
     refs: set[bytes] = set()
-    at = begin.end()
-    more = _END.match(text, at) is None
-    while more:
-        ref = _REF.match(text, at)
-        numbers = ref["numbers"].split(b",") if ref and ref["numbers"] else []
-        if ref is None or not all(_NUMBER.fullmatch(number) and int(number) <= 255 for number in numbers):
+    found = _REFS.search(text) if len(text) <= _MAX_CLEAN else None
+    while found and (found := _REF.match(text, found.end())):
+        numbers = found[2].split(b",") if found[2] and found[2].strip() else []
+        if not all(_NUMBER.fullmatch(number) and int(number) <= 255 for number in numbers):
             return set()
-        refs.add(ref["text"] or bytes(map(int, numbers)))
-        at, more = ref.end(), bool(ref["comma"])
-    return refs if _END.match(text, at) else set()
+        refs.add(found[1] or bytes(map(int, numbers)))
+        if found[3] != b",":
+            return refs
+    return set()
 
 
 def last_v1_file(segments: Iterable[tuple[int, str]]) -> int | None:

@@ -10,7 +10,7 @@ record without an entry      Dead if it is below the size of the row in a segmen
                              Otherwise live, with one reference.
 ===========================  ========================================================================================
 
-If segments are lost, and the index fits all others, only shortened segments are read, and no record without an entry is live.
+If segments are lost, and the index fits all others, no record below the size of its row comes back.
 
 Nothing is committed here: a failed opening leaves the index on disk as it was. The old counts are saved as
 ``msgstore-counts-N.csv``, lines ``id,count``, a file that ``refcounts=`` and ``--refcounts`` accept.
@@ -21,31 +21,28 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
-from itertools import repeat
 
 import attrs
 
 from msgstore.contract import Index
-from msgstore.engine.open.recovery import RecoveryRun, places
-from msgstore.engine.open.recovery_plan import LostSegment, RecoveryPlan
+from msgstore.engine.open.recovery_plan import LostSegment, RecoveryPlan, RecoveryRun, places
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.state.checkpoint import Row
 from msgstore.locations import pack_location, unpack_location
 
 log = logging.getLogger("msgstore.recovery")
 
-_PREFIX, _SUFFIX = "msgstore-counts-", ".csv"
 _LINES = 20_000
 """Lines of a file of counts that are written at once."""
 
 
 @attrs.define(eq=False)
-class _Read:
+class _Changed:
     """A segment that was read because it differs from its row."""
 
     segment: Segment
     row: Row | None
-    places: dict[tuple[bytes, int], int]
+    sizes: dict[tuple[bytes, int], int]
     """Size of each record by (id, offset)."""
     found: int = 0
     """Number of index entries with a record here."""
@@ -53,55 +50,150 @@ class _Read:
     """Number of references by id, for index entries without a record here."""
 
     @property
+    def is_shortened(self) -> bool:
+        return self.row is not None and self.segment.size < self.row.size
+
+    @property
     def agrees(self) -> bool:
         """True if it has all its indexed records. Damage does not matter, unless the file is shorter than it was."""
         if self.row is None or not self.found:
             return False
-        is_whole = self.segment.size >= self.row.size
-        return not self.gone or (is_whole and self.segment.quarantined and self.found > len(self.gone))
+        return not self.gone or (not self.is_shortened and self.segment.quarantined and self.found > len(self.gone))
 
 
-def repair(run: RecoveryRun, plan: RecoveryPlan) -> None:
-    """Remove entries of lost records, or point them to copies in other segments. Counts are kept.
-
-    An id names one body for ever, so any copy will do for a record that is gone: of several the one that a rebuild would take.
-    """
-    recovery = run.recovery
-    recovery.how = "rebuild"
-    read = {}
-    for name in [found.file for found in plan.lost if found.found is not None]:
-        segment = next(segment for segment in run.segments if segment.path.name == name)
-        read[segment.number] = _read(run, segment, plan.rows[name])
-        segment.quarantined |= segment.torn  # a torn record at its end is damage: it ended with a whole one
-    gone = _compare(run, read)
-    recovery.entered += len(_replace(run, gone, {}))
-
-
-def reconcile(run: RecoveryRun, plan: RecoveryPlan, why: str) -> None:
-    """Adapt the index to the segments."""
+def reconcile(run: RecoveryRun, plan: RecoveryPlan, refusal: str | None) -> None:
+    """Adapt the index to the segments. Without ``refusal`` it fits all segments but those that are lost."""
     index, recovery = run.index, run.recovery
-    recovery.how, recovery.distrust = "reconciled", why
+    recovery.how, recovery.distrust = "reconciled", refusal or "segments are missing or shortened"
     recovery.scanned.clear()
     recovery.damaged.clear()
     before = len(index)
     read = _read_changed(run, plan)
-    gone = _compare(run, read)
-    entered, recovery.revived = _unknown(index, read, gone)
+    gone = _find_gone(run, read)
+    entered, recovery.revived = _find_new(index, read, gone, is_fitting=refusal is None)
     if run.keeps_copy and (gone or entered):
         recovery.copy = save_counts(run)
-    copies = _replace(run, gone, entered)
-    recovery.lost += _replaced(read, copies)
+    copies = _find_copies(run, gone)
+    _replace(index, gone, copies, entered)
+    run.count_live()
+    recovery.missing = len(gone) - len(copies)
+    recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
+    recovery.lost += _find_replaced(read, copies)
     recovery.kept = before - len(gone) + len(copies)
     recovery.entered = len(copies) + len(entered)
-    recovery.garbage = sum(len(found.places) - found.segment.live_count for found in read.values())
+    recovery.garbage = sum(len(changed.sizes) - changed.segment.live_count for changed in read.values())
     report_distrust(run)
+
+
+def _read_changed(run: RecoveryRun, plan: RecoveryPlan) -> dict[int, _Changed]:
+    """Read the segments that are not as they were saved, and return them by number; the others get what their rows say of them.
+    All are read if the index is damaged."""
+    todo = []
+    for segment in run.segments:
+        row = plan.rows.get(segment.path.name)
+        segment.quarantined = row is not None and row.quarantined
+        is_as_saved = (
+            row is not None and not row.compacting and (segment.size, segment.sealed_mtime_ns) == (row.size, row.mtime_ns)
+        )
+        if row is not None and is_as_saved and not plan.is_damaged:
+            segment.appendable = row.appendable
+        else:
+            todo.append(segment)
+    read = {}
+    for segment in run.metered(todo):
+        row = plan.rows.get(segment.path.name)
+        sizes = {(msg_id, offset): size for msg_id, offset, size in places(run.scan(segment))}
+        read[segment.number] = changed = _Changed(segment, row, sizes)
+        segment.appendable &= row is None or row.appendable
+        segment.quarantined |= changed.is_shortened and segment.torn  # it ended with a whole record
+    return read
+
+
+def _find_gone(run: RecoveryRun, read: Mapping[int, _Changed]) -> dict[bytes, int]:
+    """Return the number of references by id, for index entries whose records are gone."""
+    gone: dict[bytes, int] = {}
+    for msg_id, location, references in run.index.items():
+        number, offset, size = unpack_location(location)
+        if number in read:
+            changed = read[number]
+            if changed.sizes.get((msg_id, offset)) == size:
+                changed.found += 1
+            else:
+                changed.gone[msg_id] = references
+        elif number not in run.segments.by_number:
+            gone[msg_id] = references
+    for changed in read.values():
+        if not changed.agrees:
+            gone |= changed.gone
+    return gone
+
+
+def _find_new(
+    index: Index, read: Mapping[int, _Changed], gone: Mapping[bytes, int], *, is_fitting: bool
+) -> tuple[dict[bytes, int], int]:
+    """Return the location of each live record that the index does not have, by id, and the number of those that may have been
+    removed: they include all records of segments that the index does not know, unless it fits all others.
+
+    Of several copies the one in the file with the highest number counts, and in one file the first.
+    """
+    entered: dict[bytes, int] = {}
+    revived = set()
+    for number, changed in read.items():
+        size = 0 if changed.row is None else changed.row.size
+        here: dict[bytes, int] = {}
+        for (msg_id, offset), length in sorted(changed.sizes.items(), key=lambda place: place[0][1]):
+            is_new = offset >= size or not (is_fitting or changed.agrees)
+            if is_new and msg_id not in here and msg_id not in gone and index.get(msg_id) is None:
+                here[msg_id] = pack_location(number, offset, length)
+                if not is_fitting and (offset < size or changed.row is None):
+                    revived.add(msg_id)
+        entered |= here
+    return entered, len(revived)
+
+
+def _find_copies(run: RecoveryRun, wanted: Mapping[bytes, int]) -> dict[bytes, int]:
+    """Return the location of another record of each id, if a segment has one. Damage is not reported here.
+
+    An id names one body for ever, so any copy will do: of several the one that a rebuild would take.
+    """
+    copies: dict[bytes, int] = {}
+    segments, scanned = run.segments, run.recovery.scanned
+    for segment in run.metered(segments if wanted else ()):
+        with segments.errors(segment), segments.files.view(segment.path) as data:
+            scan = segment.form.scan(data)
+        found: dict[bytes, int] = {}
+        for msg_id, offset, size in places(scan):
+            if msg_id in wanted:
+                found.setdefault(msg_id, pack_location(segment.number, offset, size))
+        copies |= found
+        if segment.path.name not in scanned:
+            scanned.append(segment.path.name)
+    return copies
+
+
+def _replace(index: Index, gone: Mapping[bytes, int], copies: Mapping[bytes, int], entered: Mapping[bytes, int]) -> None:
+    """Remove entries of ``gone`` records, or point them to copies. Enter the others."""
+    index.enter(list(gone), itertools.repeat(0, len(gone)))  # with one reference each, and that is released
+    index.release(list(gone))
+    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
+    index.enter(list(entered), entered.values())
+
+
+def _find_replaced(read: Mapping[int, _Changed], copies: Mapping[bytes, int]) -> list[LostSegment]:
+    """Segments of the saved size or above that do not hold what the index has in them, and that no other segment holds."""
+    lost = []
+    for changed in read.values():
+        gone = sum(msg_id not in copies for msg_id in changed.gone)
+        if gone and changed.row is not None and not changed.agrees and not changed.is_shortened:
+            lost.append(LostSegment(changed.segment.path.name, changed.segment.size, changed.row.size, gone))
+    return lost
 
 
 def save_counts(run: RecoveryRun) -> str:
     """Save all counts of the index in a new file in the store's directory. Return its name."""
     segments = run.segments
     there = segments.files.list(segments.directory)
-    name = next(name for n in itertools.count(1) if (name := f"{_PREFIX}{n}{_SUFFIX}") not in there)
+    name = next(name for n in itertools.count(1) if (name := f"msgstore-counts-{n}.csv") not in there)
     segments.files.write_file(segments.directory / name, _lines(run.index), sync=segments.is_durable)
     return name
 
@@ -122,112 +214,3 @@ def report_distrust(run: RecoveryRun) -> None:
         "been removed and are live again, %d records were entered.%s",
         directory, recovery.distrust, recovery.kept, recovery.missing, recovery.revived, recovery.entered, where,
     )  # fmt: skip
-
-
-def _read_changed(run: RecoveryRun, plan: RecoveryPlan) -> dict[int, _Read]:
-    """By number the segments that are not as they were saved; the others get what their rows say of them. All of them if the
-    index is damaged."""
-    changed = []
-    for segment in run.segments:
-        row = plan.rows.get(segment.path.name)
-        segment.quarantined = row is not None and row.quarantined
-        if row is None or plan.is_damaged or not _is_as_saved(segment, row):
-            changed.append(segment)
-        else:
-            segment.appendable = row.appendable
-    read = {}
-    for segment in run.metered(changed):
-        row = plan.rows.get(segment.path.name)
-        read[segment.number] = _read(run, segment, row)
-        if row is not None:
-            segment.appendable &= row.appendable
-    return read
-
-
-def _is_as_saved(segment: Segment, row: Row) -> bool:
-    return not row.compacting and (segment.size, segment.sealed_mtime_ns) == (row.size, row.mtime_ns)
-
-
-def _read(run: RecoveryRun, segment: Segment, row: Row | None) -> _Read:
-    return _Read(segment, row, {(msg_id, offset): size for msg_id, offset, size in places(run.scan(segment))})
-
-
-def _compare(run: RecoveryRun, read: Mapping[int, _Read]) -> dict[bytes, int]:
-    """Return the number of references by id, for index entries whose records are gone."""
-    gone: dict[bytes, int] = {}
-    for msg_id, location, references in run.index.items():
-        number, offset, size = unpack_location(location)
-        if number in read:
-            found = read[number]
-            if found.places.get((msg_id, offset)) == size:
-                found.found += 1
-            else:
-                found.gone[msg_id] = references
-        elif number not in run.segments.by_number:
-            gone[msg_id] = references
-    for found in read.values():
-        if not found.agrees:
-            gone |= found.gone
-    return gone
-
-
-def _unknown(index: Index, read: Mapping[int, _Read], gone: Mapping[bytes, int]) -> tuple[dict[bytes, int], int]:
-    """Return the location of each live record that the index does not have, by id, and the number of those that may have been
-    removed: they include all records of segments that the index does not know.
-
-    Of several copies the one in the file with the highest number counts, and in one file the first.
-    """
-    entered: dict[bytes, int] = {}
-    back = set()
-    for number, found in read.items():
-        size = 0 if found.row is None else found.row.size
-        here: dict[bytes, int] = {}
-        for (msg_id, offset), length in sorted(found.places.items(), key=lambda place: place[0][1]):
-            is_new = offset >= size or not found.agrees
-            if is_new and msg_id not in here and msg_id not in gone and index.get(msg_id) is None:
-                here[msg_id] = pack_location(number, offset, length)
-                if offset < size or found.row is None:
-                    back.add(msg_id)
-        entered |= here
-    return entered, len(back)
-
-
-def _replace(run: RecoveryRun, gone: Mapping[bytes, int], entered: Mapping[bytes, int]) -> dict[bytes, int]:
-    """Remove entries of ``gone`` records, or point them to copies. Enter the others. Return the location of each copy."""
-    index, recovery = run.index, run.recovery
-    copies = _find_copies(run, gone) if gone else {}
-    index.enter(list(gone), repeat(0, len(gone)))  # with one reference each, and that is released
-    index.release(list(gone))
-    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
-    index.enter(list(entered), entered.values())
-    run.count_live()
-    recovery.missing = len(gone) - len(copies)
-    recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
-    return copies
-
-
-def _find_copies(run: RecoveryRun, wanted: Mapping[bytes, int]) -> dict[bytes, int]:
-    """Return the location of another record of each id, if a segment has one. Damage is not reported here."""
-    copies: dict[bytes, int] = {}
-    segments, scanned = run.segments, run.recovery.scanned
-    for segment in run.metered(segments):
-        with segments.errors(segment), segments.files.view(segment.path) as data:
-            scan = segment.form.scan(data)
-        found: dict[bytes, int] = {}
-        for msg_id, offset, size in places(scan):
-            if msg_id in wanted:
-                found.setdefault(msg_id, pack_location(segment.number, offset, size))
-        copies |= found
-        if segment.path.name not in scanned:
-            scanned.append(segment.path.name)
-    return copies
-
-
-def _replaced(read: Mapping[int, _Read], copies: Mapping[bytes, int]) -> list[LostSegment]:
-    """Segments of the saved size or above that do not hold what the index has in them, and that no other segment holds."""
-    found_gone = ((found, sum(msg_id not in copies for msg_id in found.gone)) for found in read.values() if not found.agrees)
-    return [
-        LostSegment(found.segment.path.name, found.segment.size, found.row.size, gone)
-        for found, gone in found_gone
-        if gone and found.row is not None and found.segment.size >= found.row.size
-    ]

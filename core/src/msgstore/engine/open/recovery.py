@@ -1,98 +1,129 @@
-"""Recovery steps: scan segments, check an index against them, complete it with their records, or rebuild it from all of them.
+"""Recovery: make index and segments agree when a store opens, as :mod:`msgstore.engine.open.recovery_plan` says.
 
-Opening never truncates a segment. One that does not end cleanly is sealed, and a damaged one is quarantined.
+The saved index is used as it is, completed by tail scans, reconciled with the records, or rebuilt from all segments. Opening
+never truncates a segment. One that does not end cleanly is sealed, and a damaged one is quarantined.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress, repeat
+from itertools import compress, islice, repeat
 
-import attrs
-
-from msgstore.contract import Columns, Index, SegmentScan, StoreError
+from msgstore.config import StoreConfig
+from msgstore.contract import RESCUED_KEY, Columns, Index, IndexContext, PluginError, SegmentScan, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
-from msgstore.engine.open.broker_counts import BrokerCounts, Found
-from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
+from msgstore.engine.backends import of_index
+from msgstore.engine.open.broker_counts import Found, read_broker_counts
+from msgstore.engine.open.clean_shutdown import ShutdownFiles
+from msgstore.engine.open.reconcile import reconcile, report_distrust, save_counts
+from msgstore.engine.open.recovery_plan import (
+    Recovery,
+    RecoveryPlan,
+    RecoveryProgress,
+    RecoveryRun,
+    compare_with_index,
+    places,
+)
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
-from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location, pack_locations
+from msgstore.files import Files
+from msgstore.locations import pack_location, pack_locations, unpack_location
+from msgstore.plugins.catalogue import Catalogue
 
 log = logging.getLogger("msgstore.recovery")
 
-CHAIN = 2
-"""Records in a row after a torn end that make it damage instead of a write that was cut off."""
+_BATCH = 100_000
+"""Entries that are handed from one index to another at a time."""
 
 
-@attrs.frozen(eq=False)
-class RecoveryRun:
-    """State that the steps of one recovery share."""
+def recover_index(
+    config: StoreConfig,
+    catalogue: Catalogue,
+    segments: Segments,
+    index: Index,
+    state: Mapping[bytes, bytes],
+    last_index: str,
+    shutdown_files: ShutdownFiles,
+    counts: Mapping[bytes, int] | None,
+    progress: RecoveryProgress | None,
+    *,
+    read_only: bool,
+) -> Recovery:
+    """Recover the loaded ``index``, which was saved with ``state``, and report lost segments.
 
-    segments: Segments
-    index: Index
-    recovery: Recovery
-    """Result, completed by each step."""
-    progress: RecoveryProgress | None
-    keeps_copy: bool
-    """True if the old counts are saved in a file before any of them changes."""
+    ``last_index``: name of the index of the last opening, whose entries are taken over if it is another one. ``counts``:
+    reference counts given by the caller, which are better than those of an index that has to be repaired.
 
-    def metered(self, todo: Iterable[Segment]) -> Iterator[Segment]:
-        """Yield segments, and report the bytes of those that are done."""
-        sized = [(segment, segment.size) for segment in todo]
-        done, total = 0, sum(size for _, size in sized)
-        if self.progress and total:
-            self.progress(0, total)
-        for segment, size in sized:
-            yield segment
-            done += size
-            if self.progress:
-                self.progress(done, total)
-
-    def scan(self, segment: Segment, start: int = 0) -> SegmentScan:
-        """Read a segment from ``start`` on; notes on it, and in the result, what state it is in."""
-        segments, recovery = self.segments, self.recovery
-        with segments.errors(segment), segments.files.view(segment.path) as data:
-            scan = segment.form.scan(data, start=start)
-            end = scan.end
-            with segment.form.attribute_errors("find_chain"):
-                behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
-            segment.size = len(data)
-        recovery.scanned.append(segment.path.name)
-        if segment.size >= LIMIT:
-            raise StoreError(f"{segment.path}: has {segment.size} bytes; segments of 1 TiB and more are not supported")
-        segment.quarantined |= end.state == "corrupt" or bool(scan.damage) or behind is not None
-        segment.torn = end.state == "torn"
-        segment.appendable = end.state == "clean" and not segment.quarantined and scan.header in (None, "ok")
-        spots = [(damage.offset, damage.reason) for damage in scan.damage]
-        if end.state != "clean":
-            spots.append((end.offset, end.reason or end.state))
-        becomes = (
-            "the segment is kept as it is" if segment.quarantined else "a write was cut off; what stands before it is whole"
-        )
-        for offset, reason in spots:
-            recovery.damaged.append(f"{segment.path.name} at offset {offset}: {reason}")
-            log.warning("%s at offset %d: %s: %s", segment.path, offset, reason, becomes)
-            if segment.quarantined:
-                segments.telemetry.damage(segment.path.name, offset, reason)
-        return scan
-
-    def count_live(self) -> None:
-        """Count the live records and bytes of each segment by the index."""
-        for segment in self.segments:
-            segment.live_count = segment.live_bytes = 0
-        for _, location, _ in self.index.items():
-            segment = self.segments.by_number[location >> NUMBER_SHIFT]
-            segment.live_count += 1
-            segment.live_bytes += location & MASK
+    Raises StoreMismatch, StoreError, OSError.
+    """
+    recovery = Recovery("trust")
+    is_other = last_index != config.index.name and not shutdown_files.foreign and bool(segments.by_number)
+    if is_other:
+        recovery.how = "taken over"
+        state = _take_over(last_index, config, catalogue, segments.files, index, has_counts=counts is not None)
+    keeps_copy = not (read_only or is_other)  # the other index stays as it is
+    run = RecoveryRun(segments, index, recovery, progress, keeps_copy=keeps_copy)
+    plan = compare_with_index(state, segments, shutdown_files)
+    recovery.lost = list(plan.lost)
+    refusal = plan.refusal or _refute(run, plan.verify)
+    if refusal is None and not plan.lost:
+        if plan.tails and recovery.how == "trust":
+            recovery.how = "tail"
+        for segment, start in plan.tails:
+            _scan_tail(run, segment, start)
+    elif plan.rows and counts is None and not shutdown_files.foreign:
+        reconcile(run, plan, refusal)
+    else:
+        if is_other:
+            plan = RecoveryPlan()
+        has_rescued = RESCUED_KEY in state and not shutdown_files.foreign
+        known = counts
+        if known is None:
+            known = {msg_id: count for msg_id, _, count in index.items() if count > 1} if has_rescued else {}
+        why = refusal or "segments are missing or shortened, and counts were given"
+        _rebuild(run, plan, why, known, shutdown_files, is_given=counts is not None)
+    if not segments.by_number:
+        index.clear()
+        if not recovery.missing and recovery.distrust is None:
+            recovery.how = "new"
+    for lost in recovery.lost:
+        recovery.damaged.append(f"{lost.file}: {lost}")
+        segments.telemetry.damage(lost.file, lost.found, lost.reason)
+        log.warning("%s: %s", segments.directory / lost.file, lost)
+    return recovery
 
 
-def places(scan: SegmentScan) -> Iterator[tuple[bytes, int, int]]:
-    """Return (id, offset, size) of each record, copies included."""
-    return ((i, offset, size) for i, offset, size, _ in chain(scan.records.rows(), scan.duplicates.rows()))
+def _take_over(
+    name: str, config: StoreConfig, catalogue: Catalogue, files: Files, index: Index, *, has_counts: bool
+) -> Mapping[bytes, bytes]:
+    """Copy every entry of the index of the last opening, and return its state."""
+    try:
+        descriptor = catalogue.index(name)
+        context = IndexContext(descriptor.options(), config.path, files, sync=False, read_only=True)
+        other: Index = catalogue.make(descriptor, context)
+    except PluginError as error:
+        if has_counts:
+            log.info("%s: the index of the last opening is not taken over: %s", config.path, error)
+            return {}
+        raise StoreMismatch(
+            f"{config.path}: was last opened with the index {name!r}, which has the reference counts. To rebuild "
+            f"without it pass them yourself (refcounts=, --refcounts); to use it: {error}"
+        ) from error
+    try:
+        with of_index(name, config, catalogue, "load its entries in"):
+            state = other.load() or {}
+        index.clear()
+        entries = iter(other.items())
+        while batch := list(islice(entries, _BATCH)):
+            index.enter(*zip(*batch, strict=True))
+    finally:
+        other.close(None)
+    log.info("%s: took over %d entries from the index of the last opening", config.path, len(index))
+    return state
 
 
-def refute(run: RecoveryRun, changed: Iterable[Segment]) -> str | None:
+def _refute(run: RecoveryRun, changed: Iterable[Segment]) -> str | None:
     """Return what contradicts the index, or None if each segment has as many indexed records, copies included, as it counts.
 
     Damage does not refute the index: the segment is quarantined, and each read checks its record.
@@ -104,7 +135,7 @@ def refute(run: RecoveryRun, changed: Iterable[Segment]) -> str | None:
     return None
 
 
-def scan_tail(run: RecoveryRun, segment: Segment, start: int) -> None:
+def _scan_tail(run: RecoveryRun, segment: Segment, start: int) -> None:
     """Enter the records from ``start`` on, after the last commit. An id in the index keeps its older record and its count."""
     if start == segment.size and segment.appendable:
         return  # nothing was appended since the commit: the file is not read
@@ -117,54 +148,83 @@ def scan_tail(run: RecoveryRun, segment: Segment, start: int) -> None:
     run.recovery.garbage += len(scan.records) - len(new) + len(scan.duplicates)
 
 
-def rebuild(run: RecoveryRun, counts: Mapping[bytes, int], default: int, broker: BrokerCounts | None = None) -> None:
-    """Fill the index from the hint file or a scan of every segment. ``default`` is the count of ids that ``counts`` lacks.
+def _rebuild(
+    run: RecoveryRun,
+    plan: RecoveryPlan,
+    why: str,
+    counts: Mapping[bytes, int],
+    shutdown_files: ShutdownFiles,
+    *,
+    is_given: bool,
+) -> None:
+    """Fill the index from the hint file or a scan of every segment, and say what that brings back.
 
-    ``broker``: counts to use instead. They are compared with all records before the first is entered, so all records are in
-    memory.
+    ``counts`` are complete if they are given by the caller: what they do not name is garbage. Otherwise they are those above
+    one that were read from a damaged index, and every other message has one reference. Counts that a broker saved are compared
+    with all records before the first is entered, so all records are in memory.
 
     Of copies in several files the highest-numbered file's wins, in one file the first. A rebuild that is stopped begins
     again: until the opening is complete, each commit leaves an index without a layout.
     """
     segments, index, recovery = run.segments, run.index, run.recovery
-    recovery.how = "rebuild"
+    broker = None
+    if shutdown_files.foreign and not is_given:
+        broker = read_broker_counts(segments, shutdown_files, read_only=not run.keeps_copy)
+    log.info("%s: the index is rebuilt from the segments: %s", segments.directory, why)
+    recovery.how, recovery.counts = "rebuild", "given" if is_given else "one each"
     recovery.scanned.clear()
     recovery.damaged.clear()
+    before: set[bytes] = set()
+    if plan.rows:
+        recovery.distrust = why
+        before = {msg_id for msg_id, _, _ in index.items()}
+        if before and run.keeps_copy:
+            recovery.copy = save_counts(run)
     index.clear()
-    found_records: Iterable[Found] = _read_all(run)
+    default = 0 if is_given else 1
+    found: Iterable[Found] = _read_all(run)
     if broker is not None:
-        found_records = everything = list(found_records)
-        recovery.counts, decided = broker.decide(everything)
-        counts, default = ({}, 1) if decided is None else (decided, 0)
-    else:
-        recovery.counts = "one each" if default else "given"
+        found = everything = list(found)
+        recovery.counts, counts = broker.decide(everything)
+        default = 0
     counts = {msg_id: count for msg_id, count in counts.items() if count > 0}
-    has_copies = False
     records = 0
-    newest = max(segments.by_number)
-    for segment, scan in found_records:
-        has_copies |= not _enter(index, segment, scan.records, counts, default)
+    newest = max(segments.by_number, default=-1)
+    for segment, scan in found:
+        _enter(index, segment, scan.records, counts, default)
         records += len(scan.records) + len(scan.duplicates)
         if segment.number == newest and segment.appendable:
             segments.hints.hold(segment, scan.records)
         index.freeze({})
         index.commit()
-    if has_copies:
-        run.count_live()
+    if sum(segment.live_count for segment in segments) > len(index):
+        run.count_live()  # there are copies
     recovery.entered = len(index)
     recovery.garbage = records - recovery.entered
-    if not default:
+    if not default and len(counts) > recovery.entered:
         recovery.missing = len(counts) - recovery.entered
-    if recovery.missing:
         recovery.first_missing = next(msg_id for msg_id in counts if index.get(msg_id) is None)
         log.warning("%s: %d ids with references have no record", segments.directory, recovery.missing)
         for segment in segments:  # they may stand behind what looks like a write that was cut off
             segment.quarantined |= segment.torn
+    elif default and counts:
+        kept = sum(index.get(msg_id) is not None for msg_id in counts)
+        what = "%s: %d of %d messages have the counts that were read from the damaged index; every other one has one reference"
+        log.warning(what, segments.directory, kept, recovery.entered)
+    if recovery.counts == "msg_store_index.ets":
+        recovery.distrust = None  # exact: nothing dead comes back
+    elif plan.rows:
+        if not is_given:
+            sizes = {segment.number: row.size for segment in segments if (row := plan.rows.get(segment.path.name))}
+            for msg_id, location, _ in index.items():
+                number, offset, _ = unpack_location(location)
+                recovery.revived += offset < sizes.get(number, 0) and msg_id not in before
+        report_distrust(run)
 
 
 def _read_all(run: RecoveryRun) -> Iterator[Found]:
     """Yield the records of each segment, in number order. One segment is in memory at a time."""
-    hints, newest = run.segments.hints, max(run.segments.by_number)
+    hints, newest = run.segments.hints, max(run.segments.by_number, default=-1)
     for segment in run.metered(run.segments):
         hint = hints.load(segment)
         if hint is not None:
@@ -178,8 +238,8 @@ def _read_all(run: RecoveryRun) -> Iterator[Found]:
             yield segment, scan
 
 
-def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes, int], default: int) -> bool:
-    """Enter the records of one segment. Return False if there are copies: live records must then be counted again."""
+def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes, int], default: int) -> None:
+    """Enter the records of one segment. It counts copies as live, too."""
     ids, locations = found.id_list(), pack_locations(segment.number, found.offsets, found.sizes)
     sizes: Sequence[int] = found.sizes
     references: list[int] | None = None
@@ -189,17 +249,14 @@ def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes
             sizes = list(compress(sizes, named))
             ids, locations, named = list(compress(ids, named)), list(compress(locations, named)), list(filter(None, named))
         references = named if named.count(1) < len(named) else None
-    segment.live_count = len(ids)
-    segment.live_bytes = sum(sizes)
+    segment.live_count, segment.live_bytes = len(ids), sum(sizes)
     before = len(index)
     index.enter(ids, locations, references)
-    if len(index) - before == len(ids):
-        return True
-    first = dict(zip(reversed(ids), reversed(locations), strict=True))
-    if len(first) < len(ids):
-        again = None if references is None else [counts.get(msg_id, default) for msg_id in first]
-        index.enter(list(first), first.values(), again)
-    return False
+    if len(index) - before < len(ids):
+        first = dict(zip(reversed(ids), reversed(locations), strict=True))
+        if len(first) < len(ids):
+            again = None if references is None else [counts.get(msg_id, default) for msg_id in first]
+            index.enter(list(first), first.values(), again)
 
 
 def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:

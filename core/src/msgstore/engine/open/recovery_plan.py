@@ -1,4 +1,4 @@
-"""Recovery plan: compare the saved index with the segments, to decide how it is recovered. The result of a recovery.
+"""Recovery plan: compare the saved index with the segments, to decide how it is recovered. What the steps of a recovery share.
 
 ================  ==================================================================================================
 ``trust``         The index was saved at a clean shutdown and nothing has changed since. Nothing is read.
@@ -12,24 +12,32 @@
 ``live``          A reader next to a writer in another process: it sees what that one commits, and recovers nothing.
 ================  ==================================================================================================
 
-A segment that is missing, or shorter than when it was sealed, is lost: it is reported, the entries of the other segments are
-kept, and copies of its records are searched in them.
+A segment that is missing, or shorter than when it was sealed, is lost: it is reported, the index is reconciled, and copies of
+its records are searched in the other segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Literal
 
 import attrs
 
-from msgstore.contract import RESCUED_KEY
+from msgstore.contract import RESCUED_KEY, Index, SegmentScan, StoreError
 from msgstore.engine.open.broker_counts import CountsFrom
 from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint
 from msgstore.engine.state.checkpoint import Row
+from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT
+
+log = logging.getLogger("msgstore.recovery")
+
+CHAIN = 2
+"""Records in a row after a torn end that make it damage instead of a write that was cut off."""
 
 RecoveryProgress = Callable[[int, int], object]
 """Called with (bytes done, bytes in all) of the segments that have to be read. Begins again at 0 if an index that was being
@@ -126,65 +134,118 @@ class RecoveryPlan:
 def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdown_files: ShutdownFiles) -> RecoveryPlan:
     """Compare the saved ``state`` of an index with the segments.
 
-    A program that ran in between is recognised by sizes, names, or another ``clean.dot``. If ``clean.dot`` shows it, no segment
-    counts as lost: that program may have deleted and truncated segments. If ``clean.dot`` is hidden, records may have been
-    appended (:mod:`msgstore.engine.open.clean_shutdown`).
+    A program that ran in between is recognised by sizes, names, another ``clean.dot``, or RabbitMQ's saved index. If one of the
+    latter two shows it, no segment counts as lost: that program may have deleted and truncated segments. If ``clean.dot`` is
+    hidden, records may have been appended (:mod:`msgstore.engine.open.clean_shutdown`).
     """
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
-        return RecoveryPlan(refusal="it is not complete, or of another version")
+        return RecoveryPlan(refusal="none was saved, or it is not complete, or of another version")
     saved = state.get(checkpoint.CLEAN_KEY)
     fits = shutdown_files.clean is None if saved is None else saved in (shutdown_files.clean, shutdown_files.pending)
     try:
         rows = checkpoint.rows(state)
     except ValueError as error:
         return RecoveryPlan(refusal=str(error))
+    if shutdown_files.foreign:
+        return RecoveryPlan(refusal="RabbitMQ has saved one of its own since", rows=rows)
     if RESCUED_KEY in state:
         return RecoveryPlan(refusal="it is damaged, and each entry is compared with its record", rows=rows, is_damaged=True)
     if not fits:
         return RecoveryPlan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
-    plan = RecoveryPlan(lost=missing_files(rows, segments), rows=rows)
+    plan = RecoveryPlan(rows=rows)
     refusals = []
     hidden = saved is not None and shutdown_files.clean is None
     newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
     names = {segment.path.name: segment for segment in segments}
     for name, row in rows.items():
         segment = names.pop(name, None)
-        if segment is not None:
-            if hidden and segment.number == newest and row.appendable and segment.size > row.size:
-                row = attrs.evolve(row, mtime_ns=None)
-            refusals += _compare(segment, row, plan)
-            _apply(segment, row)
+        if segment is None:
+            if row.live_count:  # one without live messages may have been deleted just before a crash
+                plan.lost.append(LostSegment(name, None, row.size, row.live_count))
+            continue
+        segment.live_count, segment.live_bytes = row.live_count, row.live_bytes
+        segment.appendable, segment.quarantined = row.appendable, row.quarantined
+        may_have_grown = hidden and segment.number == newest and row.appendable and segment.size > row.size
+        if row.compacting:
+            plan.verify.append(segment)
+            if segment.size > row.size:
+                refusals.append(f"{name} has grown while it was compacted")
+        elif segment.size < row.size:
+            plan.lost.append(LostSegment(name, segment.size, row.size, row.live_count))
+        elif row.mtime_ns is None or may_have_grown:
+            plan.tails.append((segment, row.size))
+        elif segment.size > row.size:
+            refusals.append(f"{name} has grown since it was sealed")
+        elif segment.sealed_mtime_ns != row.mtime_ns:
+            plan.verify.append(segment)
     is_closed = saved is not None and not hidden
     refusals += [f"{name} is new" for name, segment in names.items() if is_closed or segment.number < newest]
     plan.tails.extend((segment, 0) for segment in names.values())
     return attrs.evolve(plan, refusal="; ".join(refusals[:5]) or None)
 
 
-def missing_files(rows: Mapping[str, Row], segments: Iterable[Segment]) -> list[LostSegment]:
-    """Return the missing segments that had live messages. One without any may have been deleted just before a crash."""
-    names = {segment.path.name for segment in segments}
-    return [
-        LostSegment(name, None, row.size, row.live_count) for name, row in rows.items() if row.live_count and name not in names
-    ]
+@attrs.frozen(eq=False)
+class RecoveryRun:
+    """State that the steps of one recovery share."""
+
+    segments: Segments
+    index: Index
+    recovery: Recovery
+    """Result, completed by each step."""
+    progress: RecoveryProgress | None
+    keeps_copy: bool
+    """True if the old counts are saved in a file before any of them changes."""
+
+    def metered(self, todo: Iterable[Segment]) -> Iterator[Segment]:
+        """Yield segments, and report the bytes of those that are done."""
+        sized = [(segment, segment.size) for segment in todo]
+        done, total = 0, sum(size for _, size in sized)
+        if self.progress and total:
+            self.progress(0, total)
+        for segment, size in sized:
+            yield segment
+            done += size
+            if self.progress:
+                self.progress(done, total)
+
+    def scan(self, segment: Segment, start: int = 0) -> SegmentScan:
+        """Read a segment from ``start`` on; notes on it, and in the result, what state it is in."""
+        segments, recovery = self.segments, self.recovery
+        with segments.errors(segment), segments.files.view(segment.path) as data:
+            scan = segment.form.scan(data, start=start)
+            end = scan.end
+            with segment.form.attribute_errors("find_chain"):
+                behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
+            segment.size = len(data)
+        recovery.scanned.append(segment.path.name)
+        if segment.size >= LIMIT:
+            raise StoreError(f"{segment.path}: has {segment.size} bytes; segments of 1 TiB and more are not supported")
+        segment.quarantined |= end.state == "corrupt" or bool(scan.damage) or behind is not None
+        segment.torn = end.state == "torn"
+        segment.appendable = end.state == "clean" and not segment.quarantined and scan.header in (None, "ok")
+        spots = [(damage.offset, damage.reason) for damage in scan.damage]
+        if end.state != "clean":
+            spots.append((end.offset, end.reason or end.state))
+        becomes = (
+            "the segment is kept as it is" if segment.quarantined else "a write was cut off; what stands before it is whole"
+        )
+        for offset, reason in spots:
+            recovery.damaged.append(f"{segment.path.name} at offset {offset}: {reason}")
+            log.warning("%s at offset %d: %s: %s", segment.path, offset, reason, becomes)
+            if segment.quarantined:
+                segments.telemetry.damage(segment.path.name, offset, reason)
+        return scan
+
+    def count_live(self) -> None:
+        """Count the live records and bytes of each segment by the index."""
+        for segment in self.segments:
+            segment.live_count = segment.live_bytes = 0
+        for _, location, _ in self.index.items():
+            segment = self.segments.by_number[location >> NUMBER_SHIFT]
+            segment.live_count += 1
+            segment.live_bytes += location & MASK
 
 
-def _compare(segment: Segment, row: Row, plan: RecoveryPlan) -> list[str]:
-    """Add to the plan what a segment needs. Return the reasons why the index does not describe it."""
-    name = segment.path.name
-    if row.compacting:
-        plan.verify.append(segment)
-        return [f"{name} has grown while it was compacted"] if segment.size > row.size else []
-    if segment.size < row.size:
-        plan.lost.append(LostSegment(name, segment.size, row.size, row.live_count))
-    elif row.mtime_ns is None:
-        plan.tails.append((segment, row.size))
-    elif segment.size > row.size:
-        return [f"{name} has grown since it was sealed"]
-    elif segment.sealed_mtime_ns != row.mtime_ns:
-        plan.verify.append(segment)
-    return []
-
-
-def _apply(segment: Segment, row: Row) -> None:
-    segment.live_count, segment.live_bytes = row.live_count, row.live_bytes
-    segment.appendable, segment.quarantined = row.appendable, row.quarantined
+def places(scan: SegmentScan) -> Iterator[tuple[bytes, int, int]]:
+    """Return (id, offset, size) of each record, copies included."""
+    return ((i, offset, size) for i, offset, size, _ in chain(scan.records.rows(), scan.duplicates.rows()))

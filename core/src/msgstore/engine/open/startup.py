@@ -13,23 +13,20 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreMismatch
 from msgstore.directory import (
-    DamagedSettings,
     Settings,
     adopt_leftovers,
+    are_saved,
     check_writable,
     find_segments,
-    has_copy,
-    read_settings,
+    known_settings,
     write_settings,
 )
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events import Telemetry
-from msgstore.engine.open.adoption import admit, check_guess, codec_of_records
+from msgstore.engine.open.adoption import admit
 from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
-from msgstore.engine.open.index_recovery import recover_index
-from msgstore.engine.open.recovery import sum_counts
+from msgstore.engine.open.recovery import recover_index, sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
-from msgstore.engine.open.settings import keep_damaged, rebuild_settings
 from msgstore.engine.segment.segment import Segment, remove_leftovers
 from msgstore.engine.segment.segments import Segments, Sync
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
@@ -75,8 +72,8 @@ def open_directory(
     directory = config.path
     counts = None if refcounts is None else sum_counts(refcounts)
     with _open_errors(directory), ExitStack() as undo:
-        if not read_only:
-            config = _check_without_lock(config, catalogue, files)
+        if not read_only:  # a mistake that can be refused without the lock changes nothing
+            _look(config, catalogue, files, read_only=False)
         telemetry = Telemetry(directory, catalogue.observers)
         undo.callback(telemetry.failed_to_open)  # last, when nothing is held any more
         lock, lock_text = None, None
@@ -89,7 +86,7 @@ def open_directory(
             files.make_directory(directory)
             lock = WriterLock(directory, files)
             undo.callback(lock.release)
-        config, backends, segments, remembered = _find_segments(config, catalogue, files, lock)
+        config, backends, segments, remembered = _look(config, catalogue, files, read_only=read_only, lock=lock)
         segments.telemetry = telemetry
         shutdown_files = ShutdownFiles.read(files, directory)
         index, is_persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
@@ -108,7 +105,7 @@ def open_directory(
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
         if lock is not None:
-            _begin_writing(opened, catalogue, state, remembered, shutdown_files, undo)
+            _begin_writing(opened, catalogue, state, shutdown_files, undo)
             lock.opened()
         undo.pop_all()
         return opened
@@ -127,7 +124,6 @@ def _begin_writing(
     opened: OpenDirectory,
     catalogue: Catalogue,
     state: Mapping[bytes, bytes],
-    remembered: Settings | None,
     shutdown_files: ShutdownFiles,
     undo: ExitStack,
 ) -> None:
@@ -136,7 +132,7 @@ def _begin_writing(
     segments = accounting.segments
     _resume(config, backends, segments)
     for segment in segments:
-        if segment.live_count == 0 and recovery.how != "rebuild":
+        if segment.live_count == 0 and recovery.how != "rebuild" and not recovery.lost:
             accounting.queue_deletion(segment)  # a crash came between the commit and the deletion
     saved = state.get(CLEAN_KEY)
     marker = CleanStopMarker(shutdown_files, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
@@ -149,7 +145,7 @@ def _begin_writing(
         with of_index(config.index.name, config, catalogue, "take the first changes in"):
             accounting.commit(marker.state)
     settings = _settings(backends, segments)
-    if remembered != settings or not has_copy(segments.files, config.path, settings):
+    if not are_saved(segments.files, config.path, settings):
         write_settings(segments.files, config.path, settings)
     if accounting.marker is None:
         marker.finish(accounting)
@@ -162,82 +158,53 @@ def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
         publish_clean(accounting)
 
 
-def _check_without_lock(config: StoreConfig, catalogue: Catalogue, files: Files) -> StoreConfig:
-    """Refuse what can be refused without a lock, so that a mistake changes nothing. Return the configuration, with the body
-    codec of an adopted directory."""
-    try:
-        remembered = read_settings(files, config.path)
-    except DamagedSettings as error:
-        if error.copy is None:
-            check_guess(config, files, error)
-            return config  # the settings are rebuilt under the lock
-        remembered = error.copy
-    backends = resolve(config, catalogue, remembered)
-    if not config.path.is_dir():
-        return config
-    segments = _find(config, backends, files, remembered, read_only=False)
-    if remembered is not None and not config.body.named:
-        return config
-    return admit(config, catalogue, backends, files, remembered, segments)
-
-
-def _find_segments(
-    config: StoreConfig, catalogue: Catalogue, files: Files, lock: WriterLock | None
+def _look(
+    config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool, lock: WriterLock | None = None
 ) -> tuple[StoreConfig, Backends, Segments, Settings | None]:
-    """Return backends, segments, and the settings of the last opening. Rebuilds damaged settings, and the configuration gets
-    the body codec of the records then."""
-    directory, read_only = config.path, lock is None
-    rebuilt: Settings | None = None
-    is_guessed = False
-    try:
-        remembered = read_settings(files, directory)
-    except DamagedSettings as error:
-        remembered = rebuilt = rebuild_settings(files, config, catalogue, error)
-        is_guessed = error.copy is None and not (read_only and config.body.named)
+    """Return the configuration, with the body codec of an adopted directory, and backends, segments and settings of the last
+    opening. With the lock, what a crash left is cleared up first.
+
+    Refuses segments that no plugin reads, newer ones than the store writes, those of a broker that are not adopted, and, if
+    the configuration says so, older ones.
+    """
+    directory = config.path
+    remembered = known_settings(files, directory, warns=read_only or lock is not None)
     backends = resolve(config, catalogue, remembered)
-    if not read_only:
-        adopt_leftovers(files, directory, backends.formats.extensions, backends.formats.leftovers)
-        remove_leftovers(files, directory, backends.formats.extensions, erase=config.erase)
-    segments = _find(config, backends, files, remembered, read_only=read_only)
-    segments.place = None if lock is None else lock.place
-    if rebuilt is not None and is_guessed:
-        config = attrs.evolve(config, body=codec_of_records(config, catalogue, backends.codec, files, segments))
-        remembered = rebuilt = attrs.evolve(rebuilt, body=config.body.name)
-        backends = resolve(config, catalogue, remembered)
-    if rebuilt is not None and not read_only:  # before a failed opening leaves newer files of another index
-        keep_damaged(files, directory)
-        write_settings(files, directory, rebuilt)
-    if segments.by_number:
-        warn_of_codec(config, remembered)
-    return config, backends, segments, remembered
-
-
-def _find(config: StoreConfig, backends: Backends, files: Files, remembered: Settings | None, *, read_only: bool) -> Segments:
-    """Return the segments. Refuses those that no plugin reads, newer ones than the store writes, and, if the configuration says
-    so, older ones."""
-    backends.formats.check_all_read(config.path, files.list(config.path), remembered)
+    formats = backends.formats
     sync: Sync = "never" if config.durability == "os" else "each write" if config.durability == "fsync" else "later"
-    segments = Segments(config.path, files, backends.formats, sync=sync)
+    segments = Segments(directory, files, formats, sync=sync)
     segments.erase = config.erase
-    ours = backends.write_format.descriptor
-    everything = find_segments(files, config.path, backends.formats.extensions, backends.formats.leftovers)
+    if not directory.is_dir():
+        return config, backends, segments, remembered
+    if lock is not None:
+        segments.place = lock.place
+        adopt_leftovers(files, directory, formats.extensions, formats.leftovers)
+        remove_leftovers(files, directory, formats.extensions, erase=config.erase)
+    formats.check_all_read(directory, files.list(directory), remembered)
+    everything = find_segments(files, directory, formats.extensions, formats.leftovers)
     if not read_only:
-        check_writable(files, config.path, everything, backends.formats.extensions)
+        check_writable(files, directory, everything, formats.extensions)
+    ours = backends.write_format.descriptor
     for found in everything:
         if found.size >= LIMIT:  # before anything is read: the file may be sparse
             raise StoreError(f"{found.path}: has {found.size} bytes; segments of 1 TiB and more are not supported")
         theirs = segments.add_found(found).form.descriptor
         if theirs.generation > ours.generation and not read_only:
             raise StoreMismatch(
-                f"{config.path}: {found.path.name} is of format {theirs.name!r}, which is newer than {ours.name!r}: a program "
+                f"{directory}: {found.path.name} is of format {theirs.name!r}, which is newer than {ours.name!r}: a program "
                 f'that needs {ours.name!r} could not read this store any more. Write format = "{theirs.name}".'
             )
         if theirs.generation < ours.generation and config.on_legacy == "refuse" and not read_only:
             raise StoreMismatch(
-                f'{config.path}: {found.path.name} is of the older format {theirs.name!r}, and on_legacy is "refuse". '
-                f"Run 'msgstore migrate {config.path} --to {ours.name}' first."
+                f'{directory}: {found.path.name} is of the older format {theirs.name!r}, and on_legacy is "refuse". '
+                f"Run 'msgstore migrate {directory} --to {ours.name}' first."
             )
-    return segments
+    if not read_only:
+        config = admit(config, catalogue, backends, remembered, segments)
+        return config, resolve(config, catalogue, remembered), segments, remembered
+    if segments.by_number:
+        warn_of_codec(config, remembered)
+    return config, backends, segments, remembered
 
 
 def warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:

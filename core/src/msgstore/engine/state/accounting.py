@@ -1,7 +1,7 @@
 """Live accounting: live records and bytes of each segment, dead records that can be revived, and commits of the index.
 
 Three locks order everything that happens to a store, taken in this order. The *GC lock* is held by the thread that collects or
-closes (``compact.gc_context``). The *flush lock* lets one thread append, seal, delete and commit, also during I/O. The *state
+closes (``GarbageCollector``). The *flush lock* lets one thread append, seal, delete and commit, also during I/O. The *state
 lock* guards memory. No flush and no collection writes files under it; slow reads read under it, and ``close`` saves the index
 under it.
 """

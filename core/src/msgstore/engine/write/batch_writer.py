@@ -7,38 +7,18 @@ and readers go on in between, and their changes are seen when the batch is enter
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, islice, pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise, repeat
 from operator import add
-
-import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.engine.backends import Backends
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.state.accounting import AppendedRun, LiveAccounting
-from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, Popped, WriteBuffer, count_references
+from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, WriteBuffer
 from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
 
 _STEP = 1 << OFFSET_SHIFT
-
-
-@attrs.define
-class AppendResult:
-    """Locations of appended, unindexed records."""
-
-    locations: list[int] = attrs.field(factory=list)
-    runs: list[AppendedRun] = attrs.field(factory=list)
-
-
-@attrs.frozen
-class BatchResult:
-    """Result of one batch."""
-
-    looked_at: int
-    """Number of ids that were processed, from the first on."""
-    rewrite: Sequence[bytes] = ()
-    """Ids that had a record at the lookup, which has died since: another batch has to write them."""
 
 
 class BatchWriter:
@@ -58,24 +38,37 @@ class BatchWriter:
         self.on_roll: Callable[[], object] = lambda: None
         """Set by the store: a new segment was started."""
 
-    def write(self, ids: Sequence[bytes], max_bytes: int) -> BatchResult:
-        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: what was not entered stays buffered."""
+    def write(self, ids: Sequence[bytes], max_bytes: int) -> tuple[int, list[bytes]]:
+        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: what was not entered stays buffered.
+
+        Return the number of ids that were processed, from the first on, and those of them that have to be written by another
+        batch: they had a record, which has died since.
+        """
         with self._accounting.state_lock:
             entries = self._buffer.peek(ids)
-        looked_at, ids, bodies, charged = _cut(ids, entries, max_bytes)
-        if not ids:
-            return BatchResult(looked_at)
+        bodies = [entry[0] for entry in entries if entry]
+        charged = sum(map(len, bodies)) + OVERHEAD * len(bodies)
+        if charged > max_bytes + max_bytes // 4 and len(bodies) > 1:
+            so_far = list(accumulate(len(entry[0]) + OVERHEAD if entry else 0 for entry in entries))
+            count = min(bisect_left(so_far, max_bytes) + 1, len(ids))
+            ids, entries, charged = ids[:count], entries[:count], so_far[count - 1]
+            bodies = [entry[0] for entry in entries if entry]
+        processed = len(ids)
+        if not bodies:
+            return processed, []
+        if len(bodies) < processed:
+            ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]
         known = self._known(ids)
         new_ids, new_bodies = ids, bodies
         if known is not None:
             new_ids = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
             new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
-        appended = self.append(new_ids, new_bodies) if new_ids else AppendResult()
+        locations, runs = self.append(new_ids, new_bodies) if new_ids else ([], [])
         with self._accounting.state_lock, io_errors(self._directory):
-            rewrite = self._enter(ids, known, appended)
+            rewrite = self._enter(ids, known, locations, runs)
             self._buffer.estimated_bytes -= charged
             self._buffer.mean_charge = charged / len(ids)
-        return BatchResult(looked_at, rewrite)
+        return processed, rewrite
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
         """Return which ids have a record already, live or revivable; None if none has."""
@@ -86,94 +79,99 @@ class BatchWriter:
             return None
         return [location is not None or msg_id in revivable for msg_id, location in zip(ids, located, strict=True)]
 
-    def _enter(self, ids: Sequence[bytes], known: list[bool] | None, appended: AppendResult) -> list[bytes]:
+    def _enter(
+        self, ids: Sequence[bytes], known: list[bool] | None, locations: Sequence[int], runs: Sequence[AppendedRun]
+    ) -> list[bytes]:
         """Move entries from the buffer into the index. Return the ids whose older record died since the lookup.
 
         If the index fails, what it did not get stays buffered. Caller holds the state lock.
         """
-        is_plain = known is None and not self._buffer.shared
-        entries = self._buffer.pop(ids)
+        buffer = self._buffer
+        entries = list(map(buffer.pending.pop, ids, repeat(None)))
         rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
-        if is_plain and all(entries):
+        if known is None and not buffer.extra and all(entries):
             try:
-                self._index.enter(ids, appended.locations)
+                self._index.enter(ids, locations)
             except BaseException:
-                self._reinsert(zip(ids, entries, strict=True))
+                buffer.add_all(zip(ids, entries, strict=True))
                 raise
         else:
-            waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
-            try:
-                rewrite, dead = self._enter_mixed(ids, known, appended, entries, waiting)
-            finally:
-                self._reinsert(waiting.items())
-        self._accounting.add_live(appended.runs)
-        if appended.runs:
-            self._segments.telemetry.wrote(appended.runs)
+            rewrite, dead = self._enter_mixed(ids, known, locations, entries)
+        self._accounting.add_live(runs)
+        if runs:
+            self._segments.telemetry.wrote(runs)
         if dead:
             self._accounting.mark_dead(dead)
         return rewrite
-
-    def _reinsert(self, popped: Iterable[Popped]) -> None:
-        for msg_id, entry in popped:
-            if entry is not None:
-                self._buffer.reinsert(msg_id, entry)
 
     def _enter_mixed(
         self,
         ids: Sequence[bytes],
         known: list[bool] | None,
-        appended: AppendResult,
+        locations: Sequence[int],
         entries: Sequence[BufferedMessage | None],
-        waiting: dict[bytes, BufferedMessage],
     ) -> tuple[list[bytes], list[tuple[bytes, int]]]:
-        """Enter messages of which some are known, shared, or were removed meanwhile. Return (rewrite ids, dead records)."""
+        """Enter messages of which some are known, have several references, or were removed meanwhile.
+
+        Return (ids to write again, dead records).
+        """
+        buffer, extra = self._buffer, self._buffer.extra
+        waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
         rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
         entered: list[tuple[bytes, int, int]] = []
-        locations = iter(appended.locations)
-        for at, (msg_id, entry) in enumerate(zip(ids, entries, strict=True)):
-            if known is None or not known[at]:
-                location = next(locations)
-                if entry is None:
-                    dead.append((msg_id, location))  # removed while it was being written
+        next_location = iter(locations)
+        try:
+            for at, msg_id in enumerate(ids):
+                count = (msg_id in waiting) + buffer.count_extra(msg_id)
+                if known is None or not known[at]:
+                    location = next(next_location)
+                    if count:
+                        entered.append((msg_id, location, count))
+                    else:
+                        dead.append((msg_id, location))  # removed while it was being written
+                elif count and not self._add_references(msg_id, count):
+                    rewrite.append(msg_id)
                 else:
-                    entered.append((msg_id, location, count_references(entry)))
-            elif entry is not None and not self._add_references(msg_id, entry):
-                rewrite.append(msg_id)
-            else:
+                    waiting.pop(msg_id, None)
+                    extra.pop(msg_id, None)
+            if entered:
+                self._index.enter(*zip(*entered, strict=True))
+            for msg_id, _, count in entered:
                 waiting.pop(msg_id, None)
-        if entered:
-            self._index.enter(*zip(*entered, strict=True))
-            self._accounting.shared.ids.update(msg_id for msg_id, _, count in entered if count > 1)
-        for msg_id, _, _ in entered:
-            waiting.pop(msg_id, None)
+                extra.pop(msg_id, None)
+                if count > 1:
+                    self._accounting.shared.ids.add(msg_id)
+        finally:
+            buffer.add_all(waiting.items())
         return rewrite, dead
 
-    def _add_references(self, msg_id: bytes, entry: BufferedMessage) -> bool:
-        """Add the references of a buffered message to its record. Return False if the record cannot be revived."""
+    def _add_references(self, msg_id: bytes, count: int) -> bool:
+        """Add buffered references of a message to its record. Return False if the record cannot be revived."""
         self._accounting.mark_recounted()
-        more = count_references(entry)
         if self._index.get(msg_id) is None:
             if not self._accounting.revive(msg_id):
                 return False
-            more -= 1
-        for _ in range(more):
+            count -= 1
+        for _ in range(count):
             self._index.add_reference(msg_id)
-        if more:
+        if count:
             self._accounting.shared.ids.add(msg_id)
         return True
 
     # -- records ----------------------------------------------------------------------------------------------------------
 
-    def append(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> AppendResult:
-        """Append records. A large body gets a segment of its own, so that its removal frees the space at once. The state lock
-        is not held: no other thread knows these records before the index has them.
+    def append(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[list[int], list[AppendedRun]]:
+        """Append records; return their locations, and the runs of them. A large body gets a segment of its own, so that its
+        removal frees the space at once. The state lock is not held: no other thread knows these records before the index has
+        them.
 
         Raises StoreIOError: what earlier steps of this call have appended stays in the segment, as garbage.
         """
         self._accounting.begin_change()
-        result = AppendResult()
+        locations: list[int] = []
+        runs: list[AppendedRun] = []
         large = [at for at, body in enumerate(bodies) if len(body) >= self._large_message] if self.seen_large else []
         cuts = sorted({0, len(bodies), *large, *(at + 1 for at in large)})
         for begin, end in pairwise(cuts):
@@ -198,12 +196,12 @@ class BatchWriter:
                 self._segments.hints.add(segment, offset, size, part_ids[done:cut] if count < len(sizes) else part_ids, part)
                 # locations as of ``pack_location``: each record begins where the one before it ends
                 first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
-                result.locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
-                result.runs.append((segment, count, size))
+                locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))
+                runs.append((segment, count, size))
                 done, base = cut, base + size
             if is_alone:
                 self.seal(appendable=False)
-        return result
+        return locations, runs
 
     def roll(self) -> Segment:
         """Seal the current segment and start a new one. Raises StoreIOError: then there is no current segment."""
@@ -212,8 +210,7 @@ class BatchWriter:
             segment = self._segments.roll(self._form)
         except BaseException:
             for segment in self._segments.unwritable:  # the file may exist: without a row the index would be rebuilt
-                with self._accounting.state_lock:
-                    self._accounting.mark_dirty(segment)
+                self._accounting.mark_dirty(segment)
             raise
         self._accounting.mark_dirty(segment)
         self.on_roll()
@@ -233,26 +230,3 @@ class BatchWriter:
         finally:
             with self._accounting.state_lock:
                 self._accounting.on_sealed(segment)
-
-
-def _cut(
-    ids: Sequence[bytes], entries: Sequence[BufferedMessage | None], max_bytes: int
-) -> tuple[int, Sequence[bytes], Sequence[bytes], int]:
-    """Return the number of ids that were looked at; those still buffered, about ``max_bytes``; their bodies; their charge."""
-    looked_at = len(ids)
-    if not all(entries):
-        ids = [msg_id for msg_id, entry in zip(ids, entries, strict=True) if entry]
-    bodies = [entry[0] for entry in entries if entry]
-    charged = sum(map(len, bodies)) + OVERHEAD * len(bodies)
-    if charged > max_bytes + max_bytes // 4 and len(bodies) > 1:
-        so_far = list(accumulate(map(OVERHEAD.__add__, map(len, bodies))))
-        count = min(bisect_left(so_far, max_bytes) + 1, len(bodies))
-        if count < len(bodies):
-            looked_at = count if len(ids) == looked_at else _position(entries, count)
-            ids, bodies, charged = ids[:count], bodies[:count], so_far[count - 1]
-    return looked_at, ids, bodies, charged
-
-
-def _position(entries: Sequence[BufferedMessage | None], count: int) -> int:
-    """Return the position after the ``count``-th entry that is not None."""
-    return next(islice((at for at, entry in enumerate(entries, 1) if entry), count - 1, None))

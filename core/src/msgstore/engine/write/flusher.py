@@ -1,85 +1,29 @@
 """Flusher: appends buffered messages to segments, commits the index, and confirms the messages to their clients.
 
 Records are written before the index entries that point to them; the index is committed before old data is deleted.
+``BackgroundFlusher`` is the thread that flushes ``sync_interval`` after the first change, so that idle clients are confirmed.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from itertools import count
+from queue import Empty, SimpleQueue
 from threading import get_ident
 
 from msgstore.config import StoreConfig
+from msgstore.contract import MsgStoreError, StoreClosed
 from msgstore.engine.client import Client
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.write_buffer import WriteBuffer
 
-_RETRY_SECONDS = 5.0
-"""Time that a thread waits for the run of another thread before it asks for one of its own."""
-
-
-class _Run:
-    """One execution of the work."""
-
-    def __init__(self) -> None:
-        self.done = threading.Lock()
-        """Held until the run is over. Waiters acquire it and release it at once."""
-        self.done.acquire()
-        self.succeeded = False
-
-
-class GroupCommit:
-    """Runs one piece of work for all threads that ask for it. Thread-safe.
-
-    Only one waiting thread queues for ``lock``: its run serves all threads that wait with it.
-    """
-
-    def __init__(self, lock: threading.Lock) -> None:
-        """``lock`` is held while the work runs."""
-        self._lock = lock
-        self._mutex = threading.Lock()
-        self._next: _Run | None = None
-        """Run that has not started yet, or None."""
-
-    def run(self, work: Callable[[], object]) -> None:
-        """Return after a run of ``work``, on any thread, that began after this call. Caller holds no lock.
-
-        Raises what ``work`` raises in the calling thread; threads that waited for a failed run try it themselves.
-        """
-        while True:
-            mine: _Run | None = None
-            try:
-                with self._mutex:
-                    run = self._next
-                    if run is None:
-                        run = mine = self._next = _Run()
-                if mine is not None:
-                    with self._lock:
-                        with self._mutex:
-                            self._next = None
-                        work()
-                    mine.succeeded = True
-                    return
-            finally:
-                if mine is not None:
-                    with self._mutex:
-                        if self._next is mine:  # it failed, or was interrupted, before it started
-                            self._next = None
-                    mine.done.release()
-            if run.done.acquire(timeout=_RETRY_SECONDS):
-                run.done.release()
-            else:  # an exception from outside may have stopped the thread that was to run it
-                with self._mutex:
-                    if self._next is run:
-                        self._next = None
-            if run.succeeded:
-                return
-
-
 log = logging.getLogger("msgstore.writer")
+_background_log = logging.getLogger("msgstore.flusher")
 
 FLUSH_CHUNK = 2**21
 """Bytes that a flush appends at once."""
@@ -102,7 +46,10 @@ class Flusher:
         self._accounting = accounting
         self._segments = accounting.segments
         self._lifecycle = lifecycle
-        self._group = GroupCommit(accounting.flush_lock)
+        self._tickets = count(1)
+        """Numbers that order the calls of ``flush`` and the beginnings of flushes."""
+        self._served = 0
+        """Calls with a lower number are done: a successful flush began after them. Guarded by the flush lock."""
         self.clients: list[Client] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
@@ -118,19 +65,27 @@ class Flusher:
         """Ids to confirm by client number. Does not refer to the clients, so that a store that nobody closes is collected."""
 
     def flush(self) -> None:
-        """Same as ``Store.flush``. Takes the flush lock; concurrent callers share one flush."""
+        """Same as ``Store.flush``. Takes the flush lock."""
         self._lifecycle.refuse_in_callback("flush")
         with self._lifecycle.guard():
-            self._lifecycle.check_writable()
-            self._group.run(self.flush_locked)
+            self.flush_or_defer()
 
     def flush_or_defer(self) -> None:
-        """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned."""
+        """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned.
+
+        Group commit: of the threads that wait for the flush lock, the first one flushes for all of them. If that fails, each of
+        the others tries it itself.
+        """
+        self._lifecycle.check_writable()
         if self._delivering_thread == get_ident():
             self._flush_again = True
-        else:
-            self._lifecycle.check_writable()
-            self._group.run(self.flush_locked)
+            return
+        ticket = next(self._tickets)
+        with self._accounting.flush_lock:
+            if self._served < ticket:
+                begin = next(self._tickets)
+                self.flush_locked()
+                self._served = begin
 
     def flush_locked(self) -> None:
         """Same as ``flush``. Caller holds the flush lock."""
@@ -158,12 +113,15 @@ class Flusher:
         while ids:
             at, again = 0, list[bytes]()
             while at < len(ids):
-                result = self._batches.write(ids[at : at + MAX_BATCH], FLUSH_CHUNK)
-                at += result.looked_at
-                again += result.rewrite
+                processed, rewrite = self._batches.write(ids[at : at + MAX_BATCH], FLUSH_CHUNK)
+                at += processed
+                again += rewrite
             ids = again
         with accounting.state_lock:
-            buffer.estimated_bytes = buffer.charged_bytes() if buffer.pending else 0
+            if buffer.pending:
+                buffer.count()
+            else:
+                buffer.estimated_bytes = 0
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
         self._bytes_to_commit = uncommitted
@@ -180,8 +138,8 @@ class Flusher:
 
     def _drain_locked(self) -> None:
         self._segments.check_files()
-        count = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self._buffer.estimated_bytes, 1) + 1
-        self._batches.write(self._buffer.oldest(count), DRAIN_STEP)
+        messages = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self._buffer.estimated_bytes, 1) + 1
+        self._batches.write(self._buffer.oldest(messages), DRAIN_STEP)
 
     def commit_and_reclaim(self, *, commit: bool = True, all_hints: bool = False) -> None:
         """Write hint files of sealed segments, commit the index, and delete empty segments. Raises StoreIOError.
@@ -189,12 +147,10 @@ class Flusher:
         Caller holds the flush lock. Without ``commit`` only hint files are written: the index must not get ahead of synced
         records, and the periodic sync commits.
         """
-        if self._segments.hints.unwritten:
-            for segment in self._segments.hints.save(everything=all_hints):
-                self._accounting.mark_dirty(segment)
+        for segment in self._segments.hints.save(everything=all_hints):
+            self._accounting.mark_dirty(segment)
         if commit:
-            if self._segments.sync == "later":
-                self._segments.sync_written()
+            self._segments.sync_written()
             self._accounting.commit()
             with self._accounting.state_lock:
                 self.uncommitted_bytes -= self._bytes_to_commit
@@ -204,8 +160,8 @@ class Flusher:
 
     def deliver_confirms(self, to_confirm: Sequence[tuple[Client, int]]) -> None:
         """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
-        for client, count in to_confirm:
-            ids = client.take_unconfirmed(count)
+        for client, number in to_confirm:
+            ids = client.take_unconfirmed(number)
             self._delivering_thread = get_ident()
             try:
                 with self._lifecycle.callbacks.running():
@@ -221,7 +177,86 @@ class Flusher:
     @property
     def has_work(self) -> bool:
         """True if a flush would do something. A hint unless the caller holds the state lock."""
-        if self._buffer.pending or self._buffer.shared or self._segments.hints.unwritten:
+        if self._buffer.pending or self._buffer.extra or self._segments.hints.unwritten:
             return True
         # A writer inserts its entry before its id is in the list of ids to confirm: a flush may have come in between.
         return self._accounting.is_changed or self._segments.unsynced or any(client.unconfirmed for client in self.clients)
+
+
+_IDLE_SECONDS = 1.0
+"""Time after which an idle thread looks for work by itself: a ``wake`` that finds the thread not idle
+yet is dropped, because it takes no lock."""
+
+
+class BackgroundFlusher:
+    """Runs from ``start`` to ``stop``. With ``sync_interval = 0`` each call flushes; then the thread only syncs, for
+    ``fsync_every``."""
+
+    def __init__(self, flusher: Flusher, accounting: LiveAccounting, config: StoreConfig) -> None:
+        self._flusher = flusher
+        self._accounting = accounting
+        self._fsync_every = config.fsync_every
+        intervals = [seconds for seconds in (config.sync_interval, config.fsync_every) if seconds]
+        self._interval = min([*intervals, threading.TIMEOUT_MAX])
+        self._is_needed = bool(intervals)
+        self._last_sync = time.monotonic()
+        self._signals: SimpleQueue[bool] = SimpleQueue()
+        """True: flush now; False: flush after the interval. A queue in C: no exception from outside leaves it locked."""
+        self._is_idle = False
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {config.path}", daemon=True)
+
+    def start(self) -> None:
+        if self._is_needed:
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Flush within the interval. Called when the buffer was empty, and by each slow write, so it must be fast."""
+        if self._is_idle:
+            self._signals.put(False)
+
+    def request(self) -> None:
+        """Flush now."""
+        if self._signals.qsize() < 2:
+            self._signals.put(True)
+
+    def stop(self, *, wait: bool) -> None:
+        """End the thread. Caller that waits for it holds no lock."""
+        self._is_stopping = True
+        self._signals.put(True)
+        if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._is_idle = True
+            is_urgent = not self._flusher.has_work and self._wait(_IDLE_SECONDS)
+            self._is_idle = False
+            if not (is_urgent or self._flusher.has_work):
+                continue
+            until = time.monotonic() + self._interval
+            while not (is_urgent or self._is_stopping or time.monotonic() >= until):
+                is_urgent = self._wait(until - time.monotonic())
+            try:
+                if not self._is_stopping and self._flusher.has_work:
+                    self._flush()
+            except StoreClosed:
+                return
+            except BaseException as error:  # third-party code may raise anything; no other thread flushes for idle clients
+                is_ours = isinstance(error, MsgStoreError)  # what failed stays buffered; the next write or flush raises it, too
+                what = "%s: a flush in the background failed and is tried again: %s"
+                _background_log.warning(what, self._accounting.segments.directory, error, exc_info=not is_ours)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for a signal. Return True if it says "now"."""
+        try:
+            return self._signals.get(timeout=max(seconds, 0))
+        except Empty:
+            return False
+
+    def _flush(self) -> None:
+        self._flusher.flush_or_defer()
+        if self._fsync_every is not None and time.monotonic() - self._last_sync >= self._fsync_every:
+            with self._accounting.flush_lock:
+                self._flusher.commit_and_reclaim()
+            self._last_sync = time.monotonic()

@@ -1,0 +1,186 @@
+"""Commands ``salvage``, ``export`` and ``import``: copy records into a new store, or into Parquet, or messages from files."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+
+from msgstore.cli import options, output
+from msgstore.cli.output import size_cell
+from msgstore.jobs.export import ExportedInput, plan_export
+from msgstore.jobs.importing import plan_import
+from msgstore.jobs.reports import SETTINGS_DAMAGED
+from msgstore.jobs.salvage import InputReport, SalvageJob, plan_salvage
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+
+_MAX_IGNORED = 20
+"""Names of omitted files that are listed for people."""
+
+
+@click.command()
+@options.sources
+@options.destination
+@options.named("--index", "ets", "Index of the new store.")
+@options.named("--format", "v2", "Format of the new store.")
+@options.named("--record", None, "Record type that all records are encoded as. Default: their own type.")
+@options.named("--body", None, "Body codec of the new store. Every body must be valid for it.")
+@options.bindings("--source-record", "A record type of the sources that their directories do not remember.")
+@options.file(
+    "--refcounts",
+    "counts",
+    help="Lines 'id,count', or Parquet. Other ids are dead and omitted. The new store has these counts.",
+)
+@options.runner
+@options.as_json
+def salvage(
+    sources: tuple[Path, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
+) -> None:
+    """Copy every intact record in SRC into a new store at DEST, and report every damaged span. SRC is only read.
+
+    SRC is a segment, a directory of segments, a tree of such directories, or a glob; several may be copies of one store. After
+    a damaged span, the search continues for chains of intact records. Of several copies of an id one is kept: from the first
+    SRC, and there from the highest segment. Each message gets one reference, unless counts are given. DEST must not exist or
+    must be empty. It appears when it is complete.
+
+    \b
+    Examples:
+      msgstore salvage msg_store_persistent rescued
+      msgstore salvage broken backup rescued --index lmdb --record checksum --json
+      msgstore salvage /backups/node1 rescued --runner spark --master 'local[4]'
+    """
+    catalogue = load_catalogue()
+    job = plan_salvage(catalogue, sources, destination, check_body=choices["body"], **choices)
+    run_salvage(job, catalogue, runner, out, "salvaging")
+
+
+def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOptions, out: output.Output, what: str) -> None:
+    """Run the job and print its report."""
+    report = runner.run(catalogue, job.size, out.progress(what), lambda by, bar: by.salvage(job, bar))
+    for found in report.inputs:
+        out.emit(found.as_json(), *found.recovered_as_json())
+    stores = {directory: list(found) for directory, found in groupby(report.inputs, lambda found: str(Path(found.path).parent))}
+    several = len(stores) > 1
+    title = f"{', '.join(report.sources)} to {report.destination}"
+    counted = any(found.dead for found in report.inputs)
+
+    def total(name: str) -> Any:
+        return lambda row: size_cell(sum(getattr(one, name) for one in row[1]))
+
+    sums: output.Columns[tuple[str, list[InputReport]]] = {
+        "size": total("size"),
+        "copied": lambda row: sum(one.records for one in row[1]),
+        "recovered": lambda row: output.count(sum(len(one.recovered) for one in row[1]), "yellow"),
+        "intact": total("good"),
+        "copies": total("duplicates"),
+        **({"dead": total("dead")} if counted else {}),
+        "holes": total("holes"),
+        "damaged": total("damaged"),
+    }
+    if len(report.inputs) > output.MAX_LISTED:
+        rows = [*stores.items(), ("total", report.inputs)]
+        out.rows(title, {"store": lambda row: row[0], "segments": lambda row: len(row[1]), **sums}, rows, bold_last=True)
+    else:
+        rows = [(one.path if several else Path(one.path).name, [one]) for one in reversed(report.inputs)]
+        out.rows(title, {"file": lambda row: row[0], "format": lambda row: row[1][0].format, **sums}, rows)
+    out.print()
+    out.damage(report.damage)
+    if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
+        loss = "bindings of record types and the name of the body codec are lost. Give those of third parties with"
+        output.note(f"{loss} --source-record NAME=BYTE and --body NAME.")
+    if report.ignored:
+        ignored = report.ignored if several else [Path(name).name for name in report.ignored]
+        more = f" and {len(ignored) - _MAX_IGNORED:,} more (--json lists them)" if len(ignored) > _MAX_IGNORED else ""
+        out.print(f"omitted, not segments: {', '.join(ignored[:_MAX_IGNORED])}{more}", "dim")
+    if report.missing:
+        out.print(f"{output.plural(report.missing, 'message')} with counts have no intact record", "bold red")
+    recovered = f", {report.recovered:,} of them recovered after damage" if report.recovered else ""
+    out.print(f"{output.plural(report.messages, 'message')} copied{recovered}")
+    out.finish(damaged=bool(report.damage or report.missing), not_read=report.not_read, summary=report.as_json())
+
+
+_EXPORTED: output.Columns[ExportedInput] = {
+    "file": lambda one: one.path,
+    "format": lambda one: one.format,
+    "size": lambda one: size_cell(one.size),
+    "rows": lambda one: one.rows,
+    "bodies": lambda one: size_cell(one.body_bytes),
+}
+
+
+@click.command()
+@click.argument("sources", metavar="PATH...", nargs=-1, required=True, type=options.FILE)
+@options.destination
+@options.names("--columns", "Columns of the files, instead of all. Fewer columns are faster.")
+@options.names("--partition-by", "Columns that become directories, as in DEST/format=v2.")
+@options.named("--body", None, "Body codec, such as erlang, that decodes bodies into additional columns.")
+@options.records
+@options.runner
+@options.as_json
+def export(
+    sources: tuple[Path, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
+) -> None:
+    """Write the records in PATH as Parquet files into DEST: place, id, body, and the fields of each record.
+
+    PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The rows are all whole
+    records that scan reports, live or dead. Copies of an id in other segments are separate rows. Columns: store, file, format,
+    offset, size, type, id, body, and those that record types and the codec declare. DEST must not exist or must be empty. It
+    appears when it is complete.
+
+    \b
+    Examples:
+      msgstore export msg_store_persistent messages --body erlang
+      msgstore export data/orders ids --columns id,file,offset,size
+      msgstore export '/backups/*/msg_store_persistent' all --partition-by store,format
+    """
+    catalogue = load_catalogue()
+    job = plan_export(catalogue, sources, destination, **choices)
+    report = runner.run(catalogue, job.size, out.progress("exporting"), lambda by, bar: by.export(job, bar))
+    out.emit(*(found.as_json() for found in report.inputs))
+    if len(report.inputs) <= output.MAX_LISTED:
+        out.rows(f"{', '.join(report.sources)} to {report.destination}", _EXPORTED, reversed(report.inputs))
+        out.print()
+    out.damage(report.damage)
+    files = output.plural(report.files, "file")
+    out.print(f"{output.plural(report.rows, 'row')} in {files} of {output.size(report.written)}, {report.destination}")
+    out.print(f"columns: {', '.join(report.columns)}", "dim")
+    out.finish(damaged=bool(report.damage), not_read=report.not_read, summary=report.as_json())
+
+
+@click.command("import")
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
+@options.destination
+@options.named("--index", "ets", "Index of the new store.")
+@options.named("--format", "v2", "Format of the new store.")
+@options.named("--record", "message", "Record type of the new store.")
+@options.bindings("--bind", "The type byte of a record type.")
+@options.named("--body", "raw", "Body codec: bodies must be valid for it.")
+@click.option("--ignore-others", is_flag=True, help="Omit columns and members that a store does not keep.")
+@options.runner
+@options.as_json
+def import_(
+    sources: tuple[str, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
+) -> None:
+    """Make a new store at DEST of messages in Parquet files or JSON Lines.
+
+    SRC is a file, a directory of files, or a glob. Parquet (*.parquet, needs pyarrow): columns id (16 bytes, or 32 hexadecimal
+    digits), body (binary), optionally references. JSON Lines (*.jsonl, *.ndjson, *.json): id, body (base64) or text, optionally
+    references. The default is one reference. Equal rows are one message. DEST appears when it is complete.
+
+    \b
+    Examples:
+      msgstore import exported rescued
+      msgstore import messages.jsonl store --index lmdb --json
+    """
+    catalogue = load_catalogue()
+    job = plan_import(catalogue, sources, destination, **choices)
+    report = runner.run(catalogue, job.size, out.progress("importing"), lambda by, bar: by.import_messages(job, bar))
+    out.emit(report.as_json())
+    repeated = f", {report.rows - report.messages:,} repeated rows" if report.rows > report.messages else ""
+    out.print(
+        f"{output.plural(report.messages, 'message')} imported from {output.plural(report.files, 'file')}{repeated}; "
+        f"{report.destination}: {output.size(report.bytes)}",
+        soft_wrap=True,
+    )
