@@ -35,7 +35,7 @@ from msgstore.plugins.loader import EVENT_HOOKS, HOOKS
 
 ELSEWHERE = {
     "docs/reference/wrong-configuration.md": "test_wrong_configuration.py provokes each of its errors",
-    "docs/reference/contract.md": "tests/docs/test_contract.py tries the backends of its examples",
+    "docs/reference/contract.md": "core/tests/test_kit_on_the_contract.py tries the backends of its examples",
     "docs/how-to/spark-on-a-cluster.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
     "docs/how-to/spark-on-a-laptop.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
     "docs/how-to/spark-and-object-storage.md": "pipeline/tests/test_pages.py does it, where Spark is installed",

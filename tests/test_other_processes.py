@@ -16,9 +16,9 @@ from unittest import mock
 import pytest
 
 import msgstore
+from msgstore.engine.read import live_reader as following
 from msgstore.engine.read import reader
-from msgstore.engine.read import segment_file_cache as found_files
-from msgstore.engine.read import writer_tracker as following
+from msgstore.engine.segment import read_files
 from msgstore.writer_lock import WriterLock
 from other_process import KEPT, SMALL, body_of, load, obey
 from support import Cell, flip, in_threads, until
@@ -222,7 +222,7 @@ def test_readers_beside_fast_writer_find_confirmed_messages(kind, tmp_path, othe
         writing.check(client, chance)
         assert {entry.msg_id for entry in store.entries()} == writing.alive
         assert store.stats().messages == len(writing.alive) <= KEPT
-        assert len(files_of(store)._open) <= found_files.MAX_OPEN
+        assert len(store._segments.read_files.readers) <= read_files.MAX_OPEN
     (tmp_path / "stop").touch()
     assert all(other.answer() > 0 for other in readers.values())
     assert writing.confirmed >= CONFIRMS
@@ -313,17 +313,10 @@ def test_reader_follows_compaction_migration_and_reopening(tmp_path, writer):
         assert store.stats().recovery.how == "trust"
 
 
-def files_of(store: msgstore.Store) -> Any:
-    """The segments' files that a reader beside a writer has open."""
-    live: Any = store
-    return live._file_cache
-
-
 def in_between(store: msgstore.Store, action: Callable[[], object]):
     """``action`` between the look-up and the ``pread`` of the next read."""
-    files, left = files_of(store), [action]
-    read = files.read
-    return mock.patch.object(files, "read", lambda *arguments: (left and left.pop()(), read(*arguments))[1])
+    fetch, left = store._reader._fetch, [action]
+    return mock.patch.object(store._reader, "_fetch", lambda *arguments: (left and left.pop()(), fetch(*arguments))[1])
 
 
 @pytest.fixture
@@ -410,7 +403,7 @@ def test_threads_of_one_reader_find_bodies(tmp_path, loads):
                     with contextlib.suppress(msgstore.MessageNotFound):
                         assert client.read(msg_id) == body_of(msg_id)
 
-        with mock.patch.object(found_files, "MAX_OPEN", 2):  # files are closed under each other's hands
+        with mock.patch.object(read_files, "MAX_OPEN", 2):  # files are closed under each other's hands
             in_threads(*[read] * 4, lambda: writing.wait("closed"), seconds=300)
 
 

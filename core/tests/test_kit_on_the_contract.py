@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import struct
@@ -9,52 +10,71 @@ import sys
 import textwrap
 import time
 import zlib
-from itertools import chain
+from itertools import chain, repeat
 from types import ModuleType
 
 import pytest
 
+import msgstore.contract
 from msgstore.contract import (
     BodyCodecDescriptor,
-    GapFill,
-    RecordError,
+    GcPolicyDescriptor,
+    RecordTypeDescriptor,
     SegmentFormatDescriptor,
-    SegmentScan,
-    StoredBody,
-    bodies,
-    formats,
 )
-from msgstore.testing import BodyCodecTests, SegmentFormatTests, Subject
+from msgstore.testing import BodyCodecTests, GcPolicyTests, RecordTypeTests, SegmentFormatTests, Subject
 
-pytestmark = pytest.mark.kit
-
-GIVEN = {
-    "struct": struct, "zlib": zlib, "time": time, "chain": chain, "RecordError": RecordError, "SegmentScan": SegmentScan,
-    "GapFill": GapFill, "StoredBody": StoredBody,
-}  # fmt: skip
+GIVEN = vars(msgstore.contract) | {"struct": struct, "zlib": zlib, "time": time, "chain": chain, "repeat": repeat}
 SHOWN = ModuleType("shown_by_the_contract")
 """Where factories are imported from."""
 
 
 @pytest.fixture(autouse=True)
 def shown(monkeypatch):
-    for module in (formats, bodies):
-        shown = re.search(r"::\n\n((?:    .*\n|\n)+)", inspect.getdoc(module) + "\n")
-        exec(textwrap.dedent(shown[1]), GIVEN | vars(SHOWN), vars(SHOWN))
+    for module in ("formats", "records", "indexes", "policies", "bodies"):
+        text = inspect.getdoc(importlib.import_module(f"msgstore.contract.{module}"))
+        found = re.search(r"::\n\n((?:    .*\n|\n)+)", text + "\n")
+        exec(compile(textwrap.dedent(found[1]), f"<example of {module}>", "exec"), GIVEN | vars(SHOWN), vars(SHOWN))
     monkeypatch.setitem(sys.modules, SHOWN.__name__, SHOWN)
 
 
+def described(kind, name, **members):
+    """A fixture: the subject of one backend."""
+    members = {"name": name.lower(), "contract": (1, 0), "factory": f"{SHOWN.__name__}:{name}"} | members
+    return pytest.fixture(lambda self: Subject.of(kind(**members)), name="subject")
+
+
+@pytest.mark.kit
 class TestPlain(SegmentFormatTests):
-    @pytest.fixture
-    def subject(self):
-        return Subject.of(
-            SegmentFormatDescriptor(
-                name="plain", contract=(1, 0), factory="shown_by_the_contract:Plain", extension=".plain", generation=1
-            )
-        )
+    subject = described(SegmentFormatDescriptor, "Plain", extension=".plain", generation=1)
 
 
+@pytest.mark.kit
+class TestStamped(RecordTypeTests):
+    subject = described(RecordTypeDescriptor, "Stamped", format="v2")
+
+
+@pytest.mark.kit
+class TestNearlyEmpty(GcPolicyTests):
+    subject = described(GcPolicyDescriptor, "NearlyEmpty")
+
+
+@pytest.mark.kit
 class TestZlib(BodyCodecTests):
-    @pytest.fixture
-    def subject(self):
-        return Subject.of(BodyCodecDescriptor(name="zlib", contract=(1, 0), factory="shown_by_the_contract:Zlib"))
+    subject = described(BodyCodecDescriptor, "Zlib")
+
+
+def test_index_of_contract_keeps_its_promises():
+    """The kit asks for more: it saves nothing."""
+    index, ids = SHOWN.Dict(None), [bytes([n]) * 16 for n in range(1, 4)]
+    assert index.load() is None
+    index.enter(ids, [10, 20, 30], [1, 2, 1])
+    assert index.add_reference(ids[2])
+    assert not index.add_reference(bytes(16))
+    done = index.release([ids[0], ids[1], bytes(16)])
+    assert (done.freed, done.missing) == ([(ids[0], 10)], [bytes(16)])
+    assert index.relocate(ids, [10, 20, 31], [11, 21, 32]) == 1
+    assert sorted(index.items()) == [(ids[1], 21, 1), (ids[2], 30, 2)]
+    assert (len(index), index.get(ids[0]), index.references(ids[0])) == (2, None, 0)
+    index.clear()
+    assert len(index) == 0

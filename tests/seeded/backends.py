@@ -8,7 +8,7 @@ message-with-two-references-goes-with-one: A message with three references is go
   + if left > 2:
 @ msgstore_format_v1.scan
 phantom-hides-a-v1-record: The first message after a hole of a v1 segment is not found.
-  find_record  plugins/format_v1/tests/test_v1_format.py::test_a_phantom_two_bytes_early_gives_way
+  find_record  plugins/format_v1/tests/test_v1_format.py::test_scan_of_known_bytes
   - range(at + 1, at + SIZE_FIELD)
   + range(at + 1, at + 2)
 @ msgstore_format_v2.scan

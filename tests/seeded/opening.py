@@ -75,7 +75,7 @@ settings-are-not-synced: After a power loss a new store has segments and no msgs
 end-of-a-hinted-segment-is-not-checked: After a power loss that took the end of a segment its messages are listed, and cannot be
     read.
   Hints.load  tests/test_hints.py::test_hint_of_segment_with_lost_end_is_refused
-  - self._look(segment, hint)
+  - segment.form.format.decode(msg_id, record)
   + pass
 @ msgstore.engine.segment.hint_file
 hint-ignores-the-time-of-its-segment: A segment that another program changed without changing its size is not read again.

@@ -32,7 +32,7 @@ _ATTEMPTS_LIVE_WRITER = 3
 class WriterLock:
     """Writer lock, held from construction until ``release``. Raises StoreLocked with the holder's process id.
 
-    The text of the lock file tells readers in other processes about the writer (:mod:`msgstore.engine.read.writer_tracker`).
+    The text of the lock file tells readers in other processes about the writer (:mod:`msgstore.engine.read.live_reader`).
     The directory is locked too. Otherwise, if the lock file is removed, a second writer could lock a new file of that name.
     """
 

@@ -1,15 +1,23 @@
-"""Encoding, decoding, and scans of bytes that nobody wrote. ``tests/test_fuzz.py`` measures the time of hostile ones."""
+"""Bytes that are written, scans of any bytes, and segments that brokers wrote.
+
+The conformance kit tests what holds for every format. ``tests/test_fuzz.py`` measures the time of hostile bytes.
+"""
 
 from __future__ import annotations
 
-import random
+import hashlib
+import json
+import mmap
 import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msgstore.contract import FormatContext, NoOptions, RecordError, ScanEnd, SegmentFormat, SegmentScan
+from msgstore.contract import FormatContext, NoOptions, RecordError, ScanEnd, SegmentFormat
 from msgstore_format_v1.format import SegmentFormatV1
 
 V1: SegmentFormat = SegmentFormatV1(FormatContext(NoOptions()))
@@ -59,16 +67,10 @@ def by_the_book(data: bytes) -> tuple[Spans, Spans, ScanEnd]:
     return records, holes, ScanEnd("clean", len(data))
 
 
-def check_against_the_book(data: bytes) -> SegmentScan:
+def check_against_the_book(data: bytes) -> None:
     scan = V1.scan(data)
-    records, holes, end = by_the_book(data)
     found = sorted((at, size) for columns in (scan.records, scan.duplicates) for _, at, size, _ in columns.rows())
-    assert found == records
-    assert list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)) == holes
-    assert scan.end == end
-    assert len(set(scan.records.id_list())) == len(scan.records)
-    assert set(scan.duplicates.id_list()) <= set(scan.records.id_list())
-    return scan
+    assert (found, list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)), scan.end) == by_the_book(data)
 
 
 pieces = st.one_of(
@@ -113,39 +115,33 @@ def test_encode_writes_documented_bytes():
     assert V1.encode([A, B], [b"body", b""]) == (record(A, b"body") + record(B, b""), [29, 25])
 
 
-def test_random_bodies_behind_holes_are_found():
-    """What the phantom rule is for: without it some of these records are read up to 7 bytes early, and lost."""
-    rng = random.Random(20)
-    count, lost = 0, 0
-    for _ in range(8):
-        parts: list[bytes] = []
-        expected: list[bytes] = []
-        for _ in range(500):
-            parts.append(bytes(rng.randrange(1, 2000)))
-            for _ in range(rng.randrange(1, 3)):
-                expected.append(rng.randbytes(16))
-                parts.append(record(expected[-1], rng.randbytes(rng.randrange(4 << 10, 64 << 10))))
-        scan = V1.scan(b"".join(parts))
-        assert scan.end.state == "clean"
-        count += len(expected)
-        lost += len(set(expected) ^ set(scan.records.id_list()))
-    assert count > 5000
-    assert lost == 0
+PHANTOM = bytes(50) + record(A, b"\xff" + b"x" * (0x123456 - 17))
+"""The first byte of the size, read as the whole of it, ends at the first byte of the body."""
 
 
-def test_a_phantom_two_bytes_early_gives_way():
-    """Bodies of 1 MiB and more: the first byte of the size, read as the whole of it, ends at the first of the body."""
-    data = bytes(50) + record(A, b"\xff" + b"x" * (0x123456 - 17))
+@pytest.mark.parametrize(
+    ("data", "records", "holes", "end"),
+    [
+        (b"", [], [], ("clean", 0)),
+        (bytes(30), [], [(0, 30)], ("clean", 30)),
+        (record(A, b"body") + bytes(10), [(A, 0, 29)], [(29, 10)], ("clean", 39)),
+        (record(A, b"body") + bytes(10) + record(B, b"body")[:-1], [(A, 0, 29)], [], ("torn", 29)),
+        (PHANTOM, [(A, 50, len(PHANTOM) - 50)], [(0, 50)], ("clean", len(PHANTOM))),
+    ],
+    ids=["empty", "zeros", "zeros at the end", "torn", "phantom two bytes early"],
+)
+def test_scan_of_known_bytes(data, records, holes, end):
     scan = V1.scan(data)
-    assert list(scan.records.rows()) == [(A, 50, len(data) - 50, 0)]
-    assert check_against_the_book(data) == scan
+    assert [row[:3] for row in scan.records.rows()] == records
+    assert list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)) == holes
+    assert scan.end == ScanEnd(*end)
+    check_against_the_book(data)
 
 
-def test_many_batches_copies_and_holes_are_told():
-    count = 30_000
+def test_scan_of_many_batches_reports_copies_and_holes():
+    count, size = 30_000, 100
     names = [struct.pack(">QQ", 7, at) for at in range(count)]
     data = bytearray(V1.encode(names, [b"x" * 75] * count)[0])
-    size = 100
     for at in range(0, count, 3):
         data[size * at : size * at + size] = bytes(size)
     alive = [name for at, name in enumerate(names) if at % 3]
@@ -155,41 +151,75 @@ def test_many_batches_copies_and_holes_are_told():
     assert list(scan.duplicates.rows()) == [(alive[5], size * count, 30, 0)]
     assert list(scan.hole_offsets) == [*range(0, size * count, 3 * size), len(data) - 3]
     assert scan.end == ScanEnd("clean", len(data))
-    start = 20_001 * size
     behind = [name for at, name in enumerate(names) if at % 3 and at > 20_000]
-    assert V1.scan(bytes(data), start=start).records.id_list() == [*behind, alive[5]]
+    assert V1.scan(bytes(data), start=20_001 * size).records.id_list() == [*behind, alive[5]]
 
 
-def test_scan_tells_clean_and_torn_ends():
-    one = record(A, b"body")
-    assert V1.scan(b"") == SegmentScan()
-    assert V1.scan(bytes(30)).end == ScanEnd("clean", 30)
-    assert V1.scan(one + bytes(10)).end == ScanEnd("clean", len(one) + 10)
-    assert list(V1.scan(one + bytes(10)).hole_sizes) == [10]
-    torn = V1.scan(one + bytes(10) + record(B, b"body")[:-1])
-    assert torn.end == ScanEnd("torn", len(one))
-    assert not torn.hole_sizes
-    assert V1.scan(one, start=100).end == ScanEnd("torn", 100)
-
-
-def test_invalid_body_is_damage_and_reading_goes_on():
+def test_scan_continues_after_invalid_body():
     data = record(A, b"bad") + record(B, b"good") + record(A, b"good")
     scan = V1.scan(data, check_body=lambda _, body: body == b"good")
     assert [(d.offset, d.size, d.reason) for d in scan.damage] == [(0, 28, "invalid_message_body")]
-    assert scan.records.id_list() == [B, A]
-    assert not scan.duplicates.ids
+    assert (scan.records.id_list(), len(scan.duplicates), scan.end.state) == ([B, A], 0, "clean")
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"", "size_mismatch"),
+        (record(A, b"body")[:-1], "size_mismatch"),
+        (record(A, b"body") + b"\xff", "size_mismatch"),
+        (record(B, b"body"), "id_mismatch"),
+        (record(A, b"body")[:-1] + b"\0", "end_mark_missing"),
+    ],
+)
+def test_decode_of_other_bytes_is_refused(bad, reason):
+    with pytest.raises(RecordError) as raised:
+        V1.decode(A, bad)
+    assert raised.value.reason == reason
+
+
+# -- segments that brokers wrote ------------------------------------------------------------------------------------------
+
+DATA = Path(__file__).resolve().parents[3] / "tests" / "data"
+SEGMENTS = [
+    pytest.param(DATA / "msg-store" / name / "store" / segment["name"], segment, id=f"{name}-{segment['name']}")
+    for name in ("v1_clean", "v1_compacted", "mixed_upgrade")
+    for segment in json.loads((DATA / "msg-store" / name / "manifest.json").read_text())["segments"]
+    if segment["format"] == "v1"
+]
+
+
+@pytest.mark.parametrize(("path", "segment"), SEGMENTS)
+def test_scan_of_real_segment_agrees_with_manifest(path, segment):
+    data = path.read_bytes()
+    scan = V1.scan(data)
+    found = [
+        (msg_id.hex(), offset, size, hashlib.sha256(V1.decode(msg_id, data[offset : offset + size])).hexdigest(), kind)
+        for msg_id, offset, size, kind in scan.records.rows()
+    ]
+    assert found == [(one["id"], one["offset"], one["total_size"], one["body_sha256"], 0) for one in segment["records"]]
+    gaps = [(gap["offset"], gap["size"]) for gap in segment["layout"]["gaps"]]
+    assert list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)) == gaps
+    assert (scan.header, scan.end, len(scan.duplicates), scan.damage) == (None, ScanEnd("clean", len(data)), 0, [])
+    assert V1.scan(data, check_body=lambda _, body: body[:1] == b"\x83") == scan
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert V1.scan(mapped) == scan
+
+
+def saved_indexes() -> Iterator[Any]:
+    """Each file of each store, with what the broker's own index says of it."""
+    for dump in sorted((DATA / "rabbitmq-3.10").glob("*/erlang_dump.json")):
+        for vhost, tables in json.loads(dump.read_text()).items():
+            index = tables.get("msg_store_index_persistent")
+            for number in sorted({entry["file"] for entry in index or ()}):
+                path = dump.parent / "msg_stores" / "vhosts" / vhost / "msg_store_persistent" / f"{number}.rdq"
+                yield pytest.param(path, [entry for entry in index if entry["file"] == number], id=f"{vhost}-{number}")
+
+
+@pytest.mark.parametrize(("path", "entries"), list(saved_indexes()))
+def test_scan_finds_what_index_of_broker_names(path, entries):
+    scan = V1.scan(path.read_bytes())
+    found = {msg_id.hex(): (offset, size) for msg_id, offset, size, _ in scan.records.rows()}
+    assert {entry["id"]: (entry["offset"], entry["total_size"]) for entry in entries}.items() <= found.items()
     assert scan.end.state == "clean"
-
-
-def test_decode_refuses_what_is_not_the_record():
-    good = record(A, b"body")
-    for reason, bad in [
-        ("size_mismatch", b""),
-        ("size_mismatch", good[:-1]),
-        ("size_mismatch", good + b"\xff"),
-        ("id_mismatch", record(B, b"body")),
-        ("end_mark_missing", good[:-1] + b"\0"),
-    ]:
-        with pytest.raises(RecordError) as raised:
-            V1.decode(A, bad)
-        assert raised.value.reason == reason
+    assert not scan.hole_sizes  # RabbitMQ 3.10 combines files: what is dead stays a whole record

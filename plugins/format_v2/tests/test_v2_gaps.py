@@ -74,19 +74,6 @@ def test_a_crash_anywhere_leaves_every_live_record(before, dead, moved, after):
         assert len(scan.duplicates) == len(records)
 
 
-@pytest.mark.parametrize("left", range(12))
-def test_rest_of_filled_gap_is_a_hole(left):
-    record = encode(b"live".ljust(16), b"body")
-    gap = len(record) + left
-    data = bytearray(V2.header + encode(b"dead".ljust(16), bytes(gap - 21)) + encode(b"next".ljust(16), b""))
-    for offset, new in (lambda fill: (*fill.prepare, *fill.inside, *fill.seal))(V2.fill_gap(64, gap, [record])):
-        data[offset : offset + len(new)] = new
-    scan = V2.scan(bytes(data))
-    assert scan.end.state == "clean"
-    assert scan.records.id_list() == [b"live".ljust(16), b"next".ljust(16)]
-    assert list(scan.hole_sizes) == [left] * (left > 0)
-
-
 def test_bytes_inside_before_the_seal_are_hidden():
     rng = random.Random(7)
     records = [encode(bytes([at]) * 16, rng.randbytes(500)) for at in range(4)]

@@ -11,9 +11,8 @@ from msgstore.contract.descriptors import (
     CONTRACT_VERSION, Capability, Descriptor, Duration, JobRunnerDescriptor, NoOptions, RecordField, Size,
 )
 from msgstore.contract.errors import (
-    BodyRefused, BrokenPlugin, ConfigError, CorruptRecord, MessageNotFound, MessageTooLarge,
-    MsgStoreError, NotAdopted, PluginError, RecordError, StoreClosed, StoreError, StoreIOError, StoreLocked,
-    StoreMismatch, StoreReadOnly,
+    BodyRefused, BrokenPlugin, ConfigError, CorruptRecord, MessageNotFound, MessageTooLarge, MsgStoreError, NotAdopted,
+    PluginError, RecordError, StoreClosed, StoreError, StoreIOError, StoreLocked, StoreMismatch, StoreReadOnly,
 )
 from msgstore.contract.formats import (
     CheckBody, Columns, CompactableFormat, Damage, FormatContext, GapFill, ScanEnd, SegmentFormat, SegmentFormatDescriptor,

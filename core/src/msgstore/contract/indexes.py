@@ -1,6 +1,7 @@
 """Indexes: map an id to the location of its record and to its number of references.
 
-An entry has at least one reference; with its last reference the entry goes. A complete index without persistence::
+An entry has at least one reference; with its last reference the entry goes. A complete index that saves nothing, so each
+opening rebuilds it (the conformance kit also wants what ``close`` saves)::
 
     class Dict:
         def __init__(self, context): self._entries = {}

@@ -6,7 +6,8 @@ A complete policy that compacts segments with more than nine tenths garbage::
         def __init__(self, options): pass
 
         def plan(self, segments, now):
-            return [Compact(s.number) for s in segments if not s.current and s.garbage_bytes * 10 > s.used_bytes * 9]
+            sealed = [s for s in segments if not (s.current or s.quarantined)]
+            return [Compact(s.number) for s in sealed if s.garbage_bytes * 10 > s.used_bytes * 9]
 """
 
 from __future__ import annotations

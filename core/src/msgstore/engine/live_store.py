@@ -20,9 +20,7 @@ from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, compare_with_index
 from msgstore.engine.open.startup import OpenDirectory, open_directory, warn_of_codec
-from msgstore.engine.read.live_reader import LiveReader
-from msgstore.engine.read.segment_file_cache import SegmentFileCache
-from msgstore.engine.read.writer_tracker import ReadView, WriterTracker
+from msgstore.engine.read.live_reader import LiveReader, ReadView, WriterTracker
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
@@ -134,8 +132,7 @@ class LiveStore(Store):
         self._tracker = tracker
         self._obstacle = obstacle
         self._files = opened.accounting.segments.files
-        self._file_cache = SegmentFileCache(tracker.directory, self._files)
-        super().__init__(opened, "r", partial(LiveReader, tracker, self._file_cache))
+        super().__init__(opened, "r", partial(LiveReader, tracker))
 
     def stats(self) -> StoreStats:
         """Return statistics as of the last commit."""
@@ -235,7 +232,6 @@ class LiveStore(Store):
     def close(self) -> None:
         """Close the store. A second call does nothing."""
         self._tracker.close()
-        self._file_cache.close()
         super().close()
 
     def abandon(self) -> None:

@@ -63,7 +63,7 @@ class CollectionResult:
 
 @attrs.frozen
 class GcContext:
-    """What the actions need of the store. One instance per open store."""
+    """Parts of the store that the actions of a collection use. One instance per open store."""
 
     accounting: LiveAccounting
     form: OpenFormat

@@ -146,7 +146,7 @@ class CleanStopMarker:
                 accounting.mark_dirty(segment)
         current = accounting.segments.current
         if current is not None:
-            accounting.segments.hints.outdate(current)
+            accounting.segments.hints.drop(current)
 
     def finish(self, accounting: LiveAccounting) -> None:
         """Hide RabbitMQ's saved index and delete the hidden ``clean.dot``, after the commit. Raises StoreIOError.

@@ -189,12 +189,9 @@ def _rebuild(
         default = 0
     counts = {msg_id: count for msg_id, count in counts.items() if count > 0}
     records = 0
-    newest = max(segments.by_number, default=-1)
     for segment, scan in found:
         _enter(index, segment, scan.records, counts, default)
         records += len(scan.records) + len(scan.duplicates)
-        if segment.number == newest and segment.appendable:
-            segments.hints.hold(segment, scan.records)
         index.freeze({})
         index.commit()
     if sum(segment.live_count for segment in segments) > len(index):

@@ -17,11 +17,11 @@ from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, Store
 from msgstore.engine.backends import Backends
 from msgstore.engine.client import check_id
 from msgstore.engine.segment.read_files import Decode
-from msgstore.engine.segment.segment import io_error, io_errors
+from msgstore.engine.segment.segment import Segment, damaged_index, io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
-from msgstore.scan import OpenFormat, WholeRecord
+from msgstore.scan import WholeRecord
 from msgstore.writer_lock import read_lock
 
 _MAX_MOVES = 1000
@@ -31,9 +31,10 @@ _MAX_RETRIES = 200
 _RETRY_SECONDS = 0.005
 """... and the time between them."""
 
-
-Fetched = tuple[Path, OpenFormat, bytes]
-"""(path, format, data): bytes of a segment, and what is needed to decode them."""
+Buffered = Callable[[bytes], tuple[bytes, object] | None]
+"""Returns the write buffer's entry of an id, stored body first."""
+Fetch = Callable[[int, int, int], tuple[Decode, bytes] | None]
+"""``fetch(number, offset, size)``: bytes of a segment, and what decodes its records; None if they cannot be read."""
 T = TypeVar("T")
 
 
@@ -53,13 +54,13 @@ class Reader:
         backends: Backends,
         accounting: LiveAccounting,
         lifecycle: Lifecycle,
-        buffered: Callable[[bytes], tuple[bytes, object] | None],
+        buffered: Buffered,
         lock_text: bytes | None,
     ) -> None:
-        """``buffered`` gives the write buffer's entry of an id, stored body first. ``lock_text``: text of the lock file at the
-        opening of a read-only store."""
+        """``lock_text``: text of the lock file at the opening of a read-only store."""
         self._backends = backends
         self._segments = accounting.segments
+        self._files = accounting.segments.files
         self._directory = accounting.segments.directory
         self._state_lock = accounting.state_lock
         self._lifecycle = lifecycle
@@ -80,14 +81,12 @@ class Reader:
             self._lifecycle.check_open()
             return call(self._backends)
 
-    def _fetch(self, number: int, offset: int, size: int, backends: Backends) -> Fetched | None:
-        """Read bytes of a segment; None if the read has to be repeated. Raises OSError, StoreError. Inside ``consistently``."""
-        segment = self._segments.get(number)
-        fd, _ = self._segments.read_files.open(segment)
-        return segment.path, segment.form, self._segments.files.pread(fd, size, offset)
+    def _segment(self, number: int, backends: Backends) -> Segment:
+        """Return a segment. Raises StoreError or FileNotFoundError if there is none. Inside ``consistently``."""
+        return self._segments.get(number)
 
     def _drop_file(self, number: int) -> None:
-        """Open the segment file again at the next ``_fetch``."""
+        """Open the segment file again at the next read."""
 
     def _check_unchanged(self) -> None:
         """Raise StoreError if damage may be the work of a writer that came since the store was opened."""
@@ -107,7 +106,7 @@ class Reader:
 
     def _make_read(self, pending: Mapping[bytes, tuple[bytes, object]], *, mapped: bool) -> Callable[[bytes], bytes]:
         files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, self._backends.plain_bodies
-        opened, maps, pread, decode_body = files.readers, files.maps, self._segments.files.pread, self._backends.decode_body
+        opened, maps, pread, decode_body = files.readers, files.maps, self._files.pread, self._backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
 
         def read(
@@ -150,28 +149,6 @@ class Reader:
 
         return contains
 
-    def _read_many_unlocked(self, pending: Mapping[bytes, tuple[bytes, object]], wanted: list[bytes]) -> dict[bytes, bytes]:
-        """Return the bodies that can be read without a lock; a missing one may exist all the same."""
-        files, locate, shared_ids = self._segments.read_files, self._locate, self._shared.ids
-        epoch = files.epoch
-        found: dict[bytes, bytes] = {}
-        located: list[tuple[int, bytes]] = []
-        with suppress(OSError):
-            for msg_id in wanted:
-                if (entry := pending.get(msg_id)) is not None:
-                    if (body := entry[0]).__class__ is bytes:
-                        found[msg_id] = body
-                elif msg_id not in shared_ids and (location := locate(msg_id)) is not None:
-                    located.append((location, msg_id))
-            for run in coalesce_reads(sorted(located)):
-                number, start, size = _span(run)
-                if (reader := files.readers.get(number)) is not None:
-                    data = self._segments.files.pread(reader[0], size, start)
-                    if files.epoch != epoch:
-                        break
-                    _decode_run(run, start, data, reader[1], found, self._backends)
-        return found
-
     # -- for clients ------------------------------------------------------------------------------------------------------
 
     def read_slow(self, msg_id: bytes) -> bytes:
@@ -188,9 +165,12 @@ class Reader:
         for msg_id in wanted:
             check_id(msg_id)
         wanted = list(dict.fromkeys(wanted))
-        found = {} if self._pending is None else self._read_many_unlocked(self._pending, wanted)
-        if found and len(found) == len(wanted):
-            return found
+        found: dict[bytes, bytes] = {}
+        if self._pending is not None:
+            with suppress(OSError):
+                self._gather(wanted, self._pending.get, self._unlocked_fetch(), self._backends, found)
+            if found and len(found) == len(wanted):
+                return found
         missing = [msg_id for msg_id in wanted if msg_id not in found]
         return found | self.consistently(lambda backends: self._read_many(missing, backends))
 
@@ -214,7 +194,75 @@ class Reader:
 
         return self.consistently(look)
 
+    # -- many messages ----------------------------------------------------------------------------------------------------
+
+    def _gather(
+        self, wanted: list[bytes], buffered: Buffered, fetch: Fetch, backends: Backends, found: dict[bytes, bytes]
+    ) -> list[tuple[int, bytes]]:
+        """Add the bodies that are in memory or come with few reads; a missing one may exist all the same. Return (location, id)
+        of those on disk."""
+        locate, shared_ids, plain, decode_body = self._locate, self._shared.ids, backends.plain_bodies, backends.decode_body
+        located: list[tuple[int, bytes]] = []
+        for msg_id in wanted:
+            if (entry := buffered(msg_id)) is not None:
+                if (body := entry[0]).__class__ is bytes:
+                    found[msg_id] = body
+            elif msg_id not in shared_ids and (location := locate(msg_id)) is not None:
+                located.append((location, msg_id))
+        for run in coalesce_reads(sorted(located)):
+            number, start, _ = unpack_location(run[0][0])
+            _, last, size = unpack_location(run[-1][0])
+            fetched = fetch(number, start, last + size - start)
+            if fetched is None:
+                continue
+            decode, data = fetched
+            for location, msg_id in run:
+                begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
+                if begin + size <= len(data):
+                    with suppress(RecordError):
+                        stored = decode(msg_id, data[begin : begin + size])
+                        found[msg_id] = stored if plain else decode_body(msg_id, stored)
+        return located
+
+    def _unlocked_fetch(self) -> Fetch:
+        files, pread = self._segments.read_files, self._files.pread
+        epoch = files.epoch
+
+        def fetch(number: int, offset: int, size: int) -> tuple[Decode, bytes] | None:
+            if (reader := files.readers.get(number)) is None:
+                return None
+            data = pread(reader[0], size, offset)
+            return (reader[1], data) if files.epoch == epoch else None
+
+        return fetch
+
+    def _read_many(self, wanted: list[bytes], backends: Backends) -> dict[bytes, bytes]:
+        def fetch(number: int, offset: int, size: int) -> tuple[Decode, bytes] | None:
+            try:
+                segment, data = self._fetch(number, offset, size, backends)
+            except (OSError, StoreError):
+                return None
+            return segment.form.format.decode, data
+
+        found: dict[bytes, bytes] = {}
+        with io_errors(self._directory):
+            located = self._gather(wanted, self._buffered, fetch, backends, found)
+            if not self.is_final:
+                for location, msg_id in located:
+                    if self._locate(msg_id) != location:
+                        found.pop(msg_id, None)
+        for msg_id in wanted:
+            if msg_id not in found and (body := self._body(msg_id, backends)) is not None:
+                found[msg_id] = body
+        return found
+
     # -- the slow path ----------------------------------------------------------------------------------------------------
+
+    def _fetch(self, number: int, offset: int, size: int, backends: Backends) -> tuple[Segment, bytes]:
+        """Read bytes of a segment. Raises OSError, StoreError. Inside ``consistently``."""
+        segment = self._segment(number, backends)
+        fd, _ = self._segments.read_files.open(segment)
+        return segment, self._files.pread(fd, size, offset)
 
     def _body(self, msg_id: bytes, backends: Backends) -> bytes | None:
         """Return the body, or None if there is no such message."""
@@ -247,17 +295,15 @@ class Reader:
         for _ in range(_MAX_MOVES):
             if location is None:
                 raise MessageNotFound([msg_id], str(self._directory))
-            problem: RecordError | OSError | None = None
-            found: WholeRecord | None = None
-            fetched: Fetched | None = None
             number, offset, size = unpack_location(location)
+            path = self._directory / str(number)
             try:
-                fetched = self._fetch(number, offset, size, backends)
-                if fetched is not None:
-                    path, form, data = fetched
-                    if len(data) != size:
-                        raise RecordError("size_mismatch", f"the file ends {size - len(data)} bytes before the record does")
-                    found = WholeRecord(path, offset, form, data, form.format.decode(msg_id, data))
+                segment, data = self._fetch(number, offset, size, backends)
+                path = segment.path
+                if len(data) != size:
+                    raise RecordError("size_mismatch", f"the file ends {size - len(data)} bytes before the record does")
+                found = WholeRecord(path, offset, segment.form, data, segment.form.format.decode(msg_id, data))
+                problem = None
             except (RecordError, OSError) as error:
                 problem = error
             except StoreError:
@@ -266,67 +312,20 @@ class Reader:
             before, location = location, self._locate(msg_id)
             if location != before:
                 continue
-            if found is not None:
+            if problem is None:
                 return found
-            if problem is not None:
-                if self.is_final or retries == (_MAX_RETRIES if isinstance(problem, FileNotFoundError) else 1):
-                    raise self._error(msg_id, number, offset, fetched, problem)
-                retries += 1
-                self._drop_file(number)
-                if retries > 1:
-                    time.sleep(_RETRY_SECONDS)
+            if self.is_final or retries == (_MAX_RETRIES if isinstance(problem, FileNotFoundError) else 1):
+                self._check_unchanged()
+                if isinstance(problem, RecordError):
+                    raise self._corrupt(msg_id, path, offset, problem)
+                if isinstance(problem, FileNotFoundError) and not self.is_final:
+                    raise damaged_index(self._directory, f"it points to segment {number}, which does not exist")
+                raise io_error(path, offset, problem)
+            retries += 1
+            self._drop_file(number)
+            if retries > 1:
+                time.sleep(_RETRY_SECONDS)
         raise StoreError(f"{self._directory}: {msg_id.hex()} was moved {_MAX_MOVES} times while it was read; try again")
-
-    def _read_many(self, wanted: list[bytes], backends: Backends) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
-        located: list[tuple[int, bytes]] = []
-        buffered, locate, shared_ids = self._buffered, self._locate, self._shared.ids
-        with io_errors(self._directory):
-            for msg_id in wanted:
-                if (entry := buffered(msg_id)) is not None:
-                    body = entry[0]
-                    found[msg_id] = backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
-                elif msg_id in shared_ids:
-                    if (shared := self._body(msg_id, backends)) is not None:
-                        found[msg_id] = shared
-                elif (location := locate(msg_id)) is not None:
-                    located.append((location, msg_id))
-        for run in coalesce_reads(sorted(located)):
-            self._read_run(run, found, backends)
-        for location, msg_id in located:
-            if msg_id not in found or not (self.is_final or locate(msg_id) == location):
-                found.pop(msg_id, None)
-                if (now := self._body(msg_id, backends)) is not None:
-                    found[msg_id] = now
-        return found
-
-    def _read_run(self, run: list[tuple[int, bytes]], found: dict[bytes, bytes], backends: Backends) -> None:
-        """Add the bodies of neighbouring records that can be read; the others are read one by one."""
-        number, start, size = _span(run)
-        try:
-            fetched = self._fetch(number, start, size, backends)
-        except (OSError, StoreError):
-            return
-        if fetched is not None:
-            _, form, data = fetched
-            _decode_run(run, start, data, form.format.decode, found, backends)
-
-    # -- errors -----------------------------------------------------------------------------------------------------------
-
-    def _error(
-        self, msg_id: bytes, number: int, offset: int, fetched: Fetched | None, problem: RecordError | OSError
-    ) -> StoreError:
-        self._check_unchanged()
-        segment = self._segments.by_number.get(number)
-        path = fetched[0] if fetched else segment.path if segment else self._directory / str(number)
-        if isinstance(problem, FileNotFoundError):
-            return StoreError(
-                f"{self._directory}: the index is damaged: it points to segment {number}, which does not exist. Stop the "
-                "writer, move the index files (msgstore-*) away, and open the store again: it is rebuilt from the segments."
-            )
-        if isinstance(problem, OSError):
-            return io_error(path, offset, problem)
-        return self._corrupt(msg_id, path, offset, problem)
 
     def _corrupt(self, msg_id: bytes, path: Path, offset: int, error: RecordError) -> CorruptRecord:
         self._check_unchanged()
@@ -339,28 +338,6 @@ class Reader:
             offset=offset,
             msg_id=msg_id,
         )
-
-
-def _span(run: list[tuple[int, bytes]]) -> tuple[int, int, int]:
-    """Return segment number, offset and size of a run of records."""
-    number, start, _ = unpack_location(run[0][0])
-    _, last, size = unpack_location(run[-1][0])
-    return number, start, last + size - start
-
-
-def _decode_run(
-    run: list[tuple[int, bytes]], start: int, data: bytes, decode: Decode, found: dict[bytes, bytes], backends: Backends
-) -> None:
-    """Add the bodies that ``data``, read at offset ``start``, holds whole and undamaged."""
-    plain, decode_body = backends.plain_bodies, backends.decode_body
-    for location, msg_id in run:
-        begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
-        if begin + size <= len(data):
-            try:
-                stored = decode(msg_id, data[begin : begin + size])
-                found[msg_id] = stored if plain else decode_body(msg_id, stored)
-            except RecordError:
-                pass
 
 
 MERGE_GAP = 4096

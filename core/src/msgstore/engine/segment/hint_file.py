@@ -87,10 +87,8 @@ def read(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Columns:
     if offset_width:
         offsets = _array(view[offsets_at:sizes_at], offset_width)
         _check(offsets, sizes, segment_size)
-    elif size_width:
-        offsets = array("Q", accumulate(sizes[:-1], initial=first)) if count else array("Q")
     else:
-        offsets = array("Q", range(first, first + size * count, size)) if count else array("Q")
+        offsets = array("Q", accumulate(sizes[:-1], initial=first)) if count else array("Q")
     return Columns(bytearray(view[_HEADER.size : offsets_at]), offsets, sizes, bytearray(count))
 
 

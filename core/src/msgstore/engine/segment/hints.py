@@ -35,8 +35,6 @@ SMALLEST = 2**20
 DELAY_SECONDS = 2.0
 """Seconds between sealing and the hint: a segment that is emptied before costs none. With 64-byte messages a hint has a
 seventh of the size of its segment."""
-MAX_WAITING = 8
-"""Hints that may wait in memory for that time: 24 bytes per record, or 32."""
 _PREFIX, _SUFFIX = "msgstore-", ".hint"
 _TICK_NS = 2_000_000_000
 """Largest clock resolution of a file system, that of FAT."""
@@ -59,52 +57,39 @@ class Hints:
         """True if new hints are written. Stale ones are deleted in any case."""
         self._there: dict[str, int] = {}
         """Size of each hint file in the directory, by name."""
-        self._number = -1
-        """Number of the segment whose records are being collected, from its header on; -1 if there is none."""
-        self._end = 0
+        self._current: Segment | None = None
+        """Segment whose records are being collected, from its header on."""
         self._ids = bytearray()
         self._sizes = array("Q")
-        self.unwritten: dict[int, tuple[Segment, Records, float]] = {}
-        """(segment, records, time of sealing) by number, the oldest first: hints that are not written yet."""
+        self.unwritten: dict[Segment, tuple[Records, float]] = {}
+        """(records, time of sealing), the oldest first: hints that are not written yet."""
 
-    # -- records of the writer --------------------------------------------------------------------------------------------
-
-    def add(self, segment: Segment, offset: int, size: int, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
-        """Collect records that were appended at ``offset``: ``size`` bytes in total, ``sizes`` each."""
-        if not self.writes:
+    def add(self, segment: Segment, offset: int, ids: Sequence[bytes], sizes: Sequence[int]) -> None:
+        """Collect records that were appended at ``offset``. Those of a segment that an earlier opening began are not known."""
+        if not self.writes or (segment is not self._current and offset != segment.header_bytes):
             return
-        if segment.number != self._number:
-            if offset != segment.header_bytes:
-                return  # the records before it are unknown
-            self._start(segment.number, offset, bytearray(), array("Q"))
-        elif offset != self._end:
-            self._forget()
-            return
+        if segment is not self._current:
+            self._current, self._ids, self._sizes = segment, bytearray(), array("Q")
         self._ids += b"".join(ids)
         self._sizes += array("Q", sizes)
-        self._end = offset + size
 
     def finish(self, segment: Segment) -> None:
-        """Note that a segment was sealed. The next ``save`` writes its hint if all its records were collected."""
-        if segment.number == self._number:
-            if self._end == segment.size and segment.is_published:
-                records = self._ids, segment.header_bytes, self._sizes
-                self.unwritten[segment.number] = segment, records, time.monotonic()
-            self._forget()
+        """Note that a segment was sealed. A later ``save`` writes its hint if the collected records are all that it has."""
+        if segment is self._current:
+            if segment.header_bytes + sum(self._sizes) == segment.size:
+                self.unwritten[segment] = (self._ids, segment.header_bytes, self._sizes), time.monotonic()
+            self._current = None
 
     def save(self, *, everything: bool = False) -> list[Segment]:
         """Write the hints of segments sealed DELAY_SECONDS ago, or all. Return the segments whose time was changed.
 
         A segment with less than half of its bytes alive gets no hint: it will soon be collected.
         """
-        changed = []
         ripe = time.monotonic() - DELAY_SECONDS
-        while self.unwritten:
-            number = next(iter(self.unwritten))
-            segment, records, since = self.unwritten[number]
-            if not (everything or since <= ripe or len(self.unwritten) > MAX_WAITING):
-                break
-            del self.unwritten[number]
+        due = [segment for segment, (_, since) in self.unwritten.items() if everything or since <= ripe]
+        changed = []
+        for segment in due:
+            records, _ = self.unwritten.pop(segment)
             if not segment.quarantined and 2 * segment.live_bytes >= segment.size - segment.header_bytes:
                 before = segment.sealed_mtime_ns
                 self.found(segment, records)
@@ -112,45 +97,28 @@ class Hints:
                     changed.append(segment)
         return changed
 
-    def hold(self, segment: Segment, found: Columns) -> None:
-        """Keep the records of a segment that may be continued, so that later ones can be added. There must be no gaps."""
-        if self.writes and sum(found.sizes) == segment.size - segment.header_bytes:
-            self._start(segment.number, segment.size, bytearray(found.ids), array("Q", found.sizes))
-
-    def resume(self, segment: Segment) -> None:
-        """Continue the collection of a segment that is continued, from its hint file."""
-        if self.writes and segment.number != self._number and (found := self.load(segment)):
-            self.hold(segment, found)
-
-    def outdate(self, segment: Segment) -> None:
-        """Delete the hint of a segment that is about to be continued."""
-        self._remove(hint_name(segment.path.name), lasting=False)
-
-    # -- records of a scan or a compaction --------------------------------------------------------------------------------
-
     def found(self, segment: Segment, records: Records) -> None:
         """Write the hint of a segment, if all its records are known and it has no damage."""
-        name = hint_name(segment.path.name)
-        if not self.writes or segment.size < SMALLEST or segment.sealed_mtime_ns is None:
+        name, sealed = hint_name(segment.path.name), segment.sealed_mtime_ns
+        if not self.writes or segment.size < SMALLEST or sealed is None:
             return
         try:
-            if not self._date_back(segment):
-                return
-            chunks = hint_file.write(records, segment.path.name, segment.size, segment.sealed_mtime_ns)
+            if sealed >= time.time_ns() - _TICK_NS:
+                size, segment.sealed_mtime_ns = self._files.set_mtime(segment.path, sealed - _TICK_NS)
+                if size != segment.size or segment.sealed_mtime_ns >= sealed:
+                    return  # the file has changed, or the file system cannot store the time
+            chunks = hint_file.write(records, segment.path.name, segment.size, segment.sealed_mtime_ns or 0)
             self._there[name] = 0  # the file may exist from here on
             self._files.write_file(self._directory / name, chunks, sync=False)
         except OSError as error:
-            log.warning(
-                "%s cannot be written; a rebuild of the index will read the segment instead: %s", self._directory / name, error
-            )
+            what = "%s cannot be written; a rebuild of the index will read the segment instead: %s"
+            log.warning(what, self._directory / name, error)
 
     def rewrite(self, segment: Segment, ids: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]) -> None:
         """Write the hint of a compacted segment: its live records, in any order."""
         order = sorted(range(len(ids)), key=offsets.__getitem__)
         at, length = (array("Q", map(column.__getitem__, order)) for column in (offsets, sizes))
         self.found(segment, (b"".join(map(ids.__getitem__, order)), at, length))
-
-    # -- files ------------------------------------------------------------------------------------------------------------
 
     def find(self, segments: Iterable[Segment]) -> None:
         """List the hint files. If hints are written, delete those without a segment."""
@@ -174,34 +142,24 @@ class Hints:
                 raise InvalidHint(f"{size} bytes are too many for a segment of {segment.size}")
             data = self._files.read_file(self._directory / name)
             hint = hint_file.read(data, segment.path.name, segment.size, segment.sealed_mtime_ns)
-            self._look(segment, hint)
-        except (OSError, InvalidHint) as error:
+            if len(hint) and hint.sizes[-1] <= _LARGEST_LOOK:
+                msg_id, offset, size = bytes(hint.ids[-16:]), hint.offsets[-1], hint.sizes[-1]
+                with self._files.closing(self._files.open_read(segment.path)) as fd:
+                    record = self._files.pread(fd, size, offset)
+                if len(record) != size:
+                    raise InvalidHint("its last record is cut off")
+                segment.form.format.decode(msg_id, record)
+        except (OSError, InvalidHint, RecordError) as error:
             log.info("%s is not used, the segment is read instead: %s", self._directory / name, error)
             return None
         return hint
 
-    def _look(self, segment: Segment, hint: Columns) -> None:
-        """Raise InvalidHint unless the last record is at its place, OSError if it cannot be read."""
-        if not len(hint) or hint.sizes[-1] > _LARGEST_LOOK:
-            return
-        msg_id, offset, size = bytes(hint.ids[-16:]), hint.offsets[-1], hint.sizes[-1]
-        with self._files.closing(self._files.open_read(segment.path)) as fd:
-            record = self._files.pread(fd, size, offset)
-        try:
-            if len(record) != size:
-                raise InvalidHint(f"its last record should be at {offset}, and is cut off")
-            segment.form.format.decode(msg_id, record)
-        except RecordError as error:
-            raise InvalidHint(f"its last record is not at {offset}: {error}") from error
-
     def drop(self, segment: Segment, *, lasting: bool = False) -> None:
         """Delete the hint before the segment is changed or deleted. ``lasting``: durably."""
-        if segment.number == self._number:
-            self._forget()
-        self.unwritten.pop(segment.number, None)
-        self._remove(hint_name(segment.path.name), lasting=lasting)
-
-    def _remove(self, name: str, *, lasting: bool) -> None:
+        if segment is self._current:
+            self._current = None
+        self.unwritten.pop(segment, None)
+        name = hint_name(segment.path.name)
         if name in self._there:
             try:
                 self._files.unlink(self._directory / name)
@@ -210,19 +168,3 @@ class Hints:
                 del self._there[name]
             except OSError as error:
                 log.warning("%s cannot be removed: %s", self._directory / name, error)
-
-    def _date_back(self, segment: Segment) -> bool:
-        """Set the time of a segment back. Return False if the file has changed, or the file system cannot store it."""
-        sealed = segment.sealed_mtime_ns
-        assert sealed is not None
-        if sealed < time.time_ns() - _TICK_NS:
-            return True
-        size, mtime_ns = self._files.set_mtime(segment.path, sealed - _TICK_NS)
-        segment.sealed_mtime_ns = mtime_ns
-        return size == segment.size and mtime_ns < sealed
-
-    def _start(self, number: int, end: int, ids: bytearray, sizes: array[int]) -> None:
-        self._number, self._end, self._ids, self._sizes = number, end, ids, sizes
-
-    def _forget(self) -> None:
-        self._start(-1, 0, bytearray(), array("Q"))

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from mmap import mmap
 
-from msgstore.engine.segment.segment import Segment, io_errors
+from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
 
 MAX_OPEN = 256
@@ -27,11 +27,10 @@ class ReadFiles:
         """Increased before anything that an older lookup may point to is overwritten, cut or closed."""
 
     def open(self, segment: Segment) -> tuple[int, Decode]:
-        """Return (descriptor, decode) of a segment. Raises StoreIOError."""
+        """Return (descriptor, decode) of a segment. Raises OSError."""
         if segment.number in self.readers:
             return self.readers[segment.number]
-        with io_errors(segment.path):
-            fd = self._files.open_read(segment.path)
+        fd = self._files.open_read(segment.path)
         while len(self.readers) >= MAX_OPEN:
             self.close(next(iter(self.readers)))
         self.readers[segment.number] = fd, segment.form.format.decode
@@ -39,12 +38,12 @@ class ReadFiles:
 
     def map(self, segment: Segment) -> None:
         """Map a segment as far as it is written. What cannot be mapped is left to ``pread``, which reports the reason."""
-        fd, decode = self.open(segment)
         if segment.compacting:  # it is about to be truncated
             return
         if segment.number in self.maps and len(self.maps[segment.number][0]) >= segment.size:
             return
         with contextlib.suppress(ValueError, OSError):
+            fd, decode = self.open(segment)
             mapped = self._files.map(fd, segment.size)
             self.unmap(segment.number)
             self.maps[segment.number] = mapped, decode

@@ -129,7 +129,6 @@ class Segments:
 
     def resume(self, segment: Segment) -> None:
         """Continue a segment that the opening has found."""
-        self.hints.resume(segment)
         with self.errors(segment):
             fd = self.files.open_write(segment.path)
             try:

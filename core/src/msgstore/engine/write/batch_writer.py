@@ -193,7 +193,7 @@ class BatchWriter:
                 self._accounting.mark_dirty(segment)
                 self._segments.append(view[base : base + size])
                 part = sizes[done:cut] if count < len(sizes) else sizes
-                self._segments.hints.add(segment, offset, size, part_ids[done:cut] if count < len(sizes) else part_ids, part)
+                self._segments.hints.add(segment, offset, part_ids[done:cut] if count < len(sizes) else part_ids, part)
                 # locations as of ``pack_location``: each record begins where the one before it ends
                 first = segment.number << NUMBER_SHIFT | offset << OFFSET_SHIFT
                 locations.extend(map(add, accumulate(map(_STEP.__mul__, part), initial=first), part))

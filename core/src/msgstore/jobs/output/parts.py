@@ -252,7 +252,7 @@ class PartWriter:
             cut = min(bisect_left(ends, base + self._limit - segment.size, done) + 1, len(ends))
             offset, size = segment.size, ends[cut - 1] - base
             self._segments.append(view[base : base + size])
-            self._segments.hints.add(segment, offset, size, ids[done:cut], sizes[done:cut])
+            self._segments.hints.add(segment, offset, ids[done:cut], sizes[done:cut])
             segment.live_bytes += size
             done, base = cut, ends[cut - 1]
         self._messages += len(ids)
