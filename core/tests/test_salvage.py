@@ -283,7 +283,7 @@ def test_command_prints_recovered_records_and_damage(source, tmp_path):
 def test_disk_error_while_copying_leaves_no_store(clean, tmp_path, monkeypatch):
     """It is no change of the segment, and the error says that no store was made."""
     monkeypatch.setattr("msgstore.jobs.salvage._copy_records", raising(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(StoreIOError, match=r"Input/output error\. No store was made at .*out"):
+    with pytest.raises(StoreIOError, match=r"Input/output error\. Nothing was kept"):
         salvage(clean, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
