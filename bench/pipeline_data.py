@@ -19,7 +19,7 @@ from measure import SEED
 from msgstore import load_catalogue
 from msgstore.builtin.options import LocalOptions
 from msgstore.jobs.export import plan_export
-from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import PartWriter, Target
 

@@ -23,7 +23,7 @@ from msgstore.files import Files
 from msgstore.jobs.diff import plan_diff
 from msgstore.jobs.inputs import find_inputs, open_input
 from msgstore.jobs.inventory import plan_inventory
-from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.reconcile import CLASSES, plan_reconcile
 from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.salvage import plan_salvage

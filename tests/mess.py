@@ -11,25 +11,20 @@ DATA = Path(__file__).with_name("data")
 DAMAGED = 40
 
 
-def build_corpus(top: Path, *, damaged: int = DAMAGED, seed: int = 7) -> list[Path]:
-    """A tree at ``top``; returns its segments. The same for the same ``seed``."""
-    chance = random.Random(seed)
+def build_corpus(top: Path) -> list[Path]:
+    """Build a tree at ``top``, always the same, and return its segments."""
+    chance = random.Random(7)
     segments = sorted(path for suffix in ("rdq", "sqs") for path in DATA.rglob(f"*.{suffix}"))
     for directory in sorted({path.parent for path in segments}):
         shutil.copytree(directory, top / "whole" / "-".join(directory.relative_to(DATA).parts))
     large = [path for path in segments if path.stat().st_size > 2000]
-    for number in range(damaged):
+    for number in range(DAMAGED):
         name, damage = list(DAMAGES.items())[number % len(DAMAGES)]
         source = chance.choice(large)
         target = top / "damaged" / f"{number:02}-{name}" / source.name
         target.parent.mkdir(parents=True)
         target.write_bytes(damage(source.read_bytes(), chance))
     return sorted(path for suffix in ("rdq", "sqs") for path in top.rglob(f"*.{suffix}"))
-
-
-def _torn(data: bytes, chance: random.Random) -> bytes:
-    """The end of the last write is missing."""
-    return data[: -chance.randrange(1, 100)]
 
 
 def _flipped(data: bytes, chance: random.Random) -> bytes:
@@ -40,36 +35,26 @@ def _flipped(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _truncated(data: bytes, chance: random.Random) -> bytes:
-    return data[: chance.randrange(1, len(data))]
-
-
 def _zero_filled(data: bytes, chance: random.Random) -> bytes:
     """A span reads as zeros, as of a file that was preallocated, or of a bad disk."""
-    begin = chance.randrange(len(data) - 1000)
-    size = chance.randrange(1, 1000)
+    begin, size = chance.randrange(len(data) - 1000), chance.randrange(1, 1000)
     return data[:begin] + bytes(size) + data[begin + size :]
 
 
 def _shuffled(data: bytes, chance: random.Random) -> bytes:
-    """Blocks of a file system in another order."""
+    """Blocks of a file system are in another order."""
     blocks = [data[at : at + 4096] for at in range(0, len(data), 4096)]
     chance.shuffle(blocks)
     return b"".join(blocks)
 
 
-def _duplicated(data: bytes, chance: random.Random) -> bytes:
-    """A part of it stands there twice."""
-    begin = chance.randrange(len(data) // 2)
-    end = chance.randrange(begin + 1, len(data))
-    return data[:end] + data[begin:]
-
-
 DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "torn": _torn,
+    "torn": lambda data, chance: data[: -chance.randrange(1, 100)],
     "flipped": _flipped,
-    "truncated": _truncated,
+    "truncated": lambda data, chance: data[: chance.randrange(1, len(data))],
     "zero-filled": _zero_filled,
     "shuffled": _shuffled,
-    "duplicated": _duplicated,
+    "duplicated": lambda data, chance: (
+        data[: chance.randrange(len(data) // 2, len(data))] + data[chance.randrange(len(data) // 2) :]
+    ),
 }

@@ -271,7 +271,7 @@ def json_of(*arguments: object, code: int | None = 0) -> list[dict[str, Any]]:
 
 def run_job(job: Any, processes: int = 1) -> Any:
     """Run a job, such as ``ExportJob``, in local processes. Return its report."""
-    from msgstore.jobs.local.runner import LocalRunner  # needs pyarrow for some jobs
+    from msgstore.jobs.local import LocalRunner  # needs pyarrow for some jobs
 
     verb = type(job).__name__.removesuffix("Job").lower()
     return getattr(LocalRunner(LocalOptions(processes=processes)), verb)(job)

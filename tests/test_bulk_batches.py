@@ -12,24 +12,24 @@ import attrs
 import pytest
 
 import foreign_ledger
-import msgstore
 from msgstore.contract import ConfigError, RecordField, StoreError
 from msgstore.files import Files
-from msgstore.jobs.columns import batches as module
 from msgstore.jobs.inputs import SegmentInput, find_inputs, open_input
 from msgstore.jobs.reading.segment_check import SegmentRange, checksum, judge
 from msgstore.jobs.reports import SegmentStock
+from msgstore.jobs.workers import OpenCodec, open_codec
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
-from support import DATA, catalogue, filled, needs_foreign, records_in
+from support import DATA, catalogue, failing, filled, needs_foreign, records_in
 
-pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow")
 
-from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch  # noqa: E402
-from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema  # noqa: E402
-from msgstore.jobs.workers import OpenCodec, open_codec  # noqa: E402
+from msgstore.jobs.columns import batches as module
+from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch
+from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 
 ALL = find_inputs(catalogue(), [DATA]).inputs
-WITH_BODIES = find_inputs(catalogue(), [DATA / "msg-store" / "*" / "store"]).inputs
+BOUND = (("audit", 200), ("checksum", 4))
+AUDIT = {"record": "audit", "format": {"use": "v2", "records": {"audit": {"byte": 200, "actor": "tests"}}}}
 
 
 def read(found: SegmentInput, *columns: str, codec: Any = None, **only: Any) -> list[dict[str, Any]]:
@@ -43,16 +43,12 @@ def read(found: SegmentInput, *columns: str, codec: Any = None, **only: Any) -> 
     return rows
 
 
+def own_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in RECORD.names} for row in rows]
+
+
 def scanned(found: SegmentInput) -> SegmentReport:
     return scan_file(Files(), Path(found.path), open_input(found))
-
-
-@pytest.mark.parametrize("found", ALL, ids=lambda found: str(Path(found.path).relative_to(DATA)))
-def test_real_segments_record_by_record(found: SegmentInput) -> None:
-    assert read(found) == records_in(found)
-    judgement = judge(found)
-    assert list(judgement.damage) == damaged_spans(scanned(found))
-    check_sum(found, damaged=bool(judgement.damage))
 
 
 def check_sum(found: SegmentInput, *, damaged: bool) -> None:
@@ -62,56 +58,6 @@ def check_sum(found: SegmentInput, *, damaged: bool) -> None:
     assert bool(row["damaged"]) == damaged
 
 
-def some_bodies(count: int, seed: int = 1) -> list[bytes]:
-    rng = random.Random(seed)
-    return [rng.randbytes(rng.choice([0, 1, 7, 100, 5000])) for _ in range(count)]
-
-
-def written(path: Path, count: int = 500, **keys: Any) -> tuple[SegmentInput, ...]:
-    with msgstore.open_store(path, file_size_limit=100_000, **keys) as store, store.client("c") as client:
-        for n, body in enumerate(some_bodies(count)):
-            client.write(n.to_bytes(16), body)
-            if n % 50 == 0:
-                store.flush()
-    return inputs_in(path)
-
-
-AUDIT = {"record": "audit", "format": {"use": "v2", "records": {"audit": {"byte": 200, "actor": "tests"}}}}
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [{"format": "v1"}, {}, {"record": "checksum"}, AUDIT, pytest.param({"format": "ledger"}, marks=needs_foreign)],
-    ids=["v1", "v2", "checksum", "audit", "ledger"],
-)
-def test_every_format_and_record_type(keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_ROWS", 64)
-    monkeypatch.setattr(module, "BATCH_BYTES", 20_000)
-    inputs = written(tmp_path / "store", **keys)
-    assert len(inputs) > 3
-    bodies: dict[bytes, bytes] = {}
-    for found in inputs:
-        rows = read(found)
-        assert [{name: row[name] for name in RECORD.names} for row in rows] == records_in(found)
-        check_sum(found, damaged=False)
-        bodies |= {row["id"]: row["body"] for row in rows}
-    assert bodies == {n.to_bytes(16): body for n, body in enumerate(some_bodies(500))}
-
-
-@needs_foreign
-def test_bodies_behind_keys_of_any_length(tmp_path: Path) -> None:
-    """Somebody else's ledger: how much stands in front of a body differs from one record to the next."""
-    messages = {b"k" * (1 + n % 300): b"body %d" % n for n in range(300)}
-    (tmp_path / "0.ledger").write_bytes(foreign_ledger.ledger(messages.items()))
-    [found] = inputs_in(tmp_path)
-    rows = read(found)
-    assert rows == records_in(found)
-    assert {row["id"]: row["body"] for row in rows} == {foreign_ledger.message_id(k): body for k, body in messages.items()}
-
-
-BOUND = (("audit", 200), ("checksum", 4))
-
-
 def v2(*bound: tuple[str, int]) -> Any:
     """The format with these record types."""
     return open_input(SegmentInput(0, "", "", "v2", 0, bound))
@@ -119,6 +65,11 @@ def v2(*bound: tuple[str, int]) -> Any:
 
 def inputs_in(*paths: Path) -> tuple[SegmentInput, ...]:
     return find_inputs(catalogue(), paths).inputs
+
+
+def sizes_of_batches(found: SegmentInput, *columns: str, codec: OpenCodec | None = None) -> list[int]:
+    schema = project(records_schema([found], codec), columns)
+    return [batch.num_rows for batch in record_batches(found, schema, Wanted(columns), codec)]
 
 
 @pytest.fixture
@@ -135,117 +86,250 @@ def mixed(tmp_path: Path) -> SegmentInput:
     return SegmentInput(0, str(tmp_path), str(path), "v2", len(data), BOUND)
 
 
-def test_several_types_in_one_segment(mixed: SegmentInput) -> None:
+# -- every kind of record -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", ALL, ids=lambda found: str(Path(found.path).relative_to(DATA)))
+def test_real_segment_gives_its_scan(found: SegmentInput) -> None:
+    assert read(found) == records_in(found)
+    assert list(judge(found).damage) == damaged_spans(scanned(found))
+    check_sum(found, damaged=bool(judge(found).damage))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"format": "v1"}, {}, {"record": "checksum"}, AUDIT, pytest.param({"format": "ledger"}, marks=needs_foreign)],
+    ids=["v1", "v2", "checksum", "audit", "ledger"],
+)
+def test_store_of_each_format_gives_its_messages(keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_ROWS", 64)
+    monkeypatch.setattr(module, "BATCH_BYTES", 20_000)
+    rng = random.Random(1)
+    messages = {n.to_bytes(16): rng.randbytes(rng.choice([0, 1, 7, 100, 5000])) for n in range(500)}
+    inputs = inputs_in(filled(tmp_path, messages.items(), file_size_limit=100_000, **keys))
+    assert len(inputs) > 3
+    bodies: dict[bytes, bytes] = {}
+    for found in inputs:
+        rows = read(found)
+        assert own_columns(rows) == records_in(found)
+        check_sum(found, damaged=False)
+        bodies |= {row["id"]: row["body"] for row in rows}
+    assert bodies == messages
+
+
+@needs_foreign
+def test_keys_of_any_length_before_bodies(tmp_path: Path) -> None:
+    """How much precedes a body differs from one record of the foreign format to the next."""
+    messages = {b"k" * (1 + n % 300): b"body %d" % n for n in range(300)}
+    (tmp_path / "0.ledger").write_bytes(foreign_ledger.ledger(messages.items()))
+    [found] = inputs_in(tmp_path)
+    assert read(found) == records_in(found)
+    assert {row["id"]: row["body"] for row in read(found)} == {foreign_ledger.message_id(k): v for k, v in messages.items()}
+
+
+def test_several_types_in_one_segment_have_fields(mixed: SegmentInput) -> None:
     rows = read(mixed)
-    assert [{name: row[name] for name in RECORD.names} for row in rows] == records_in(mixed)
+    assert own_columns(rows) == records_in(mixed)
     assert [row["type"] for row in rows] == [3, 4, 200] * 10
-    assert {(row["type"], row["actor"], row["time"] is None) for row in rows} == {
-        (3, None, True),
-        (4, None, True),
-        (200, "", False),
-    }
+    fields = {(row["type"], row["actor"], row["time"] is None) for row in rows}
+    assert fields == {(3, None, True), (4, None, True), (200, "", False)}
 
 
-def test_columns_and_rows_that_are_asked_for(mixed: SegmentInput) -> None:
+def test_only_wanted_columns_and_rows_are_read(mixed: SegmentInput) -> None:
     everything = read(mixed)
     assert read(mixed, "id", "actor") == [{"id": row["id"], "actor": row["actor"]} for row in everything]
     some = frozenset({(4).to_bytes(16), (5).to_bytes(16), b"x" * 16, b"short"})
-    assert read(mixed, ids=some) == [everything[4], everything[5]]
-    assert read(mixed, types=frozenset({200, 99})) == [row for row in everything if row["type"] == 200]
-    assert read(mixed, types=frozenset({200, 300, -56, 2**15 - 1})) == [row for row in everything if row["type"] == 200]
-    assert read(mixed, types=frozenset({256 + 200, -(2**15)})) == []
-    assert read(mixed, "body", ids=some, types=frozenset({4})) == [{"body": everything[4]["body"]}]
-    assert read(mixed, ids=frozenset()) == []
+    audits = [row for row in everything if row["type"] == 200]
+    for only, rows in (
+        ({"ids": some}, [everything[4], everything[5]]),
+        ({"ids": frozenset()}, []),
+        ({"ids": some, "types": frozenset({4})}, [everything[4]]),
+        ({"types": frozenset({200, 99})}, audits),
+        ({"types": frozenset({200, 300, -56, 2**15 - 1})}, audits),
+        ({"types": frozenset({256 + 200, -(2**15)})}, []),
+    ):
+        assert read(mixed, **only) == rows
     with pytest.raises(ConfigError, match="no column 'actors'; there are: store"):
         project(records_schema([mixed]), ["actors"])
 
 
-def test_a_codec_that_is_not_plain_gives_the_payload(tmp_path: Path) -> None:
-    bodies = {n.to_bytes(16): b"text %d " % n * n for n in range(20)}
-    found = find_inputs(catalogue(), [filled(tmp_path, bodies.items(), body="zstd")])
-    assert found.codecs == ("zstd",)
-    [one] = found.inputs
-    assert {row["id"]: row["payload"] for row in read(one, "id", "payload", codec=open_codec("zstd"))} == bodies
-    assert all(row["body"] != row["payload"] for row in read(one, codec=open_codec("zstd")))
-    assert records_schema([one], open_codec("raw")) == records_schema([one]) == RECORD
+def test_columns_of_one_name_must_be_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = v2(("audit", 200))
+    bound = form.with_fields[200]
+    other = (bound.fields[0], attrs.evolve(bound.fields[1], kind="bytes"))
+    fields = {
+        name: attrs.evolve(bound, name=name, byte=201, fields=its) for name, its in (("same", bound.fields), ("x", other))
+    }
+    monkeypatch.setattr(
+        "msgstore.jobs.columns.schemas.open_input",
+        lambda found: attrs.evolve(form, with_fields={200: bound, 201: fields[found.records[1][0]]}),
+    )
+
+    def schema_with(name: str) -> Any:
+        return records_schema([SegmentInput(0, "s", "s/0.sqs", "v2", 0, (("audit", 200), (name, 201)))])
+
+    assert schema_with("same").names == [*RECORD.names, "time", "actor"]
+    with pytest.raises(ConfigError, match="record type 'audit' has a field 'actor' of kind text, the record type 'x' one of"):
+        schema_with("x")
 
 
-def test_a_body_that_a_codec_did_not_write_has_no_payload(tmp_path: Path) -> None:
-    [one] = inputs_in(filled(tmp_path, [(b"i" * 16, b"not compressed")]))
-    assert read(one, "body", "payload", codec=open_codec("zstd")) == [{"body": b"not compressed", "payload": None}]
+# -- codecs -------------------------------------------------------------------------------------------------------------------
 
 
 def decoding(read_body: Any) -> OpenCodec:
     return OpenCodec("test", (RecordField("note", "text"), RecordField("payload", "bytes")), read_body)
 
 
-def sizes_of_batches(found: SegmentInput, *columns: str, codec: OpenCodec) -> list[int]:
-    schema = project(records_schema([found], codec), columns)
-    return [batch.num_rows for batch in record_batches(found, schema, Wanted(columns), codec)]
-
-
-def test_what_a_codec_makes_of_small_bodies_is_cut_into_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codec_that_is_not_plain_gives_payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes of small bodies is cut into batches, too."""
     bodies = [bytes(1500)] * 7 + [bytes(50_000), b"", b""] + [bytes(10)] * 20
     messages = [(n.to_bytes(16), body) for n, body in enumerate(bodies)]
     [one] = inputs_in(filled(tmp_path, messages, body="zstd", **AUDIT))
-    everything = read(one, codec=open_codec("zstd"))
+    codec = open_codec("zstd")
+    everything = read(one, codec=codec)
     assert [row["payload"] for row in everything] == bodies
-    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
-    assert read(one, codec=open_codec("zstd")) == everything
+    assert all(row["body"] != row["payload"] for row in everything)
     assert {row["actor"] for row in everything} == {"tests"}
-    assert sizes_of_batches(one, "body", codec=open_codec("zstd")) == [30]
-    assert sizes_of_batches(one, "payload", codec=open_codec("zstd")) == [2, 2, 2, 1, 1, 22]
+    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
+    assert read(one, codec=codec) == everything
+    assert sizes_of_batches(one, "body", codec=codec) == [30]
+    assert sizes_of_batches(one, "payload", codec=codec) == [2, 2, 2, 1, 1, 22]
 
 
-def test_text_and_columns_that_nobody_asks_for(mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = decoding(lambda msg_id, body: ("ü" * 100, bytes(300)) if body else None)
-    monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
-    assert sizes_of_batches(mixed, "note", "payload", codec=codec) == [26, 4]  # the first body is empty
-    assert len(sizes_of_batches(mixed, "note", codec=codec)) == 1
-    assert [row["note"] for row in read(mixed, "note", codec=codec)] == [None, *["ü" * 100] * 29]
+def test_body_that_codec_did_not_write_has_no_payload(tmp_path: Path) -> None:
+    [one] = inputs_in(filled(tmp_path, [(b"i" * 16, b"not compressed")]))
+    assert read(one, "body", "payload", codec=open_codec("zstd")) == [{"body": b"not compressed", "payload": None}]
+    assert records_schema([one], open_codec("raw")) == records_schema([one]) == RECORD
 
 
-@pytest.mark.parametrize("read_whole", [0, 2**30])
-def test_a_decoded_value_larger_than_a_value_can_be_is_an_error(
-    read_whole: int, mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("msgstore.files.READ_WHOLE", read_whole)
-    monkeypatch.setattr(module, "MAX_VALUE", 199)
-    codec = decoding(lambda msg_id, body: ("ü" * (100 if body == b"body 9" * 9 else 1), bytes(199)))
-    offset = scanned(mixed).scan.records.offsets[9]
-    with pytest.raises(StoreError) as caught:
-        read(mixed, codec=codec)
-    assert str(caught.value) == (
-        f"{mixed.path}: at offset {offset}: the body codec 'test' makes 200 bytes of 'note', and a value of a column has 199 "
-        "at most. Read without this column"
-    )
-    assert [row["payload"] for row in read(mixed, "payload", codec=codec)] == [bytes(199)] * 30
+# -- sizes --------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_damage_does_not_tell_of_is_an_error(mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_gaps_and_bodies_end_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_BYTES", 1000)
+    form = v2().format
+    ids = [n.to_bytes(16) for n in range(6)]
+    data = form.header + form.encode(ids[:3], [b"a", b"b" * 5000, b"c"])[0]
+    data += struct.pack(">BI", 2, 3000) + bytes(2995) + form.encode(ids[3:], [b"", b"e", b"f"])[0]
+    (tmp_path / "0.sqs").write_bytes(data)
+    [found] = inputs_in(tmp_path)
+    assert sizes_of_batches(found, "body") == [1, 1, 1, 3]
+    assert read(found) == records_in(found)
+
+
+def test_body_larger_than_a_value_is_null(tmp_path: Path) -> None:
+    """The file has no blocks but the first and the last."""
+    form, size, path = v2().format, 2**31 + 21, tmp_path / "0.sqs"
+    path.write_bytes(form.header + struct.pack(">BI16s", 3, size, b"L" * 16))
+    os.truncate(path, 64 + size)
+    with path.open("ab") as file:
+        file.write(form.encode([b"S" * 16], [b"small"])[0])
+    [found] = inputs_in(tmp_path)
+    assert [(row["id"], row["size"], row["body"]) for row in read(found, "id", "size", "body")] == [
+        (b"L" * 16, size, None),
+        (b"S" * 16, 26, b"small"),
+    ]
+
+
+def test_mapped_segment_can_be_closed_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mapping cannot be closed while anything points into it."""
+    monkeypatch.setattr("msgstore.files.READ_WHOLE", 0)
+    monkeypatch.setattr(module, "BATCH_ROWS", 3)
+    [found] = inputs_in(filled(tmp_path, record="checksum"))
+    batches: Any = record_batches(found, RECORD, Wanted(tuple(RECORD.names)))
+    first = next(batches)
+    batches.close()
+    assert first.to_pylist() == records_in(found)[:3]
+
+
+# -- damage, and what is an error ---------------------------------------------------------------------------------------------
+
+
+def test_damage_and_states_of_segments(tmp_path: Path) -> None:
+    form = v2(*BOUND).format
+    ids = [n.to_bytes(16) for n in range(9)]
+    records = b"".join(form._types[3].encode([msg_id], [b"body"])[0] for msg_id in ids)
+    checked = form._types[4].encode([b"c" * 16], [b"body"])[0]
+    whole = form.header + records
+    contents = {
+        0: b"X" + whole[1:],
+        1: form.header + b"\3" + bytes(len(records) - 1),
+        2: whole[:-3],
+        3: b"",
+        4: whole,
+        5: whole + checked[:-1] + bytes([checked[-1] ^ 1]) + form._types[3].encode([b"z" * 16], [b"z"])[0],
+    }
+    for number, content in contents.items():
+        (tmp_path / f"{number}.sqs").write_bytes(content)
+    inputs = find_inputs(catalogue(), [tmp_path], records={"checksum": 4}).inputs
+    (tmp_path / "4.sqs").unlink()
+    size = 64 + 9 * 25
+    assert [(row["file"], row["offset"], row["length"], row["reason"]) for row in damage_batch(inputs).to_pylist()] == [
+        ("5.sqs", size, len(checked), "checksum_mismatch"),
+        ("4.sqs", 0, size, "unreadable: No such file or directory"),
+        ("3.sqs", 0, 0, "torn"),
+        ("2.sqs", 64 + 8 * 25, 22, "torn"),
+        ("1.sqs", 64, 9 * 25, "invalid_message_size"),
+        ("0.sqs", 0, 64, "bad_magic"),
+    ]
+    states = {row["file"]: row["state"] for row in segments_batch(inputs).to_pylist()}
+    assert [states[f"{n}.sqs"] for n in range(6)] == ["clean", "corrupt", "torn", "torn", "unreadable", "clean"]
+    assert [len(read(found)) for found in inputs] == [10, 0, 0, 8, 0, 9]
+    gone = judge(inputs[1])
+    assert gone.is_gone
+    assert gone.stock == SegmentStock(inputs[1].path, "v2", size, "unreadable", damaged=size, quarantined=True)
+    assert (damage_batch([]).schema, segments_batch([]).schema) == (DAMAGE, SEGMENTS)
+
+
+@pytest.mark.parametrize("fault", ["raises", "columns of different lengths"])
+def test_scan_that_fails_is_damage(fault: str, mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = scanned(mixed).scan
+    scan.records.types.pop()
+    monkeypatch.setattr(type(open_input(mixed).format), "scan", lambda *_, **__: 1 / 0 if fault == "raises" else scan)
+    [spot] = judge(mixed).damage
+    assert spot.reason.startswith("unreadable: BrokenPlugin: the segment format 'v2' of msgstore-format-v2 ")
+    assert ("failed in scan: " in spot.reason, read(mixed, "id")) == (True, [])
+
+
+def break_fields(found: SegmentInput, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(type(open_input(found).with_fields[200].record), "fields", lambda self, record: ("tomorrow", "ü"))
+
+
+def break_bodies(found: SegmentInput, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(type(open_input(found).with_fields[200].record), "body_span", lambda self, offset, size: (0, size))
+
+
+def break_disk_once(found: SegmentInput, patch: pytest.MonkeyPatch) -> None:
+    once, view = iter([failing()]), Files.view
+    patch.setattr(Files, "view", lambda self, path: next(once, view)(self, path))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said"),
+    [
+        (break_fields, "BrokenPlugin: the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'"),
+        (break_bodies, "ValueError: a body is said to be outside of its record"),
+        (break_disk_once, "Input/output error"),
+        (lambda found, patch: patch.setattr(module, "BATCH_ROWS", "many"), "TypeError"),
+    ],
+)
+def test_failure_without_damage_is_error(breaks: Any, said: str, mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would miss the rows."""
+    with monkeypatch.context() as patch:
+        breaks(mixed, patch)
+        with pytest.raises(StoreError, match=rf"0\.sqs: unreadable: {said}"):
+            read(mixed)
     assert judge(mixed).damage == ()
-    with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError: division by zero"):
-        read(mixed, codec=decoding(lambda msg_id, body: 1 / 0))
-    for step in ("spans", "take_bodies", "_column"):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, step, raising(MemoryError()))
-            with pytest.raises(StoreError, match=r"0\.sqs: unreadable: MemoryError"):
-                read(mixed)
-    view, once = Files.view, iter([raising(OSError(5, "Input/output error"))])
-    monkeypatch.setattr(Files, "view", lambda self, path: next(once, view)(self, path))
-    with pytest.raises(StoreError, match=r"0\.sqs: unreadable: Input/output error"):
-        read(mixed)
     assert len(read(mixed)) == 30
 
 
-def raising(error: Exception) -> Any:
-    def fail(*_: object) -> None:
-        raise error
+def test_half_a_character_is_shown_escaped(mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(open_input(mixed).with_fields[200].record)
+    monkeypatch.setattr(kind, "fields", lambda self, record: (-1, "half \ud800"))
+    assert [row["actor"] for row in read(mixed, "actor", types=frozenset({200}))] == ["half \\ud800"] * 10
 
-    return fail
 
-
-def test_a_segment_that_was_begun_is_not_dropped(mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_that_was_begun_is_error(mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it would be rows, and all of it damage."""
     monkeypatch.setattr(module, "BATCH_BYTES", 100)
 
@@ -261,7 +345,7 @@ def test_a_segment_that_was_begun_is_not_dropped(mixed: SegmentInput, monkeypatc
     assert read(mixed, codec=decoding(delete)) == []
 
 
-def test_a_stretch_that_was_changed_has_no_records_and_is_no_error(mixed: SegmentInput) -> None:
+def test_stretch_that_was_changed_has_no_records(mixed: SegmentInput) -> None:
     data = Path(mixed.path).read_bytes()
 
     def rows(stretch: SegmentRange, codec: OpenCodec | None = None) -> int:
@@ -280,175 +364,3 @@ def test_a_stretch_that_was_changed_has_no_records_and_is_no_error(mixed: Segmen
     with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError"):
         rows(stretch, decoding(lambda msg_id, body: 1 / 0))
     assert rows(SegmentRange(64, len(data), checksum(data, len(data))), decoding(change)) == 0
-
-
-def test_more_of_a_field_than_a_column_can_have(mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = pa.array
-
-    def several_chunks(values: Any, kind: Any) -> Any:
-        return pa.chunked_array([array(values, kind)]) if kind == pa.string() else array(values, kind)
-
-    monkeypatch.setattr(pa, "array", several_chunks)
-    with pytest.raises(StoreError, match=r"0\.sqs: its records have 2147483647 bytes of 'actor', or more\. Read without"):
-        read(mixed, "id", "actor")
-    assert len(read(mixed, "id", "time")) == 30
-
-
-def test_bodies_beside_large_gaps_and_large_bodies_are_batches_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BATCH_BYTES", 1000)
-    form = v2().format
-    ids = [n.to_bytes(16) for n in range(6)]
-    data = form.header + form.encode(ids[:3], [b"a", b"b" * 5000, b"c"])[0]
-    data += struct.pack(">BI", 2, 3000) + bytes(2995) + form.encode(ids[3:], [b"", b"e", b"f"])[0]
-    (tmp_path / "0.sqs").write_bytes(data)
-    [found] = inputs_in(tmp_path)
-    schema = project(records_schema([found]), ["body"])
-    sizes = [batch.num_rows for batch in record_batches(found, schema, Wanted(("body",)))]
-    assert sizes == [1, 1, 1, 3]
-    assert read(found) == records_in(found)
-
-
-def test_a_body_larger_than_a_value_can_be_is_null(tmp_path: Path) -> None:
-    """The file has no blocks but the first and the last."""
-    form = v2().format
-    size = 2**31 + 21
-    path = tmp_path / "0.sqs"
-    path.write_bytes(form.header + struct.pack(">BI16s", 3, size, b"L" * 16))
-    os.truncate(path, 64 + size)
-    with path.open("ab") as file:
-        file.write(form.encode([b"S" * 16], [b"small"])[0])
-    [found] = inputs_in(tmp_path)
-    assert [(row["id"], row["size"], row["body"]) for row in read(found, "id", "size", "body")] == [
-        (b"L" * 16, size, None),
-        (b"S" * 16, 26, b"small"),
-    ]
-
-
-def test_a_mapped_segment_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msgstore.files.READ_WHOLE", 0)
-    [found, *_] = written(tmp_path / "store")
-    schema = records_schema([found])
-    everything = read(found)
-    batches: Any = record_batches(found, schema, Wanted(tuple(schema.names)))
-    first = next(batches)
-    batches.close()  # the mapping cannot be closed while anything points into it
-    assert first.to_pylist() == everything[: first.num_rows] == records_in(found)[: first.num_rows]
-
-
-def damaged(tmp_path: Path) -> list[SegmentInput]:
-    """A segment each: bad header, flipped size, torn, empty, deleted since it was listed, checksum mismatch."""
-    form = v2(("checksum", 4))
-    data = form.format.header + form.format.encode([n.to_bytes(16) for n in range(9)], [b"body"] * 9)[0]
-    check, _ = form.format._types[4].encode([b"c" * 16], [b"checked"])  # type: ignore[attr-defined]
-    for number, content in enumerate(
-        [
-            b"\xff" + data[1:],
-            data[:65] + b"\0" + data[66:68] + b"\0" + data[69:],
-            data[:-3],
-            b"",
-            data,
-            data + check[:-1] + b"?" + check,
-        ]
-    ):
-        (tmp_path / f"{number}.sqs").write_bytes(content)
-    inputs = find_inputs(catalogue(), [tmp_path], records={"checksum": 4}).inputs
-    (tmp_path / "4.sqs").unlink()
-    return list(inputs)
-
-
-def test_damage_and_segments(tmp_path: Path) -> None:
-    inputs = damaged(tmp_path)
-    rows = damage_batch(inputs).to_pylist()
-    size = 64 + 9 * 25
-    assert [(row["file"], row["offset"], row["length"], row["reason"]) for row in rows] == [
-        ("5.sqs", size, 32, "checksum_mismatch"),
-        ("4.sqs", 0, size, "unreadable: No such file or directory"),
-        ("3.sqs", 0, 0, "torn"),
-        ("2.sqs", 64 + 8 * 25, 22, "torn"),
-        ("1.sqs", 64, 9 * 25, "invalid_message_size"),
-        ("0.sqs", 0, 64, "bad_magic"),
-    ]
-    assert {row["store"] for row in rows} == {str(tmp_path)}
-    states = {row["file"]: row["state"] for row in segments_batch(inputs).to_pylist()}
-    assert states == dict(
-        zip((f"{n}.sqs" for n in range(6)), ["clean", "corrupt", "torn", "torn", "unreadable", "clean"], strict=True)
-    )
-    assert [len(read(found)) for found in inputs] == [10, 0, 0, 8, 0, 9]
-    gone = next(found for found in inputs if found.path.endswith("4.sqs"))
-    assert judge(gone).stock == SegmentStock(gone.path, "v2", size, "unreadable", damaged=size, quarantined=True)
-
-
-def test_no_rows_are_a_batch_too() -> None:
-    assert damage_batch([]).schema == DAMAGE
-    assert segments_batch([]).schema == SEGMENTS
-
-
-def test_a_plugin_that_raises_is_damage_and_not_a_failed_job(mixed: SegmentInput, monkeypatch: pytest.MonkeyPatch) -> None:
-    audit = open_input(mixed).with_fields[200].record
-    monkeypatch.setattr(type(audit), "fields", lambda self, record: ("tomorrow", "ü"))
-    assert judge(mixed).stock.state == "unreadable"
-    assert [spot.reason for spot in judge(mixed).damage] == [
-        (
-            "unreadable: BrokenPlugin: at offset 116: "
-            "the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'"
-        )
-    ]
-    assert read(mixed) == read(mixed, "actor") == []
-    assert len(read(mixed, "id", "body")) == 30
-    monkeypatch.setattr(type(audit), "fields", lambda self, record: (-1, "half \ud800"))
-    assert [row["actor"] for row in read(mixed, "actor", types=frozenset({200}))] == ["half \\ud800"] * 10
-    monkeypatch.setattr(type(audit), "body_span", lambda self, offset, size: (0, size))
-    said = ["unreadable: ValueError: at offset 116: the body is said to be outside of its record"]
-    assert [spot.reason for spot in judge(mixed).damage] == said
-    assert read(mixed, "body") == []
-    scan = scanned(mixed).scan
-    scan.records.types.pop()
-    monkeypatch.setattr(type(open_input(mixed).format), "scan", lambda *_, **__: scan)
-    [spot] = judge(mixed).damage
-    assert spot.reason.startswith("unreadable: BrokenPlugin: the segment format 'v2' of msgstore-format-v2 ")
-    assert "failed in scan: ValueError: the scan returns records in columns of different lengths" in spot.reason
-    assert read(mixed, "id") == []
-    monkeypatch.setattr(type(open_input(mixed).format), "scan", lambda *_, **__: 1 / 0)
-    assert "failed in scan: ZeroDivisionError: division by zero" in judge(mixed).damage[0].reason
-    assert read(mixed, "id") == []
-
-
-@pytest.mark.parametrize("end", [1, -1])
-def test_a_constant_frame_that_is_none_is_damage(end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [found, *_] = written(tmp_path / "store")
-    message = type(open_input(found).format._types[3])  # type: ignore[attr-defined]
-    monkeypatch.setattr(message, "body_span", lambda self, offset, size: (offset + 21, offset + 22 + size // end))
-    assert [spot.reason for spot in judge(found).damage] == [
-        "unreadable: ValueError: at offset 64: the body is said to be outside of its record"
-    ]
-    assert read(found, "body") == []
-    assert len(read(found, "id")) > 50
-    monkeypatch.setattr(message, "body_span", raising(ZeroDivisionError("frame")))
-    assert [spot.reason for spot in judge(found).damage] == ["unreadable: ZeroDivisionError: frame"]
-    assert read(found, "body") == []
-
-
-def test_columns_of_one_name_are_one_kind(tmp_path: Path) -> None:
-    def known(name: str) -> SegmentInput:
-        return SegmentInput(0, "s", "s/0.sqs", "v2", 0, (("audit", 200), (name, 201)))
-
-    form = v2(("audit", 200))
-    bound = form.with_fields[200]
-    fields = {
-        "same": attrs.evolve(bound, name="same", byte=201),
-        "other": attrs.evolve(
-            bound, name="other", byte=201, fields=(bound.fields[0], attrs.evolve(bound.fields[1], kind="bytes"))
-        ),
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "msgstore.jobs.columns.schemas.open_input",
-            lambda found: attrs.evolve(form, with_fields={200: bound, 201: fields[found.records[1][0]]}),
-        )
-        assert records_schema([known("same")]).names == [*RECORD.names, "time", "actor"]
-        with pytest.raises(
-            ConfigError, match="record type 'audit' has a field 'actor' of kind text, the record type 'other' one of"
-        ):
-            records_schema([known("other")])

@@ -29,7 +29,7 @@ from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MsgStoreError, events
 from msgstore.engine.events import Counters
 from msgstore.engine.open.recovery_plan import Recovery
-from msgstore.engine.store import StoreStats
+from msgstore.engine.stats import StoreStats
 from msgstore.locations import pack_location
 from msgstore.plugins.loader import EVENT_HOOKS, HOOKS
 

@@ -21,8 +21,16 @@ STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for
 
 
 def take(*sources: Path, counts: Path | None = None, processes: int = 1) -> InventoryReport:
-    job = plan_inventory(catalogue(), list(sources), time.time(), counts=counts)
-    return run_job(job, processes)
+    return run_job(plan_inventory(catalogue(), list(sources), time.time(), counts=counts), processes)
+
+
+def live_in(segments) -> dict[str, tuple[int, int]]:
+    """File name to the number and bytes of its live records, as an open store has them."""
+    return {segment.file: (segment.live_count, segment.live_bytes) for segment in segments}
+
+
+def live_of(report) -> dict[str, tuple[int, int]]:
+    return {Path(segment.path).name: (segment.live, segment.live_bytes) for segment in report.segments()}
 
 
 @pytest.fixture
@@ -31,7 +39,7 @@ def path(tmp_path: Path) -> Path:
     return RealDirectory.load("v2_clean").copy(tmp_path)
 
 
-def test_every_directory_of_ours_is_what_a_scan_says():
+def test_inventory_of_every_directory_is_its_scan():
     report = take(DATA, processes=2)
     assert [Path(store.path) for store in report.stores] == STORES
     scans = {line["path"]: line for line in json_of("scan", *STORES, code=None)}
@@ -40,9 +48,12 @@ def test_every_directory_of_ours_is_what_a_scan_says():
     for found in report.segments():
         scan = scans[found.path]
         assert (found.format, found.size, found.state) == (scan["format"], scan["size"], scan["end"]["state"])
-        assert (found.records, found.types) == (len(scan["records"]), scan["records_by_name"])
-        assert found.record_bytes == sum(row["size"] for row in scan["records"])
-        counted = {"holes": (found.holes, found.hole_bytes), "duplicates": (found.duplicates, found.duplicate_bytes)}
+        assert found.types == scan["records_by_name"]
+        counted = {
+            "records": (found.records, found.record_bytes),
+            "holes": (found.holes, found.hole_bytes),
+            "duplicates": (found.duplicates, found.duplicate_bytes),
+        }
         assert counted == {what: (len(scan[what]), sum(row["size"] for row in scan[what])) for what in counted}
         parts = found.header + found.record_bytes + found.hole_bytes + found.duplicate_bytes + found.damaged
         assert parts == found.size
@@ -54,24 +65,21 @@ def test_every_directory_of_ours_is_what_a_scan_says():
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_with_counts_what_an_opening_would_find_alive(name, tmp_path):
+def test_counts_show_what_an_opening_finds_alive(name, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
-    counts = counts_file(tmp_path / "counts.csv", real.refcounts.items())
-    (found,) = take(path, counts=counts).stores
+    report = take(path, counts=counts_file(tmp_path / "counts.csv", real.refcounts.items()))
     unknown = take(path)
-    assert unknown.stores[0].counts == ""
-    assert unknown.as_json()["live"] is None
+    assert (unknown.stores[0].counts, unknown.as_json()["live"]) == ("", None)
     with msgstore.open_store(path, mode="r", refcounts=real.refcounts.items()) as store:
-        truth = {segment.file: (segment.live_count, segment.live_bytes) for segment in store.segments()}
-        entries = list(store.entries())
-    assert {Path(s.path).name: (s.live, s.live_bytes) for s in found.segments} == truth
-    assert not any(segment.quarantined for segment in found.segments)  # a write that was cut off is no damage
-    assert found.counts == "given"
-    assert sum(segment.live for segment in found.segments) == len(entries) == len(real.live)
+        truth, entries = live_in(store.segments()), list(store.entries())
+    assert live_of(report) == truth
+    assert not any(segment.quarantined for segment in report.segments())  # a write that was cut off is no damage
+    assert report.stores[0].counts == "given"
+    assert sum(segment.live for segment in report.segments()) == len(entries) == len(real.live)
 
 
-def test_a_store_is_asked_for_its_own_counts_and_policies_see_them(index, tmp_path):
+def test_own_counts_of_store_are_used_and_forecast_holds(index, tmp_path):
     real = RealDirectory.load("v2_clean")
     path = real.copy(tmp_path)
     keys = {"index": index, "format": "v2", "gc_interval": 0, "adopt": True}
@@ -82,14 +90,14 @@ def test_a_store_is_asked_for_its_own_counts_and_policies_see_them(index, tmp_pa
             for entry in first[: len(first) * 3 // 4]:
                 client.remove([entry.msg_id] * entry.references)
         store.flush()
-        truth = {segment.file: (segment.live_count, segment.live_bytes) for segment in store.segments()}
+        truth = live_in(store.segments())
         program = [sys.executable, "-c", "from msgstore.cli.main import main; main()"]
         beside = subprocess.run([*program, "inventory", "--json", path], capture_output=True, text=True, check=True)
-    report = take(path)
-    assert report.stores[0].counts == "own"
     while_open = json.loads(beside.stdout.splitlines()[-1])
     assert while_open["live"] == (sum(live for live, _ in truth.values()) if index == "lmdb" else None)
-    assert {Path(s.path).name: (s.live, s.live_bytes) for s in report.segments()} == truth
+    report = take(path)
+    assert report.stores[0].counts == "own"
+    assert live_of(report) == truth
     half = next(policy for policy in report.policies() if policy["name"] == "half-empty")
     assert half["steps"] == {"compact": 1}
     before = sum(file.stat().st_size for file in path.glob("*.sqs"))
@@ -99,33 +107,41 @@ def test_a_store_is_asked_for_its_own_counts_and_policies_see_them(index, tmp_pa
     assert abs(gained - half["gives_back"]) <= 64
 
 
-def test_a_dirty_store_of_an_index_in_memory_is_not_read_twice(path):
+def test_dirty_store_of_memory_index_has_no_counts(path):
     msgstore.open_store(path, adopt=True, index="ets", format="v2").abandon()
-    (store,) = take(path).stores
-    assert store.counts == ""
-    assert {segment.live for segment in store.segments} == {None}
+    report = take(path)
+    assert (report.stores[0].counts, {segment.live for segment in report.segments()}) == ("", {None})
 
 
-def test_copies_in_other_segments_are_garbage_and_other_stores_are_their_own(tmp_path):
+def test_damaged_store_has_no_more_live_than_scanned(index, tmp_path):
+    with msgstore.open_store(tmp_path / "s", index=index) as store, store.client() as client:
+        client.write_many((bytes([n]) * 16, bytes(3000)) for n in range(4))
+        store.flush()
+        second = sorted(entry.offset for entry in store.entries())[1]
+    with (tmp_path / "s" / "0.sqs").open("r+b") as file:
+        file.seek(second)
+        file.write(b"\xff" * 8)
+    (found,) = take(tmp_path / "s").segments()
+    assert (found.records, found.live, found.live_bytes, found.garbage) == (1, 1, found.record_bytes, 0)
+
+
+def test_copies_are_garbage_and_stores_are_apart(tmp_path):
     real = RealDirectory.load("v2_clean")
     one, other = real.copy(tmp_path / "one"), real.copy(tmp_path / "other")
     newest = max(one.glob("*.sqs"), key=lambda path: int(path.stem))
     shutil.copy(newest, one / f"{int(newest.stem) + 1}.sqs")
-    counts = counts_file(tmp_path / "counts.csv", real.refcounts.items())
-    report = take(one, other, counts=counts)
-    mine, theirs = report.stores
+    mine, theirs = take(one, other, counts=counts_file(tmp_path / "counts.csv", real.refcounts.items())).stores
     assert sum(s.live for s in mine.segments) == sum(s.live for s in theirs.segments) == len(real.live)
     copied = next(s for s in mine.segments if s.path == str(newest))
     assert (copied.live, copied.garbage) == (0, copied.record_bytes + copied.hole_bytes)
 
 
-def test_records_of_a_third_party(tmp_path):
+def test_third_party_records_are_counted_by_type(tmp_path):
     report = take(filled(tmp_path, **ACME_CELLS["ets-v2-audit"].keys))
-    assert report.as_json()["types"] == {"audit": 20}
-    assert report.as_json()["live"] == 20
+    assert (report.as_json()["types"], report.as_json()["live"]) == ({"audit": 20}, 20)
 
 
-def test_what_cannot_be_read_is_damage_and_what_a_collector_deleted_is_gone(path):
+def test_unreadable_segment_is_damage_and_deleted_is_gone(path):
     job = plan_inventory(catalogue(), [path], time.time())
     (path / "0.sqs").unlink()
     (path / "1.sqs").unlink()
@@ -135,9 +151,18 @@ def test_what_cannot_be_read_is_damage_and_what_a_collector_deleted_is_gone(path
     assert [(spot.path, spot.reason) for spot in report.damage] == [(str(path / "1.sqs"), "unreadable: is a directory")]
     assert {segment.state for segment in report.segments()} == {"clean", "unreadable"}
     assert "no store would read it: it was deleted" in report.stores[0].unasked
+    (path / "1.sqs").rmdir()
+    (path / "2.sqs").unlink()
+    report = run_job(job)
+    assert (report.gone, list(report.segments())) == (3, [])
 
 
-def test_the_command():
+def test_segment_with_foreign_name_asks_no_policy(path):
+    (path / "0.sqs").rename(path / "00.sqs")
+    assert take(path).stores[0].unasked.startswith(f"{path / '00.sqs'}: no store would read it")
+
+
+def test_command_shows_segments_store_and_policies(tmp_path):
     arguments = ["inventory", "--processes", "1"]
     lines = json_of(*arguments, DATA / "msg-store" / "v2_dirty_torn", code=1)
     assert [line["kind"] for line in lines] == ["segment", "segment", "store", "damage", "summary"]
@@ -145,36 +170,5 @@ def test_the_command():
     assert {policy["name"] for policy in lines[-1]["policies"]} == set(catalogue().names("gc"))
     assert "total" in command(*arguments, DATA / "msg-store", code=1).stdout
     assert "no damage" in command(*arguments, DATA / "msg-store" / "v2_clean").stdout
-
-
-def test_damaged_store_has_no_more_live_than_scanned_records(index, tmp_path):
-    with msgstore.open_store(tmp_path / "s", index=index) as store, store.client() as client:
-        client.write_many((bytes([n]) * 16, bytes(3000)) for n in range(4))
-        store.flush()
-        second = sorted(entry.offset for entry in store.entries())[1]
-    with (tmp_path / "s" / "0.sqs").open("r+b") as file:
-        file.seek(second)
-        file.write(b"\xff" * 8)
-    (found,) = take(tmp_path / "s").segments()
-    assert (found.records, found.live, found.live_bytes) == (1, 1, found.record_bytes)
-    assert found.garbage == 0
-
-
-def test_a_name_that_no_store_gives_a_segment(path):
-    (path / "0.sqs").rename(path / "00.sqs")
-    (store,) = take(path).stores
-    assert store.unasked.startswith(f"{path / '00.sqs'}: no store would read it")
-
-
-def test_a_store_whose_only_segment_goes_meanwhile(path):
-    for segment in sorted(path.glob("*.sqs"))[1:]:
-        segment.unlink()
-    job = plan_inventory(catalogue(), [path], time.time())
-    (path / "0.sqs").unlink()
-    report = run_job(job)
-    assert (report.gone, list(report.segments())) == (1, [])
-
-
-def test_counts_that_are_not_there(tmp_path):
     with pytest.raises(ConfigError, match="nowhere: there is no such file of counts"):
         plan_inventory(catalogue(), [DATA], time.time(), counts=tmp_path / "nowhere")

@@ -11,31 +11,24 @@ import pytest
 from msgstore.jobs.inputs import find_inputs
 from support import DATA, catalogue, command, counts_file, json_of
 
-CLEAN = DATA / "rabbitmq-3.10" / "clean"
-VHOSTS = CLEAN / "msg_stores" / "vhosts"
+VHOSTS = DATA / "rabbitmq-3.10" / "clean" / "msg_stores" / "vhosts"
 VHOST = VHOSTS / "14049IPWY5WMKYX4P32YLNPMV"
-STORE = VHOST / "msg_store_persistent"
-
-Verb = Callable[[Path, Path], list[object]]
-"""Of the directory, and of one in which there is room."""
-
-
-def _deltas(room: Path) -> Path:
-    """Counts with which everything agrees."""
-    return counts_file(room / "deltas.csv", [(bytes(16), 0)])
-
-
-VERBS: dict[str, Verb] = {
-    "scan": lambda path, _: ["scan", path],
-    "map": lambda path, _: ["map", path],
-    "verify": lambda path, _: ["verify", path],
-    "scrub": lambda path, _: ["scrub", path],
-    "inventory": lambda path, _: ["inventory", path],
-    "salvage": lambda path, room: ["salvage", path, room / "to"],
-    "export": lambda path, room: ["export", path, room / "to"],
+VERBS: dict[str, Callable[[Path, Path], list[object]]] = {
+    **{verb: lambda path, _, verb=verb: [verb, path] for verb in ("scan", "map", "verify", "scrub", "inventory")},
+    **{verb: lambda path, room, verb=verb: [verb, path, room / "to"] for verb in ("salvage", "export")},
     "migrate": lambda path, room: ["migrate", path, room / "to", "--to", "v2"],
-    "reconcile": lambda path, room: ["reconcile", path, "--deltas", _deltas(room)],
+    "reconcile": lambda path, room: ["reconcile", path, "--deltas", counts_file(room / "d.csv", [(bytes(16), 0)])],
     "diff": lambda path, _: ["diff", path, path],
+}
+"""The arguments, for a directory and one in which there is room. The counts agree with everything."""
+FILES = {
+    "quorum/rabbit@here/00000001.wal": 820,
+    "quorum/rabbit@here/names.dets": 5904,
+    "quorum/rabbit@here/ORDERSBNMU33V2OW5A/00000002.segment": 2372,
+    "stream/orders_clicks_1795423140569518962/00000000000000000000.index": 8,
+    "stream/orders_clicks_1795423140569518962/00000000000000000000.segment": 70,
+    "coordination/rabbit@here/meta.dets": 5930,
+    "schema.DAT": 100,
 }
 
 
@@ -56,53 +49,37 @@ def node(tmp_path: Path) -> Path:
     """A node with one vhost, a quorum queue and a stream."""
     top = tmp_path / "node"
     shutil.copytree(VHOST, top / "msg_stores" / "vhosts" / VHOST.name)
-    for name, size in (
-        ("quorum/rabbit@here/00000001.wal", 820),
-        ("quorum/rabbit@here/names.dets", 5904),
-        ("quorum/rabbit@here/ORDERSBNMU33V2OW5A/00000002.segment", 2372),
-        ("stream/orders_clicks_1795423140569518962/00000000000000000000.index", 8),
-        ("stream/orders_clicks_1795423140569518962/00000000000000000000.segment", 70),
-        ("coordination/rabbit@here/meta.dets", 5930),
-        ("schema.DAT", 100),
-    ):
+    for name, size in FILES.items():
         (top / name).parent.mkdir(parents=True, exist_ok=True)
         (top / name).write_bytes(bytes(size))
     return top
 
 
-def test_verb_on_vhost_names_queues_and_exits_3(tmp_path):
-    queues = VHOST / "queues"
-    shown = command(*VERBS["inventory"](VHOST, tmp_path), code=3).stdout
-    for what in ("queue indexes", "queue stores"):
-        assert [line for line in shown.splitlines() if line.startswith(f"{queues} ") and what in line], f"{what} are not named"
-
-
 @pytest.mark.parametrize("verb", VERBS)
-def test_verb_on_node_emits_all_as_json(verb, node, tmp_path):
-    queues = node / "msg_stores" / "vhosts" / VHOST.name / "queues"
+def test_verb_names_what_it_does_not_read(verb, node, tmp_path):
+    """All of a node; nothing of a store that is given directly. Damage is the more important result."""
+    vhost = node / "msg_stores" / "vhosts" / VHOST.name
+    queues = vhost / "queues"
     assert not_read(*VERBS[verb](node, tmp_path)) == {
         (str(queues), "queue indexes"): total(queues, "*.idx", "*.qi", "journal.jif"),
         (str(queues), "queue stores"): total(queues, "*.qs"),
         (str(node / "quorum"), "quorum queues"): (2, 820 + 2372),
         (str(node / "stream"), "streams"): (2, 78),
     }
+    shutil.rmtree(tmp_path / "to", ignore_errors=True)
+    assert "not read" not in command(*VERBS[verb](vhost / "msg_store_persistent", tmp_path)).stdout
+    if verb != "migrate":
+        shutil.rmtree(tmp_path / "to", ignore_errors=True)
+        segment = vhost / "msg_store_persistent" / "0.rdq"
+        segment.write_bytes(segment.read_bytes() + b"\0\0\0\1torn")
+        assert str(node / "quorum") in command(*VERBS[verb](node, tmp_path), code=1).stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_store_given_directly_is_alone(verb, tmp_path):
-    assert "not read" not in command(*VERBS[verb](STORE, tmp_path)).stdout
-
-
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "migrate"])
-def test_damage_beats_what_was_not_read(verb, node, tmp_path):
-    segment = node / "msg_stores" / "vhosts" / VHOST.name / STORE.name / "0.rdq"
-    segment.write_bytes(segment.read_bytes() + b"\0\0\0\1torn")
-    assert str(node / "quorum") in command(*VERBS[verb](node, tmp_path), code=1).stdout
-
-
-def test_glob_of_vhosts_names_their_queues():
-    found = not_read("inventory", VHOSTS / "*")
-    assert {path for path, _ in found} == {str(vhost / "queues") for vhost in VHOSTS.iterdir()}
+def test_vhosts_and_globs_name_their_queues():
+    shown = command("inventory", VHOST, code=3).stdout.splitlines()
+    for what in ("queue indexes", "queue stores"):
+        assert any(line.startswith(f"{VHOST / 'queues'} ") and what in line for line in shown), f"{what} are not named"
+    assert {path for path, _ in not_read("inventory", VHOSTS / "*")} == {str(vhost / "queues") for vhost in VHOSTS.iterdir()}
     command("inventory", VHOSTS / "*" / "msg_store_persistent")  # a glob of stores searches no siblings
 
 
@@ -118,12 +95,9 @@ def test_one_directory_given_twice_counts_once(node):
     assert once == twice
 
 
-@pytest.mark.parametrize("verb", ["info", "ls"])
-def test_verb_of_one_store_names_those_beneath(verb, node):
-    result = command(verb, node, code=2)
-    assert str(node / "quorum") in result.stderr
-    assert f"{VHOST.name}/msg_store_persistent" in result.stderr
-
-
-def test_verify_of_several_stores_refuses_counts(node, tmp_path):
-    command("verify", node, "--refcounts", _deltas(tmp_path), code=2)
+def test_verbs_of_one_store_name_those_beneath(node, tmp_path):
+    for verb in ("info", "ls"):
+        result = command(verb, node, code=2)
+        assert str(node / "quorum") in result.stderr
+        assert f"{VHOST.name}/msg_store_persistent" in result.stderr
+    command("verify", node, "--refcounts", counts_file(tmp_path / "d.csv", [(bytes(16), 0)]), code=2)

@@ -14,7 +14,7 @@ from support import until
 
 JOB = """
 import functools, os, sys, time
-from msgstore.jobs.local.processes import task_runner
+from msgstore.jobs.local import task_runner
 
 def work(task, directory):
     open(os.path.join(directory, str(os.getpid())), "w").close()
@@ -53,7 +53,7 @@ def is_there(pid: int) -> bool:
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
-        "from msgstore.jobs.local.processes import task_runner\nwith task_runner(2, 4) as run:\n    list(run(abs, range(4)))\n"
+        "from msgstore.jobs.local import task_runner\nwith task_runner(2, 4) as run:\n    list(run(abs, range(4)))\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert "StoreError: a process that did part of the job was killed" in done.stderr

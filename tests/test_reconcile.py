@@ -20,48 +20,51 @@ from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.counts import read_counts, sums_of
-from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
-from msgstore.jobs.reading.count_files import MAX_COUNT
+from msgstore.jobs.counts import MAX_COUNT, DeltaShare, find_shares, read_counts, read_share, sums_of
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
-from support import (
-    DATA,
-    DIRECTORIES,
-    RealDirectory,
-    catalogue,
-    command,
-    counts_file,
-    failing,
-    json_of,
-    run_job,
-)
+from support import DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, failing, json_of, run_job
 
 Rows = list[tuple[bytes, int]]
+ID, ZEROS = b"i" * 16, "0" * 32
 
 
 def run(sources: list[Path], deltas: list[Path], to: Path | None = None, processes: int = 1) -> ReconcileReport:
     return run_job(plan_reconcile(catalogue(), sources, deltas, to=to), processes)
 
 
-def write_parquet(path: Path, rows: Rows) -> Path:
-    ids, counts = [msg_id for msg_id, _ in rows], [count for _, count in rows]
-    pq.write_table(pa.table({"count": pa.array(counts, pa.int32()), "id": pa.array(ids, pa.binary())}), path, row_group_size=7)
+def parquet_file(path: Path, rows: Rows, kind: pa.DataType | None = None, row_group_size: int = 7) -> Path:
+    ids, counts = (
+        pa.array([msg_id for msg_id, _ in rows], pa.binary()),
+        pa.array([count for _, count in rows], kind or pa.int64()),
+    )
+    pq.write_table(pa.table({"count": counts, "id": ids}), path, row_group_size=row_group_size)
     return path
 
 
-def written(to: Path, name: str) -> Rows:
-    return sorted(read_counts(to / f"class={name}")) if (to / f"class={name}").exists() else []
+def read(shares: Iterable[DeltaShare]) -> Rows:
+    batches = [batch for share in shares for batch in read_share(share)]
+    return [(row["id"], row["count"]) for batch in batches for row in batch.to_pylist()]
 
 
-def classes_of(sums: Counter[bytes], records: set[bytes]) -> dict[str, Rows]:
-    """The truth, in the words of the specification."""
-    everything = sorted(sums.keys() | records)
+def scanned(source: Path) -> Counter[bytes]:
+    """Id to the bytes of its records."""
+    sizes: Counter[bytes] = Counter()
+    for segment in json_of("scan", source, code=None):
+        for row in segment["records"] + segment["duplicates"]:
+            sizes[bytes.fromhex(row["id"])] += row["size"]
+    return sizes
+
+
+def classes_of(sums: Counter[bytes], records: Iterable[bytes]) -> dict[str, Rows]:
+    """Return the truth, in the words of the specification."""
+    there = set(records)
+    everything = [(msg_id, sums[msg_id], msg_id in there) for msg_id in sorted(sums.keys() | there)]
     return {
-        "live": [(i, sums[i]) for i in everything if sums[i] > 0 and i in records],
-        "orphan": [(i, sums[i]) for i in everything if sums[i] == 0 and i in records],
-        "dangling": [(i, sums[i]) for i in everything if sums[i] > 0 and i not in records],
-        "negative": [(i, sums[i]) for i in everything if sums[i] < 0],
-        "settled": [(i, sums[i]) for i in everything if sums[i] == 0 and i not in records],
+        "live": [(i, count) for i, count, is_there in everything if count > 0 and is_there],
+        "orphan": [(i, count) for i, count, is_there in everything if count == 0 and is_there],
+        "dangling": [(i, count) for i, count, is_there in everything if count > 0 and not is_there],
+        "negative": [(i, count) for i, count, _ in everything if count < 0],
+        "settled": [(i, count) for i, count, is_there in everything if count == 0 and not is_there],
     }
 
 
@@ -69,7 +72,8 @@ def classes_of(sums: Counter[bytes], records: set[bytes]) -> dict[str, Rows]:
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_real_directories_with_every_write_and_remove_of_their_history(name, tmp_path):
+def test_real_directory_with_history_has_its_classes(name, tmp_path):
+    """Every write and remove of the broker, in any order and form."""
     real = RealDirectory.load(name)
     history = [
         change
@@ -79,22 +83,19 @@ def test_real_directories_with_every_write_and_remove_of_their_history(name, tmp
     ]
     random.Random(name).shuffle(history)
     half = len(history) // 2
-    files = [counts_file(tmp_path / "a.csv", history[:half]), write_parquet(tmp_path / "b.parquet", history[half:])]
+    files = [counts_file(tmp_path / "a.csv", history[:half]), parquet_file(tmp_path / "b.parquet", history[half:], pa.int32())]
     source = DATA / "msg-store" / name / "store"
     report = run([source], files, tmp_path / "to", processes=2)
-
-    sizes: Counter[bytes] = Counter()
-    for row in scanned(source):
-        sizes[row["id"]] += row["size"]
-    sums: Counter[bytes] = Counter()
+    sizes, sums = scanned(source), Counter[bytes]()
     for msg_id, change in history:
         sums[msg_id] += change
-    truth = classes_of(sums, set(sizes))
+    truth = classes_of(sums, sizes)
     assert {i for i, _ in truth["live"]} >= real.live.keys()
     lost = {bytes.fromhex(message["id"]) for message in real.manifest["messages"] if not message["confirmed"]}
     assert {i for i, _ in truth["dangling"]} - lost == ({real.torn_id} if real.torn_id else set())
     for which in WRITTEN:
-        assert written(tmp_path / "to", which) == truth[which]
+        folder = tmp_path / "to" / f"class={which}"
+        assert (sorted(read_counts(folder)) if folder.exists() else []) == truth[which]
     assert {which: found.ids for which, found in report.classes.items()} == {which: len(truth[which]) for which in truth}
     assert report.changes == len(history)
     assert report.classes["orphan"].size == sum(sizes[i] for i, _ in truth["orphan"])
@@ -103,13 +104,7 @@ def test_real_directories_with_every_write_and_remove_of_their_history(name, tmp
     assert report.agrees == (not truth["dangling"])
 
 
-def scanned(source: Path) -> list[dict]:
-    segments = json_of("scan", source, code=None)
-    rows = [row for segment in segments for row in segment["records"] + segment["duplicates"]]
-    return [{"id": bytes.fromhex(row["id"]), "size": row["size"]} for row in rows]
-
-
-def test_damage_is_reported_and_records_behind_it_count(tmp_path):
+def test_damage_is_reported_and_records_after_it_count(tmp_path):
     source = DATA / "msg-store" / "v2_corrupt" / "type0_byte"
     report = run([source], [counts_file(tmp_path / "d.csv", [])])
     assert len(scanned(source)) == 3
@@ -118,7 +113,7 @@ def test_damage_is_reported_and_records_behind_it_count(tmp_path):
     assert not report.agrees
 
 
-# -- changes ------------------------------------------------------------------------------------------------------------------
+# -- files of counts: what --deltas and --refcounts take, with any runner -----------------------------------------------------
 
 IDS = st.integers(0, 9).map(lambda n: bytes([n, 171]) * 8)
 
@@ -133,7 +128,7 @@ IDS = st.integers(0, 9).map(lambda n: bytes([n, 171]) * 8)
     st.sampled_from(["", "id,count"]),
     st.sampled_from(["", "\ufeff"]),
 )
-def test_any_lines_in_any_shares(tmp_path_factory, rows, share, newline, form, case, ends, head, mark):
+def test_any_lines_are_read_in_any_shares(tmp_path_factory, rows, share, newline, form, case, ends, head, mark):
     rows = [(msg_id, abs(count) if "+" in form else count) for msg_id, count in rows]
     path = tmp_path_factory.mktemp("any") / "deltas.csv"
     text = newline.join([*filter(None, [head]), *(form.format(case(msg_id.hex()), count) for msg_id, count in rows), ""])
@@ -141,92 +136,25 @@ def test_any_lines_in_any_shares(tmp_path_factory, rows, share, newline, form, c
     assert read(find_shares([path], share)) == rows == list(read_counts(path))
 
 
-def read(shares: Iterable[DeltaShare]) -> Rows:
-    batches = [batch for share in shares for batch in read_share(share)]
-    return [(row["id"], row["count"]) for batch in batches for row in batch.to_pylist()]
-
-
-def test_the_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.delattr("msgstore.jobs.deltas._newlines")  # called for each block of others but the first line
-    path = counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, n - 50) for n in range(100)])
+def test_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.delattr("msgstore.jobs.counts._newlines")  # called for each block of others but the first line
+    rows = [(bytes([n]) * 16, n - 50) for n in range(100)]
+    path = counts_file(tmp_path / "d.csv", rows)
     path.write_text("id,count\n" + path.read_text())
-    assert read(find_shares([path], 300)) == [(bytes([n]) * 16, n - 50) for n in range(100)]
+    assert read(find_shares([path], 300)) == rows
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("ab,1", "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"),
-        ("g" * 32 + ",1", "line 5000 is not"),
-        ("0" * 32, "line 5000 is not"),
-        ("0" * 32 + ",one", "line 5000 is not"),
-        ("0" * 32 + ",1.5", "line 5000 is not"),
-        ("id,count", "line 5000 is not"),
-        ("\ufeff" + "0" * 32 + ",1", "line 5000 is not"),
-        ("0" * 32 + f",{2**48}", f"line 5000 has the count {2**48}; a count is at most"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, line, said, monkeypatch):
-    monkeypatch.setattr("msgstore.jobs.deltas.find_shares.__defaults__", (1000,))
-    good = [f"{n:032x},1\n" for n in range(4999)]
-    path = tmp_path / "deltas.csv"
-    path.write_text("".join([*good, line, "\n", *good]))
-    assert len(find_shares([path])) > 100
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "0.rdq").touch()
-    with pytest.raises(ConfigError, match=said) as caught:
-        run([tmp_path / "store"], [path], tmp_path / "to")
-    assert str(path) in str(caught.value)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["deltas.csv", "store"]
-    with pytest.raises(ConfigError) as again:
-        list(read_counts(path))
-    assert str(again.value) == str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({"id": [b"short"], "count": [1]}, "an id is 16 bytes"),
-        ({"id": [None], "count": [1]}, "an id is 16 bytes"),
-        ({"id": [b"i" * 16], "count": [None]}, "the count None"),
-        ({"id": [b"i" * 16], "count": [-(2**48)]}, "a count at most"),
-        ({"id": [7], "count": [1]}, "is not Parquet with the columns id"),
-        ({"id": [b"i" * 16], "count": [1.5]}, "is not Parquet with the columns id"),
-        ({"id": [b"i" * 16]}, "its columns are id"),
-    ],
-)
-def test_bad_parquet_is_named(tmp_path, table, said):
-    pq.write_table(pa.table(table), tmp_path / "d.parquet")
-    (tmp_path / "0.rdq").touch()
-    with pytest.raises(ConfigError, match=said) as caught:
-        run([tmp_path], [tmp_path / "d.parquet"])
-    assert "d.parquet" in str(caught.value)
-    with pytest.raises(ConfigError) as again:
-        list(read_counts(tmp_path / "d.parquet"))
-    assert str(again.value) == str(caught.value)
-
-
-# -- files of counts: what --deltas and --refcounts take, on any engine -------------------------------------------------------
-
-
-def counts_of(kind: type[pa.DataType], rows: Rows) -> pa.Table:
-    return pa.table(
-        {"id": pa.array([msg_id for msg_id, _ in rows], pa.binary()), "count": pa.array([n for _, n in rows], kind)}
-    )
-
-
-def test_a_directory_of_parquet_as_hive_and_spark_leave_it(tmp_path):
+def test_directory_of_parquet_is_read_as_spark_leaves_it(tmp_path):
     rows = [(bytes([n]) * 16, n) for n in range(8)]
-    (tmp_path / "day=1").mkdir()
-    (tmp_path / "day=2.parquet").mkdir()
-    (tmp_path / "_temporary").mkdir()
+    for name in ("day=1", "day=2.parquet", "_temporary"):
+        (tmp_path / name).mkdir()
     for n, name in enumerate(["000000_0", "a.parquet", "day=1/part-1", "day=2.parquet/x.c000"]):
-        table = counts_of(pa.int8() if n % 2 else pa.int64(), rows[2 * n : 2 * n + 2])
-        pq.write_table(table, tmp_path / name, row_group_size=1)
+        parquet_file(tmp_path / name, rows[2 * n : 2 * n + 2], pa.int8() if n % 2 else pa.int64(), row_group_size=1)
     for name in ("_SUCCESS", ".part-1.crc", "_temporary/part-2", ".hidden.parquet", "README.txt"):
         (tmp_path / name).write_text("not a count")
     (tmp_path / "000001_0").touch()
     assert len(find_shares([tmp_path], 1)) == len(rows)
+    assert find_shares([tmp_path, tmp_path / "a.parquet"]) == find_shares([tmp_path])
     assert read(find_shares([tmp_path], 1)) == list(read_counts(tmp_path)) == rows
     one = tmp_path / "day=1" / "part-1"
     assert read(find_shares([one])) == list(read_counts(one)) == read(find_shares([one.parent])) == rows[4:6]
@@ -235,7 +163,7 @@ def test_a_directory_of_parquet_as_hive_and_spark_leave_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "make", "said"),
     [
-        ("deeper/part-1", lambda path: path.write_text("0" * 32 + ",1\n"), "is not Parquet"),
+        ("deeper/part-1", lambda path: path.write_text(ZEROS + ",1\n"), "is not Parquet"),
         ("000000_0", lambda path: path.write_text("\ufeff\n id , count\n"), "is not Parquet"),
         ("b.csv.gz", lambda path: path.write_bytes(b"\x1f"), "is not Parquet"),
         ("b.parquet", Path.touch, "is not Parquet"),
@@ -244,45 +172,77 @@ def test_a_directory_of_parquet_as_hive_and_spark_leave_it(tmp_path):
         ("link", lambda path: path.symlink_to("deeper"), "is a link to a directory"),
     ],
 )
-def test_other_file_in_directory_of_counts_is_refused(name, make, said, tmp_path):
-    write_parquet(tmp_path / "a.parquet", [(b"i" * 16, 1)])
+def test_probable_counts_in_directory_are_refused(name, make, said, tmp_path):
+    parquet_file(tmp_path / "a.parquet", [(ID, 1)])
     (tmp_path / "deeper").mkdir()
-    (tmp_path / "empty").touch()
-    assert find_shares([tmp_path, tmp_path / "a.parquet"]) == find_shares([tmp_path])
-    assert list(read_counts(tmp_path)) == [(b"i" * 16, 1)]
     make(tmp_path / name)
     with pytest.raises(ConfigError, match=f"{tmp_path / name}: {said}"):
         find_shares([tmp_path])
 
 
-def test_a_damaged_page_is_one_of_a_file(tmp_path):
-    path = write_parquet(tmp_path / "d.parquet", [(bytes([n]) * 16, n) for n in range(100)])
+NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        *((line, NOT_LINE) for line in ("ab,1", "g" * 32 + ",1", ZEROS, ZEROS + ",one", ZEROS + ",1.5", "id,count")),
+        ("\ufeff" + ZEROS + ",1", NOT_LINE),
+        (f"{ZEROS},{2**48}", f"line 5000 has the count {2**48}; a count is at most"),
+        ({"id": [b"short"], "count": [1]}, "an id is 16 bytes"),
+        ({"id": [None], "count": [1]}, "an id is 16 bytes"),
+        ({"id": [ID], "count": [None]}, "the count None"),
+        ({"id": [ID], "count": [-(2**48)]}, "a count at most"),
+        ({"id": [7], "count": [1]}, "is not Parquet with the columns id"),
+        ({"id": [ID], "count": [1.5]}, "is not Parquet with the columns id"),
+        ({"id": [ID]}, "its columns are id"),
+    ],
+)
+def test_bad_line_or_row_is_named(tmp_path, bad, said, monkeypatch):
+    monkeypatch.setattr("msgstore.jobs.counts.find_shares.__defaults__", (1000,))
+    path = tmp_path / ("d.csv" if isinstance(bad, str) else "d.parquet")
+    if isinstance(bad, str):
+        good = [f"{n:032x},1\n" for n in range(4999)]
+        path.write_text("".join([*good, bad, "\n", *good]))
+        assert len(find_shares([path])) > 100
+    else:
+        pq.write_table(pa.table(bad), path)
+    (tmp_path / "0.rdq").touch()
+    with pytest.raises(ConfigError, match=said) as caught:
+        run([tmp_path], [path])
+    assert str(path) in str(caught.value)
+    with pytest.raises(ConfigError) as again:
+        list(read_counts(path))
+    assert str(again.value) == str(caught.value)
+
+
+def test_damaged_page_is_error_of_its_file(tmp_path):
+    path = parquet_file(tmp_path / "d.parquet", [(bytes([n]) * 16, n) for n in range(100)])
     whole = path.read_bytes()
     for at in range(4, 80):
         path.write_bytes(whole[:at] + bytes(b ^ 0xFF for b in whole[at : at + 8]) + whole[at + 8 :])
-        for reading in (lambda: read(find_shares([path])), lambda: list(read_counts(path))):
-            try:
-                reading()
-            except ConfigError as error:
-                assert str(error).startswith(f"{path}: ")  # noqa: PT017 - of some bytes nothing can be said
+        try:
+            read(find_shares([path]))
+        except ConfigError as error:
+            assert str(error).startswith(f"{path}: ")  # noqa: PT017 - of some bytes nothing can be said
     path.write_bytes(whole[:4] + bytes(8) + whole[12:])
     store = RealDirectory.load("v2_clean").copy(tmp_path)
-    for verb in (("reconcile", store, "--deltas", path), ("inventory", store, "--refcounts", path)):
+    for verb in (("reconcile", store, "--deltas", path, "--to", tmp_path / "to"), ("inventory", store, "--refcounts", path)):
         result = command(*verb, "--processes", "1", code=2)
         assert result.stdout == ""
         assert f"msgstore: {path}: is not Parquet with the columns" in result.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["d.parquet", "store"]
 
 
-def test_what_the_disk_does_not_give_is_no_fault_of_parquet(tmp_path, monkeypatch):
-    path = write_parquet(tmp_path / "d.parquet", [(b"i" * 16, 1)])
-
+def test_disk_error_is_no_fault_of_parquet(tmp_path, monkeypatch):
+    path = parquet_file(tmp_path / "d.parquet", [(ID, 1)])
     monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", failing())
-    for reading in (lambda: read(find_shares([path])), lambda: list(read_counts(path))):
+    for reading in (lambda: read(find_shares([path])), lambda: sums_of(path)):
         with pytest.raises(StoreIOError, match=f"^{path}: Input/output error"):
             reading()
 
 
-@pytest.mark.parametrize("write", [counts_file, lambda path, rows: pq.write_table(counts_of(pa.int64(), rows), path)])
+@pytest.mark.parametrize("write", [counts_file, parquet_file])
 def test_counts_of_each_id_are_added(tmp_path, write):
     ids = [bytes([n]) * 16 for n in range(3)]
     rows = [(ids[0], MAX_COUNT), (ids[1], 3), (ids[0], MAX_COUNT), (ids[0], -7), (ids[2], -MAX_COUNT), (ids[0], -MAX_COUNT)]
@@ -295,25 +255,24 @@ def test_counts_of_each_id_are_added(tmp_path, write):
 
 
 def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
-    rows = [(b"i" * 16, 1)]
-    lines, parquet = counts_file(tmp_path / "d.csv", rows), write_parquet(tmp_path / "part-0", rows)
-    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.deltas", "msgstore.jobs.columns.arrays"):
+    lines, parquet = counts_file(tmp_path / "d.csv", [(ID, 1)]), parquet_file(tmp_path / "part-0", [(ID, 1)])
+    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.columns.arrays"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert list(read_counts(lines)) == rows
+    assert list(read_counts(lines)) == [(ID, 1)]
     for path in (parquet, tmp_path):
         with pytest.raises(ConfigError, match=r"pip install 'msgstore\[parquet\]'"):
             list(read_counts(path))
 
 
-def test_names_that_are_no_text(tmp_path):
+def test_names_that_are_no_text_are_read_and_written(tmp_path):
     odd = tmp_path / os.fsdecode(b"odd\xff")
     try:
         odd.mkdir()
     except OSError:
         pytest.skip("this file system has only names that are text")
     source = RealDirectory.load("v2_clean").copy(tmp_path)
-    lines = counts_file(tmp_path / "d.csv", [(bytes([n]) * 16, 1) for n in range(9)])
-    counts = odd / "to" / "class=dangling"
+    rows = [(bytes([n]) * 16, 1) for n in range(9)]
+    lines, counts = counts_file(tmp_path / "d.csv", rows), odd / "to" / "class=dangling"
 
     def run_verb(verb: str, *arguments: object) -> None:
         command(verb, *arguments, "--processes", "1", code=1 if verb == "reconcile" else 0)
@@ -321,7 +280,7 @@ def test_names_that_are_no_text(tmp_path):
     run_verb("reconcile", source, "--deltas", lines, "--to", odd / "to")
     [file] = counts.iterdir()
     for path in (counts, file):
-        assert sorted(read(find_shares([path]))) == sorted(read_counts(path)) == [(bytes([n]) * 16, 1) for n in range(9)]
+        assert sorted(read(find_shares([path]))) == sorted(read_counts(path)) == rows
         run_verb("reconcile", source, "--deltas", path)
         run_verb("inventory", source, "--refcounts", path)
     run_verb("export", source, odd / "rows", "--partition-by", "file")
@@ -329,19 +288,23 @@ def test_names_that_are_no_text(tmp_path):
     run_verb("import", odd / "rows", odd / "again", "--ignore-others")
 
 
-def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
+def test_mistakes_are_refused_before_reading(tmp_path, monkeypatch):
     source, deltas = RealDirectory.load("v2_clean").copy(tmp_path), counts_file(tmp_path / "d.csv", [])
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
-    (tmp_path / "empty").mkdir()
-    for bad, said in (("none.csv", "no such file"), ("no.parquet", "is not Parquet"), ("empty", "no Parquet files")):
-        with pytest.raises(ConfigError, match=said):
-            plan_reconcile(catalogue(), [source], [tmp_path / bad])
-    for to, said in ((source / "to", "lies inside"), (tmp_path / "x" / "y", "no such directory"), (source, "lies inside")):
-        with pytest.raises(StoreError, match=said):
-            plan_reconcile(catalogue(), [source], [deltas], to=to)
-    (tmp_path / "empty" / "something").touch()
-    with pytest.raises(StoreError, match="not an empty directory"):
-        plan_reconcile(catalogue(), [source], [deltas], to=tmp_path / "empty")
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "something").touch()
+    for error, options, said in (
+        (ConfigError, {"deltas": [tmp_path / "none.csv"]}, "no such file"),
+        (ConfigError, {"deltas": [tmp_path / "no.parquet"]}, "is not Parquet"),
+        (ConfigError, {"deltas": [tmp_path / "empty"]}, "no Parquet files"),
+        (StoreError, {"to": source / "to"}, "lies inside"),
+        (StoreError, {"to": source}, "lies inside"),
+        (StoreError, {"to": tmp_path / "x" / "y"}, "no such directory"),
+        (StoreError, {"to": tmp_path / "full"}, "not an empty directory"),
+    ):
+        with pytest.raises(error, match=said):
+            plan_reconcile(catalogue(), [source], **({"deltas": [deltas]} | options))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'msgstore\[parquet\]'"):
         plan_reconcile(catalogue(), [source], [deltas])
@@ -374,10 +337,18 @@ def test_rows_are_added_up_in_buckets(sequential, in_memory, monkeypatch, tmp_pa
     assert {row["id"]: [row["count"], row["records"], row["size"]] for row in added} == truth
 
 
+def test_ids_of_any_length_keep_their_places() -> None:
+    """Of slices and of many chunks."""
+    ids = [n.to_bytes(16) for n in range(200_000)]
+    chunks = [pa.array(ids[:70_000], pa.binary(16)).slice(5), pa.array([], pa.binary(16)), pa.array(ids, pa.binary(16))]
+    assert of_any_length(pa.chunked_array(chunks)).to_pylist() == ids[5:70_000] + ids
+    assert of_any_length(pa.array([], pa.binary(16))).type == pa.binary()
+
+
 # -- the command --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_and_what_it_writes(tmp_path):
+def test_command_prints_and_writes_classes(tmp_path):
     real = RealDirectory.load("v2_dirty_torn")
     source = real.copy(tmp_path)
     deltas = counts_file(tmp_path / "d.csv", [(i, real.refcounts[i]) for i in [*real.live, real.torn_id]])
@@ -391,27 +362,15 @@ def test_the_command_and_what_it_writes(tmp_path):
     table = ds.dataset(to, partitioning="hive").to_table()
     assert Counter(table["class"].to_pylist())["live"] == len(real.live)
     assert dict(read_counts(to / "class=live")) == {i: real.refcounts[i] for i in real.live}
-
     assert f"dangling: {real.torn_id.hex()} ({real.refcounts[real.torn_id]:+})" in command(*arguments, code=1).stdout
     again = command(*arguments, "--to", to, code=2)
     assert again.stdout == ""
     assert "choose a new name" in again.stderr
 
 
-def test_only_the_first_of_many_are_named(tmp_path):
+def test_only_first_of_many_ids_are_named(tmp_path):
     (tmp_path / "0.rdq").touch()
     ids = [random.Random(n).randbytes(16) for n in range(3 * NAMED)]
     report = run([tmp_path], [counts_file(tmp_path / "d.csv", [(msg_id, 2) for msg_id in ids])])
     assert report.named["dangling"] == [(msg_id, 2) for msg_id in sorted(ids)[:NAMED]]
     assert report.classes["dangling"].ids == 3 * NAMED
-
-
-def test_ids_of_any_length() -> None:
-    """Of slices and of many chunks: every id where it was."""
-    ids = [n.to_bytes(16) for n in range(200_000)]
-    column = pa.chunked_array(
-        [pa.array(ids[:70_000], pa.binary(16)).slice(5), pa.array([], pa.binary(16)), pa.array(ids, pa.binary(16))]
-    )
-    assert of_any_length(column).to_pylist() == ids[5:70_000] + ids
-    assert of_any_length(pa.array(ids[:3], pa.binary(16)).slice(1)).to_pylist() == ids[1:3]
-    assert of_any_length(pa.array([], pa.binary(16))).type == pa.binary()

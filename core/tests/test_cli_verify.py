@@ -20,7 +20,7 @@ from msgstore.cli.checking import CHUNK, Checker, SegmentCheck, Throttle
 from msgstore.cli.commands import verify as verify_verb
 from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, parse_state, write_state
 from msgstore.contract import MessageNotFound
-from msgstore.engine.store import StoredMessage
+from msgstore.engine.stats import StoredMessage
 from msgstore.files import Files
 from msgstore.locations import pack_location
 from msgstore.scan import FormatSet

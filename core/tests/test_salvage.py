@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,12 +33,13 @@ from core_support import (
 from msgstore.builtin.options import LocalOptions
 from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.files import Files
-from msgstore.jobs.local.runner import LocalRunner
+from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.reports import SETTINGS_DAMAGED
 from msgstore.jobs.salvage import SalvageReport, plan_salvage
 from msgstore.scan import FormatSet
 
 CLEAN = store_of("v2_clean")
+ONE, TWO, THREE = (bytes([n]) * 16 for n in (1, 2, 3))
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def digests_in(records) -> dict[str, str]:
     return {record["id"]: record["body_sha256"] for record in records}
 
 
-def spots_of(report) -> list[tuple[Any, ...]]:
+def spots_of(report) -> list[tuple[int, int, str]]:
     return [(spot.offset, spot.size, spot.reason) for spot in report.damage]
 
 
@@ -93,17 +93,17 @@ def clean(tmp_path):
     return copy_of("v2_clean", tmp_path / "in")
 
 
-ONE, TWO, THREE = (bytes([n]) * 16 for n in (1, 2, 3))
-
-
 def make_store(path, **keys):
-    """Store of one message, ``hello``."""
+    """Make a store of one message, ``hello``."""
     with msgstore.open_store(path, **keys) as store, store.client() as client:
         client.write(ONE, b"hello")
 
 
 def settings_of(store):
     return json.loads((store / "msgstore.json").read_text())
+
+
+# -- what is copied -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -130,9 +130,8 @@ def test_salvage_of_corrupt_case_keeps_what_recovery_keeps(case, tmp_path):
     known = case["dirty_recovery_as_current_file"]["recovered"]
     assert digests_in(known).items() <= digests(tmp_path / "out").items()
     is_damaged = case["scan"].get("scan_error", {}).get("reason") not in (None, "invalid_message_body")
-    assert bool(report.damage) == (
-        is_damaged or bool({"stopped_with_bytes_left", "short_header"} & set(case["scan"]["layout"]))
-    )
+    has_rest = {"stopped_with_bytes_left", "short_header"} & set(case["scan"]["layout"])
+    assert bool(report.damage) == (is_damaged or bool(has_rest))
 
 
 def test_highest_file_wins_and_bad_copy_gives_way(source, tmp_path):
@@ -150,7 +149,7 @@ def test_highest_file_wins_and_bad_copy_gives_way(source, tmp_path):
     assert bodies(tmp_path / "again")[TWO] == b"old 2"
 
 
-def test_several_formats_and_clashing_numbers_are_read(source, tmp_path):
+def test_sources_of_several_formats_and_shapes_are_read(source, tmp_path):
     for name, file, to in (("v1", "0.rdq", "0.rdq"), ("v2", "0.sqs", "0.sqs"), ("v2", "1.sqs", "backup of 1.sqs")):
         shutil.copy(store_of(f"{name}_clean") / file, source / to)
     (source / "notes.txt").write_text("no segment")
@@ -158,6 +157,29 @@ def test_several_formats_and_clashing_numbers_are_read(source, tmp_path):
     assert report.messages == 212 + 212 + 213
     assert report.ignored == [str(source / "notes.txt")]
     assert Path(report.inputs[-1].path).name == "backup of 1.sqs"
+    assert rescue(BROKER / "v1_clean", tmp_path / "of a tree").messages == 500
+    assert salvage(source / "0.sqs", tmp_path / "of a file").messages == 212
+
+
+@pytest.mark.parametrize(("name", "file", "size_at"), [("v2_clean", "0.sqs", 1), ("v1_clean", "0.rdq", 4)])
+def test_records_that_invalid_body_hides_are_found(name, file, size_at, source, tmp_path):
+    """A record that ends where another one begins is whole in the eyes of its format: the codec alone may tell."""
+    [records] = [segment["records"] for segment in manifest_of(name)["segments"] if segment["name"] == file]
+    data = bytearray((store_of(name) / file).read_bytes())
+    hiding = {10: 20, 13: 5, 40: 1}
+    for first, swallowed in hiding.items():
+        at, last = records[first]["offset"], records[first + swallowed]
+        size = last["offset"] + last["total_size"] - at - (9 if file.endswith(".rdq") else 0)
+        data[at + size_at : at + size_at + 4] = size.to_bytes(4, "big")
+        data[at + size_at + 20] = 0
+    (source / file).write_bytes(data)
+    report = rescue(source, tmp_path / "out", check_body="erlang")
+    assert digests(tmp_path / "out") == digests_in(record for n, record in enumerate(records) if n not in hiding)
+    assert spots_of(report) == [(records[n]["offset"], records[n]["total_size"], "invalid_message_body") for n in hiding]
+    assert len(report.inputs[0].recovered) == 20
+
+
+# -- the new store ------------------------------------------------------------------------------------------------------------
 
 
 def test_new_store_has_settings_of_job_and_source(source, tmp_path):
@@ -184,30 +206,19 @@ def test_record_type_that_source_binds_keeps_its_byte(source, tmp_path):
     assert (job.target.record, job.target.records) == ("audit", (("audit", 200),))
 
 
-def test_bodies_must_be_valid_for_given_codec(tmp_path):
-    source = BROKER / "v2_corrupt" / "message_body_bad_tag"
-    out = rows_of("salvage", "--body", "erlang", source, tmp_path / "out", code=1)
-    assert [entry["reason"] for entry in out if entry["kind"] == "damage"] == ["invalid_message_body"]
-    assert out[-1]["messages"] == 5
-    assert rows_of("salvage", source, tmp_path / "all")[-1]["messages"] == 6
+def test_contradicting_codecs_are_refused(tmp_path):
+    """A directory that says nothing is not taken to agree: a broker's has a codec, and does not tell."""
+    raw, erlang = tmp_path / "raw", tmp_path / "erlang"
+    for path in (raw, erlang):
+        make_store(path, body=path.name)
+    for sources, message in (([raw, erlang], "different body codecs: raw, erlang"), ([CLEAN, erlang], "erlang, unknown")):
+        with pytest.raises(ConfigError, match=message):
+            plan_salvage(catalogue(), sources, tmp_path / "out")
+    assert plan_salvage(catalogue(), [CLEAN, erlang], tmp_path / "out", body="erlang").target.body == "erlang"
+    assert plan_salvage(catalogue(), [CLEAN, raw], tmp_path / "out").target.body == "raw"
 
 
-@pytest.mark.parametrize(("name", "file", "size_at"), [("v2_clean", "0.sqs", 1), ("v1_clean", "0.rdq", 4)])
-def test_records_that_invalid_body_hides_are_found(name, file, size_at, source, tmp_path):
-    """A record that ends where another one begins is whole in the eyes of its format: the codec alone may tell."""
-    [records] = [segment["records"] for segment in manifest_of(name)["segments"] if segment["name"] == file]
-    data = bytearray((store_of(name) / file).read_bytes())
-    hiding = {10: 20, 40: 1}
-    for first, swallowed in hiding.items():
-        at, last = records[first]["offset"], records[first + swallowed]
-        size = last["offset"] + last["total_size"] - at - (9 if file.endswith(".rdq") else 0)
-        data[at + size_at : at + size_at + 4] = size.to_bytes(4, "big")
-        data[at + size_at + 20] = 0
-    (source / file).write_bytes(data)
-    report = rescue(source, tmp_path / "out", check_body="erlang")
-    assert digests(tmp_path / "out") == digests_in(record for n, record in enumerate(records) if n not in hiding)
-    assert spots_of(report) == [(records[n]["offset"], records[n]["total_size"], "invalid_message_body") for n in hiding]
-    assert len(report.inputs[0].recovered) == 21
+# -- damage, and what leaves nothing ------------------------------------------------------------------------------------------
 
 
 def test_damaged_settings_of_source_are_damage(source, tmp_path):
@@ -233,10 +244,38 @@ def test_file_that_cannot_be_read_is_damage(clean, tmp_path, monkeypatch):
     assert spots_of(report) == [(0, (clean / "1.sqs").stat().st_size, "unreadable: Input/output error")]
 
 
-def test_interrupted_salvage_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        salvage(CLEAN, tmp_path / "out", progress=raising(KeyboardInterrupt()))
-    assert list(tmp_path.iterdir()) == []
+def cut(done, total, path=None):
+    """Change a segment between the two readings: what was examined is what is copied, or nothing is."""
+    if done * 2 == total:
+        path.write_bytes(path.read_bytes()[:-1])
+
+
+def move(done, total, path=None):
+    if done * 2 == total:
+        data = path.read_bytes()
+        path.write_bytes(data[:64] + data[300:] + data[64:300])
+
+
+@pytest.mark.parametrize(
+    ("progress", "error", "said"),
+    [
+        (cut, StoreError, r"0\.sqs: changed while it was copied"),
+        (move, StoreError, r"0\.sqs: changed while it was copied"),
+        (lambda done, total, path: raising(KeyboardInterrupt())(), KeyboardInterrupt, None),
+    ],
+)
+def test_salvage_that_fails_leaves_nothing(progress, error, said, clean, tmp_path):
+    with pytest.raises(error, match=said):
+        salvage(clean, tmp_path / "out", progress=functools.partial(progress, path=clean / "0.sqs"))
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_disk_error_while_copying_leaves_nothing(clean, tmp_path, monkeypatch):
+    """It is no change of the segment, and the error says that no store was made."""
+    monkeypatch.setattr("msgstore.jobs.salvage._copy_records", raising(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StoreIOError, match=r"Input/output error\. Nothing was kept"):
+        salvage(clean, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_unusable_places_are_refused(clean, tmp_path):
@@ -253,12 +292,7 @@ def test_unusable_places_are_refused(clean, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "in", "nothing"]
 
 
-def test_source_may_be_tree_or_single_segment(tmp_path):
-    report = rescue(BROKER / "v1_clean", tmp_path / "out")
-    assert {Path(found.path).parent.name for found in report.inputs} == {"store"}
-    assert report.messages == 500
-    shutil.copy(CLEAN / "0.sqs", tmp_path)
-    assert salvage(tmp_path / "0.sqs", tmp_path / "beside").messages == 212
+# -- the command --------------------------------------------------------------------------------------------------------------
 
 
 def test_command_prints_recovered_records_and_damage(source, tmp_path):
@@ -280,37 +314,11 @@ def test_command_prints_recovered_records_and_damage(source, tmp_path):
     assert reason in text
 
 
-def test_disk_error_while_copying_leaves_no_store(clean, tmp_path, monkeypatch):
-    """It is no change of the segment, and the error says that no store was made."""
-    monkeypatch.setattr("msgstore.jobs.salvage._copy_records", raising(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(StoreIOError, match=r"Input/output error\. Nothing was kept"):
-        salvage(clean, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:64] + data[300:] + data[64:300]])
-def test_a_segment_that_changes_between_two_readings(clean, tmp_path, change):
-    """What was examined is what is copied, or nothing is."""
-
-    def between(done, total):
-        if done * 2 == total:
-            (clean / "0.sqs").write_bytes(change((clean / "0.sqs").read_bytes()))
-
-    with pytest.raises(StoreError, match=r"0\.sqs: changed while it was copied"):
-        salvage(clean, tmp_path / "out", progress=between)
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-def test_contradicting_codecs_are_refused(tmp_path):
-    """A directory that says nothing is not taken to agree: a broker's has a codec, and does not tell."""
-    raw, erlang = tmp_path / "raw", tmp_path / "erlang"
-    for path in (raw, erlang):
-        make_store(path, body=path.name)
-    for sources, message in (([raw, erlang], "different body codecs: raw, erlang"), ([CLEAN, erlang], "erlang, unknown")):
-        with pytest.raises(ConfigError, match=message):
-            plan_salvage(catalogue(), sources, tmp_path / "out")
-    assert plan_salvage(catalogue(), [CLEAN, erlang], tmp_path / "out", body="erlang").target.body == "erlang"
-    assert plan_salvage(catalogue(), [CLEAN, raw], tmp_path / "out").target.body == "raw"
+def test_command_checks_bodies_with_given_codec(tmp_path):
+    source = BROKER / "v2_corrupt" / "message_body_bad_tag"
+    out = rows_of("salvage", "--body", "erlang", source, tmp_path / "out", code=1)
+    assert [entry["reason"] for entry in out if entry["kind"] == "damage"] == ["invalid_message_body"]
+    assert (out[-1]["messages"], rows_of("salvage", source, tmp_path / "all")[-1]["messages"]) == (5, 6)
 
 
 def test_unreadable_segment_is_told_by_every_job(clean, tmp_path):
@@ -322,15 +330,15 @@ def test_unreadable_segment_is_told_by_every_job(clean, tmp_path):
     assert "9.rdq" in run("migrate", clean, tmp_path / "other", "--to", "v2", code=2).stderr
 
 
+def test_directories_beneath_store_are_named_by_job(clean):
+    shutil.copytree(CLEAN, clean / "backup")
+    named = f"left out, beneath directories that have segments of their own: {clean / 'backup'}; name"
+    assert run("inventory", clean).stderr.count(named) == 1
+
+
 def test_too_many_references_are_refused(tmp_path):
     counts = tmp_path / "counts.csv"
     counts.write_text(f"{ONE.hex()},{2**60}\n")
     for verb in (("salvage", CLEAN, tmp_path / "out"), ("info", CLEAN)):
         said = run(*verb, "--refcounts", counts, code=2).stderr
         assert f"counts.csv: line 1 has the count {2**60}; a count is at most" in said
-
-
-def test_directories_beneath_store_are_named_by_job(clean):
-    shutil.copytree(CLEAN, clean / "backup")
-    named = f"left out, beneath directories that have segments of their own: {clean / 'backup'}; name"
-    assert run("inventory", clean).stderr.count(named) == 1

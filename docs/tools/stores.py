@@ -16,7 +16,7 @@ from msgstore.contract import Duration, GcPolicyDescriptor, MsgStoreError, Size
 from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.events import Counters
 from msgstore.engine.open.recovery_plan import Recovery
-from msgstore.engine.store import StoredMessage, StoreStats
+from msgstore.engine.stats import StoredMessage, StoreStats
 from msgstore.plugins.catalogue import NOUNS
 from msgstore.plugins.loader import Registration
 from source import (

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from crash.running import Workers
+from crash.points import Workers
 
 
 def quiet() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,66 @@ from unittest import mock
 
 import attrs
 
-from crash.watching import LOOKS, WatchedFiles
-from crash.workload import CrashCell, Expected, Run, prepare, steps
+from crash.history import CrashCell, Run, workload
+from crash.model import Model
 from msgstore.directory import LOCK
+from msgstore.files import Files
 from support import catalogue
 
+CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory")
+"""Operations that change something, or decide what survives a power loss."""
+COMPOSED = ("read_file", "write_file", "view", "identity", "closing")
+"""Operations that call others, each of which is reported."""
+OPENINGS = ("open_read", "open_write", "create")
+SYNCS = ("sync", "sync_directory")
 TICK = 4_000_000
 """Nanoseconds between two times that a file system can tell apart."""
 CHANGES_A_TICK = 5
+
+
+class WatchedFiles(Files):
+    """Reports every operation, before and after it happens.
+
+    Does not wait for the disk: a sync is reported, and nothing else is done. ``before`` may raise what the operating system
+    would raise: then the operation does not happen.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, Path] = {}
+        """Path of each open descriptor."""
+        self.busy = threading.RLock()
+
+    def before(self, kind: str, path: Path, fd: int, arguments: tuple[Any, ...]) -> None:
+        """Report an operation. Caller holds ``busy``. ``arguments``: those after the path or descriptor."""
+
+    def after(self, kind: str, path: Path, fd: int) -> None:
+        """Report that an operation succeeded. Caller holds ``busy``."""
+
+
+def _watched(kind: str) -> Callable[..., Any]:
+    """Return the method ``kind`` of ``WatchedFiles``."""
+
+    def operate(self: WatchedFiles, subject: Path | int, *arguments: Any) -> Any:
+        operation = getattr(super(WatchedFiles, self), kind)
+        with self.busy:
+            fd, path = (subject, self.names.get(subject, Path(LOCK))) if isinstance(subject, int) else (-1, subject)
+            if kind == "close":  # a close that fails has closed the descriptor
+                operation(fd)
+                del self.names[fd]
+            self.before(kind, path, fd, arguments)
+            result = None if kind in (*SYNCS, "close") else operation(subject, *arguments)
+            if kind in OPENINGS:
+                fd = result
+                self.names[fd] = path
+            self.after(kind, path, fd)
+            return result
+
+    return operate
+
+
+for _kind in dir(Files):
+    if not _kind.startswith("_") and _kind not in COMPOSED:
+        setattr(WatchedFiles, _kind, _watched(_kind))
 
 
 @attrs.frozen
@@ -50,11 +103,8 @@ Tree = dict[str, FileState]
 
 
 def read_tree(directory: Path, under: str = "") -> Tree:
-    return {
-        path.relative_to(directory).as_posix(): FileState.read(path)
-        for path in sorted((directory / under).rglob("*"))
-        if path.is_file()
-    }
+    found = sorted(path for path in (directory / under).rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): FileState.read(path) for path in found}
 
 
 @attrs.frozen
@@ -64,12 +114,9 @@ class Operation:
     kind: str
     path: str
     """Relative to the store."""
-    expected: Expected
+    owed: Model
+    arguments: tuple[Any, ...] = ()
     inode: int = 0
-    offset: int = 0
-    """The new size for ``truncate``, the new time for ``set_mtime``."""
-    data: bytes = b""
-    target: str = ""
     mtime: int = 0
     trees: tuple[Tree, Tree] | None = None
     """For ``index``: LMDB's files before and after."""
@@ -77,7 +124,8 @@ class Operation:
     """What the lock file holds."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.path}" + (f" at {self.offset}, {len(self.data)} bytes" if self.kind == "pwrite" else "")
+        data = self.arguments[0] if self.kind == "pwrite" else b""
+        return f"{self.kind} {self.path}" + (f" at {self.arguments[1]}, {len(data)} bytes" if data else "")
 
 
 @attrs.frozen
@@ -86,10 +134,14 @@ class Recording:
     durability: str
     initial: Tree
     log: list[Operation]
-    bodies: dict[bytes, bytes]
-    last: Expected
+    last: Model
     final: Tree
     """The directory at the end, by which the model of the directory is checked."""
+
+    @property
+    def bodies(self) -> dict[bytes, bytes]:
+        """Of every message that was ever written."""
+        return {msg_id: self.last.body(msg_id) for msg_id in {*self.last.kept, *self.last.given}}
 
 
 class Recorder(WatchedFiles):
@@ -105,22 +157,28 @@ class Recorder(WatchedFiles):
         self._of_descriptor: dict[int, int] = {}
         self._changes = 0
 
-    def before(self, kind, path, *, fd=-1, offset=0, data=b"", target=None):
+    def before(self, kind, path, fd, arguments):
+        if kind == "overwrite":  # of the lock file: no opening trusts its text
+            return
         name = self._name(path)
         inode = self._of_descriptor.get(fd, self._inodes.get(name, -1))
         if kind == "create":
             inode = self._next_inode
-        self._changes += kind not in LOOKS
-        self.note(kind, name, inode=inode, offset=offset, data=data, target=self._name(target) if target else "")
+        self._changes += kind in CHANGES
+        if kind == "pwrite":
+            arguments = bytes(arguments[0]), arguments[1]
+        elif kind == "replace":
+            arguments = (self._name(arguments[0]),)
+        self.note(kind, name, inode=inode, arguments=arguments)
         if kind == "create":
             self._inodes[name], self._next_inode = inode, inode + 1
         elif kind == "replace":
-            self._inodes[self._name(target)] = self._inodes.pop(name)
+            self._inodes[arguments[0]] = self._inodes.pop(name)
         elif kind == "unlink":
             self._inodes.pop(name, None)
 
-    def after(self, kind, path, *, fd=-1):
-        if kind in ("open_read", "open_write", "create"):
+    def after(self, kind, path, fd):
+        if kind in OPENINGS:
             self._of_descriptor[fd] = self._inodes[self._name(path)]
         if kind in ("create", "pwrite", "truncate"):
             os.utime(fd, ns=(self.now, self.now))
@@ -128,7 +186,7 @@ class Recorder(WatchedFiles):
     def note(self, kind: str, name: str, **details: Any) -> None:
         lock = self.root / LOCK
         text = lock.read_bytes() if lock.exists() else None
-        self.log.append(Operation(kind, name, self.run.owed, mtime=self.now, lock=text, **details))
+        self.log.append(Operation(kind, name, self.run.model.copy(), mtime=self.now, lock=text, **details))
 
     @property
     def now(self) -> int:
@@ -140,10 +198,10 @@ class Recorder(WatchedFiles):
     @contextlib.contextmanager
     def watching_the_index(self, index: str) -> Iterator[None]:
         """Copies of LMDB's files around every call of the index that may write them."""
+        kind = index_class(index)
         with contextlib.ExitStack() as stack:
             for name in ("load", "commit", "close"):
-                original = getattr(index_class(index), name)
-                stack.enter_context(mock.patch.object(index_class(index), name, self._copying(original)))
+                stack.enter_context(mock.patch.object(kind, name, self._copying(getattr(kind, name))))
             stack.enter_context(mock.patch.object(os, "fsync", self._fsync))
             yield
 
@@ -180,14 +238,12 @@ def index_class(name: str) -> type[Any]:
 
 def record(directory: Path, cell: CrashCell, durability: str) -> Recording:
     """Run the workload in ``directory / "recorded"``, which is made."""
-    run = Run(directory.resolve() / "recorded", cell, durability, None)
-    prepare(run)
+    run, steps = workload(cell, directory.resolve() / "recorded", durability)
     for path in run.path.iterdir():
         os.utime(path, ns=(10**18, 10**18))
     initial = read_tree(run.path)
-    recorder = run.files = Recorder(run)
+    run.files = recorder = Recorder(run)
     with recorder.watching_the_index(cell.index):
-        for step in steps(cell):
-            run.do(step)
+        run.play(steps)
     assert not recorder.names, f"left open: {recorder.names}"
-    return Recording(cell, durability, initial, recorder.log, run.bodies, run.owed, read_tree(run.path))
+    return Recording(cell, durability, initial, recorder.log, run.model, read_tree(run.path))

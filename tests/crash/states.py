@@ -79,16 +79,17 @@ class Disk:
                 self.inodes[operation.inode] = Inode(mtime=operation.mtime)
                 self._rename({name: operation.inode})
             case "pwrite":
-                self.inodes[operation.inode].change(operation.offset, operation.data, operation.mtime)
+                data, offset = operation.arguments
+                self.inodes[operation.inode].change(offset, data, operation.mtime)
             case "truncate":
-                self.inodes[operation.inode].change(operation.offset, None, operation.mtime)
+                self.inodes[operation.inode].change(operation.arguments[0], None, operation.mtime)
             case "set_mtime":
-                self.inodes[operation.inode].mtime = operation.offset
+                self.inodes[operation.inode].mtime = operation.arguments[0]
             case "unlink":
                 if name in self.names:
                     self._rename({name: None})
             case "replace":
-                self._rename({name: None, operation.target: self.names[name]})
+                self._rename({name: None, operation.arguments[0]: self.names[name]})
             case "sync":
                 self.inodes[operation.inode].sync()
             case "sync_directory":
@@ -114,9 +115,9 @@ class Disk:
     def inside(self, operation: Operation) -> Iterator[tuple[str, Tree]]:
         """What the process leaves that is killed inside the operation, which comes next."""
         if operation.kind == "pwrite":
-            inode, whole = self.inodes[operation.inode], operation.data
-            for cut in torn_at(operation.offset, len(whole)):
-                torn = written(inode.content, operation.offset, whole[:cut]), operation.mtime
+            inode, (whole, offset) = self.inodes[operation.inode], operation.arguments
+            for cut in torn_at(offset, len(whole)):
+                torn = written(inode.content, offset, whole[:cut]), operation.mtime
                 yield f"{cut} bytes of it", self._tree(self.names, lambda it: torn if it is inode else kept(it))  # noqa: B023
         elif operation.kind == "index":
             for label, tree in inside_a_commit(*operation.trees):

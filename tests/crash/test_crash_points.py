@@ -1,18 +1,19 @@
-"""Sweeps over a workload: stop at every file operation, flip bits of each file. The store keeps its promises."""
+"""Sweeps over a workload: stop at every file operation, flip bits of each file. The store keeps its promises.
+
+The harness can fail: what builds leave that are broken on purpose is caught. Such a build is an edit of a recorded log.
+"""
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
-from crash import flips
-from crash.points import run_shared
-from crash.recording import record
-from crash.running import Outcome
+from crash import flips, points
+from crash.history import CRASH_CELLS, FOREIGN_CELLS, CrashCell
+from crash.points import Outcome
+from crash.recording import Operation, record
 from crash.states import Disk
-from crash.watching import CHANGES, COMPOSED, JOBS, LOCKS, LOOKS
-from crash.workload import CRASH_CELLS, FOREIGN_CELLS
 from msgstore.directory import LOCK
-from msgstore.files import Files
 
 pytestmark = pytest.mark.crash
 
@@ -29,7 +30,7 @@ def check(outcome: Outcome) -> None:
 def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, tell):
     """``os``: as killed processes leave the directory. ``fsync``: as power losses leave it, too."""
     recording = record(tmp_path, crash_cell, durability)
-    outcome = run_shared(workers, recording, tmp_path, sample)
+    outcome = workers.share(points.run, recording, tmp_path, sample)
     tell(
         f"{crash_cell} {durability}",
         f"{len(recording.log)} operations, {outcome.points} crash points, {outcome.states} different ones reopened"
@@ -42,8 +43,7 @@ def test_every_crash_point(crash_cell, durability, tmp_path, workers, sample, te
 @pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
 def test_flipped_bit_costs_at_most_its_record(crash_cell, tmp_path, workers, sample, tell):
     """It is never served as a right body, and the store does not stop for it."""
-    recording = record(tmp_path, crash_cell, "os")
-    outcome = flips.run_shared(workers, recording, tmp_path, sample)
+    outcome = workers.share(flips.run, record(tmp_path, crash_cell, "os"), tmp_path, sample)
     tell(f"{crash_cell} flipped bits", f"{outcome.states} flips, {len(outcome.failures)} failed")
     check(outcome)
     assert outcome.states * sample.every > 500
@@ -65,7 +65,70 @@ def test_the_model_of_the_directory_is_the_directory(crash_cell, durability, tmp
     assert ("index" in kinds) == crash_cell.persistent
 
 
-def test_the_harness_knows_every_file_operation():
-    """One that is new has to be added to the watching layer, or nobody would stop inside it."""
-    operations = {name for name in dir(Files) if not name.startswith("_")}
-    assert operations == {*CHANGES, *LOOKS, *COMPOSED, *LOCKS, *JOBS}
+# -- broken builds --------------------------------------------------------------------------------------------------------
+
+LMDB, ETS = CrashCell("lmdb", "v2"), CrashCell("ets", "v2")
+Log = list[Operation]
+
+
+def is_commit(operation: Operation) -> bool:
+    return (operation.kind, operation.path) == ("index", "commit")
+
+
+def index_committed_before_data(log: Log) -> Log:
+    """Each commit comes before the appends that were made since the last one."""
+    edited: Log = []
+    first = None
+    for operation in log:
+        if is_commit(operation):
+            edited.insert(len(edited) if first is None else first, operation)
+            first = None
+            continue
+        if first is None and operation.kind == "pwrite" and operation.arguments[1] and operation.path.endswith(".sqs"):
+            first = len(edited)
+        edited.append(operation)
+    return edited
+
+
+def truncate_before_index(log: Log) -> Log:
+    """Each truncation comes before the commit that it follows."""
+    edited: Log = []
+    for operation in log:
+        commits = [at for at, earlier in enumerate(edited) if is_commit(earlier)]
+        edited.insert(commits[-1] if operation.kind == "truncate" and commits else len(edited), operation)
+    return edited
+
+
+def confirm_before_write(log: Log) -> Log:
+    """Each write is confirmed when it returns."""
+    for operation in log:
+        operation.owed.confirm(operation.owed.present)
+    return log
+
+
+def no_sync(log: Log) -> Log:
+    """Segments are never synced."""
+    return [operation for operation in log if operation.kind != "sync" or not operation.path.endswith(".sqs")]
+
+
+def no_sync_of_names(log: Log) -> Log:
+    return [operation for operation in log if operation.kind != "sync_directory"]
+
+
+@pytest.mark.parametrize(
+    ("build", "crash_cell", "durability", "symptom"),
+    [
+        (index_committed_before_data, LMDB, "os", "Broken"),
+        (truncate_before_index, LMDB, "os", "Broken"),
+        (confirm_before_write, LMDB, "os", "is gone"),
+        (confirm_before_write, ETS, "os", "is gone"),
+        (no_sync, ETS, "fsync", "is gone"),
+        (no_sync_of_names, ETS, "fsync", "NotAdopted"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_broken_build_is_caught(build, crash_cell, durability, symptom, tmp_path):
+    recording = record(tmp_path, crash_cell, durability)
+    broken = attrs.evolve(recording, log=build(recording.log))
+    failures = points.run(broken, tmp_path / "reopened", enough=3).failures
+    assert any(symptom in failure for failure in failures), failures

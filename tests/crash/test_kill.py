@@ -1,4 +1,9 @@
-"""``kill -9`` of a process under load, again and again on one directory: nothing confirmed is lost, nothing removed returns."""
+"""``kill -9`` of a process under load, again and again on one directory: nothing confirmed is lost, nothing removed returns.
+
+The process opens the store, and workers of the stress test use it until it is killed. They tell what happens through a pipe, in
+records of one letter and a message id (see ``Task.journal``), each written by one system call, so that nothing that was told
+is lost with the process.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,19 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
+import traceback
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crash.child import THREADS, keys, work
-from crash.workload import CrashCell
-from stress.account import body_of
+from crash.history import CrashCell
+from stress.running import USUAL
+from stress.worker import Board, Findings, Task, Worker, body_of
 from support import needs_foreign, open_with
 
 pytestmark = pytest.mark.crash
@@ -28,6 +38,34 @@ CELLS = [
     pytest.param(CrashCell("sqlite", "ledger"), "os", marks=needs_foreign),
     pytest.param(CrashCell("sqlite", "v2"), "fsync", marks=needs_foreign),
 ]
+THREADS = 3
+LIVING = REMOVED = 100
+WRONG = 3
+"""Exit status of a process in which anything was not as it should be."""
+
+
+def work(path: Path, keys: dict[str, Any], seed: str, pipe: Connection) -> None:
+    """Never returns."""
+
+    def journal(letter: bytes, ids: Iterable[bytes]) -> None:
+        for msg_id in ids:
+            pipe.send_bytes(letter + msg_id)
+
+    try:
+        store, findings, board = open_with(path, **keys), Findings(), Board(THREADS)
+        owned: list[dict[bytes, int]] = [{} for _ in range(THREADS)]
+        for entry in store.entries():
+            owned[entry.msg_id[7] % THREADS][entry.msg_id] = entry.references
+        tasks = [Task(n, f"{seed} {n}", 10**9, LIVING, 0, REMOVED, mine, journal) for n, mine in enumerate(owned)]
+        workers = [Worker(task, store, board, findings) for task in tasks]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        print(findings, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(WRONG)
 
 
 class Account:
@@ -68,7 +106,7 @@ class Account:
 def processes() -> multiprocessing.context.ForkServerContext:
     """What is imported is imported once; each process is a fork of one that has opened nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["crash.child", "pytest"])
+    context.set_forkserver_preload(["crash.test_kill"])
     return context
 
 
@@ -97,15 +135,16 @@ def kill(
 def test_killed_under_load(crash_cell, durability, processes, tmp_path, request, tell):
     kills = request.config.getoption("--kills")
     path, account, chance = tmp_path / "store", Account(), random.Random(f"{crash_cell} {durability}")
+    keys = crash_cell.keys | USUAL | {"durability": durability, "sync_interval": "1ms"}
     count = 0
     while count < kills or (account.confirmed <= kills and count < 5 * kills):
         # Longer lives where others want the processor so much that most end before anything is confirmed.
         longer = 1 if account.confirmed >= count else 5
         delay = longer * chance.choice([0.005, 0.03, 0.15]) * chance.random()
         reading, writing = processes.Pipe(duplex=False)
-        process = processes.Process(target=work, args=(path, crash_cell, durability, str(count), writing), daemon=True)
+        process = processes.Process(target=work, args=(path, keys, str(count), writing), daemon=True)
         kill(process, reading, writing, delay, account, opening=chance.random() < 0.25)
-        store = open_with(path, **keys(crash_cell, durability))
+        store = open_with(path, **keys)
         entries = list(store.entries())
         with store.client() as client:
             bodies = client.read_many(entry.msg_id for entry in entries)

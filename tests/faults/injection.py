@@ -11,18 +11,14 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import attrs
 
-from crash.watching import WatchedFiles
-from msgstore.directory import LOCK
+from crash.recording import WatchedFiles
 
 LMDB_WRITES = ("lmdb.commit", "lmdb.close")
-COMPOSED = ("read_file",)
-"""Operations that call others, each of which can fail."""
 WRITES = ("pwrite", *LMDB_WRITES)
 NEEDS = {
     "ENOSPC": ("create", "make_directory", "overwrite", "sync", "sync_directory", "replace", *WRITES),
@@ -85,6 +81,8 @@ class Injector:
         self.operations: list[tuple[str, str]] = []
         """(name, file) of each."""
         self.struck = False
+        self.is_over = False
+        """True once nothing fails any more, and nothing is counted."""
         self._armed = False
 
     @property
@@ -107,7 +105,7 @@ class Injector:
 
     def strike(self, name: str, file: str) -> str:
         """Count an operation. Return the kind of its failure, or "" if it succeeds. Raises Interrupt for INT."""
-        if not self._armed:
+        if not self._armed or self.is_over:
             return ""
         self.operations.append((name, file))
         if len(self.operations) > ENDLESS:
@@ -138,25 +136,19 @@ class FaultyFiles(WatchedFiles):
         self._injector = injector
         self._interrupts_after = False
 
-    def before(self, kind, path, *, fd=-1, offset=0, data=b"", target=None):
-        if kind in COMPOSED:
-            return
-        failure = self._injector.strike(kind, (target or path).name)
+    def before(self, kind, path, fd, arguments):
+        failure = self._injector.strike(kind, (arguments[0] if kind == "replace" else path).name)
         self._interrupts_after = failure == "INT-AFTER"
         if failure == "SHORT":
+            data, offset = arguments
             os.pwrite(fd, data[: _short(fd, len(data), offset)], offset)
         if failure and not self._interrupts_after:
             raise system_error(failure)
 
-    def after(self, kind, path, *, fd=-1):
+    def after(self, kind, path, fd):
         if self._interrupts_after:
             self._interrupts_after = False
             raise Interrupt
-
-    def overwrite(self, fd, data):
-        self.before("overwrite", Path(LOCK))
-        super().overwrite(fd, data)
-        self.after("overwrite", Path(LOCK))
 
 
 def _short(fd: int, size: int, offset: int) -> int:
@@ -200,10 +192,12 @@ def _through(injector: Injector, name: str, original: Callable[..., Any]) -> Cal
 
 @contextlib.contextmanager
 def unwritable(kind: str) -> Iterator[None]:
-    """Writes to ``data.mdb`` fail: on every descriptor, or (SHORT) on that of the page that LMDB writes last."""
+    """Writes to ``data.mdb`` fail: on every descriptor, or (SHORT) on that of the page that LMDB writes last. SYNC: the others
+    take writes, and cannot be synced."""
     descriptors = _lmdb_descriptors()
-    if kind == "SHORT":
-        descriptors = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC] or descriptors
+    if kind in ("SHORT", "SYNC"):
+        last = [fd for fd in descriptors if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC]
+        descriptors = (last if kind == "SHORT" else [fd for fd in descriptors if fd not in last]) or descriptors
     saved = [(fd, os.dup(fd), _unwritable(fd, kind)) for fd in descriptors]
     for fd, _, other in saved:
         os.dup2(other, fd, inheritable=False)
@@ -218,8 +212,10 @@ def unwritable(kind: str) -> Iterator[None]:
 
 
 def _unwritable(fd: int, kind: str) -> int:
-    """Of the same file, to be read only; or of a full disk."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY) if kind == "EIO" else os.open("/dev/full", os.O_RDWR)
+    """Of the same file, to be read only; or of a full disk, or nothing that could be synced."""
+    if kind == "EIO":
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    return os.open(os.devnull if kind == "SYNC" else "/dev/full", os.O_RDWR)
 
 
 def _is_same(one: int, other: int) -> bool:

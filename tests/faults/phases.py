@@ -1,143 +1,223 @@
-"""Phases: what is done while an operation fails, how a user goes on after it (closes the store, or has the process killed),
-and the next openings."""
+"""All operations of a phase and all kinds of failure, for one cell: what is done while an operation fails, how a user goes on
+after it (closes the store, or has the process killed), and the next openings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
 
 import msgstore
-from faults.history import change, changes
-from faults.injection import FaultyFiles
-from faults.model import Run, body_of
-from msgstore.contract import Drop
-from support import collect, combinable
+from crash.history import INDEXES, Run
+from crash.model import Aftermath, Broken, compare
+from faults.injection import KINDS, Fault, FaultyFiles, Injector, Interrupt, NeverEnds, every_fault, lmdb_through
 
-PHASES = ("opening", "flush", "compact", "close", "unchanged")
-
-
-def go(run: Run) -> None:
-    """The phase of the cell, and the end of the store."""
-    stores: list[msgstore.Store] = []
-    files = FaultyFiles(run.injector)
-    if run.cell.phase == "opening":
-        with run.injector.armed():
-            run.attempt("the opening", lambda: stores.append(run.open(files)))
-    else:
-        stores.append(run.open(files))
-        run.model.settle({entry.msg_id: entry.references for entry in stores[0].entries()})
-    for store in stores:
-        run.forgotten = run.cell.index == "ets"
-        if run.cell.phase != "opening":
-            {"flush": _flush, "compact": _compact, "close": _close, "unchanged": _close}[run.cell.phase](run, store)
-            _serves(run, store)
-        _end(run, store)
-    if files.names and not run.injector.interrupted:
-        run.problems.append(f"left open: {sorted(path.name for path in files.names.values())}")
+PHASES = {
+    "opening": ("", "open"),
+    "flush": ("open settle", "change:10 flush change:10 flush"),
+    "compact": ("open settle change:15 thin roll", "compact migrate combine drop"),
+    "close": ("open settle change:12", "close"),
+    "unchanged": ("open settle", "close"),
+}
+"""Name to what is done before, and what while an operation fails."""
 
 
-def _flush(run: Run, store: msgstore.Store) -> None:
-    rng, model = run.cell.rng("flush"), run.model
-    clients = [store.client(on_confirm=model.told), store.client("second")]
-    for _ in range(2):
-        for by, ids in changes(rng, model, 10):
-            client = rng.choice(clients)
-            with run.injector.armed():
-                if by > 0:
-                    error = run.attempt("write", lambda: client.write(ids[0], body_of(ids[0])))  # noqa: B023 - called at once
-                else:
-                    error = run.attempt("remove", lambda: client.remove(ids))  # noqa: B023
+@attrs.frozen
+class Cell:
+    """What one store is made for, and run with."""
+
+    seed: int
+    phase: str
+    index: str
+    durability: str
+
+    def rng(self, purpose: str) -> random.Random:
+        """The same for all phases and indexes: what differs between them is their own."""
+        return random.Random(f"{self.seed} {purpose}")
+
+    @property
+    def command(self) -> str:
+        return f"python -m faults --seeds {self.seed} --phase {self.phase} --index {self.index} --durability {self.durability}"
+
+
+@attrs.frozen
+class Failure:
+    cell: Cell
+    fault: Fault | None
+    operation: str
+    """The one that failed, and its file."""
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        command = self.cell.command + (f" --only {self.fault}" if self.fault else "")
+        return f"  {command}\n    at {self.operation}:\n" + "\n".join(f"    {problem}" for problem in self.problems)
+
+
+@attrs.define
+class Outcome:
+    """Of one cell."""
+
+    cell: Cell
+    operations: int = 0
+    runs: int = 0
+    failures: list[Failure] = attrs.field(factory=list)
+
+    def __str__(self) -> str:
+        c = self.cell
+        counts = f"{self.operations} operations, {self.runs} runs, {len(self.failures)} failed"
+        return f"seed {c.seed}, {c.phase}, {c.index}, {c.durability}: {counts}"
+
+
+@attrs.define
+class FaultRun(Run):
+    """One run, with one failure or none."""
+
+    injector: Injector = attrs.field(factory=Injector)
+    is_armed: bool = False
+    problems: list[str] = attrs.field(factory=list)
+
+    def attempt(self, what: str, call: Callable[[], object]) -> BaseException | None:
+        """Call; while armed, return what the call raised. Whatever is no error of ours is a problem."""
+        if not self.is_armed:
+            return super().attempt(what, call)
+        try:
+            with self.injector.armed():
+                call()
+        except (msgstore.MsgStoreError, Interrupt) as error:
+            if isinstance(error, msgstore.StoreIOError) and str(self.path) not in str(error):
+                self.problems.append(f"the error of {what} does not name the store: {error}")
             if isinstance(error, msgstore.MessageNotFound):
-                run.problems += [f"remove does not find message {msg_id.hex()[:8]}.., which is there" for msg_id in error.ids]
-            refused = isinstance(error, msgstore.StoreClosed)
-            model.change(ids, by, applied=True if error is None else False if refused else getattr(error, "applied", None))
-            if error is None and not run.keys["sync_interval"]:
-                model.flushed()
-        with run.injector.armed():
-            if run.attempt("flush", store.flush) is None:
-                model.flushed()
+                self.problems.append(f"{what} does not find what is there: {error}")
+            return error
+        except Exception as error:
+            self.problems.append(f"{what} raised {type(error).__name__}, which is no error of msgstore: {error}")
+            return error
+        if self.injector.interrupted and what == "close":
+            return Interrupt()  # it has returned, and the store has ended as that of a killed process
+        return None
 
+    def collected(self, done: list[Any], *actions: Any) -> None:
+        """While something fails, a collection may leave out what it had to do."""
 
-def _compact(run: Run, store: msgstore.Store) -> None:
-    rng = run.cell.rng("compact")
-    client = store.client()
-    change(rng, client, run.model, 15)
-    present = run.model.present
-    garbage = rng.sample(present, len(present) // 3)
-    client.remove(garbage)
-    run.model.change(garbage, -1)
-    store.roll()
-    run.model.flushed()
-    with run.injector.armed():
-        calls: dict[str, Callable[[], object]] = {
-            "compact": lambda: store.compact(everything=True),
-            "migrate": store.migrate,
-            "combine": lambda: collect(store, *combinable(store)),
-        }
-        if all(run.attempt(name, call) is None for name, call in calls.items()):
-            _drop(run, store)
+    def go(self, phase: str, *, killed: bool) -> None:
+        """Run a phase, and end the store: close it, first while the failure lasts if it does; or kill it."""
+        before, during = PHASES[phase]
+        self.play(before)
+        self.is_armed = True
+        self.play(during)
+        if self.store is not None:
+            if phase != "opening":
+                self._serves(phase)
+            if not killed and self.injector.fault is not None and self.injector.fault.lasts:
+                self.close()
+            self.injector.is_over = True
+            if killed or not self._closes():
+                error = self.attempt("abandon", self.store.abandon)
+                if error is not None:
+                    self.problems.append(f"when the failure is over, abandon() raises {type(error).__name__}: {error}")
+        assert isinstance(self.files, FaultyFiles)
+        if self.files.names and not self.injector.interrupted:
+            self.problems.append(f"left open: {sorted(path.name for path in self.files.names.values())}")
 
-
-def _drop(run: Run, store: msgstore.Store) -> None:
-    """Drop the oldest segment, as a policy of retention does."""
-    sealed = [segment.number for segment in store.segments() if segment.live_count and not segment.current]
-    if sealed:
-        lost = [e.msg_id for e in store.entries() if e.number == min(sealed) for _ in range(e.references)]
-        error = run.attempt("drop", lambda: collect(store, Drop(min(sealed), "it is the oldest")))
-        run.model.change(lost, -1, applied=True if error is None else None)
-        if error is None:
-            run.model.flushed()
-
-
-def _close(run: Run, store: msgstore.Store) -> None:
-    if run.cell.phase == "close":
-        change(run.cell.rng("close"), store.client("late"), run.model, 12)
-    with run.injector.armed():
-        if run.attempt("close", store.close) is None:
-            _closed(run)
-
-
-def _closed(run: Run) -> None:
-    """A call of ``close`` has returned."""
-    if not run.injector.interrupted:  # else the store has ended as that of a killed process
-        run.model.flushed()
-        run.forgotten = False
-
-
-def _serves(run: Run, store: msgstore.Store) -> None:
-    """The open store has what the model has, if it is open."""
-    try:
-        run.compare(store, run.model.now, f"the {run.cell.phase}, in the open store,")
-    except msgstore.StoreClosed:
-        return
-    except msgstore.MsgStoreError as error:
-        run.problems.append(f"when the failure is over, the open store cannot be read: {error}")
-
-
-def _end(run: Run, store: msgstore.Store) -> None:
-    """Close, first while the failure lasts if it does; or let go as a killed process does."""
-    fault = run.injector.fault
-    if not run.killed:
-        if fault is not None and fault.lasts:
-            with run.injector.armed():
-                run.attempt("close", store.close)
-        error = run.attempt("close", store.close)
-        if error is None:
-            _closed(run)
+    def _serves(self, phase: str) -> None:
+        """The open store has what the model has, if it is open."""
+        try:
+            compare(self.store, self.model, self.model.now, f"the {phase}, in the open store,")
+        except msgstore.StoreClosed:
             return
-        if not (run.injector.interrupted and isinstance(error, msgstore.StoreClosed)):
-            run.problems.append(f"when the failure is over, close() raises {type(error).__name__}: {error}")
-    error = run.attempt("abandon", store.abandon)
-    if error is not None:
-        run.problems.append(f"when the failure is over, abandon() raises {type(error).__name__}: {error}")
+        except (msgstore.MsgStoreError, Broken) as error:
+            self.problems.append(f"when the failure is over, the open store: {error}")
+
+    def _closes(self) -> bool:
+        error = self.attempt("the last close", self.store.close)
+        if error is None:
+            if not self.injector.interrupted:
+                self.model.flush(closed=True)
+            return True
+        if not (self.injector.interrupted and isinstance(error, msgstore.StoreClosed)):
+            self.problems.append(f"when the failure is over, close() raises {type(error).__name__}: {error}")
+        return False
 
 
-def check(run: Run) -> None:
-    """Two openings without failures, each closed cleanly: what is there is what the model allows, and stays."""
+def make_template(cell: Cell, path: Path) -> FaultRun:
+    """One to three openings of a store, each with changes, flushes and collections; closed after the last one, or killed."""
+    rng = cell.rng("history")
+    run = FaultRun(path, keys_of(cell, rng), rng)
+    openings, old_format, other_index = rng.randint(1, 3), rng.random() < 0.3, rng.random() < 0.25
+    index = cell.index
+    if other_index and cell.phase == "opening":  # which then takes the counts over
+        index = "lmdb" if index == "ets" else "ets"
+    for left in reversed(range(openings)):
+        old = {"format": "v1", "record": "message"} if old_format and (left or openings == 1) else {}
+        run.open(index=INDEXES[index], **old)
+        for _ in range(rng.randint(1, 3)):
+            run.play(f"change:{rng.randint(10, 40)} flush")
+            if rng.random() < 0.3:
+                run.play(rng.choice(["roll", "compact", "migrate"]))
+        if rng.random() < 0.3:
+            run.play("change:8 kill" if not left and rng.random() < 0.6 else "kill")
+        else:
+            run.close()
+    run.store = None
+    return run
+
+
+def keys_of(cell: Cell, rng: random.Random) -> dict[str, Any]:
+    return {
+        "index": INDEXES[cell.index],
+        "format": "v2",
+        "record": rng.choice(["message", "message", "checksum"]),
+        "durability": cell.durability,
+        "file_size_limit": rng.choice([4096, 8192, 16384]),
+        "large_message": 2000,
+        "gc_interval": 0,
+        "sync_interval": rng.choice(["1h", "1h", 0]),  # 0: each call flushes. Nothing is done by a thread of the store's
+        "erase": rng.random() < 0.2,
+    }
+
+
+def run_cell(cell: Cell, *, only: Fault | None = None, kinds: Sequence[str] = KINDS, every: int = 1) -> Outcome:
+    """Each operation of the phase fails once for each kind; or ``every`` so many runs one is made; or ``only`` one is."""
+    outcome = Outcome(cell)
+    memory = Path("/dev/shm")
+    log = logging.getLogger("msgstore")  # it has much to say of failing disks
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="faults-", dir=memory if memory.is_dir() else None) as scratch:
+        template = make_template(cell, Path(scratch, "made"))
+        whole = _run(template, Path(scratch, "run"), cell, None, outcome)
+        outcome.operations = len(whole)
+        for fault in [only] if only else every_fault(whole, kinds)[cell.seed % every :: every]:
+            _run(template, Path(scratch, "run"), cell, fault, outcome)
+    log.setLevel(level)
+    return outcome
+
+
+def _run(template: FaultRun, path: Path, cell: Cell, fault: Fault | None, outcome: Outcome) -> list[tuple[str, str]]:
+    """One run on a copy. Returns the operations of the phase."""
+    injector = Injector(fault)
+    shutil.copytree(template.path, path)
+    run = attrs.evolve(
+        template, path=path, rng=cell.rng(cell.phase), model=template.model.copy(), files=FaultyFiles(injector), clients=[],
+        injector=injector, problems=[],
+    )  # fmt: skip
+    killed = fault is not None and (fault.operation + KINDS.index(fault.kind) + cell.seed) % 2 == 1
     try:
-        with run.open(sync_interval=0) as store:  # without a thread
-            found = run.compare(store, run.model.kept, f"the {run.cell.phase}")
-        run.forgotten = False
-        with run.open(sync_interval=0) as store:
-            run.compare(store, {msg_id: frozenset({count}) for msg_id, count in found.items()}, "a clean close")
+        with lmdb_through(injector):
+            run.go(cell.phase, killed=killed)
+        Aftermath(run.model, {**run.keys, "sync_interval": "1h"}, f"the {cell.phase}").check(path)
+    except (NeverEnds, Broken) as error:
+        run.problems.append(str(error))
     except msgstore.MsgStoreError as error:
         run.problems.append(f"the next opening raises {type(error).__name__}: {error}")
+    outcome.runs += 1
+    if run.problems:
+        outcome.failures.append(Failure(cell, fault, injector.failed or "no operation", tuple(run.problems)))
+    shutil.rmtree(path)
+    return injector.operations

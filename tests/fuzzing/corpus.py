@@ -168,7 +168,8 @@ def snapshots() -> Iterator[Member]:
             counts = {msg_id: random.choice([2, 3, 2**48 - 1]) for msg_id in ids[::3]}
             data = b"".join(snapshot.write(located, counts, state))
             _, _, width, n, m, _ = struct.unpack_from(">8sIIQQQ", data)
-            yield Member(data, [8, 12, 16, 24, 32, 40, 40 + 16 * n, 40 + (16 + width) * n, 40 + (16 + width) * n + 24 * m])
+            ends = [40 + 16 * n, 40 + (16 + width) * n, 40 + (16 + width) * n + 24 * m]
+            yield Member(data, [8, 12, 16, 24, 32, 40, *ends])
 
 
 HINTED = "0.sqs"

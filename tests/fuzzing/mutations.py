@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 INTERESTING = (0, 1, 2, 4, 5, 7, 8, 15, 16, 20, 21, 24, 25, 26, 127, 128, 255, 256, 511, 512, 2**16 - 1, 2**31 - 1, 2**31,
@@ -10,11 +10,12 @@ INTERESTING = (0, 1, 2, 4, 5, 7, 8, 15, 16, 20, 21, 24, 25, 26, 127, 128, 255, 2
 """What a size or a count is overwritten with, beside the file's own size and its neighbours."""
 BYTES = (0, 1, 2, 3, 4, 5, 9, 10, 32, 34, 47, 48, 57, 92, 93, 106, 127, 128, 131, 254, 255)
 """Zero, type bytes, Erlang tags, what text is quoted and ended with, and the limits of a byte."""
-WIDTHS = (1, 2, 4, 4, 4, 8, 8)
 MOST = 4096
 """Bytes; a mutation never makes a larger input out of one that is not larger itself."""
-
-Mutation = Callable[[Random, bytearray, "Member"], None]
+KINDS = (
+    "flip", "flip", "set", "integer", "integer", "integer", "truncate", "extend", "zero", "duplicate", "delete", "shuffle",
+    "overwrite", "splice",
+)  # fmt: skip
 
 
 class Member:
@@ -32,12 +33,11 @@ class Member:
 
 def mutated(random: Random, member: Member) -> bytes:
     """``member`` after one to five mutations; never what it was."""
-    rest = random.random()
     data = bytearray(member.data)
-    for _ in range(1 if rest < 0.5 else 2 if rest < 0.75 else 3 if rest < 0.9 else 5):
-        MUTATIONS[int(random.random() * len(MUTATIONS))](random, data, member)
+    for _ in range(random.choice((1, 1, 1, 1, 2, 2, 3, 5))):
+        _mutate(random, data, member, random.choice(KINDS))
     while data == member.data:
-        _extend(random, data, member)
+        _mutate(random, data, member, "extend")
     return bytes(data)
 
 
@@ -52,92 +52,45 @@ def _somewhere(random: Random, data: bytes | bytearray, member: Member) -> int:
     return _below(random, max(len(data), 1))
 
 
-def _flip(random: Random, data: bytearray, member: Member) -> None:
-    if data:
-        data[_somewhere(random, data, member)] ^= 1 << _below(random, 8)
-
-
-def _set(random: Random, data: bytearray, member: Member) -> None:
-    if data:
-        data[_somewhere(random, data, member)] = BYTES[_below(random, len(BYTES))]
-
-
-def _integer(random: Random, data: bytearray, member: Member) -> None:
-    width = WIDTHS[_below(random, len(WIDTHS))]
-    if random.random() < 0.6:
-        value = INTERESTING[_below(random, len(INTERESTING))]
-    else:
-        value = max(len(data) + _below(random, 60) - 50, 0)  # the file's size, or what would just fit or not fit behind a head
-    at = _somewhere(random, data, member)
-    end = min(at + width, len(data))
-    data[at:end] = (value & (1 << 8 * width) - 1).to_bytes(width)[: end - at]
-
-
-def _truncate(random: Random, data: bytearray, member: Member) -> None:
-    del data[_somewhere(random, data, member) :]
-
-
-def _extend(random: Random, data: bytearray, member: Member) -> None:
-    size = 1 + _below(random, 1 << _below(random, 8))
-    kind = _below(random, 4)
-    data += bytes(size) if kind == 0 else b"\xff" * size if kind == 1 else random.randbytes(size) if kind == 2 else data[-size:]
-    _cap(data, member)
-
-
-def _zero(random: Random, data: bytearray, member: Member) -> None:
-    begin, end = _block(random, data, member)
-    data[begin:end] = bytes(end - begin)
-
-
-def _duplicate(random: Random, data: bytearray, member: Member) -> None:
-    begin, end = _block(random, data, member)
-    at = end if random.random() < 0.5 else _somewhere(random, data, member)
-    data[at:at] = data[begin:end]
-    _cap(data, member)
-
-
-def _delete(random: Random, data: bytearray, member: Member) -> None:
-    begin, end = _block(random, data, member)
-    del data[begin:end]
-
-
-def _shuffle(random: Random, data: bytearray, member: Member) -> None:
-    """Two neighbouring blocks change places."""
-    begin, middle = _block(random, data, member)
-    end = min(2 * middle - begin, len(data))
-    data[begin:end] = data[middle:end] + data[begin:middle]
-
-
-def _overwrite(random: Random, data: bytearray, member: Member) -> None:
-    """A block lands on another one."""
-    begin, end = _block(random, data, member)
-    at = _somewhere(random, data, member)
-    piece = data[begin:end][: len(data) - at]
-    data[at : at + len(piece)] = piece
-
-
-def _splice(random: Random, data: bytearray, member: Member) -> None:
-    """The beginning of this file and the end of another one."""
-    if member.others:
-        other = member.others[_below(random, len(member.others))]
-        if len(other.data) <= 2 * MOST:
-            data[_somewhere(random, data, member) :] = other.data[_somewhere(random, other.data, other) :]
-            _cap(data, member)
-
-
-def _block(random: Random, data: bytearray, member: Member) -> tuple[int, int]:
-    begin = _somewhere(random, data, member)
+def _mutate(random: Random, data: bytearray, member: Member, kind: str) -> None:
+    at = begin = _somewhere(random, data, member)
+    end = min(begin + 1 + _below(random, 1 << _below(random, 10)), len(data))  # of a block
     if member.fields and random.random() < 0.5:
-        end = _somewhere(random, data, member)
-        return (begin, end) if begin <= end else (end, begin)
-    return begin, min(begin + 1 + _below(random, 1 << _below(random, 10)), len(data))
-
-
-def _cap(data: bytearray, member: Member) -> None:
+        begin, end = sorted((begin, _somewhere(random, data, member)))
+    block = data[begin:end]
+    if not data and kind != "splice":
+        kind = "extend"
+    match kind:
+        case "flip":
+            data[at] ^= 1 << _below(random, 8)
+        case "set":
+            data[at] = random.choice(BYTES)
+        case "integer":
+            width = random.choice((1, 2, 4, 4, 4, 8, 8))
+            # What is interesting; or the file's size, or what would just fit or not fit behind a head.
+            near = max(len(data) + _below(random, 60) - 50, 0)
+            value = random.choice(INTERESTING) if random.random() < 0.6 else near
+            data[at : at + width] = (value & (1 << 8 * width) - 1).to_bytes(width)[: len(data) - at]
+        case "truncate":
+            del data[at:]
+        case "extend":
+            size = 1 + _below(random, 1 << _below(random, 8))
+            data += random.choice((bytes(size), b"\xff" * size, random.randbytes(size), data[-size:] or b"\0"))
+        case "zero":
+            data[begin:end] = bytes(len(block))
+        case "duplicate":
+            target = random.choice((end, _somewhere(random, data, member)))
+            data[target:target] = block
+        case "delete":
+            del data[begin:end]
+        case "shuffle":  # two neighbouring blocks change places
+            after = data[end : end + len(block)]
+            data[begin : end + len(after)] = after + block
+        case "overwrite":  # a block lands on another one
+            target = _somewhere(random, data, member)
+            data[target : target + len(block)] = block[: len(data) - target]
+        case "splice" if member.others:  # the beginning of this file and the end of another one
+            other = random.choice(member.others)
+            if len(other.data) <= 2 * MOST:
+                data[at:] = other.data[_somewhere(random, other.data, other) :]
     del data[max(MOST, 2 * len(member.data)) :]
-
-
-MUTATIONS: Sequence[Mutation] = (
-    _flip, _flip, _set, _integer, _integer, _integer, _truncate, _extend, _zero, _duplicate, _delete, _shuffle, _overwrite,
-    _splice,
-)  # fmt: skip

@@ -31,18 +31,6 @@ class Hang(BaseException):
     """Not an Exception, so that nothing that is tried handles it."""
 
 
-@attrs.frozen
-class Failure:
-    target: str
-    seeds: str
-    """One; or several, FIRST-LAST, if the process died."""
-    error: str
-
-    def __str__(self) -> str:
-        again = f"python -m fuzzing {self.target} {self.seeds}"
-        return f"{self.target}, seed {self.seeds}: {self.error}\n  again: {again} (in tests/)"
-
-
 @attrs.define
 class Tally:
     """What was tried."""
@@ -52,33 +40,39 @@ class Tally:
     """Eight bytes of the hash of each: how many are left says how many were different."""
     seconds: float = 0.0
     """Of processor time."""
-    failures: list[Failure] = attrs.field(factory=list)
+    failures: list[str] = attrs.field(factory=list)
+
+    def __iadd__(self, other: Tally) -> Tally:
+        return Tally(
+            self.inputs + other.inputs, self.digests | other.digests, self.seconds + other.seconds,
+            self.failures + other.failures,
+        )  # fmt: skip
+
+    def fail(self, name: str, seeds: str, error: str) -> None:
+        self.failures.append(f"{name}, seed {seeds}: {error}\n  again: python -m fuzzing {name} {seeds} (in tests/)")
 
 
 def make(target: Target, seed: int) -> tuple[bytes, Member]:
     """The input of a number."""
     random = Random(seed)
-    members = target.members()
-    member = members[int(random.random() * len(members))]
+    member = random.choice(target.members())
     data = mutated(random, member)
-    if target.repair is not None and seed % 2:
-        data = target.repair(data)
-    return data, member
+    return target.repair(data) if target.repair is not None and seed % 2 else data, member
 
 
 @contextlib.contextmanager
 def alarm() -> Iterator[None]:
     """Inside, ``signal.setitimer(ITIMER_VIRTUAL, HANG)`` ends what runs too long with Hang."""
-    before = signal.signal(signal.SIGVTALRM, _ring)
+
+    def ring(number: int, frame: object) -> None:
+        raise Hang(f"took more than {HANG} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, ring)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-
-
-def _ring(number: int, frame: object) -> None:
-    raise Hang(f"took more than {HANG} s of processor time")
 
 
 def attempt(target: Target, data: bytes, member: Member) -> str | None:
@@ -102,11 +96,10 @@ def run_chunk(name: str, seeds: range) -> Tally:
     with alarm():
         for seed in seeds:
             data, member = make(target, seed)
-            error = attempt(target, data, member)
             tally.digests.add(hashlib.blake2b(data, digest_size=8).digest())
             tally.inputs += 1
-            if error is not None:
-                tally.failures.append(Failure(name, str(seed), error))
+            if error := attempt(target, data, member):
+                tally.fail(name, str(seed), error)
                 break
     tally.seconds = time.process_time() - begin
     faulthandler.cancel_dump_traceback_later()
@@ -122,14 +115,11 @@ def run(name: str, seeds: range, workers: int = 2) -> Tally:
         running = [pool.submit(run_chunk, name, part) for part in parts]
         for part, future in zip(parts, running, strict=True):
             try:
-                tally = future.result()
+                whole += future.result()
             except BrokenProcessPool:
                 error = "the process died, of these or others of the target: its standard error has the stack"
-                whole.failures.append(Failure(name, f"{part[0]}-{part[-1]}", error))
+                whole.fail(name, f"{part[0]}-{part[-1]}", error)
                 break
-            whole.inputs, whole.seconds = whole.inputs + tally.inputs, whole.seconds + tally.seconds
-            whole.digests |= tally.digests
-            whole.failures += tally.failures
     return whole
 
 

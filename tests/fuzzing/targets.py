@@ -1,4 +1,4 @@
-"""What is fuzzed: one line a parser. A check raises AssertionError where a parser does what it does not promise.
+"""What is fuzzed: one line a parser, with a judge, which raises AssertionError where a parser does what it does not promise.
 
 A parser's own documented refusal is an outcome; anything else that it raises is a failure, whatever it is.
 """
@@ -10,18 +10,19 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import attrs
 
 from fuzzing import corpus
 from fuzzing.mutations import Member
-from msgstore.cli.scrub_state import parse_state
-from msgstore.contract import RESCUED_KEY, Columns, RecordError, SegmentFormat, SegmentScan
+from msgstore.cli.scrub_state import ScrubState, parse_state
+from msgstore.contract import RESCUED_KEY, Columns, NoOptions, RecordError, SegmentFormat, SegmentScan
 from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hint_file
 from msgstore.engine.state import checkpoint
-from msgstore.jobs.reading.chains import read_spans
+from msgstore.jobs.reading.chains import Span, read_spans
 from msgstore.locations import pack_locations, unpack_location
 from msgstore.testing.formats.segments import check_scan
 from msgstore.writer_lock import parse_lock
@@ -31,7 +32,8 @@ from msgstore_erlang_body.term import is_term
 from msgstore_ets_index import snapshot
 from msgstore_lmdb_index.index import _items
 
-Check = Callable[[bytes, Member], None]
+Judge = Callable[[Any, bytes, Member], None]
+"""Called with the result of a parser, a mutated input, and what that was made of."""
 
 
 @attrs.frozen
@@ -42,25 +44,33 @@ class Target:
     share: int
     """Of all inputs, relative to the other shares."""
     members: Callable[[], Sequence[Member]]
-    check: Check
-    """Called with a mutated input and what it was made of."""
     parse: Callable[[bytes], object]
-    """The parser alone, for measurements of time and memory; may raise its documented refusal, which is a ValueError."""
+    judge: Judge
+    refuses: tuple[type[Exception], ...] = ()
+    """The documented refusal."""
     repair: Callable[[bytes], bytes] | None = None
     """Makes the checksum right again, so that what stands behind it is reached; used for every second input."""
 
+    def check(self, data: bytes, member: Member) -> None:
+        try:
+            result = self.parse(data)
+        except self.refuses:
+            return
+        self.judge(result, data, member)
 
-def whole_scan(form: SegmentFormat) -> Check:
-    """Scan a segment, from its start and from the middle, with a codec's test and without."""
 
-    def check(data: bytes, member: Member) -> None:
-        scan = form.scan(data)
+def whole_scan(form: SegmentFormat) -> Judge:
+    """A scan from the start; and one from the middle, or with a codec's test, or the search for a chain."""
+
+    def judge(scan: SegmentScan, data: bytes, member: Member) -> None:
         check_scan(form, data, scan)
         kind = len(data) % 8  # something that a seed decides
         if kind == 0:
             check_scan(form, data, form.scan(data, check_body=lambda _, stored: is_term(stored)))
         elif kind == 1 and scan.end.offset and form is not corpus.V1:
-            check_prefix(form, data, scan)
+            prefix = form.scan(data[: scan.end.offset])
+            assert prefix.end.state == "clean"
+            assert (prefix.records, prefix.duplicates, prefix.damage) == (scan.records, scan.duplicates, scan.damage)
         elif kind <= 3 and member.fields:
             start = max(member.fields[len(data) % len(member.fields)] + kind - 2, 0)
             if start <= len(data):
@@ -73,21 +83,13 @@ def whole_scan(form: SegmentFormat) -> Check:
                 chain = form.scan(data, start=found)
                 assert len(chain.records) or chain.damage
 
-    return check
+    return judge
 
 
-def check_prefix(form: SegmentFormat, data: bytes, scan: SegmentScan) -> None:
-    """What stands before the end that a scan found is a clean segment of the same records."""
-    prefix = form.scan(data[: scan.end.offset])
-    assert prefix.end.state == "clean"
-    assert (prefix.records, prefix.duplicates, prefix.damage) == (scan.records, scan.duplicates, scan.damage)
-
-
-def salvaged(form: SegmentFormat) -> Check:
+def salvaged(form: SegmentFormat) -> Judge:
     """Salvage's reading: every byte is in a record, in a hole, or in a damaged span that is reported."""
 
-    def check(data: bytes, member: Member) -> None:
-        spans = read_spans(form, data)
+    def judge(spans: list[Span], data: bytes, member: Member) -> None:
         assert not spans or spans[0].offset in (0, len(form.header))
         assert all(one.end == other.offset for one, other in pairwise(spans)), "neither gap nor overlap"
         assert (spans[-1].end if spans else len(form.header)) == len(data)
@@ -95,35 +97,34 @@ def salvaged(form: SegmentFormat) -> Check:
             if span.id is not None:
                 form.decode(span.id, data[span.offset : span.end])
 
-    return check
+    return judge
 
 
-def decoded(data: bytes, member: Member) -> None:
-    """A checksummed record, as a read sees it: what was written, or an error. A flipped type byte makes it another type's."""
-    msg_id = member.data[5:21]
-    try:
-        body = corpus.CHECKSUM.decode(msg_id, data)
-    except RecordError:
-        return
+def decoded(body: bytes, data: bytes, member: Member) -> None:
+    """A checksummed record, as a read sees it: what was written. A flipped type byte makes it another type's."""
     written = data[0] == 3 or any(data == other.data for other in member.others)  # another one of this id, spliced in whole
     assert written, "a checksummed record that is not what was written passed"
     assert body == data[21 if data[0] == 3 else 25 :]
 
 
-def loaded(data: bytes, member: Member) -> None:
-    """A snapshot of the index ``ets``: refused untouched, or read and judged; as a damaged one if its checksum is wrong."""
+def read_snapshot(data: bytes) -> tuple[dict[bytes, bytes], dict[bytes, int]]:
     entries: dict[bytes, int] = {}
     counts: dict[bytes, int] = {}
     try:
-        state = snapshot.read(data, entries, counts)
+        return snapshot.read(data, entries, counts), entries
     except snapshot.InvalidSnapshot:
         assert not entries
         assert not counts
-        return
+        raise
+
+
+def loaded(found: tuple[dict[bytes, bytes], dict[bytes, int]], data: bytes, member: Member) -> None:
+    """A snapshot of the index ``ets``: as a damaged one if its checksum is wrong."""
+    state, entries = found
     assert with_crc(data) == data or RESCUED_KEY in state, "a snapshot whose checksum is wrong was read as a sound one"
     for location in entries.values():
         unpack_location(location)
-    judged(corpus.frame({key[:2000]: value[:2000] for key, value in state.items()}), member)
+    TARGETS["state-rows"].check(corpus.frame({key[:2000]: value[:2000] for key, value in state.items()}), member)
 
 
 def with_crc(data: bytes, start: int = 0) -> bytes:
@@ -135,18 +136,13 @@ def read_hint(data: bytes) -> Columns:
     return hint_file.read(data, corpus.HINTED, size, 1)
 
 
-def hinted(data: bytes, member: Member) -> None:
-    """A hint: refused, or, its checksum made right again, records one behind the other inside the segment."""
-    try:
-        hint = read_hint(data)
-    except hint_file.InvalidHint:
-        return
+def hinted(hint: Columns, data: bytes, member: Member) -> None:
+    """Records one behind the other inside the segment."""
     assert with_named_crc(data) == data, "a hint whose checksum is wrong was read"
     end = 0
     for location, msg_id in zip(pack_locations(7, hint.offsets, hint.sizes), hint.id_list(), strict=True):
         number, offset, size = unpack_location(location)
-        assert number == 7
-        assert len(msg_id) == 16
+        assert (number, len(msg_id)) == (7, 16)
         assert end <= offset
         end = offset + size
     assert end <= int.from_bytes(data[24:32])
@@ -157,24 +153,22 @@ def with_named_crc(data: bytes) -> bytes:
     return with_crc(data, zlib.crc32(corpus.HINTED.encode()))
 
 
-def judged(data: bytes, member: Member) -> None:
+def judged(rows: Any, data: bytes, member: Member) -> None:
     """The rows of segments in an index's state."""
-    try:
-        rows = checkpoint.rows(corpus.unframe(data))
-    except ValueError:
-        return
     for name, row in rows.items():
         assert isinstance(name, str)
         assert row.size >= 0
         assert row.mtime_ns is None or row.mtime_ns >= 0
 
 
-def listed(data: bytes, member: Member) -> None:
-    """LMDB's entries, as ``items`` sees them; the environment has checked that they are whole rows."""
-    whole = data[: len(data) // 40 * 40]
-    for (msg_id, location, references), at in zip(_items(whole, {}), range(0, len(whole), 40), strict=True):
-        assert msg_id == whole[at : at + 16]
-        assert (location << 48 | references).to_bytes(24) == whole[at + 16 : at + 40]
+def lmdb_items(data: bytes) -> list[tuple[bytes, int, int]]:
+    """LMDB's entries. The environment has checked that they are whole rows."""
+    return list(_items(data[: len(data) // 40 * 40], {}))
+
+
+def listed(items: list[tuple[bytes, int, int]], data: bytes, member: Member) -> None:
+    for (msg_id, location, references), at in zip(items, range(0, len(data) // 40 * 40, 40), strict=True):
+        assert msg_id + (location << 48 | references).to_bytes(24) == data[at : at + 40]
         unpack_location(location)
 
 
@@ -182,12 +176,8 @@ def settings_in(data: bytes) -> Settings:
     return _settings(parse_settings(data))
 
 
-def remembered(data: bytes, member: Member) -> None:
-    """``msgstore.json``: refused, or what was written: its checksum is over what it says."""
-    try:
-        settings = settings_in(data)
-    except (ValueError, TypeError):
-        return
+def remembered(settings: Settings, data: bytes, member: Member) -> None:
+    """``msgstore.json``: what was written, since its checksum is over what it says."""
     names = (settings.index, settings.format, settings.record, settings.body, *settings.records)
     assert all(isinstance(name, str) for name in names)
     assert all(type(byte) is int and 0 <= byte <= 255 for byte in settings.records.values())
@@ -204,12 +194,8 @@ def with_json_crc(data: bytes) -> bytes:
         return data
 
 
-def scrubbed(data: bytes, member: Member) -> None:
-    """The state of a scrub: refused, or numbers and lines of text."""
-    try:
-        state = parse_state(data)
-    except ValueError:
-        return
+def scrubbed(state: ScrubState, data: bytes, member: Member) -> None:
+    """The state of a scrub: numbers and lines of text."""
     assert all(type(number) is int and number >= -1 for number in (state.behind, state.segments, state.records, state.bytes))
     for spot in state.spots:
         assert type(spot.offset) is type(spot.size) is int
@@ -219,26 +205,24 @@ def scrubbed(data: bytes, member: Member) -> None:
         assert (finding.file + finding.what + finding.detail + (finding.msg_id or "")).isprintable()
 
 
-def stopped(data: bytes, member: Member) -> None:
+def stopped(refs: Sequence[bytes], data: bytes, member: Member) -> None:
     """``clean.dot``: some names, each of which stands in it."""
-    refs = parse_client_refs(data)
     assert all(isinstance(ref, bytes) for ref in refs)
     assert sum(map(len, refs)) <= len(data)
 
 
-def held(data: bytes, member: Member) -> None:
+def held(found: tuple[int | None, str], data: bytes, member: Member) -> None:
     """The lock file: a process id and a session, or nothing."""
-    pid, session = parse_lock(data)
+    pid, session = found
     assert pid is None or 0 < pid < 2**31
     assert pid is None or data.split()[0] == str(pid).encode()
     assert len(session) < len(data) or not session
 
 
-def walked(data: bytes, member: Member) -> None:
+def walked(is_valid: bool, data: bytes, member: Member) -> None:
     """An Erlang term, and a body as the codec reads it."""
-    assert is_term(data) in (True, False)
-    body = ErlangBody.decode(_CODEC, bytes(16), data)
-    assert body in data
+    assert is_valid in (True, False)
+    assert ErlangBody(NoOptions()).decode(bytes(16), data) in data
     message = read_message(data)
     if message is not None:
         assert len(message[3] or b"") <= len(data) or data[1] == 80
@@ -246,40 +230,26 @@ def walked(data: bytes, member: Member) -> None:
         json.dumps(message[:3], ensure_ascii=False).encode()
 
 
-def _refused(decode: Callable[[bytes, bytes], bytes], msg_id: bytes, data: bytes) -> bytes | None:
-    try:
-        return decode(msg_id, data)
-    except RecordError:
-        return None
-
-
-_CODEC = ErlangBody.__new__(ErlangBody)
-
-_V1, _V2, _CHECKSUM = (partial(corpus.segments, name) for name in ("v1", "v2", "checksum"))
+FORMS: dict[str, SegmentFormat] = {"v1": corpus.V1, "v2": corpus.V2, "checksum": corpus.CHECKSUM}
+RECORD_ID = bytes(range(16))
+"""Of every record in the corpus of records."""
 TARGETS = {
     target.name: target
     for target in (
-        Target("v1-scan", 20, _V1, whole_scan(corpus.V1), corpus.V1.scan),
-        Target("v2-scan", 20, _V2, whole_scan(corpus.V2), corpus.V2.scan),
-        Target("checksum-scan", 20, _CHECKSUM, whole_scan(corpus.CHECKSUM), corpus.CHECKSUM.scan),
-        Target("v1-salvage", 4, _V1, salvaged(corpus.V1), partial(read_spans, corpus.V1)),
-        Target("v2-salvage", 4, _V2, salvaged(corpus.V2), partial(read_spans, corpus.V2)),
-        Target(
-            "checksum-salvage",
-            4,
-            _CHECKSUM,
-            salvaged(corpus.CHECKSUM),
-            partial(read_spans, corpus.CHECKSUM),
+        *(Target(f"{n}-scan", 20, partial(corpus.segments, n), form.scan, whole_scan(form)) for n, form in FORMS.items()),
+        *(
+            Target(f"{n}-salvage", 4, partial(corpus.segments, n), partial(read_spans, form), salvaged(form))
+            for n, form in FORMS.items()
         ),
-        Target("checksum-record", 8, corpus.records, decoded, partial(_refused, corpus.CHECKSUM.decode, bytes(16))),
-        Target("ets-snapshot", 10, corpus.snapshots, loaded, lambda data: snapshot.read(data, {}, {}), with_crc),
-        Target("hint", 8, corpus.hints, hinted, read_hint, with_named_crc),
-        Target("state-rows", 8, corpus.states, judged, lambda data: checkpoint.rows(corpus.unframe(data))),
-        Target("lmdb-slots", 4, corpus.slots, listed, lambda data: list(_items(data[: len(data) // 40 * 40], {}))),
-        Target("settings", 6, corpus.settings, remembered, settings_in, with_json_crc),
-        Target("scrub-state", 4, corpus.scrubs, scrubbed, parse_state, with_json_crc),
-        Target("clean-dot", 8, corpus.cleans, stopped, parse_client_refs),
-        Target("lock-file", 2, corpus.pids, held, parse_lock),
-        Target("erlang-term", 20, corpus.terms, walked, is_term),
+        Target("checksum-record", 8, corpus.records, partial(corpus.CHECKSUM.decode, RECORD_ID), decoded, (RecordError,)),
+        Target("ets-snapshot", 10, corpus.snapshots, read_snapshot, loaded, (snapshot.InvalidSnapshot,), with_crc),
+        Target("hint", 8, corpus.hints, read_hint, hinted, (hint_file.InvalidHint,), with_named_crc),
+        Target("state-rows", 8, corpus.states, lambda data: checkpoint.rows(corpus.unframe(data)), judged, (ValueError,)),
+        Target("lmdb-slots", 4, corpus.slots, lmdb_items, listed),
+        Target("settings", 6, corpus.settings, settings_in, remembered, (ValueError, TypeError), with_json_crc),
+        Target("scrub-state", 4, corpus.scrubs, parse_state, scrubbed, (ValueError,), with_json_crc),
+        Target("clean-dot", 8, corpus.cleans, parse_client_refs, stopped),
+        Target("lock-file", 2, corpus.pids, parse_lock, held),
+        Target("erlang-term", 20, corpus.terms, is_term, walked),
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 from pathlib import Path
 
@@ -94,3 +95,8 @@ def _span(source: str, fault: Fault) -> tuple[int, int]:
     assert node.end_lineno is not None
     lines = source.splitlines(keepends=True)
     return len("".join(lines[: node.lineno - 1])), len("".join(lines[: node.end_lineno]))
+
+
+_MODULES = ("writing", "appending", "reading", "collecting", "reclaiming", "opening", "backends", "jobs")
+FAULTS = [fault for name in _MODULES for fault in parsed(importlib.import_module(f"seeded.{name}").FAULTS)]
+"""All faults, in the order of a message's life."""

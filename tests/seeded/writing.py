@@ -9,8 +9,8 @@ flush-confirms-before-it-writes: A client is told that a message is safe, and th
   +                 self.write_out()
 flush-confirms-one-too-many: A message that was written while a flush ran is confirmed by that flush, and lost by a crash.
   Flusher.deliver_confirms  tests/test_clients.py::test_write_during_flush_is_confirmed_later
-  - client.take_unconfirmed(number)
-  + client.take_unconfirmed(number + 1)
+  - client.unconfirmed[:number]
+  + client.unconfirmed[: number + 1]
 flush-skips-behind-the-first-portion: Messages behind the first portion of a large flush are confirmed and not written.
   Flusher.write_out  tests/test_clients.py::test_flush_of_several_chunks_writes_all
   - at += processed
@@ -41,6 +41,10 @@ flush-hides-another-threads-failure: A flush that waited for one that failed ret
   -                 self._served = begin
   + self._served = next(self._tickets)
   +                 self.flush_locked()
+confirms-come-twice: The last message of each flush is confirmed once more by the next one.
+  Flusher.deliver_confirms  tests/test_store.py::test_confirms_come_once_per_flush_in_order
+  - del client.unconfirmed[: len(ids)]
+  + del client.unconfirmed[: len(ids) - 1]
 @ msgstore.engine.write.writer
 bound-of-unconfirmed-is-ignored: More bytes are unconfirmed than max_unconfirmed allows.
   Writer._after_change  tests/test_unconfirmed_bound.py::test_unconfirmed_bytes_stay_within_the_bound
@@ -85,10 +89,6 @@ interrupted-store-goes-on: After Ctrl-C in the middle of a change the store goes
   -         self.release()
   + self.interrupted = None
 @ msgstore.engine.client
-confirms-come-twice: The last message of each flush is confirmed once more by the next one.
-  Client.take_unconfirmed  tests/test_store.py::test_confirms_come_once_per_flush_in_order
-  - del unconfirmed[: len(taken)]
-  + del unconfirmed[: len(taken) - 1]
 write-many-counts-the-failed-pair: After an error write_many says that one pair more was taken than was: the caller leaves it
     out.
   Client.write_many  tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did

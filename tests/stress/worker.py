@@ -5,19 +5,96 @@ from __future__ import annotations
 import os
 import random
 import threading
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
 import msgstore
-from stress.account import SLOTS, Board, Findings, Shared, body_of, slot_of
 
-SHARED = 0.04
-"""Of the messages: written by several clients."""
-TWICE = 0.03
-"""Of the messages: written twice by one client."""
-_MAY_BE_ABSENT, _MUST_BE_THERE, _MUST_BE_GONE = range(3)
+LARGE_MESSAGE = 24 * 1024
+"""The ``large_message`` of the stores."""
+SLOTS = 256
+SHARED, TWICE = 0.04, 0.03
+"""Of the messages: written by several clients, and twice by one."""
+ENOUGH = 20
+"""So many findings end a run."""
+_NOISE = random.Random(0).randbytes(2**17)
+
+
+def body_of(msg_id: bytes) -> bytes:
+    """The id and, behind it, a stretch of one noise: neither a neighbour's bytes nor its own shifted by a few are the same.
+    Most bodies have 64 B to 1 KiB; some are shorter, empty ones among them, one in a thousand is large."""
+    kind, chance, start = msg_id[0], int.from_bytes(msg_id[1:3]), int.from_bytes(msg_id[3:5])
+    size = chance % 64 if kind < 5 else 64 + chance % 961
+    if kind == 0 and chance < 2**14:
+        size = LARGE_MESSAGE - 16 + chance % 2**13  # a few are just below the limit
+    return (msg_id + _NOISE[start : start + size])[:size]
+
+
+class Findings:
+    """What was not as it should be, by kind. Any thread adds to it; one that looks at ``stop`` now and then ends early."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.stop = threading.Event()
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, text: str) -> None:
+        with self._lock:
+            self.kinds[kind] += 1
+            self.texts.append(f"{kind}: {text}")
+            if len(self.texts) >= ENOUGH:
+                self.stop.set()
+
+    def error(self, where: str) -> None:
+        """An exception that nobody expected, being handled. It ends the run."""
+        self.add("error", f"{where}\n{traceback.format_exc()}")
+        self.stop.set()
+
+    def __bool__(self) -> bool:
+        return bool(self.texts)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{len(self.texts)} findings: {dict(self.kinds)}", *self.texts[:ENOUGH]])
+
+
+class Shared:
+    """A message that several clients write, each once and when it gets to it, and each removes once."""
+
+    def __init__(self, msg_id: bytes, holders: int) -> None:
+        self.msg_id = msg_id
+        self._left = list(range(holders))
+
+    def give_back(self) -> bool:
+        """After a holder's removal has returned. True for the last one: now it must be gone, whoever asks."""
+        return self._left.pop() == 0
+
+
+@attrs.define
+class Board:
+    """What the threads tell each other, so that each of them knows exactly what another's message must answer.
+
+    A slot is a list's element, read and set whole. A thread sets an *alive* slot after its write has returned, and empties it
+    before it calls ``remove``: a message that is not found although the slot, looked at again afterwards, still has its id, is
+    lost. It sets a *dead* slot when the last removal has returned, and never writes that id again: a message that is found is
+    a ghost.
+    """
+
+    threads: int
+    alive: list[list[bytes | None]] = attrs.field(init=False)
+    dead: list[list[bytes | None]] = attrs.field(init=False)
+    inboxes: list[deque[Shared]] = attrs.field(init=False)
+    """Messages that others have written, or are about to, and this thread is to write as well."""
+    barrier: threading.Barrier = attrs.field(init=False)
+    """Passed when nobody is sent anything any more."""
+
+    def __attrs_post_init__(self) -> None:
+        self.alive, self.dead = ([[None] * SLOTS for _ in range(self.threads)] for _ in range(2))
+        self.inboxes = [deque() for _ in range(self.threads)]
+        self.barrier = threading.Barrier(self.threads)
 
 
 @attrs.frozen
@@ -44,19 +121,16 @@ class Task:
 class Worker(threading.Thread):
     """``run`` ends when the quota is written, removed down to what is kept, and confirmed; or when anything was found."""
 
-    def __init__(self, task: Task, store: msgstore.Store, board: Board, barrier: threading.Barrier, findings: Findings) -> None:
+    def __init__(self, task: Task, store: msgstore.Store, board: Board, findings: Findings) -> None:
         super().__init__(name=f"stress-{task.number}", daemon=True)
         self.task = task
         self.counts: Counter[str] = Counter()
-        """``messages``: ids written, its own quota. ``writes``: calls, second references and others' ids too. ``confirmed``.
-        ``reads``: answers that were verified. ``excused``: reads of another thread's message that found nothing, while that
-        thread was removing it. ``removes``, ``flushes``, ``collections``."""
+        """``messages``: ids written, its own quota. ``writes``: calls, second references and others' ids too. ``confirms``.
+        ``reads``: answers that were verified. ``removes``, ``flushes``, ``collections``."""
         self.descriptors = 0
         """The most that the process had open."""
-        self._store = store
-        self._board = board
-        self._barrier = barrier
-        self._findings = findings
+        self._store, self._board, self._findings = store, board, findings
+        self._alive, self._dead = board.alive[task.number], board.dead[task.number]
         self._chance = random.Random(task.seed)
         self._client = store.client(f"worker {task.number}", on_confirm=self._on_confirm)
         self._unconfirmed: deque[bytes] = deque()
@@ -78,7 +152,7 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             self._work()
-            self._barrier.wait()  # from here on nobody is sent anything
+            self._board.barrier.wait()
             self._adopt()
             self._remove_down_to(self.task.kept)
             self._flush()
@@ -89,17 +163,16 @@ class Worker(threading.Thread):
             pass
         except BaseException:
             self._findings.error(f"{self.name} failed")
-            self._barrier.abort()
+            self._board.barrier.abort()
 
     def _work(self) -> None:
         moves = [self._write, self._write_and_remove, self._read, self._read_others, self._read_many, self._count]
-        weights = [10, 2, 6, 4, 2, 1]
         while self.counts["messages"] < self.task.quota:
             if self._findings.stop.is_set():
-                self._barrier.abort()
-            if self._barrier.broken:
+                self._board.barrier.abort()
+            if self._board.barrier.broken:
                 raise threading.BrokenBarrierError
-            for move in self._chance.choices(moves, weights, k=8):
+            for move in self._chance.choices(moves, [10, 2, 6, 4, 2, 1], k=8):
                 move()
             if len(self._live) > self.task.living:
                 self._remove_down_to(self.task.living * 9 // 10)
@@ -107,13 +180,17 @@ class Worker(threading.Thread):
             if self._chance.random() < 0.2:
                 self._flush()
 
-    # -- writing ----------------------------------------------------------------------------------------------------------
+    def _found(self, kind: str, text: str) -> None:
+        self._findings.add(kind, f"{self.name}: {text}")
 
-    def _write(self) -> None:
-        self._write_new(self._chance.randrange(1, 40))
+    def _some(self, count: int) -> list[bytes]:
+        return self._chance.choices(self._live, k=count) if self._live else []
 
-    def _write_new(self, count: int) -> list[bytes]:
-        ids = [self._chance.randbytes(16) for _ in range(min(count, self.task.quota - self.counts["messages"]))]
+    # -- writing, confirming ----------------------------------------------------------------------------------------------
+
+    def _write(self, most: int = 40) -> list[bytes]:
+        count = min(self._chance.randrange(1, most), self.task.quota - self.counts["messages"])
+        ids = [self._chance.randbytes(16) for _ in range(count)]
         for msg_id in ids:
             how = self._chance.random()
             if how < SHARED:
@@ -122,7 +199,7 @@ class Worker(threading.Thread):
             if how > 1 - TWICE:
                 self._put(msg_id)
                 self._more[msg_id] = 1
-            self._publish(msg_id)
+            self._alive[msg_id[5]] = msg_id
         self._live += ids
         self.counts["messages"] += len(ids)
         return ids
@@ -134,7 +211,7 @@ class Worker(threading.Thread):
 
     def _share(self, msg_id: bytes) -> None:
         """Have others write it too; they may do so before this thread does, and after it has removed it again."""
-        everybody = range(len(self._board.inboxes))
+        everybody = range(self._board.threads)
         others = [number for number in everybody if number != self.task.number and self._chance.random() < 0.3]
         self._shared[msg_id] = shared = Shared(msg_id, 1 + len(others))
         for number in others:
@@ -149,25 +226,17 @@ class Worker(threading.Thread):
             self._put(shared.msg_id)
             self._live.append(shared.msg_id)
 
-    def _publish(self, msg_id: bytes) -> None:
-        self._board.alive[self.task.number][slot_of(msg_id)] = msg_id
-
-    # -- confirming -------------------------------------------------------------------------------------------------------
-
     def _on_confirm(self, ids: list[bytes]) -> None:
         if not self._being_told.acquire(blocking=False):
-            self._findings.add("confirm", f"{self.name} was told by two threads at once")
+            self._found("confirm", "two threads confirm at once")
             return
         try:
-            self.counts["confirmed"] += len(ids)
+            self.counts["confirms"] += len(ids)
             self.task.journal(b"C", ids)
-            for msg_id in ids:
-                expected = self._unconfirmed.popleft() if self._unconfirmed else None
-                if msg_id != expected:
-                    wanted = expected.hex() if expected else "none"
-                    self._findings.add("confirm", f"{self.name} was told of {msg_id.hex()}; the next in order was {wanted}")
-                    self._findings.stop.set()
-                    return
+            expected = [self._unconfirmed.popleft() for _ in range(min(len(ids), len(self._unconfirmed)))]
+            if ids != expected:
+                self._found("confirm", f"{len(ids)} ids are not the next in order, of which there are {len(expected)}")
+                self._findings.stop.set()
         finally:
             self._being_told.release()
 
@@ -181,15 +250,14 @@ class Worker(threading.Thread):
 
     def _all_is_confirmed(self, call: str) -> None:
         if self._unconfirmed:
-            self._findings.add("confirm", f"{self.name}: {call} returned, and {len(self._unconfirmed)} are not confirmed")
+            self._found("confirm", f"{call} returned, and {len(self._unconfirmed)} are not confirmed")
 
     # -- removing ---------------------------------------------------------------------------------------------------------
 
     def _write_and_remove(self) -> None:
         """Most of these meet before any flush."""
-        ids = self._write_new(self._chance.randrange(1, 25))
-        if ids:
-            self._must_be_there(ids[0])
+        if ids := self._write(25):
+            self._verify(ids[0], self._ask(ids[0]), there=True)
             del self._live[-len(ids) :]
             self._remove(ids)
 
@@ -198,54 +266,46 @@ class Worker(threading.Thread):
         oldest = self._chance.random() < 0.5
         while len(self._live) > count and not self._findings.stop.is_set():
             wanted = min(self._chance.randrange(1, 60), len(self._live) - count)
-            if oldest:
-                batch = self._live[:wanted]
-                del self._live[:wanted]
-            else:
-                batch = [self._take_any() for _ in range(wanted)]
+            if not oldest:
+                for at in range(wanted):
+                    other = self._chance.randrange(at, len(self._live))
+                    self._live[at], self._live[other] = self._live[other], self._live[at]
+            batch = self._live[:wanted]
+            del self._live[:wanted]
             self._remove(batch)
-
-    def _take_any(self) -> bytes:
-        at = self._chance.randrange(len(self._live))
-        self._live[at], self._live[-1] = self._live[-1], self._live[at]
-        return self._live.pop()
 
     def _remove(self, ids: Sequence[bytes]) -> None:
         """Give one reference of each back."""
-        alive = self._board.alive[self.task.number]
         for msg_id in ids:
-            if alive[slot_of(msg_id)] == msg_id:
-                alive[slot_of(msg_id)] = None
+            if self._alive[msg_id[5]] == msg_id:
+                self._alive[msg_id[5]] = None
         self.task.journal(b"R", [msg_id for msg_id in ids if msg_id not in self._more])
         absent = [self._chance.randbytes(16)] if self._chance.random() < 0.05 else []
+        named: list[bytes] = []
         try:
             self._client.remove([*ids, *absent])
-            named: list[bytes] = []
         except msgstore.MessageNotFound as error:
             named = list(error.ids)
         if named != absent:
-            self._findings.add("lost", f"{self.name}: remove did not find {[msg_id.hex() for msg_id in named]}")
+            self._found("lost", f"remove did not find {[msg_id.hex() for msg_id in named]}")
         self.counts["removes"] += len(ids)
         gone = [msg_id for msg_id in ids if not self._has_one_left(msg_id)]
         self._gone += gone
         for msg_id in gone:
-            self._board.dead[self.task.number][slot_of(msg_id)] = msg_id
+            self._dead[msg_id[5]] = msg_id
         for msg_id in gone[:3]:
-            self._must_be_gone(msg_id)
+            self._verify(msg_id, self._ask(msg_id), there=False)
         if self._chance.random() < len(ids) / self.task.removed:
-            self._collect()
-
-    def _collect(self) -> None:
-        """Mostly what the policy names, next to the other threads and the store's own collector."""
-        for done in self._store.compact(everything=self._chance.random() < 0.1):
-            if done.skipped:
-                self._findings.add("skipped", f"{self.name}: {done.file}: {done.skipped}")
-        self.counts["collections"] += 1
+            # Mostly what the policy names, next to the other threads and the store's own collector.
+            for done in self._store.compact(everything=self._chance.random() < 0.1):
+                if done.skipped:
+                    self._found("skipped", f"{done.file}: {done.skipped}")
+            self.counts["collections"] += 1
 
     def _has_one_left(self, msg_id: bytes) -> bool:
         """Whether there may be a reference after one of this thread's was given back."""
-        if msg_id in self._more:
-            self._more.subtract([msg_id])
+        if self._more[msg_id]:
+            self._more[msg_id] -= 1
             if not self._more[msg_id]:
                 del self._more[msg_id]
             self._live.append(msg_id)
@@ -256,55 +316,42 @@ class Worker(threading.Thread):
     # -- reading ----------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        for msg_id in self._chance.choices(self._live, k=24) if self._live else []:
-            self._must_be_there(msg_id)
-        if self._live:
-            self._must_be_there(self._live[-1])
+        for msg_id in [*self._some(24), *self._live[-1:]]:
+            self._verify(msg_id, self._ask(msg_id), there=True)
 
     def _read_others(self) -> None:
-        for slots, expected in ((self._board.alive, _MAY_BE_ABSENT), (self._board.dead, _MUST_BE_GONE)):
-            theirs = self._chance.choice(slots)
-            for at in (self._chance.randrange(SLOTS) for _ in range(10)):
-                msg_id = theirs[at]
-                if msg_id is None:
-                    continue
-                body = self._ask(msg_id)
-                still = _MUST_BE_THERE if theirs[at] == msg_id else _MAY_BE_ABSENT
-                self._verify(msg_id, body, still if expected == _MAY_BE_ABSENT else expected)
+        alive, dead = self._chance.choice(self._board.alive), self._chance.choice(self._board.dead)
+        for at in self._chance.choices(range(SLOTS), k=10):
+            if (msg_id := alive[at]) is not None:
+                self._verify(msg_id, self._ask(msg_id), there=True if alive[at] == msg_id else None)
+            if (msg_id := dead[at]) is not None:
+                self._verify(msg_id, self._ask(msg_id), there=False)
 
     def _read_many(self) -> None:
-        mine = set(self._chance.choices(self._live, k=40) if self._live else [])
-        theirs = self._chance.choice(self._board.alive)
-        published = {at: msg_id for at in range(0, SLOTS, 16) if (msg_id := theirs[at]) is not None}
-        buried = [msg_id for msg_id in self._chance.choice(self._board.dead)[::32] if msg_id is not None]
-        found = self._client.read_many([*mine, *published.values(), *buried])
+        mine = set(self._some(40))
+        alive, dead = self._chance.choice(self._board.alive), self._chance.choice(self._board.dead)
+        published = {at: msg_id for at in range(0, SLOTS, 16) if (msg_id := alive[at]) is not None}
+        buried = [msg_id for msg_id in dead[::32] if msg_id is not None]
+        asked = {*mine, *published.values(), *buried}
+        found = self._client.read_many(asked)
         for msg_id in mine:
-            self._verify(msg_id, found.get(msg_id), _MUST_BE_THERE)
+            self._verify(msg_id, found.get(msg_id), there=True)
         for at, msg_id in published.items():
-            self._verify(msg_id, found.get(msg_id), _MUST_BE_THERE if theirs[at] == msg_id else _MAY_BE_ABSENT)
+            self._verify(msg_id, found.get(msg_id), there=True if alive[at] == msg_id else None)
         for msg_id in buried:
-            self._verify(msg_id, found.get(msg_id), _MUST_BE_GONE)
-        self._refuse_strangers(found, {*mine, *published.values()})
-
-    def _refuse_strangers(self, found: Iterable[bytes], asked: set[bytes]) -> None:
-        if strangers := [msg_id for msg_id in found if msg_id not in asked]:
-            self._findings.add("ghost", f"{self.name}: read_many gave {len(strangers)} that are gone or were not asked for")
+            self._verify(msg_id, found.get(msg_id), there=False)
+        if strangers := found.keys() - asked:
+            self._found("ghost", f"read_many gave {len(strangers)} that were not asked for")
 
     def _count(self) -> None:
         """References of messages that nobody else has any to."""
-        for msg_id in self._chance.choices(self._live, k=4) if self._live else []:
+        for msg_id in self._some(4):
             if msg_id not in self._shared:
                 expected, found = 1 + self._more[msg_id], self._store.references(msg_id)
                 if found != expected:
-                    self._findings.add("mismatch", f"{self.name}: {msg_id.hex()} has {found} references instead of {expected}")
+                    self._found("mismatch", f"{msg_id.hex()} has {found} references instead of {expected}")
                 if not self._client.contains(msg_id):
-                    self._findings.add("lost", f"{self.name}: {msg_id.hex()} is said not to be there")
-
-    def _must_be_there(self, msg_id: bytes) -> None:
-        self._verify(msg_id, self._ask(msg_id), _MUST_BE_THERE)
-
-    def _must_be_gone(self, msg_id: bytes) -> None:
-        self._verify(msg_id, self._ask(msg_id), _MUST_BE_GONE)
+                    self._found("lost", f"{msg_id.hex()} is said not to be there")
 
     def _ask(self, msg_id: bytes) -> bytes | None:
         try:
@@ -312,18 +359,17 @@ class Worker(threading.Thread):
         except msgstore.MessageNotFound:
             return None
 
-    def _verify(self, msg_id: bytes, body: bytes | None, expected: int) -> None:
+    def _verify(self, msg_id: bytes, body: bytes | None, *, there: bool | None) -> None:
+        """``there``: whether it must be there; None if it may."""
         if body is None:
-            if expected == _MUST_BE_THERE:
-                self._findings.add("lost", f"{self.name}: {msg_id.hex()} was not found")
-            elif expected == _MAY_BE_ABSENT:
-                self.counts["excused"] += 1
+            if there is None:
                 return
-        elif expected == _MUST_BE_GONE:
-            self._findings.add("ghost", f"{self.name}: {msg_id.hex()} was read after its last removal had returned")
+            if there:
+                self._found("lost", f"{msg_id.hex()} was not found")
+        elif there is False:
+            self._found("ghost", f"{msg_id.hex()} was read after its last removal had returned")
         elif body != body_of(msg_id):
-            text = f"{self.name}: {msg_id.hex()} has other bytes: {len(body)} that begin with {body[:16].hex()}"
-            self._findings.add("mismatch", text)
+            self._found("mismatch", f"{msg_id.hex()} has other bytes: {len(body)} that begin with {body[:16].hex()}")
         self.counts["reads"] += 1
 
 

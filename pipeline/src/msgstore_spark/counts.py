@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from msgstore.contract import ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
-from msgstore.jobs.deltas import DeltaShare, find_shares, read_share
+from msgstore.jobs.counts import DeltaShare, find_shares, read_share
 from msgstore_spark.tasks import map_tasks
 
 

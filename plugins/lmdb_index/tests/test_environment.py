@@ -1,4 +1,4 @@
-"""What happens around LMDB: damage, full disks, maps that grow while others read."""
+"""What happens around LMDB: damage, maps that grow while others read, an index that another process writes."""
 
 from __future__ import annotations
 
@@ -10,61 +10,32 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import pytest
 
-from msgstore.contract import IndexContext, Size, StoreError
+from lmdb_support import MIB, commit, fill, ids, make, names, opened
+from msgstore.contract import StoreError
 from msgstore.locations import pack_location
-from msgstore.testing.faults import UnsyncedFiles
+from msgstore_lmdb_index import live
 from msgstore_lmdb_index.errors import DamagedError
-from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex
-from msgstore_lmdb_index.plugin import LmdbOptions
+from msgstore_lmdb_index.index import DIRECTORY
 
-MIB = 2**20
-
-
-def make(directory, *, map_size=MIB, read_only=False) -> LmdbIndex:
-    return LmdbIndex(IndexContext(LmdbOptions(map_size=Size(map_size)), directory, UnsyncedFiles(), read_only=read_only))
+KEY = {b"key": b"value"}
 
 
-def opened(directory, state=None, **options) -> LmdbIndex:
-    """A loaded index, with this state."""
-    index = make(directory, **options)
-    assert index.load() == state
-    return index
-
-
-def ids(begin, end) -> list[bytes]:
-    return [random.Random(number).randbytes(16) for number in range(begin, end)]
-
-
-def commit(index, **state):
-    index.freeze({key.encode(): b"%d" % value for key, value in state.items()})
-    index.commit()
-
-
-def fill(directory) -> Path:
-    """Save 3000 entries. Return the file that has them."""
-    index = opened(directory)
-    index.enter(ids(0, 3000), range(1, 3001))
-    index.close({b"key": b"value"})
-    return directory / DIRECTORY / "data.mdb"
-
-
-def names(directory):
-    return sorted(found.name for found in directory.iterdir())
-
-
-def test_map_grows_while_others_read(tmp_path):
+def test_map_grows_while_others_read(tmp_path: Path) -> None:
     index = opened(tmp_path)
     known = {msg_id: pack_location(1, number, 30) for number, msg_id in enumerate(ids(0, 50))}
     index.enter(list(known), known.values())
     commit(index)
     items, stop = index.items(), threading.Event()
 
-    def read():
+    def read() -> None:
         while not stop.is_set():
             assert {msg_id: index.get(msg_id) for msg_id in known} == known
 
@@ -73,7 +44,7 @@ def test_map_grows_while_others_read(tmp_path):
         try:
             for begin in range(50, 60_050, 10_000):
                 index.enter(ids(begin, begin + 10_000), range(10_000))
-                commit(index, tail=begin)
+                commit(index, KEY)
         finally:
             stop.set()
         for reader in readers:
@@ -82,22 +53,19 @@ def test_map_grows_while_others_read(tmp_path):
     assert len(index) == 60_050
     assert (tmp_path / DIRECTORY / "data.mdb").stat().st_size >= 4 * MIB
     index.close(None)
-
     last = ids(49, 50)[0]
     for map_size in (MIB, 64 * MIB):  # a smaller one than the file needs, and a larger one
-        index = opened(tmp_path, {b"tail": b"50050"}, map_size=map_size)
+        index = opened(tmp_path, KEY, map_size=map_size)
         assert (len(index), index.get(last)) == (60_050, known[last])
         index.enter(ids(50, 60_050), range(60_000))
         commit(index)
         index.close(None)
 
 
-def test_commit_beside_computing_thread_is_quick(tmp_path):
-    index = opened(tmp_path)
-    usual = sys.getswitchinterval()
-    stop = threading.Event()
+def test_commit_beside_computing_thread_is_quick(tmp_path: Path) -> None:
+    index, usual, stop = opened(tmp_path), sys.getswitchinterval(), threading.Event()
 
-    def compute():
+    def compute() -> None:
         while not stop.is_set():
             sum(range(1000))
 
@@ -115,37 +83,42 @@ def test_commit_beside_computing_thread_is_quick(tmp_path):
     index.close(None)
 
 
-def overwrite(content):
+# -- damage ---------------------------------------------------------------------------------------------------------------
+
+Damage = Callable[[Path], object]
+
+
+def overwrite(content: bytes) -> Damage:
     return lambda data: data.write_bytes(content)
 
 
-def cut(size):
+def cut(size: int) -> Damage:
     return lambda data: os.truncate(data, size)
 
 
-def replace_data_by_a_directory(data):
+def replace_data_by_a_directory(data: Path) -> None:
     data.unlink()
     data.mkdir()
 
 
-def replace_all_by_a_file(data):
+def replace_all_by_a_file(data: Path) -> None:
     shutil.rmtree(data.parent)
     data.parent.write_text("not a directory")
 
 
-def change_version(data):
+def change_version(data: Path) -> None:
     pages = bytearray(data.read_bytes())
     for page in (0, 4096):
         pages[page + 20] ^= 0x7F
     data.write_bytes(pages)
 
 
-def change_layout(data):
+def change_layout(data: Path) -> None:
     assert b"msgstore-lmdb1" in data.read_bytes()
     data.write_bytes(data.read_bytes().replace(b"msgstore-lmdb1", b"msgstore-lmdb9"))
 
 
-DAMAGE = {
+DAMAGE: dict[str, Damage] = {
     "random bytes": overwrite(random.Random(0).randbytes(100_000)),
     "zeros": overwrite(bytes(100_000)),
     "short": overwrite(b"LMDB"),
@@ -158,14 +131,15 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damage_is_set_aside(tmp_path, damage, caplog):
+def test_damage_is_set_aside(tmp_path: Path, damage: Damage, caplog: pytest.LogCaptureFixture) -> None:
+    """But not by who only reads."""
     data = fill(tmp_path)
     damage(data)
-    reader = opened(tmp_path, read_only=True)
-    assert len(reader) == 0
-    reader.close(None)
-    assert names(tmp_path) == [DIRECTORY]
-
+    for context in ({"read_only": True}, {"read_only": True, "live": True}):
+        reader = opened(tmp_path, **context)
+        assert (len(reader), reader.get(bytes(16))) == (0, None)
+        reader.close(None)
+        assert names(tmp_path) == [DIRECTORY]
     caplog.clear()
     with caplog.at_level(logging.WARNING, "msgstore.index"):
         index = opened(tmp_path)
@@ -173,26 +147,23 @@ def test_damage_is_set_aside(tmp_path, damage, caplog):
     assert f"{DIRECTORY}.damaged-1" in caplog.text
     index.enter(ids(0, 3000), range(3000))
     index.close({b"key": b"new"})
-
     damage(data) if damage is not change_layout else overwrite(b"LMDB")(data)
     opened(tmp_path).close(None)
     assert names(tmp_path) == [DIRECTORY, f"{DIRECTORY}.damaged-1", f"{DIRECTORY}.damaged-2"]
 
 
-def test_damage_met_later_is_set_aside_by_close(tmp_path):
+def test_damage_met_later_is_set_aside_by_close(tmp_path: Path) -> None:
     data = fill(tmp_path)
     pages = bytearray(data.read_bytes())
     for page in range(2 * 4096, len(pages), 4096):
         if b"value" not in pages[page : page + 4096] and any(msg_id in pages[page : page + 4096] for msg_id in ids(0, 100)):
             pages[page + 10 : page + 12] = bytes(2)  # the flags that say what kind of page it is
     data.write_bytes(pages)
-
-    reader = opened(tmp_path, {b"key": b"value"}, read_only=True)
+    reader = opened(tmp_path, KEY, read_only=True)
     with pytest.raises(DamagedError):
         reader.get(ids(0, 1)[0])
     reader.close(None)
-
-    index = opened(tmp_path, {b"key": b"value"})
+    index = opened(tmp_path, KEY)
     for _ in range(2):
         with pytest.raises(OSError):
             index.get(ids(0, 1)[0])
@@ -201,55 +172,112 @@ def test_damage_met_later_is_set_aside_by_close(tmp_path):
     opened(tmp_path).close(None)
 
 
-def test_file_cut_behind_last_page_is_read(tmp_path):
+def test_file_cut_behind_last_page_is_read(tmp_path: Path) -> None:
     data = fill(tmp_path)
     assert data.stat().st_size == MIB  # the whole map: LMDB alone may end its file before its last page
     used = len(data.read_bytes().rstrip(b"\0"))
     os.truncate(data, -(-used // 65536) * 65536)
-    index = opened(tmp_path, {b"key": b"value"})
+    index = opened(tmp_path, KEY)
     assert len(list(index.items())) == 3000
     index.close(None)
 
 
-def test_environment_in_use_is_not_set_aside(tmp_path):
+def test_environment_in_use_is_not_set_aside(tmp_path: Path) -> None:
     index = opened(tmp_path)
     with pytest.raises(StoreError, match="is already open in this process"):
         make(tmp_path).load()
-    index.enter(ids(0, 10), range(10))
-    commit(index)
     assert names(tmp_path) == [DIRECTORY]
     index.close(None)
 
 
-NO_ROOM = """
-import errno, os, resource, runpy, signal, sys
-from pathlib import Path
-globals().update(runpy.run_path(sys.argv[1]))
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-index = opened(Path(sys.argv[2]))
-index.enter(ids(0, 10), range(10), [3] * 10)
-commit(index, tail=10)
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-for entries in (1000, 30_000):  # within the map, and where it has to grow
-    index.enter(ids(10, entries), range(10, entries))
-    index.release(ids(0, 1))
-    try:
-        commit(index, tail=entries)
-    except OSError as error:
-        print(type(error).__name__, error.errno in (errno.EFBIG, errno.EIO))  # LMDB makes EIO of a short write
-    print(len(index), index.references(ids(0, 1)[0]), index.get(ids(999, 1000)[0]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-commit(index, tail=30000)
-os._exit(0)
+# -- written by another process; tests/test_other_processes.py has whole stores -------------------------------------------
+
+LIVE = {"read_only": True, "live": True}
+WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+from lmdb_support import *
+index = make(Path({directory!r}))
+index.load()
+index.release(ids(0, 5))
+index.relocate(ids(9, 10), [9], [20])
+index.enter(ids(10, 30_000), range(10, 30_000))  # the map grows twice
+commit(index, {{b"key": b"value"}})
+index.close(None)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
-def test_commit_that_found_no_room_is_retried(tmp_path):
-    command = [sys.executable, "-u", "-c", NO_ROOM, __file__, str(tmp_path)]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
-    assert done.stdout.splitlines() == ["OSError True", "1000 2 999", "OSError True", "30000 1 999"]
-    index = opened(tmp_path, {b"tail": b"30000"})
-    assert len(index) == len(list(index.items())) == 30_000
-    assert (index.references(ids(0, 1)[0]), index.references(ids(1, 2)[0])) == (1, 3)
+def test_map_grown_by_another_process_is_read(tmp_path: Path) -> None:
+    """The conformance kit has the rest of what another process does."""
+    fill(tmp_path, 10, {})
+    index = opened(tmp_path, {}, **LIVE)
+    assert [index.get(msg_id) for msg_id in ids(0, 11)] == [*range(10), None]
+    writer = WRITER.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    subprocess.run([sys.executable, "-c", writer], check=True)
+    assert index.get(ids(29_999, 30_000)[0]) == 29_999
+    assert len(index) == 29_995
+    assert [index.references(msg_id) for msg_id in ids(4, 6)] == [0, 1]
+    assert sorted(index.items()) == sorted(zip(ids(5, 30_000), [5, 6, 7, 8, 20, *range(10, 30_000)], [1] * 29_995, strict=True))
+    assert index.load() == KEY
+    index.close(None)
+    index.close(None)
+    assert index.get(ids(9, 10)[0]) is None
+
+
+def test_another_file_under_its_name_is_opened(tmp_path: Path) -> None:
+    path = fill(tmp_path, 10, {}).parent
+    index = opened(tmp_path, {}, **LIVE)
+    assert len(index) == 10
+    path.rename(tmp_path / "aside")
+    assert index.load() is None
+    assert len(index) == 0
+    fill(tmp_path, 10, {})
+    assert index.load() == {}
+    assert len(index) == 10
+    index.close(None)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links")
+@pytest.mark.parametrize("context", [{}, LIVE], ids=["writer", "live"])
+def test_links_are_refused(tmp_path: Path, context: dict[str, bool]) -> None:
+    path = fill(tmp_path, 10).parent
+    (path / "lock.mdb").rename(tmp_path / "lock")
+    (path / "lock.mdb").symlink_to(tmp_path / "lock")
+    with pytest.raises(OSError, match="symbolic link"):
+        make(tmp_path, **context).load()
+
+
+def test_reader_that_cannot_be_registered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, 10)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match="must be registered there"):
+        make(tmp_path, **LIVE).load()
+
+
+def test_full_table_of_readers_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, 10, {})
+    monkeypatch.setattr(live, "_PAUSE_SECONDS", 0)
+    index = opened(tmp_path, {}, **LIVE)
+    environment: Any = index._environment
+    env, full = environment._env, [5]
+
+    class Full:
+        """As if others had all the slots, ``full[0]`` times."""
+
+        def begin(self, *arguments: Any) -> Any:
+            full[0] -= 1
+            if full[0] >= 0:
+                raise lmdb.ReadersFullError("full")
+            return env.begin(*arguments)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(env, name)
+
+    environment._env = Full()
+    assert index.get(ids(3, 4)[0]) == 3
+    assert full[0] < 0
+    full[0] = 10**9
+    with pytest.raises(OSError, match="too many processes are reading"):
+        index.get(ids(3, 4)[0])
+    environment._env = env
     index.close(None)

@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from msgstore.contract import Capability, Index, IndexContext
-from msgstore.testing.faults import UnsyncedFiles, listing
+from lmdb_support import commit, make, opened
+from msgstore.contract import Capability
+from msgstore.testing.faults import listing
 from msgstore.testing.index.model import IndexAgainstDictionary, batches
 from msgstore.testing.index.place import IDS, NOTHING
 from msgstore.testing.subjects import Subject
@@ -22,12 +23,6 @@ from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
 
 (DESCRIPTOR,) = plugin.msgstore_indexes()
-
-
-def make(directory: Path, *, read_only: bool = False) -> Index:
-    context = IndexContext(DESCRIPTOR.options(), directory, UnsyncedFiles(), read_only=read_only)
-    index: Index = DESCRIPTOR.load_factory()(context)
-    return index
 
 
 class Model(IndexAgainstDictionary):
@@ -118,24 +113,19 @@ def test_read_only_without_environment_writes_nothing(tmp_path: Path, found: str
 
 
 def test_clear_reaches_disk_with_the_next_commit(tmp_path: Path) -> None:
-    def ends_with(clear: bool, *, state: dict[bytes, bytes] | None, entries: int) -> Index:
-        index = make(tmp_path)
-        assert (index.load(), len(index)) == (state, entries)
-        if clear:
-            index.clear()
-        return index
-
-    index = ends_with(False, state=None, entries=0)
+    index = opened(tmp_path)
     index.enter([bytes(16)], [7])
-    index.freeze({b"key": b"value"})
-    index.commit()
+    commit(index, {b"key": b"value"})
     index.clear()
     index.close(None)
-    index = ends_with(True, state={b"key": b"value"}, entries=1)
-    index.freeze({})
-    index.commit()
+    index = opened(tmp_path, {b"key": b"value"})
+    assert len(index) == 1
+    index.clear()
+    commit(index)
     index.close(None)
-    ends_with(False, state={}, entries=0).close(None)
+    index = opened(tmp_path, {})
+    assert len(index) == 0
+    index.close(None)
 
 
 def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
@@ -157,11 +147,9 @@ def test_release_that_cannot_read_releases_nothing(tmp_path: Path) -> None:
         return read(self, key)
 
     with mock.patch.object(Environment, "read", reading):
-        index = make(tmp_path)
-        index.load()
+        index = opened(tmp_path)
         index.enter(IDS[:3], [1, 2, 3], [2, 1, 1])
-        index.freeze({})
-        index.commit()
+        commit(index)
         damaged.append(IDS[2])
         with pytest.raises(OSError, match="cannot be read"):
             index.release([IDS[0], IDS[0], IDS[0], IDS[1], IDS[2]])

@@ -60,7 +60,7 @@ def msgstore_job_runners() -> list[JobRunnerDescriptor]:
         JobRunnerDescriptor(
             name="local",
             contract=(1, 0),
-            factory="msgstore.jobs.local.runner:LocalRunner",
+            factory="msgstore.jobs.local:LocalRunner",
             options=LocalOptions,
             examples=({}, {"processes": 1}),
             min_input_bytes=0,

@@ -18,7 +18,8 @@ import attrs
 from msgstore.cli.scrub_state import DamagedSpan, Finding
 from msgstore.cli.stores import StoreTarget
 from msgstore.contract import MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
-from msgstore.engine.store import Store, StoredMessage
+from msgstore.engine.stats import StoredMessage
+from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.scan import OpenFormat, damaged_spans, scan_file
 

@@ -27,7 +27,8 @@ from msgstore.contract import Damage, MsgStoreError, StoreError
 from msgstore.directory import SETTINGS, segment_number
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
-from msgstore.jobs.policy_forecast import as_segment, forecast, is_quarantined, make_policy_input
+from msgstore.jobs.policy_forecast import forecast, make_policy_input
+from msgstore.jobs.reading.segment_check import is_quarantined
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
@@ -114,18 +115,19 @@ class PageData:
     def add(self, report: SegmentReport, live: LiveReferences | None) -> None:
         """Add one segment. Segments of one directory must be added one after another."""
         quarantined = (live is not None and report.path.name in live.quarantined) or is_quarantined(report)
-        segment = as_segment(
+        pieces: list[Piece] = list(spans(report, live))
+        counts, sizes = totals(pieces)
+        segment = Segment(
+            -1,
             report.path,
             report.format,
             report.size,
-            report.scan.end.state,
-            damaged=report.is_damaged,
+            counts["live"] + counts["record"],
+            sizes["live"] + sizes["record"],
+            appendable=not (report.is_damaged or quarantined),
             quarantined=quarantined,
+            torn=report.scan.end.state == "torn",
         )
-        pieces: list[Piece] = list(spans(report, live))
-        counts, sizes = totals(pieces)
-        segment.live_count = counts["live"] + counts["record"]
-        segment.live_bytes = sizes["live"] + sizes["record"]
         damaged = sorted((span for span in damaged_spans(report) if span.size), key=lambda span: span.offset)
         self._segments.append((segment, damaged, live is not None))
         self._pieces.append(merge_short(pieces, self._grain) if self._grain else pieces)

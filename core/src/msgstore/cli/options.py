@@ -144,13 +144,9 @@ class RunnerOptions:
     processes: int | None = None
 
     def run(
-        self,
-        catalogue: Catalogue,
-        size: int,
-        progress: contextlib.AbstractContextManager[output.Bar | None],
-        call: Callable[[JobRunner, output.Bar | None], R],
+        self, out: output.Output, what: str, catalogue: Catalogue, size: int, call: Callable[[JobRunner, output.Bar | None], R]
     ) -> R:
-        """Call ``call`` with the runner for ``size`` bytes of input, and return its report.
+        """Call ``call`` with the runner for ``size`` bytes of input, and return its report. ``what`` is in progress.
 
         If ``auto`` had a choice, print the choice and its reason on standard error.
         """
@@ -159,7 +155,7 @@ class RunnerOptions:
         name, reason = choose_runner(catalogue, self.engine or self.runner, size, given)
         if reason:
             output.note(f"runner {name}: {reason}")
-        with progress as bar:
+        with out.progress(what) as bar:
             return call(make_runner(catalogue, name, given), bar)
 
 

@@ -7,6 +7,7 @@ with ``--json``, otherwise a table.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -111,27 +112,18 @@ class Output:
             self.print("no damage", style="green")
             return
         several = len({Path(span.path).parent for span in spans}) > 1
-        columns: Columns[SpanReport] = {
-            "file": lambda span: span.path if several else Path(span.path).name,
-            "offset": lambda span: count(span.offset, "red"),
-            "size": lambda span: size_cell(span.size),
-            "reason": lambda span: span.reason,
-        }
-        self.rows("damaged spans", columns, spans[:MAX_LISTED], style="red")
+        spec = f"file=path{'' if several else ':name'} offset:red size:bytes reason"
+        self.rows("damaged spans", columns(spec), spans[:MAX_LISTED], style="red")
         self.more(len(spans))
 
     def finish(self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None) -> None:
         """Print what was not read and the summary. Exit with 1 for damage, else with 3 if something was not read."""
         self.emit(*(one.as_json() for one in not_read))
         if not_read:
-            columns: Columns[NotRead] = {
-                "path": lambda one: one.path,
-                "what": lambda one: one.what,
-                "files": lambda one: one.files,
-                "size": lambda one: size_cell(one.size),
-            }
             self.print()
-            self.rows("not read, may contain messages", columns, not_read[:MAX_LISTED], style="yellow")
+            self.rows(
+                "not read, may contain messages", columns("path what files size:bytes"), not_read[:MAX_LISTED], style="yellow"
+            )
             self.more(len(not_read))
         if summary is not None:
             self.emit(summary)
@@ -185,6 +177,32 @@ def table(
     if bold_last:
         drawn.rows[-1].style = "bold"
     return drawn
+
+
+def columns(spec: str, **special: Callable[[Any], Any]) -> Columns[Any]:
+    """Return columns by their words: the heading, ``=attribute`` if its name is another, and ``:format`` if it needs one.
+
+    ``_`` in a heading is a blank. ``special``: functions for headings without an attribute. The items are objects or mappings.
+    """
+    found: dict[str, Callable[[Any], Any]] = {}
+    for word in spec.split():
+        name, _, form = word.partition(":")
+        heading, _, attribute = name.partition("=")
+        found[heading.replace("_", " ")] = special.get(heading) or functools.partial(_cell, attribute or heading, form)
+    return found
+
+
+def _cell(attribute: str, form: str, item: Any) -> Any:
+    value = item[attribute] if isinstance(item, Mapping) else getattr(item, attribute)
+    match form:
+        case "bytes":
+            return size_cell(value)
+        case "name":
+            return Path(value).name
+        case "state":
+            return state(value)
+        case _:
+            return count(value, form) if form else value
 
 
 def facts(title: str | None, rows: Iterable[tuple[str, Any]]) -> Table:

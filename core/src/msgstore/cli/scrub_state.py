@@ -16,7 +16,7 @@ import attrs
 from msgstore.cli.output import note
 from msgstore.config import structure
 from msgstore.contract import Buffer, ConfigError
-from msgstore.engine.store import StoredMessage
+from msgstore.engine.stats import StoredMessage
 from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
 

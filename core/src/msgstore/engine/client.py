@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
@@ -64,21 +64,27 @@ class Client:
         self,
         path: Path,
         number: int,
-        name: str | None,
+        name: str | bytes | None,
         on_confirm: OnConfirm | None,
         close: Callable[[Client], None],
         discard: Callable[[Client], None],
     ) -> None:
         """``close`` and ``discard`` end a client: with a flush, or without what only it has written. The store assigns
         ``read``, ``read_many`` and ``contains``; ``Writer.register_client`` assigns ``write`` (``WriteBuffer.make_fast_path``)
-        and ``remove``. A method that only forwards would make each call 10 % slower."""
-        self.name = name
+        and ``remove``. A method that only forwards would make each call 10 % slower. Raises TypeError."""
+        if not isinstance(name, str | bytes | None):
+            raise TypeError(f"a client's name is text or bytes, not {type(name).__name__}")
+        if on_confirm is not None and not callable(on_confirm):
+            raise TypeError(f"on_confirm is a function that takes a list of ids, not {type(on_confirm).__name__}")
+        self.ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
+        """Name in ``clean.dot``."""
+        self.name = name.hex() if isinstance(name, bytes) else name
         self.number = number
         """Unique in this opening of the store."""
         self.unconfirmed: list[bytes] | None = None if on_confirm is None else []
         """Ids to confirm in write order. Never replaced: the fast path is bound to it."""
+        self.on_confirm = on_confirm
         self._path = path
-        self._on_confirm = on_confirm
         self._close = close
         self._discard = discard
         self._is_closed = False
@@ -134,20 +140,6 @@ class Client:
 
     def _refuse(self, *_: object) -> NoReturn:
         raise self._error or StoreClosed(f"{self._path}: the client {self.name!r} is closed")
-
-    def take_unconfirmed(self, count: int) -> list[bytes]:
-        """Take up to ``count`` ids to confirm, in write order. Other threads may be writing."""
-        unconfirmed = self.unconfirmed
-        if unconfirmed is None:
-            return []
-        taken = unconfirmed[:count]
-        del unconfirmed[: len(taken)]
-        return taken
-
-    def confirm(self, ids: Sequence[bytes]) -> None:
-        """Call ``on_confirm``."""
-        if self._on_confirm is not None and ids:
-            self._on_confirm(list(ids))
 
     def __enter__(self) -> Client:
         return self

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from logging import DEBUG, INFO
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -23,11 +24,7 @@ from msgstore.contract import StoreClosed, events
 from msgstore.contract.events import CollectionFinishedEvent, Event
 from msgstore.plugins.loader import EVENT_HOOKS, Observer
 
-_collection_log = logging.getLogger("msgstore.collection")
 _observers_log = logging.getLogger("msgstore.observers")
-_recovery_log = logging.getLogger("msgstore.recovery")
-_segments_log = logging.getLogger("msgstore.segments")
-_store_log = logging.getLogger("msgstore.store")
 
 MAX_WAITING = 10_000
 """Events that may wait. Later ones are counted and dropped: an observer that hangs must not fill the memory."""
@@ -49,24 +46,14 @@ class EventDispatcher:
         """Set by the store: entered around each call of an observer."""
         self._by_class = {made: [o for o in observers if o.hook == hook] for hook, made in EVENT_HOOKS.items()}
         self._waiting: SimpleQueue[Event | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._is_finished = False
+        self._is_finished = not observers
+        self._thread = threading.Thread(target=self._run, name=f"msgstore-observers {store}", daemon=True)
         if observers:
-            self._start()
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=f"msgstore-observers {self.store}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # no thread is available: the store opens all the same
-            self.failures += 1
-            _observers_log.warning("%s: no observer is called: %s", self.store, error)
-        else:
-            self._thread = thread
+            self._thread.start()
 
     def publish(self, event: Event) -> None:
         """Queue an event for its observers."""
-        if self._thread is None or self._is_finished or not self._by_class[type(event)]:
+        if self._is_finished or not self._by_class[type(event)]:
             return
         if self._waiting.qsize() < MAX_WAITING:
             self._waiting.put(event)
@@ -81,14 +68,11 @@ class EventDispatcher:
 
     def wait(self) -> None:
         """Wait for the thread after ``finish``, for a limited time. Caller holds no lock."""
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return
-        thread.join(CLOSE_TIMEOUT_SECONDS)
-        if thread.is_alive():
-            what = "%s: an observer has not returned within %g s; the store does not wait for it"
-            _observers_log.warning(what, self.store, CLOSE_TIMEOUT_SECONDS)
-        self._thread = None
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_TIMEOUT_SECONDS)
+            if self._thread.is_alive():
+                what = "%s: an observer has not returned within %g s; the store does not wait for it"
+                _observers_log.warning(what, self.store, CLOSE_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:
@@ -137,6 +121,31 @@ MAX_SPANS = 10_000
 """Damaged spans that are remembered, so that each is published once."""
 
 
+def _recovery_text(event: Any) -> str:
+    found, numbers = event.recovery, (len(event.recovery["scanned"]), len(event.recovery["hinted"]))
+    what = "recovered (%s) in %.3f s: %d segments read, %d hints, %d live records, %d dead or copies"
+    return what % (found["how"], event.seconds, *numbers, found["entered"], found["garbage"])
+
+
+def _collection_text(event: Any) -> str:
+    sizes = f"{event.size_before} bytes before, {event.size_after} after, {event.moved_bytes} moved"
+    return f"{event.file} {event.outcome}: {sizes}, {event.seconds:.3f} s"
+
+
+_RECORDS: dict[type[Event], tuple[str, int, Callable[[Any], str]]] = {
+    events.RecoveryFinishedEvent: ("recovery", INFO, _recovery_text),
+    events.StoreOpenedEvent: (
+        "store", INFO, lambda e: f"opened, mode {e.mode}, index {e.index}, format {e.format}, {e.recovery['how']}",
+    ),
+    events.StoreClosedEvent: ("store", INFO, lambda e: str(e.how)),
+    events.SegmentRolledEvent: ("segments", DEBUG, lambda e: f"{e.file} started"),
+    events.SegmentDeletedEvent: ("segments", DEBUG, lambda e: f"{e.file} deleted, {e.size} bytes"),
+    events.CollectionFinishedEvent: ("collection", INFO, _collection_text),
+    events.MessagesDroppedEvent: ("collection", INFO, lambda e: f"{e.messages} messages of {e.file} dropped: {e.reason}"),
+}  # fmt: skip
+"""Logger, level and text of the log record of each kind of event. Damage is logged where it is found, with its consequences."""
+
+
 class Telemetry:
     """One instance per store, from before its recovery until it is closed."""
 
@@ -146,45 +155,27 @@ class Telemetry:
         self.dispatcher = EventDispatcher(store, observers)
         self._spans: set[tuple[str, int | None]] = set()
 
-    # -- the store --------------------------------------------------------------------------------------------------------
+    def _note(self, event: Event) -> None:
+        """Log and publish an event."""
+        name, level, text = _RECORDS[type(event)]
+        log = logging.getLogger(f"msgstore.{name}")
+        if log.isEnabledFor(level):
+            log.log(level, "%s: %s", self.store, text(event))
+        self.dispatcher.publish(event)
 
     def recovered(self, recovery: Mapping[str, Any], seconds: float) -> None:
-        """Log and publish a recovery, unless the store is new or the saved index was used without a scan. ``recovery`` has the
-        members of :class:`msgstore.engine.open.recovery_plan.Recovery`."""
-        how, scanned = recovery["how"], recovery["scanned"]
-        if how == "new" or (how == "trust" and not scanned):
-            return
-        numbers = len(scanned), len(recovery["hinted"]), recovery["entered"], recovery["garbage"]
-        what = "%s: recovered (%s) in %.3f s: %d segments read, %d hints, %d live records, %d dead or copies"
-        _recovery_log.info(what, self.store, how, seconds, *numbers)
-        self.dispatcher.publish(events.RecoveryFinishedEvent(store=self.store, recovery=recovery, seconds=seconds))
+        """Note a recovery, unless the store is new or the saved index was used without a scan. ``recovery`` has the members of
+        :class:`msgstore.engine.open.recovery_plan.Recovery`."""
+        if recovery["how"] != "new" and (recovery["how"] != "trust" or recovery["scanned"]):
+            self._note(events.RecoveryFinishedEvent(store=self.store, recovery=recovery, seconds=seconds))
 
-    def opened(
-        self,
-        *,
-        mode: Literal["rw", "r"],
-        index: str,
-        form: str,
-        recovery: Mapping[str, Any],
-        statistics: Callable[[], Mapping[str, int]],
-    ) -> None:
-        """Log and publish that the store is open."""
-        _store_log.info("%s: opened, mode %s, index %s, format %s, %s", self.store, mode, index, form, recovery["how"])
-        self.dispatcher.publish(
-            events.StoreOpenedEvent(
-                store=self.store,
-                mode=mode,
-                index=index,
-                format=form,
-                recovery=recovery,
-                statistics=statistics,
-            )
-        )
+    def opened(self, **members: Any) -> None:
+        """Note that the store is open. ``members``: of the event."""
+        self._note(events.StoreOpenedEvent(store=self.store, **members))
 
     def closed(self, how: Literal["closed", "abandoned"]) -> None:
-        """Log and publish the end of the store. No event follows."""
-        _store_log.info("%s: %s", self.store, how)
-        self.dispatcher.publish(events.StoreClosedEvent(store=self.store, how=how))
+        """Note the end of the store. No event follows."""
+        self._note(events.StoreClosedEvent(store=self.store, how=how))
         self.dispatcher.finish()
 
     def failed_to_open(self) -> None:
@@ -193,15 +184,13 @@ class Telemetry:
         self.dispatcher.wait()
 
     def damage(self, file: str, offset: int | None, reason: str) -> None:
-        """Count and publish a damaged span, once. The caller has logged it with its consequences."""
+        """Count and publish a damaged span, once."""
         span = file, offset
         if span in self._spans or len(self._spans) >= MAX_SPANS:
             return
         self._spans.add(span)
         self.counters.corruptions += 1
         self.dispatcher.publish(events.CorruptionFoundEvent(store=self.store, file=file, offset=offset, reason=reason))
-
-    # -- its segments -----------------------------------------------------------------------------------------------------
 
     def wrote(self, appended: Iterable[tuple[object, int, int]]) -> None:
         """Count the (segment, records, bytes) that a flush appended."""
@@ -211,37 +200,29 @@ class Telemetry:
             self.counters.written_bytes += size
 
     def rolled(self, file: str, form: str) -> None:
-        """Count, log and publish a new segment."""
+        """Count and note a new segment."""
         self.counters.rolled_segments += 1
-        _segments_log.debug("%s: %s started", self.store, file)
-        self.dispatcher.publish(events.SegmentRolledEvent(store=self.store, file=file, format=form))
+        self._note(events.SegmentRolledEvent(store=self.store, file=file, format=form))
 
     def segment_deleted(self, file: str, size: int) -> None:
-        """Count, log and publish a deleted segment."""
+        """Count and note a deleted segment."""
         self.counters.deleted_segments += 1
         self.counters.collected_bytes += size
-        _segments_log.debug("%s: %s deleted, %d bytes", self.store, file, size)
-        self.dispatcher.publish(events.SegmentDeletedEvent(store=self.store, file=file, size=size))
+        self._note(events.SegmentDeletedEvent(store=self.store, file=file, size=size))
 
     def collected(self, result: CollectionFinishedEvent) -> None:
-        """Count, log and publish a collection. A deleted segment is also counted by ``segment_deleted``."""
+        """Count and note a collection. A deleted segment is also counted by ``segment_deleted``."""
         if result.outcome != "none":
             self.counters.collections += 1
             if result.size_after:
                 self.counters.collected_bytes += result.size_before - result.size_after
-        what = "%s: %s %s: %d bytes before, %d after, %d moved, %.3f s"
-        sizes = result.size_before, result.size_after, result.moved_bytes
-        _collection_log.info(what, self.store, result.file, result.outcome, *sizes, result.seconds)
-        self.dispatcher.publish(result)
+        self._note(result)
 
     def dropped(self, file: str, messages: int, size: int, reason: str) -> None:
-        """Count, log and publish live messages that retention deletes. ``segment_deleted`` follows for their segment."""
+        """Count and note live messages that retention deletes. ``segment_deleted`` follows for their segment."""
         self.counters.dropped_messages += messages
         self.counters.dropped_segments += 1
-        _collection_log.info("%s: %d messages of %s dropped: %s", self.store, messages, file, reason)
-        self.dispatcher.publish(
-            events.MessagesDroppedEvent(store=self.store, file=file, messages=messages, bytes=size, reason=reason)
-        )
+        self._note(events.MessagesDroppedEvent(store=self.store, file=file, messages=messages, bytes=size, reason=reason))
 
 
 def statistics_of(store: Any) -> Callable[[], Mapping[str, int]]:

@@ -25,7 +25,8 @@ from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
 from msgstore.engine.state.checkpoint import LAYOUT, LAYOUT_KEY, rows
-from msgstore.engine.store import Store, StoreStats
+from msgstore.engine.stats import StoreStats, sums_of
+from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.writer_lock import check_no_writer, parse_lock
@@ -145,11 +146,7 @@ class LiveStore(Store):
             return attrs.evolve(
                 stats,
                 messages=sum(segment.live_count for segment in segments),
-                segments=len(segments),
-                bytes_on_disk=sum(segment.size for segment in segments),
-                live_bytes=sum(segment.live_bytes for segment in segments),
-                garbage_bytes=sum(segment.garbage_bytes for segment in segments),
-                quarantined=sum(segment.quarantined for segment in segments),
+                **sums_of(segments),
                 recovery=Recovery("live"),
             )
 

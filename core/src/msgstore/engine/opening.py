@@ -81,7 +81,7 @@ def open_configured(
     opened.accounting.segments.telemetry.opened(
         mode=mode,
         index=config.index.name,
-        form=config.format.name,
+        format=config.format.name,
         recovery=attrs.asdict(opened.recovery),
         statistics=statistics_of(store),
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
+from operator import itemgetter
 from types import TracebackType
 from typing import Literal
 
@@ -15,18 +17,16 @@ import attrs
 
 from msgstore import forking
 from msgstore.contract import MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
-from msgstore.engine.backends import Backends
 from msgstore.engine.client import Client, OnConfirm, check_id
 from msgstore.engine.compact.background_collector import BackgroundCollector
 from msgstore.engine.compact.garbage_collector import GarbageCollector
 from msgstore.engine.compact.gc_context import CollectionResult
-from msgstore.engine.events import Counters
 from msgstore.engine.open.clean_shutdown import publish_clean, save_clean
-from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
 from msgstore.engine.segment.segment import io_errors
-from msgstore.engine.state.lifecycle import Lifecycle, warn_if_unclosed
+from msgstore.engine.state.lifecycle import Lifecycle, warn_of_unconfirmed
+from msgstore.engine.stats import StoredMessage, StoreStats, sums_of
 from msgstore.engine.write.writer import Writer
 from msgstore.locations import unpack_location
 from msgstore.scan import WholeRecord
@@ -36,55 +36,6 @@ log = logging.getLogger("msgstore.store")
 Mode = Literal["rw", "r"]
 ProgressCallback = Callable[[int, int], object]
 """Called with (done, total) segments."""
-
-
-@attrs.frozen
-class StoreStats:
-    """Statistics of a store at one moment. Sizes in bytes, of whole records."""
-
-    messages: int
-    """Live messages, buffered ones included."""
-    pending: int
-    """Messages that are not on disk yet."""
-    segments: int
-    """Segment files."""
-    bytes_on_disk: int
-    """Size of all segments."""
-    live_bytes: int
-    """Size of the records of live messages."""
-    garbage_bytes: int
-    """Bytes that a collection can free, at most."""
-    quarantined: int
-    """Damaged segments."""
-    callback_failures: int
-    """Times that an ``on_confirm`` raised."""
-    recovery: Recovery
-    """Result of the recovery at opening."""
-    counters: Counters
-    """What the store has done since it was opened."""
-
-    @property
-    def observer_failures(self) -> int:
-        """Times that an observer raised, and events that were dropped."""
-        return self.counters.observer_failures
-
-
-@attrs.frozen
-class StoredMessage:
-    """One live message that is on disk, for tools."""
-
-    msg_id: bytes
-    """16 bytes."""
-    number: int
-    """Number of the segment."""
-    offset: int
-    """Offset of the record in the segment."""
-    size: int
-    """Size of the record."""
-    references: int
-    """Number of references."""
-    location: int
-    """Number, offset and size in one integer (:mod:`msgstore.locations`)."""
 
 
 class Store:
@@ -109,49 +60,40 @@ class Store:
 
     def __init__(self, opened: OpenDirectory, mode: Mode, make_reader: Callable[..., Reader] = Reader) -> None:
         config, backends, accounting = opened.config, opened.backends, opened.accounting
+        lifecycle = Lifecycle(config.path)
         self.path = config.path
         self.mode = mode
-        self._opened = opened
-        self._accounting = accounting
-        self._segments = accounting.segments
-        self._index = accounting.index
-        self._lifecycle = Lifecycle(config.path)
-        self._lifecycle.release = self._release_interrupted
-        self._segments.telemetry.dispatcher.in_callback = self._lifecycle.callbacks.running
-        self._writer = Writer(config, backends, accounting, self._lifecycle)
-        self._buffer, self._flusher = self._writer.buffer, self._writer.flusher
-        self.flush = self._flusher.flush
-        self._reader = make_reader(backends, accounting, self._lifecycle, self._buffer.get, opened.lock_text)
-        if mode == "rw":
-            self._reader.use_fast_path(self._buffer.pending, mapped=config.reads == "mmap" and _has_global_lock())
-        self.read, self.read_many, self.contains = self._reader.read, self._reader.read_many, self._reader.contains
-        reclaim = self._flusher.commit_and_reclaim
-        self._collector = GarbageCollector(config, backends, accounting, self._lifecycle, reclaim)
-        self._gc_lock = self._collector.gc_lock
+        self._opened, self._accounting, self._lifecycle = opened, accounting, lifecycle
+        self._segments, self._index = accounting.segments, accounting.index
         self._initial_messages = len(self._index) if mode == "rw" else 0
         self._numbers = count(1)
         self._is_closed = False
         self._is_disowned = False
-        self._unclosed = warn_if_unclosed(self, config.path, self._buffer.pending, self._flusher.unconfirmed)
-        self._background_collector: BackgroundCollector | None = None
+        lifecycle.release = self._release_interrupted
+        self._segments.telemetry.dispatcher.in_callback = lifecycle.callbacks.running
+        self._writer = Writer(config, backends, accounting, lifecycle)
+        self._buffer, self._flusher = self._writer.buffer, self._writer.flusher
+        self._reader = make_reader(backends, accounting, lifecycle, self._buffer.get, opened.lock_text)
+        if mode == "rw":
+            has_global_lock = getattr(sys, "_is_gil_enabled", lambda: True)()  # no map is closed while a slice of it is taken
+            self._reader.use_fast_path(self._buffer.pending, mapped=config.reads == "mmap" and has_global_lock)
+        self.flush = self._flusher.flush
+        self.read, self.read_many, self.contains = self._reader.read, self._reader.read_many, self._reader.contains
+        self._collector = GarbageCollector(config, backends, accounting, lifecycle, self._flusher.commit_and_reclaim)
+        self._gc_lock = self._collector.gc_lock
+        pending, unconfirmed = self._buffer.pending, self._flusher.unconfirmed
+        self._unclosed = weakref.finalize(self, warn_of_unconfirmed, config.path, pending, unconfirmed)
         if mode == "r":
             error = StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
-            self._lifecycle.refuse(error)
-        else:
-            self._start_threads()
-        forking.watch(self)
-
-    def _start_threads(self) -> None:
-        config = self._opened.config
-        self._background_collector = BackgroundCollector(
-            self._collector, self._accounting, config.gc_interval, config.file_size_limit
-        )
-        self._accounting.request_gc = self._background_collector.request
+            lifecycle.refuse(error)
+        interval = config.gc_interval if mode == "rw" else 0  # without an interval there is no thread
+        self._background_collector = BackgroundCollector(self._collector, accounting, interval, config.file_size_limit)
+        accounting.request_gc = self._background_collector.request
         self._writer.batches.on_roll = self._background_collector.check_backlog
         self._writer.wait_for_backlog = self._background_collector.wait_for_backlog
-        self._writer.background.start()
-
-    # -- clients ----------------------------------------------------------------------------------------------------------
+        if mode == "rw":
+            self._writer.background.start()
+        forking.watch(self)
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
@@ -159,27 +101,15 @@ class Store:
         It is called on the thread that flushed, one client at a time, and may write, read and remove. A named client is
         remembered in ``clean.dot``, as RabbitMQ remembers its queues. Raises TypeError, StoreClosed.
         """
-        if not isinstance(name, str | bytes | None):
-            raise TypeError(f"a client's name is text or bytes, not {type(name).__name__}")
-        if on_confirm is not None and not callable(on_confirm):
-            raise TypeError(f"on_confirm is a function that takes a list of ids, not {type(on_confirm).__name__}")
         self._lifecycle.check_open()
-        ref = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else name
-        shown = name.hex() if isinstance(name, bytes) else name
         with self._accounting.state_lock:
-            number = next(self._numbers)
-            client = Client(self.path, number, shown, on_confirm, self._close_client, self._writer.discard_client)
+            ends = self._writer.close_client, self._writer.discard_client
+            client = Client(self.path, next(self._numbers), name, on_confirm, *ends)
             client.read, client.read_many, client.contains = self.read, self.read_many, self.contains
             self._writer.register_client(client)
-            if ref is not None and self.mode == "rw":
-                self._opened.client_refs.add(ref)
+            if client.ref is not None and self.mode == "rw":
+                self._opened.client_refs.add(client.ref)
         return client
-
-    def _close_client(self, client: Client) -> None:
-        if not self._is_closed and self.mode == "rw":
-            self._flusher.flush()
-        with self._accounting.state_lock:
-            self._writer.unregister_client(client)
 
     # -- changes ----------------------------------------------------------------------------------------------------------
 
@@ -214,30 +144,21 @@ class Store:
         """Return statistics. Takes time linear in the number of segments and buffered messages."""
         with self._accounting.state_lock:
             self._lifecycle.check_open()
-            segments = self._collector.stats()
-            pending = list(self._buffer.pending)
+            segments, pending = self._collector.stats(), list(self._buffer.pending)
             with io_errors(self.path):
                 new = sum(self._index.get(msg_id) is None for msg_id in pending)
+            now, failures = self._segments.telemetry.counters, self._segments.telemetry.dispatcher.failures
+            added = self._initial_messages + now.written_messages + now.revived_messages
+            # removals are calculated: counting them would cost time per message
+            removed = added - len(self._index) - now.dropped_messages if self.mode == "rw" else 0
             return StoreStats(
                 messages=len(self._index) + new,
                 pending=len(pending),
-                segments=len(segments),
-                bytes_on_disk=sum(s.size for s in segments),
-                live_bytes=sum(s.live_bytes for s in segments),
-                garbage_bytes=sum(s.garbage_bytes for s in segments),
-                quarantined=sum(s.quarantined for s in segments),
+                **sums_of(segments),
                 callback_failures=self._flusher.callback_failures,
                 recovery=self._opened.recovery,
-                counters=self._counters(),
+                counters=attrs.evolve(now, removed_messages=removed, observer_failures=failures),
             )
-
-    def _counters(self) -> Counters:
-        """Return the counters. Removals are calculated: counting them would cost time per message."""
-        telemetry = self._segments.telemetry
-        now = telemetry.counters
-        added = self._initial_messages + now.written_messages + now.revived_messages
-        removed = added - len(self._index) - now.dropped_messages if self.mode == "rw" else 0
-        return attrs.evolve(now, removed_messages=removed, observer_failures=telemetry.dispatcher.failures)
 
     def segments(self) -> list[SegmentStats]:
         """Return statistics of every segment in number order."""
@@ -247,26 +168,14 @@ class Store:
 
     def entries(self) -> Iterator[StoredMessage]:
         """Return every live message on disk at the time of the call, by segment and offset."""
-
-        def look(_: Backends) -> list[tuple[int, bytes, int]]:
-            with io_errors(self.path):
-                return sorted((location, msg_id, refs) for msg_id, location, refs in self._index.items())
-
-        found = self._reader.consistently(look)
-        return (StoredMessage(msg_id, *unpack_location(location), refs, location) for location, msg_id, refs in found)
+        found = self._reader.consistently(lambda _: sorted(self._index.items(), key=itemgetter(1)))
+        return (StoredMessage(msg_id, *unpack_location(location), refs, location) for msg_id, location, refs in found)
 
     def entry(self, msg_id: bytes) -> StoredMessage | None:
         """Return one message; None if it is not on disk. ValueError for what is not an id."""
         check_id(msg_id)
-
-        def look(_: Backends) -> StoredMessage | None:
-            with io_errors(self.path):
-                location = self._index.get(msg_id)
-                if location is None:
-                    return None
-                return StoredMessage(msg_id, *unpack_location(location), self._writer.references(msg_id), location)
-
-        return self._reader.consistently(look)
+        location, references = self._reader.consistently(lambda _: (self._index.get(msg_id), self._writer.references(msg_id)))
+        return None if location is None else StoredMessage(msg_id, *unpack_location(location), references, location)
 
     def stored_body(self, entry: StoredMessage) -> bytes:
         """Return the stored body of a message, also if it has moved. Raises MessageNotFound, CorruptRecord, StoreIOError."""
@@ -279,12 +188,7 @@ class Store:
     def references(self, msg_id: bytes) -> int:
         """Return the number of references of a message; 0 if there is none. ValueError for what is not an id."""
         check_id(msg_id)
-
-        def look(_: Backends) -> int:
-            with io_errors(self.path):
-                return self._writer.references(msg_id)
-
-        return self._reader.consistently(look)
+        return self._reader.consistently(lambda _: self._writer.references(msg_id))
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
@@ -294,61 +198,58 @@ class Store:
         If something cannot be written, the error is raised and the store stays open: call ``close`` again when there is room,
         or ``abandon``. Raises StoreClosed if an interrupt has ended the store: nothing is flushed or saved then.
         """
+        if self._lifecycle.interrupted is not None and not self._is_disowned:
+            raise self._lifecycle.interrupted  # the store is closed, but not all that was written is safe
+        self._end("closed")
+
+    def abandon(self) -> None:
+        """Release the directory as a killed process would: nothing is flushed, nothing is saved."""
+        self._end("abandoned")
+
+    def _end(self, how: Literal["closed", "abandoned"]) -> None:
         if self._is_disowned:
             return
-        if self._lifecycle.interrupted is not None:  # the store is closed, but not all that was written is safe
-            raise self._lifecycle.interrupted
-        self._lifecycle.refuse_in_callback("close")
+        self._lifecycle.refuse_in_callback("close" if how == "closed" else "abandon")
         self._collector.is_stopping = True
         try:
             with self._lifecycle.guard(), self._gc_lock, self._accounting.flush_lock:
                 if not self._is_closed:
-                    self._close()
+                    is_saved = how == "closed" and self.mode == "rw" and self._save()
+                    try:
+                        if is_saved:
+                            publish_clean(self._accounting)
+                    finally:
+                        self._release(how)
         finally:
             if self._is_closed:
-                self._stop_threads(wait=True)
+                self._writer.background.stop()
+                self._background_collector.stop(wait=True)
+                self._segments.telemetry.dispatcher.wait()
 
-    def _close(self) -> None:
-        """Caller holds the GC lock and the flush lock."""
-        is_saved = False
-        if self.mode == "rw":
-            try:
-                self._flusher.flush_locked()
-                self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is being closed"))
-                self._flusher.deliver_confirms(self._flusher.write_out(last=True))
-                self._collector.erase()
-                is_saved = save_clean(self._accounting, self._opened.client_refs)
-            except Exception:
-                self._lifecycle.refuse(None)
-                self._collector.is_stopping = False
-                raise
+    def _save(self) -> bool:
+        """Flush and save everything. Return False if nothing has changed. Caller holds the GC lock and the flush lock."""
         try:
-            if is_saved:
-                publish_clean(self._accounting)
-        finally:
-            self._release("closed")
-
-    def abandon(self) -> None:
-        """Release the directory as a killed process would: nothing is flushed, nothing is saved."""
-        if self._is_disowned:
-            return
-        self._lifecycle.refuse_in_callback("abandon")
-        self._collector.is_stopping = True
-        try:
-            with self._gc_lock, self._accounting.flush_lock:
-                if not self._is_closed:
-                    self._release("abandoned")
-        finally:
-            self._stop_threads(wait=True)
+            self._flusher.flush_locked()
+            self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is being closed"))
+            self._flusher.deliver_confirms(self._flusher.write_out(last=True))
+            self._collector.erase()
+            return save_clean(self._accounting, self._opened.client_refs)
+        except Exception:
+            self._lifecycle.refuse(None)
+            self._collector.is_stopping = False
+            raise
 
     def _release_interrupted(self) -> None:
         """Release everything after an interrupt. Caller holds no lock."""
-        for client in list(self._flusher.clients):
-            client.end(self._lifecycle.interrupted)
+        self._end_clients(self._lifecycle.interrupted)
         try:
             self.abandon()
         except MsgStoreError as error:  # the interrupt goes on
             log.warning("%s", error)
+
+    def _end_clients(self, error: StoreClosed | None) -> None:
+        for client in list(self._flusher.clients):
+            client.end(error)
 
     def _release(self, how: Literal["closed", "abandoned"]) -> None:
         """Close index and files, and unlock the directory; all of it, even if a part fails. Caller holds both locks."""
@@ -368,14 +269,6 @@ class Store:
             raise
         self._is_closed = True  # not after an interrupt, which releases once more what this call did not reach
 
-    def _stop_threads(self, *, wait: bool) -> None:
-        """End all threads. Caller holds no lock."""
-        self._writer.background.stop(wait=wait)
-        if self._background_collector is not None:
-            self._background_collector.stop(wait=wait)
-        if wait:
-            self._segments.telemetry.dispatcher.wait()
-
     def disown(self) -> None:
         """In a child process, right after a fork: the store stays the parent's. Waits for no lock."""
         self._is_disowned = self._is_closed = True
@@ -389,8 +282,7 @@ class Store:
             "share a store: open it after the fork, in one of the two."
         )
         self._lifecycle.refuse(error)
-        for client in list(self._flusher.clients):
-            client.end(error)
+        self._end_clients(error)
 
     def __enter__(self) -> Store:
         return self
@@ -403,8 +295,3 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<msgstore.Store {str(self.path)!r}{' closed' if self._is_closed else ''}>"
-
-
-def _has_global_lock() -> bool:
-    """Return True if the interpreter lock keeps a map from being closed while another thread takes a slice of it."""
-    return getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import pyarrow as pa
@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from msgstore.contract import Damage
 from msgstore.jobs.columns.arrays import fixed_width, int64, of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.deltas import read_share
+from msgstore.jobs.counts import read_share
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, dataset, folder
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
-from msgstore.jobs.reconcile import CLASSES, NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
+from msgstore.jobs.reconcile import NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
 
 ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])
@@ -23,43 +23,14 @@ ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.i
 WRITTEN_ROWS = pa.schema([("id", pa.binary()), ("count", pa.int64()), ("records", pa.int64())])
 
 
+def rows_of(ids: pa.Array, *, count: pa.Array | None = None, sizes: pa.Array | None = None) -> pa.RecordBatch:
+    """Return the rows of changes of ``count``, or of records of ``sizes``."""
+    zeros, ones = (pa.repeat(pa.scalar(value, pa.int64()), len(ids)) for value in (0, 1))
+    return pa.record_batch([ids, count or zeros, ones if sizes else zeros, sizes or zeros], schema=ROWS)
+
+
 def rows_of_records(good: IntactRecords) -> pa.RecordBatch:
-    count = len(good.records)
-    columns = [fixed_width(good.records.ids), _all(0, count), _all(1, count), int64(good.records.sizes)]
-    return pa.record_batch(columns, schema=ROWS)
-
-
-def rows_of_changes(changes: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows of a batch of :mod:`msgstore.jobs.deltas`."""
-    zeros = _all(0, changes.num_rows)
-    return pa.record_batch([*changes.columns, zeros, zeros], schema=ROWS)
-
-
-def _all(value: int, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, pa.int64()), count)
-
-
-def classify(rows: pa.Table) -> dict[str, pa.Table]:
-    """Return the rows of each class. In ``rows``, each id comes once."""
-    count, is_there = rows["count"], pc.greater(rows["records"], 0)
-    referred, unreferred = pc.greater(count, 0), pc.equal(count, 0)
-    masks = {
-        "live": pc.and_(referred, is_there),
-        "orphan": pc.and_(unreferred, is_there),
-        "dangling": pc.and_not(referred, is_there),
-        "negative": pc.less(count, 0),
-        "settled": pc.and_not(unreferred, is_there),
-    }
-    return {name: rows.filter(masks[name]) for name in CLASSES}
-
-
-def add_to(report: ReconcileReport, classes: Mapping[str, pa.Table]) -> None:
-    """Add the rows of each class to the totals of the report."""
-    for name, rows in classes.items():
-        references, records, size = (pc.sum(rows[column]).as_py() or 0 for column in ("count", "records", "size"))
-        report.classes[name].add(ClassReport(name, rows.num_rows, references, records, size))
-    for name in report.named:
-        report.name(name, _first(classes[name]))
+    return rows_of(fixed_width(good.records.ids), sizes=int64(good.records.sizes))
 
 
 def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, task: int) -> list[Written]:
@@ -70,15 +41,35 @@ def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, tas
     with ExitStack() as stack:
         writer = None
         for rows in sums.totals():
-            classes = classify(rows)
-            add_to(report, classes)
-            if staging is not None:
-                writer = writer or stack.enter_context(DatasetWriter(staging, task, WRITTEN_ROWS))
-                for name in WRITTEN:
-                    if classes[name].num_rows:
-                        columns = [of_any_length(classes[name]["id"]), classes[name]["count"], classes[name]["records"]]
-                        writer.write(folder([("class", name)]), pa.table(columns, schema=WRITTEN_ROWS))
+            for name, found in _classify(rows).items():
+                references, records, size = (pc.sum(found[column]).as_py() or 0 for column in ("count", "records", "size"))
+                report.classes[name].add(ClassReport(found.num_rows, references, records, size))
+                if name not in WRITTEN or not found.num_rows:
+                    continue
+                ids = of_any_length(found["id"])
+                if name in report.named:
+                    first = pa.table({"id": ids, "count": found["count"]})
+                    first = first.take(pc.select_k_unstable(first, NAMED, [("id", "ascending")]))
+                    report.name(name, zip(first["id"].to_pylist(), first["count"].to_pylist(), strict=True))
+                if staging is not None:
+                    writer = writer or stack.enter_context(DatasetWriter(staging, task, WRITTEN_ROWS))
+                    columns = [ids, found["count"], found["records"]]
+                    writer.write(folder([("class", name)]), pa.table(columns, schema=WRITTEN_ROWS))
         return [writer.finish()] if writer else []
+
+
+def _classify(rows: pa.Table) -> dict[str, pa.Table]:
+    """Return the rows of each class. In ``rows``, each id comes once."""
+    count, is_there = rows["count"], pc.greater(rows["records"], 0)
+    referred, unreferred = pc.greater(count, 0), pc.equal(count, 0)
+    masks = {
+        "live": pc.and_(referred, is_there),
+        "orphan": pc.and_(unreferred, is_there),
+        "dangling": pc.and_not(referred, is_there),
+        "negative": pc.less(count, 0),
+        "settled": pc.and_not(unreferred, is_there),
+    }
+    return {name: rows.filter(mask) for name, mask in masks.items()}
 
 
 def commit(staging: DatasetStaging, written: Sequence[Written]) -> None:
@@ -103,7 +94,7 @@ def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: Met
         changes = 0
         for share in job.shares:
             for batch in read_share(share):
-                sums.add(rows_of_changes(batch))
+                sums.add(rows_of(batch["id"], count=batch["count"]))
                 changes += batch.num_rows
             meter.add(share.size)
         report = report_of(job, records(), changes)
@@ -111,9 +102,3 @@ def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: Met
         if staging:
             commit(staging, written)
     return report
-
-
-def _first(rows: pa.Table) -> list[tuple[bytes, int]]:
-    ids = pa.table({"id": of_any_length(rows["id"]), "count": rows["count"]})
-    first = ids.take(pc.select_k_unstable(ids, NAMED, [("id", "ascending")]))
-    return list(zip(first["id"].to_pylist(), first["count"].to_pylist(), strict=True))

@@ -1,39 +1,291 @@
-"""Files of reference counts, or of changes to them: lines ``id,count``, or Parquet with the columns ``id`` and ``count``."""
+"""Reference counts, or changes of them, in files: lines ``id,count``, or Parquet with the columns ``id`` and ``count``.
+
+Any process reads a share of a file into record batches. Lines alone are also read without pyarrow, the extra
+``msgstore[parquet]``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import binascii
+import codecs
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from msgstore.contract import ConfigError
+import attrs
+
+from msgstore.contract import ConfigError, StoreIOError
+from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open.recovery import sum_counts
-from msgstore.jobs.reading.count_files import io_errors, is_parquet, read_lines
+from msgstore.jobs.paths import visible_files
 from msgstore.jobs.workers import check_pyarrow
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
-    """Yield (id, count) of each line or row, in the order of the file. Raises ConfigError for any other content, and OSError.
+MAX_COUNT = MAX_REFERENCES
+"""Largest count, positive or negative, of a line or a row."""
+SHARE = 64 * 2**20
+"""Bytes of a file that one task reads."""
+BLOCK = 8 * 2**20
+"""Bytes of lines that are parsed together."""
+_HEX_DIGITS = 32
+_LINE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:id|[0-9a-fA-F]{32})\s*,")
+"""Begin of a file of lines."""
 
-    In lines, further fields, empty lines and a first line of names are ignored. Parquet is a file or a directory of files
-    (:mod:`msgstore.jobs.deltas`), with a binary column ``id``.
-    """
-    path = Path(path)
-    if not (path.is_dir() or is_parquet(path)):
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            yield from read_lines(lines, path)
-        return
-    check_pyarrow(f"{path}: Parquet is read")
-    from msgstore.jobs.deltas import find_shares, read_share
 
-    for share in find_shares([path]):
-        for batch in read_share(share):
-            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+def named_counts(path: Path | None) -> str | None:
+    """Return the path of a count file for a job. Raises ConfigError if it is missing."""
+    if path is not None and not os.path.exists(path):  # noqa: PTH110 - a Path's raises, in some versions
+        raise ConfigError(f"{path}: there is no such file of counts")
+    return None if path is None else str(path)
 
 
 def sums_of(path: Path | str) -> dict[bytes, int]:
     """Return the sum of the counts of each id in a file. Raises ConfigError, also for too large sums, and StoreIOError."""
     try:
-        with io_errors(path):
+        with _io_errors(path):
             return sum_counts(read_counts(path))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
+    """Yield (id, count) of each line or row, in the order of the file. Raises ConfigError for any other content, and OSError.
+
+    Parquet is a file or a directory of files (:func:`find_shares`). Lines may come from a pipe.
+    """
+    path = Path(path)
+    if not (path.is_dir() or _is_parquet(path)):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield from _read_lines(lines, path)
+        return
+    check_pyarrow(f"{path}: Parquet is read")
+    for share in find_shares([path]):
+        for batch in read_share(share):
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+
+@contextmanager
+def _io_errors(path: Path | str) -> Iterator[None]:
+    """Turn an OSError about a count file into StoreIOError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreIOError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+# -- shares -------------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class DeltaShare:
+    """Part of a file, small and picklable: the lines that begin in these bytes, or the Parquet row groups of these numbers."""
+
+    path: str
+    begin: int
+    end: int
+    size: int
+    """Approximate number of bytes."""
+    is_parquet: bool = False
+
+
+def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[DeltaShare]:
+    """Return the shares of files, and of directories of Parquet files at any depth, by name. Each file counts once.
+
+    Spark and pyarrow begin the names of unfinished files and markers with ``_`` or ``.``: these are ignored in directories.
+    Raises ConfigError for other paths, and for a file in a directory that probably has counts in another form; StoreIOError.
+    """
+    files: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        with _io_errors(path):
+            for file in _files(path):
+                files.setdefault(file.resolve(), file)
+    return [share for file in files.values() for share in _shares(file, size)]
+
+
+def read_share(share: DeltaShare) -> Iterator[pa.RecordBatch]:
+    """Yield batches of ids, ``binary(16)``, and counts. Raises ConfigError for an invalid line or row, with file and place;
+    StoreIOError."""
+    with _io_errors(share.path):
+        yield from _rows(share) if share.is_parquet else _lines(share)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        what = "is no plain file" if path.exists() else "there is no such file"
+        raise ConfigError(f"{path}: {what}; counts are in lines 'id,count', or in Parquet with the columns id and count")
+    found = [file for file in sorted(visible_files(path, ConfigError)) if _is_data(file)]
+    if not found:
+        raise ConfigError(f"{path}: there are no Parquet files in this directory")
+    return found
+
+
+def _is_data(file: Path) -> bool:
+    """Return False for another file in a directory, such as a README. Raises ConfigError for one that probably has counts."""
+    if not file.is_file():
+        raise ConfigError(f"{file}: is no file that can be read, in a directory of counts")
+    if _is_parquet(file):
+        return True
+    with file.open("rb") as data:
+        begin = data.read(4096)
+    if begin and (file.name.startswith("part-") or ".csv" in file.suffixes or _LINE.match(begin)):
+        raise ConfigError(
+            f"{file}: is not Parquet, as the files of a directory of counts are; give files of lines by themselves"
+        )
+    return False
+
+
+def _is_parquet(path: Path) -> bool:
+    """Return True by the extension or the first bytes. Files of Hive and Trino have no extension; no line begins so."""
+    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
+        return path.suffix == ".parquet"
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def _shares(path: Path, size: int) -> Iterator[DeltaShare]:
+    total = path.stat().st_size
+    if _is_parquet(path):
+        with _open_parquet(path) as file:
+            groups = file.num_row_groups
+            each = max(1, groups * size // max(1, total))
+        for begin in range(0, groups, each):
+            end = min(begin + each, groups)
+            yield DeltaShare(str(path), begin, end, total * (end - begin) // groups, is_parquet=True)
+    else:
+        for begin in range(0, total, size):
+            end = min(begin + size, total)
+            yield DeltaShare(str(path), begin, end, end - begin)
+
+
+# -- lines --------------------------------------------------------------------------------------------------------------------
+
+
+def _read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterator[tuple[bytes, int]]:
+    """Yield (id, count) of each line of ``path``, whose first line has the number ``first``. Raises ConfigError.
+
+    Further fields, empty lines, a first line of names and a byte order mark are ignored.
+    """
+    for number, line in enumerate(lines, first):
+        fields = [field.strip() for field in (line.removeprefix("\ufeff") if number == 1 else line).split(",")]
+        if fields == [""] or (number == 1 and fields[0] == "id"):
+            continue
+        try:
+            msg_id, count = bytes.fromhex(fields[0]), int(fields[1])
+        except (ValueError, IndexError):
+            msg_id, count = b"", 0
+        if len(msg_id) != 16:
+            raise ConfigError(f"{path}: line {number} is not 'id,count' with an id of 32 hexadecimal digits")
+        if abs(count) > MAX_COUNT:
+            raise ConfigError(f"{path}: line {number} has the count {count}; a count is at most {MAX_COUNT}")
+        yield msg_id, count
+
+
+def _lines(share: DeltaShare) -> Iterator[pa.RecordBatch]:
+    with Path(share.path).open("rb") as file:
+        if share.begin:
+            file.seek(share.begin - 1)
+            file.readline()  # belongs to the share before
+        else:  # only the first line may be a header, or begin with a mark
+            yield _parse(share.path, 0, file.readline())
+        while (offset := file.tell()) < share.end and (block := file.read(min(BLOCK, share.end - offset))):
+            if not block.endswith(b"\n"):
+                block += file.readline()
+            yield _parse_fast(block) or _parse(share.path, offset, block)
+
+
+def _parse_fast(block: bytes) -> pa.RecordBatch | None:
+    """Parse lines of 32 hexadecimal digits, a comma and a number. Return None for a block with any other line."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.csv as pa_csv
+
+    if any(text in block for text in (b"x", b"X", codecs.BOM_UTF8)):
+        return None  # pyarrow takes 0x10 for a number, and ignores the mark
+    try:
+        table = pa_csv.read_csv(
+            pa.py_buffer(block),
+            read_options=pa_csv.ReadOptions(autogenerate_column_names=True, block_size=len(block) + 1),
+            parse_options=pa_csv.ParseOptions(quote_char=False),
+            convert_options=pa_csv.ConvertOptions(
+                column_types={"f0": pa.binary(), "f1": pa.int64()}, include_columns=["f0", "f1"], null_values=[]
+            ),
+        )
+        (batch,) = table.combine_chunks().to_batches()
+        digits, counts = batch.columns
+        if counts.null_count or digits.offset or pc.any(pc.greater(pc.abs(counts), MAX_COUNT)).as_py():
+            return None
+        if set(pc.min_max(pc.binary_length(digits)).as_py().values()) != {_HEX_DIGITS}:
+            return None
+        return _batch(binascii.unhexlify(digits.buffers()[2][: _HEX_DIGITS * batch.num_rows]), counts)
+    except (pa.ArrowException, KeyError, ValueError):  # binascii.Error is one
+        return None
+
+
+def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
+    """Parse a block line by line, and name the first invalid line."""
+    import pyarrow as pa
+
+    lines = io.TextIOWrapper(io.BytesIO(block), encoding="utf-8", errors="replace")
+    rows = list(_read_lines(lines, path, 1 if not offset else _newlines(path, offset) + 1))
+    return _batch(b"".join(msg_id for msg_id, _ in rows), pa.array([count for _, count in rows], pa.int64()))
+
+
+def _newlines(path: str, end: int) -> int:
+    """Return the number of line ends in the bytes before ``end``."""
+    with Path(path).open("rb") as file:
+        return sum(file.read(min(BLOCK, end - at)).count(b"\n") for at in range(0, end, BLOCK))
+
+
+def _batch(ids: bytes, counts: pa.Array) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    column = pa.Array.from_buffers(pa.binary(16), len(counts), [None, pa.py_buffer(ids)])
+    return pa.record_batch([column, counts], ["id", "count"])
+
+
+# -- Parquet ------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
+    """Yield a Parquet file with the columns. Errors name the file, also those of the block. Raises ConfigError, OSError."""
+    import pyarrow as pa
+
+    from msgstore.jobs.columns.arrays import open_parquet
+
+    form = f"{path}: is not Parquet with the columns id (binary) and count (integer)"
+    try:
+        with open_parquet(path) as file:
+            names = file.schema_arrow.names
+            if not {"id", "count"} <= set(names):
+                raise ConfigError(f"{form}: its columns are {', '.join(names)}")
+            yield file
+    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow's has none, for a damaged page
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise ConfigError(f"{form}: {' '.join(str(error).split())}") from error
+
+
+def _rows(share: DeltaShare) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with _open_parquet(share.path) as file:
+        for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
+            ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())
+            fits = pc.and_(pc.less_equal(counts, MAX_COUNT), pc.greater_equal(counts, -MAX_COUNT))
+            good = pc.and_(pc.equal(pc.binary_length(ids), 16), fits)
+            first = pc.index(pc.coalesce(good, pa.scalar(False)), False).as_py()
+            if first >= 0:
+                row = f"the id {ids[first].as_py()!r} and the count {counts[first].as_py()!r}"
+                raise ConfigError(f"{share.path}: a row has {row}; an id is 16 bytes, and a count at most {MAX_COUNT}")
+            yield pa.record_batch([pc.cast(ids, pa.binary(16)), counts], ["id", "count"])

@@ -6,7 +6,7 @@ first by rank and offset counts, as in a salvage. Stored bodies are compared, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,13 @@ class Side(Findings):
     """Bytes of the segments."""
     messages: int = 0
 
+    @classmethod
+    def of(cls, path: str, found: Found) -> Side:
+        """Return a side without messages and without the damage in its segments."""
+        side = cls(path, len(found.inputs), found.size)
+        found.add_to(side)
+        return side
+
     def as_json(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in ("path", "segments", "size", "messages")},
@@ -110,6 +117,11 @@ class DiffReport:
         """Return the files of both sides that were not read."""
         return [*self.a.not_read, *self.b.not_read]
 
+    def count_messages(self) -> None:
+        """Set the number of messages of both sides."""
+        both = self.same + len(self.ids["differing"])
+        self.a.messages, self.b.messages = both + len(self.ids["only_a"]), both + len(self.ids["only_b"])
+
     def as_json(self) -> dict[str, Any]:
         counts = {kind: len(found) for kind, found in self.ids.items()}
         return {"kind": "summary", "a": self.a.as_json(), "b": self.b.as_json(), "same": self.same, **counts}
@@ -120,53 +132,32 @@ class DiffReport:
                 yield {"kind": kind, "id": msg_id.hex()}
 
 
-def side_of(path: str, found: Found, damage: Iterable[tuple[SegmentInput, IntactRecords]]) -> Side:
-    """Return a side in which no message is counted yet. ``damage`` is by rank."""
-    side = Side(path, len(found.inputs), found.size)
-    found.add_to(side)
-    for item, good in damage:
-        side.add_damage(item.path, good.damage)
-    return side
-
-
 # -- on one machine -----------------------------------------------------------------------------------------------------------
-
-_SAME, _DIFFERING, _ONLY_B = b"same", b"differing", b"only_b"
-"""Results of a comparison. Each replaces the hash of the first side when the second side has the id."""
 
 
 def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> DiffReport:
     """Execute a job. ``run`` executes the tasks that read segments; ids and hashes of one side are in this process's memory."""
-    first: dict[bytes, bytes] = {}
+    report = DiffReport(Side.of(job.a, job.found_a), Side.of(job.b, job.found_b))
 
-    def each(
-        found: Found, use: Callable[[Iterable[tuple[bytes, bytes]]], None]
-    ) -> Iterator[tuple[SegmentInput, IntactRecords]]:
+    def messages(found: Found, side: Side) -> Iterator[tuple[bytes, bytes]]:
         for item, good in map_segments(run, digest, pack(found.inputs), meter):
-            use(zip(good.records.id_list(), split_ids(good.digests), strict=True))
-            yield item, good
+            side.add_damage(item.path, good.damage)
+            yield from zip(good.records.id_list(), split_ids(good.digests), strict=True)
 
-    def take(found: Iterable[tuple[bytes, bytes]]) -> None:
-        for msg_id, its_hash in found:
-            first.setdefault(msg_id, its_hash)
-
-    def compare(found: Iterable[tuple[bytes, bytes]]) -> None:
-        """Compare messages with the other side. Only the first copy of an id counts."""
-        for msg_id, its_hash in found:
-            theirs = first.setdefault(msg_id, _ONLY_B)
-            if len(theirs) == DIGEST:
-                first[msg_id] = _SAME if theirs == its_hash else _DIFFERING
-
-    a = side_of(job.a, job.found_a, each(job.found_a, take))
-    a.messages = len(first)
-    report = DiffReport(a, side_of(job.b, job.found_b, each(job.found_b, compare)))
-    of = {_DIFFERING: report.ids["differing"], _ONLY_B: report.ids["only_b"]}
-    for msg_id, verdict in first.items():
-        if verdict is _SAME:
+    found: dict[bytes, bytes | str] = {}
+    """Id to the hash of its first copy in A; once B has the id, to the result."""
+    for msg_id, its_hash in messages(job.found_a, report.a):
+        found.setdefault(msg_id, its_hash)
+    for msg_id, its_hash in messages(job.found_b, report.b):
+        theirs = found.setdefault(msg_id, "only_b")
+        if isinstance(theirs, bytes):
+            found[msg_id] = "same" if theirs == its_hash else "differing"
+    for msg_id, result in found.items():
+        if result == "same":
             report.same += 1
         else:
-            of.get(verdict, report.ids["only_a"]).append(msg_id)
-    report.b.messages = len(first) - len(report.ids["only_a"])
+            report.ids["only_a" if isinstance(result, bytes) else result].append(msg_id)
     for ids in report.ids.values():
         ids.sort()
+    report.count_messages()
     return report

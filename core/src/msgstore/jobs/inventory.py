@@ -1,31 +1,32 @@
 """Job ``inventory``: measure any number of segments, and forecast what each GC policy would reclaim.
 
-``scan_for_inventory`` reads one segment, in any process. If counts are given, the runner finds the live records: with
-``live_of``, one segment after the other, or with a join by id. Otherwise the index of each store is asked. The driver does that
-and runs the policies; both need numbers only. The report is the same with every runner. Sizes are in bytes.
+``judge`` reads one segment, in any process. If counts are given, the runner finds the live records: with ``live_of``, one
+segment after the other, or with a join by id. Otherwise the index of each store is asked. The driver does that and runs the
+policies; both need numbers only. The report is the same with every runner. Sizes are in bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import Capability, MsgStoreError, SegmentStats
-from msgstore.contract.formats import split_ids
+from msgstore.contract import Capability, Columns, MsgStoreError, SegmentStats
 from msgstore.directory import SETTINGS
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
+from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
-from msgstore.jobs.policy_forecast import PolicyPlan, as_segment, forecast, is_quarantined, make_policy_input
-from msgstore.jobs.reading.count_files import named_counts
-from msgstore.jobs.reading.segment_check import SegmentFindings, UnreadableSegmentError, measure, reading, unreadable
+from msgstore.jobs.policy_forecast import PolicyPlan, forecast, make_policy_input
+from msgstore.jobs.reading.segment_check import SegmentFindings, judge
 from msgstore.jobs.reports import Findings, SegmentStock, sums
+from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
@@ -55,37 +56,6 @@ def plan_inventory(
     """
     found = find_inputs(catalogue, sources, records=records)
     return InventoryJob(tuple(map(str, sources)), found, now, named_counts(counts))
-
-
-# -- one segment --------------------------------------------------------------------------------------------------------------
-
-
-def scan_for_inventory(item: SegmentInput, *, with_ids: bool) -> SegmentFindings | None:
-    """Scan one segment. Return None if a collector has deleted it since it was listed.
-
-    A segment that cannot be read is one damaged span. Raises PluginError if a plugin is missing in this process.
-    """
-    try:
-        with reading(item) as (_, _, report):
-            found, records = measure(item, report), report.scan.records
-            found.stock.quarantined = is_quarantined(report)
-            return attrs.evolve(found, ids=bytes(records.ids), sizes=records.sizes) if with_ids else found
-    except UnreadableSegmentError as error:
-        return None if isinstance(error.__cause__, FileNotFoundError) else unreadable(item, error)
-
-
-def live_of(found: SegmentFindings, counts: Mapping[bytes, int], seen: set[bytes]) -> tuple[int, int]:
-    """Return (records, bytes) of the live records: those with references, if no segment before has the same id.
-
-    ``seen``: ids of the store's segments before, which this call extends.
-    """
-    live = size_of_live = 0
-    for msg_id, size in zip(split_ids(found.ids), found.sizes, strict=True):
-        if counts.get(msg_id, 0) > 0 and msg_id not in seen:
-            seen.add(msg_id)
-            live += 1
-            size_of_live += size
-    return live, size_of_live
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -183,44 +153,59 @@ def totals(segments: Iterable[SegmentStock]) -> dict[str, Any]:
 
 # -- all of them --------------------------------------------------------------------------------------------------------------
 
-Live = tuple[int, int]
-"""(records, bytes)."""
+
+def inventory(job: InventoryJob, run: Run[Task, list[SegmentFindings]], meter: Meter) -> InventoryReport:
+    """Execute a job. ``run`` executes the tasks that read segments. With counts, the ids of a store are in this process's
+    memory."""
+    counts = None if job.counts is None else sums_of(job.counts)
+
+    def rows() -> Iterator[tuple[SegmentInput, SegmentFindings]]:
+        store, seen = "", set[bytes]()
+        scanned = map_segments(run, partial(judge, with_records=counts is not None), pack(job.found.inputs), meter)
+        for item, found in scanned:
+            if counts is not None:
+                if item.store != store:
+                    store, seen = item.store, set()
+                found.stock.live, found.stock.live_bytes = live_of(found.records, counts, seen)
+            yield item, attrs.evolve(found, records=Columns())
+
+    return report_of(job, rows())
 
 
-def with_live(
-    scanned: Iterable[tuple[SegmentInput, SegmentFindings | None]], counts: Mapping[bytes, int] | None
-) -> Iterator[tuple[SegmentInput, SegmentFindings | None, Live | None]]:
-    """Add the result of :func:`live_of` to each segment if counts were given. ``scanned`` is by rank."""
-    for _, group in groupby(scanned, key=lambda row: row[0].store):
-        seen: set[bytes] = set()
-        for item, found in group:
-            yield item, found, None if found is None or counts is None else live_of(found, counts, seen)
+def live_of(records: Columns, counts: Mapping[bytes, int], seen: set[bytes]) -> tuple[int, int]:
+    """Return (records, bytes) of the live records of a segment: those with references, if no segment before has the same id.
+
+    ``seen``: ids of the store's segments before, which this call extends.
+    """
+    live = size_of_live = 0
+    for msg_id, size in zip(records.id_list(), records.sizes, strict=True):
+        if counts.get(msg_id, 0) > 0 and msg_id not in seen:
+            seen.add(msg_id)
+            live += 1
+            size_of_live += size
+    return live, size_of_live
 
 
-def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, SegmentFindings | None, Live | None]]) -> InventoryReport:
+def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, SegmentFindings]]) -> InventoryReport:
     """Return the report of the job. Asks indexes and policies.
 
-    ``rows``: segments by rank, with their live records if counts were given.
+    ``rows``: segments by rank, with their live records if counts were given. Segments that are gone are only counted.
     """
     report = InventoryReport(job.sources)
     job.found.add_to(report)
     for directory, group in groupby(rows, key=lambda row: row[0].store):
-        all_found = []
-        for item, found, live in group:
-            if found is None:
-                report.gone += 1
-                continue
+        listed = list(group)
+        there = [(item, found) for item, found in listed if not found.is_gone]
+        report.gone += len(listed) - len(there)
+        for item, found in there:
             report.add_damage(item.path, found.damage)
             found.stock.path = item.path  # workers have absolute paths
-            if live is not None:
-                found.stock.live, found.stock.live_bytes = live
-            all_found.append((item, found))
-        report.stores.append(_store(job, directory, all_found))
+        report.stores.append(_store(job, directory, there))
     return report
 
 
-def _store(job: InventoryJob, directory: str, all_found: Sequence[tuple[SegmentInput, SegmentFindings]]) -> StoreStock:
-    store = StoreStock(directory, [found.stock for _, found in all_found], "given" if job.counts is not None else "")
+def _store(job: InventoryJob, directory: str, rows: Sequence[tuple[SegmentInput, SegmentFindings]]) -> StoreStock:
+    store = StoreStock(directory, [found.stock for _, found in rows], "given" if job.counts is not None else "")
     catalogue = installed()
     if job.counts is None:
         own = _own_counts(Path(directory), catalogue)
@@ -232,7 +217,7 @@ def _store(job: InventoryJob, directory: str, all_found: Sequence[tuple[SegmentI
                 segment.live_bytes = min(known.live_bytes, segment.record_bytes)
                 segment.quarantined |= known.quarantined
     try:
-        segments = [_as_segment(item, found) for item, found in all_found]
+        segments = [_as_segment(item, found) for item, found in rows]
         picture = make_policy_input(Path(directory), catalogue, FormatSet(catalogue), segments)
     except MsgStoreError as error:
         store.unasked = str(error)
@@ -246,12 +231,18 @@ def _store(job: InventoryJob, directory: str, all_found: Sequence[tuple[SegmentI
 def _as_segment(item: SegmentInput, found: SegmentFindings) -> Segment:
     """Return a segment as the engine would see it. Records count as live if nothing else is known."""
     stock = found.stock
-    live, size = (stock.records, stock.record_bytes) if stock.live is None else (stock.live, stock.live_bytes or 0)
-    segment = as_segment(
-        Path(item.path), open_input(item), stock.size, stock.state, damaged=bool(found.damage), quarantined=stock.quarantined
+    is_known = stock.live is not None
+    return Segment(
+        -1,
+        Path(item.path),
+        open_input(item),
+        stock.size,
+        (stock.live if is_known else stock.records) or 0,
+        (stock.live_bytes if is_known else stock.record_bytes) or 0,
+        appendable=not (found.damage or stock.quarantined),
+        quarantined=stock.quarantined,
+        torn=stock.state == "torn",
     )
-    segment.live_count, segment.live_bytes = live, size
-    return segment
 
 
 def _own_counts(directory: Path, catalogue: Catalogue) -> dict[str, SegmentStats] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -23,13 +23,12 @@ from msgstore.contract import (
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
 from msgstore.engine.compact import policy_actions as plans
-from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan import FormatSet, OpenFormat, SegmentReport
+from msgstore.scan import FormatSet
 
 DOES = {Compact: "compact", Combine: "combine", Drop: "drop", Migrate: "migrate"}
 
@@ -79,27 +78,10 @@ class PolicyInput:
     """Number of segments of the directory that the policies do not see."""
 
 
-def is_quarantined(report: SegmentReport) -> bool:
-    """Return True if an opening would quarantine the segment. A torn end is damage only if records follow it."""
-    scan, form = report.scan, report.format.format
-    if scan.end.state == "corrupt" or scan.damage:
-        return True
-    if scan.end.state != "torn":
-        return False
-    with Files().view(report.path) as data:
-        return form.find_chain(data, scan.end.offset + 1, CHAIN) is not None
-
-
-def as_segment(path: Path, form: OpenFormat, size: int, state: str, *, damaged: bool, quarantined: bool) -> Segment:
-    """Return a scanned segment as the engine would see it, without number, time and live records. ``state``: of its end."""
-    appendable = not (damaged or quarantined)
-    return Segment(-1, path, form, size, appendable=appendable, quarantined=quarantined, torn=state == "torn")
-
-
 def make_policy_input(directory: Path, catalogue: Catalogue, formats: FormatSet, segments: Sequence[Segment]) -> PolicyInput:
     """Return the segments as a policy sees them, and set their numbers and times.
 
-    Raises MsgStoreError if no store could be opened on the directory.
+    Raises MsgStoreError or OSError if no store could be opened on the directory.
     """
     config = remembered_config(directory)
     found = {s.path.name: s for s in find_segments(Files(), directory, formats.extensions, formats.leftovers)}
@@ -126,18 +108,16 @@ def make_policy_input(directory: Path, catalogue: Catalogue, formats: FormatSet,
 def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator[PolicyPlan]:
     """Return the plans of every installed policy, with each set of options in the examples of its descriptor."""
     for name in catalogue.names("gc"):
-        provider = ", ".join(
-            str(found.provider.distribution)
-            for found in catalogue.registrations
-            if found.kind == "gc" and found.descriptor.name == name
-        )
+        named = [found for found in catalogue.registrations if found.kind == "gc" and found.descriptor.name == name]
+        plan = PolicyPlan(name, ", ".join(str(found.provider.distribution) for found in named), "", "")
         try:
             descriptor = catalogue.gc_policy(name)
         except PluginError as error:
-            yield PolicyPlan(name, provider, "", "", error=str(error))
+            yield attrs.evolve(plan, error=str(error))
             continue
         for example in descriptor.examples:
-            plan = PolicyPlan(name, provider, descriptor.summary, _as_toml(example))
+            shown = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in example.items())
+            plan = attrs.evolve(plan, summary=descriptor.summary, options=shown)
             try:
                 options = structure(descriptor.options, example, f"the examples of the GC policy {name!r}")
                 actions = list(catalogue.make(descriptor, options).plan(picture.stats, now))
@@ -169,8 +149,3 @@ def _step(action: Action, touched: Sequence[SegmentStats]) -> Step:
         return Step(what, files, touched[0].size, touched[0].live_count, action.reason)
     kept = max(s.header_bytes for s in touched) + sum(s.live_bytes for s in touched)
     return Step(what, files, max(0, sum(s.size for s in touched) - kept))
-
-
-def _as_toml(options: Mapping[str, object]) -> str:
-    """Options on one line, as people write them."""
-    return ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in options.items())

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from msgstore.contract import Damage
+from msgstore.jobs.counts import DeltaShare, find_shares
 from msgstore.jobs.inputs import SegmentInput, SegmentJob
 from msgstore.jobs.reports import Findings
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.workers import check_pyarrow
 from msgstore.plugins.catalogue import Catalogue
-
-if TYPE_CHECKING:
-    from msgstore.jobs.deltas import DeltaShare
 
 CLASSES = {
     "live": "has references, and an intact record",
@@ -65,19 +63,13 @@ def plan_reconcile(
     Raises StoreError (no segments, ``to`` in use), StoreLocked, ConfigError (no pyarrow; no file of changes), PluginError.
     """
     check_pyarrow("reconcile is done")
-    from msgstore.jobs.deltas import find_shares
-
     found = find_offline(catalogue, sources, records, destination=to, also_read=deltas)
     shares = tuple(find_shares(deltas))
     return ReconcileJob(tuple(map(str, sources)), found, tuple(map(str, deltas)), shares, None if to is None else str(to))
 
 
-_SUMS = ("ids", "references", "records", "size")
-
-
 @attrs.define
 class ClassReport:
-    name: str
     ids: int = 0
     references: int = 0
     """Sum of their counts."""
@@ -86,13 +78,10 @@ class ClassReport:
     size: int = 0
     """Bytes of these records."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _SUMS}
-
     def add(self, part: ClassReport) -> None:
         """Add other ids of the class."""
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(part, name))
+        for name, number in attrs.asdict(part).items():
+            setattr(self, name, getattr(self, name) + number)
 
 
 @attrs.define
@@ -106,7 +95,7 @@ class ReconcileReport(Findings):
     """Bytes of the segments."""
     changes: int = 0
     """Number of lines and rows in the files of changes."""
-    classes: dict[str, ClassReport] = attrs.field(factory=lambda: {name: ClassReport(name) for name in CLASSES})
+    classes: dict[str, ClassReport] = attrs.field(factory=lambda: {name: ClassReport() for name in CLASSES})
     named: dict[str, list[tuple[bytes, int]]] = attrs.field(factory=lambda: {"dangling": [], "negative": []})
     """(id, count) of the first few of a class, by id."""
 
@@ -133,7 +122,7 @@ class ReconcileReport(Findings):
             segments=self.segments,
             size=self.size,
             changes=self.changes,
-            classes={name: found.as_json() for name, found in self.classes.items()},
+            classes={name: attrs.asdict(found) for name, found in self.classes.items()},
             damaged=self.damaged,
         )
 

@@ -8,9 +8,10 @@ their arguments.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,16 @@ from msgstore.contract import (
     StoreError,
     StoreIOError,
 )
-from msgstore.contract.formats import split_ids
 from msgstore.files import Files
+from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
+from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, batches
 from msgstore.jobs.reading.chains import INVALID_BODY
-from msgstore.jobs.reading.count_files import named_counts
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
 from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
-from msgstore.jobs.tasks import TASK_SIZE, pack
+from msgstore.jobs.tasks import TASK_SIZE, Meter, Run, map_segments, pack
 from msgstore.jobs.workers import body_check
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
@@ -197,46 +198,43 @@ class Selection:
     item: SegmentInput
     crc32: int
     """Of the segment as it was examined."""
-    ids: bytes
-    offsets: array[int]
-    sizes: array[int]
+    records: Columns
 
 
-def copy(task: int, picks: Iterable[Selection], job: SalvageJob, staging: str) -> Part:
-    """Write one part of the new store. Raises StoreError if a segment has changed since it was examined, and StoreIOError."""
+def copy(numbered: tuple[int, Iterable[Selection]], job: SalvageJob, staging: str) -> Part:
+    """Write one part of the new store, for the task of this number.
+
+    Raises StoreError if a segment has changed since it was examined, and StoreIOError.
+    """
+    task, picks = numbered
     with PartWriter(job.target, staging, task) as part:
         for pick in picks:
-            if not pick.offsets:
+            if not len(pick.records):
                 continue
             form = open_input(pick.item)
-            verbatim = job.as_they_are and form.verbatim and form.name == job.target.format
             try:
                 with Files().view(Path(pick.item.path)) as data:
-                    _copy_records(part, pick, form, data, verbatim=verbatim)
+                    _copy_records(part, pick, form, data, job)
             except OSError as error:
                 what = f"{pick.item.path}: cannot be read any more: {error.strerror or error}"
                 raise StoreIOError(f"{what}. Mend the cause (permissions, the disk) and run the job again.") from error
+            except RecordError as error:
+                raise _changed(pick, f"a record of it is not what it was ({error})") from error
         return part.finish()
 
 
-def _copy_records(part: PartWriter, pick: Selection, form: OpenFormat, data: Buffer, *, verbatim: bool) -> None:
+def _copy_records(part: PartWriter, pick: Selection, form: OpenFormat, data: Buffer, job: SalvageJob) -> None:
     if checksum(data, len(data)) != pick.crc32:
         raise _changed(pick, "its bytes are others")
-    ids = split_ids(pick.ids)
-    for begin, end in batches(pick.sizes):
-        offsets, sizes = pick.offsets[begin:end], pick.sizes[begin:end]
-        records = [data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    verbatim = job.as_they_are and form.verbatim and form.name == job.target.format
+    ids, columns = pick.records.id_list(), pick.records
+    for begin, end in batches(columns.sizes):
+        places = zip(columns.offsets[begin:end], columns.sizes[begin:end], strict=True)
+        records = [data[offset : offset + size] for offset, size in places]
         if verbatim:
             part.add_records(ids[begin:end], records)
         else:
-            part.add(ids[begin:end], _bodies(form, pick, ids[begin:end], records))
-
-
-def _bodies(form: OpenFormat, pick: Selection, ids: Sequence[bytes], records: Sequence[bytes]) -> list[bytes]:
-    try:
-        return list(map(form.format.decode, ids, records))
-    except RecordError as error:
-        raise _changed(pick, f"a record of it is not what it was ({error})") from error
+            part.add(ids[begin:end], list(map(form.format.decode, ids[begin:end], records)))
 
 
 def _changed(pick: Selection, what: str) -> StoreError:
@@ -258,26 +256,24 @@ class InputReport:
     format: str
     size: int
     header: int
-    good: int
+    good: int = 0
     """Bytes of the records that were copied."""
-    duplicates: int
+    duplicates: int = 0
     """Bytes of the records of whose id another copy was copied."""
-    dead: int
+    dead: int = 0
     """Bytes of the records without references; 0 if no counts were given."""
-    holes: int
-    damaged: int
-    records: int
+    holes: int = 0
+    damaged: int = 0
+    records: int = 0
     """Records that were copied."""
     recovered: Columns = attrs.field(factory=Columns)
     """Copied records that were found after or inside a damaged span."""
 
     @classmethod
-    def of(
-        cls, item: SegmentInput, found: IntactRecords, *, good: int, records: int, duplicates: int = 0, dead: int = 0
-    ) -> InputReport:
-        """Return the report of a segment, of which ``records`` with ``good`` bytes are copied. None is recovered yet."""
+    def of(cls, item: SegmentInput, found: IntactRecords) -> InputReport:
+        """Return the report of a segment of which no record is copied yet."""
         damaged = sum(span.size for span in found.damage)
-        return cls(item.path, item.format, found.size, found.header, good, duplicates, dead, found.holes, damaged, records)
+        return cls(item.path, item.format, found.size, found.header, holes=found.holes, damaged=damaged)
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": "input", **attrs.asdict(self, recurse=False), "recovered": len(self.recovered)}
@@ -319,30 +315,84 @@ class SalvageReport(Findings):
 
 
 def report_of(
-    job: SalvageJob, rows: Iterable[tuple[SegmentInput, InputReport, Sequence[Damage]]], missing: int
+    job: SalvageJob, rows: Iterable[tuple[InputReport, Sequence[Damage]]], missing: int, names: Sequence[bytes]
 ) -> SalvageReport:
-    """Return the report of the job. ``rows`` are by rank."""
+    """Return the report of the job. ``rows`` are by rank; ``names``: some of the missing ids.
+
+    Raises StoreError if a migration would lose messages.
+    """
     report = SalvageReport(job.sources, job.target.path, missing=missing)
     job.found.add_to(report)
-    for item, found, damage in rows:
+    for found, damage in rows:
         report.inputs.append(found)
-        report.add_damage(item.path, damage)
-    return report
-
-
-def check_complete(job: SalvageJob, report: SalvageReport, names: Sequence[bytes]) -> None:
-    """Raise StoreError if a migration would lose messages. ``names``: some of the missing ids."""
-    if not job.complete:
-        return
-    if report.missing:
-        named = ", ".join(name.hex() for name in names)
+        report.add_damage(found.path, damage)
+    advice = "Use 'msgstore salvage' to copy what there is."
+    if job.complete and missing:
+        named = ", ".join([*(name.hex() for name in names), *(["..."] if missing > len(names) else [])])
         raise StoreError(
-            f"{job.sources[0]}: {report.missing:,} messages that have references are not there, or damaged: {named}"
-            f"{', ...' if report.missing > len(names) else ''}. Use 'msgstore salvage' to copy what there is."
+            f"{job.sources[0]}: {missing:,} messages that have references are not there, or damaged: {named}. {advice}"
         )
-    if report.damage and job.counts is None:
+    if job.complete and report.damage and job.counts is None:
         spot = report.damage[0]
         raise StoreError(
             f"{spot.path}: {spot.size:,} bytes at offset {spot.offset:,} are damaged ({spot.reason}), and without counts "
-            "nobody knows whether a message was there. Use 'msgstore salvage' to copy what there is."
+            f"nobody knows whether a message was there. {advice}"
         )
+    return report
+
+
+# -- on one machine -----------------------------------------------------------------------------------------------------------
+
+
+def salvage(job: SalvageJob, run: Run[Any, Any], meter: Meter) -> SalvageReport:
+    """Execute a job. ``run`` executes the tasks; ids and locations of all records are in this process's memory."""
+    tasks, light = job.tasks(), job.for_workers()
+    counts = None if job.counts is None else {msg_id: count for msg_id, count in sums_of(job.counts).items() if count > 0}
+    taken: set[bytes] = set()
+    picks, rows = [], []
+    for item, found in map_segments(run, partial(examine, job=light), tasks, meter):
+        report = InputReport.of(item, found)
+        picks.append(Selection(item, found.crc32, _select(found, report, taken, None if counts is None else counts.keys())))
+        rows.append((report, found.damage))
+    missing = sorted(counts.keys() - taken) if counts else []
+    result = report_of(job, rows, len(missing), missing[:NAMED])
+    with Staging.begin(job.target, sources=job.sources) as staging:
+        rest = iter(picks)
+        numbered = ((number, list(islice(rest, len(task)))) for number, task in enumerate(tasks))
+
+        def parts() -> Iterator[Part]:
+            """Yield the parts. They are written while ``commit`` takes them, which adds the state of the job to an error."""
+            for part, task in zip(run(partial(copy, job=light, staging=staging.path), numbered), tasks, strict=True):
+                meter.add(sum(item.size for item in task))
+                yield part
+
+        staging.commit(parts(), None if counts is None else ((i, count) for i, count in counts.items() if i in taken))
+    return result
+
+
+def _select(found: IntactRecords, report: InputReport, taken: set[bytes], alive: Set[bytes] | None) -> Columns:
+    """Return the records of a segment that are copied, and add them to the report and to ``taken``, the ids copied so far.
+
+    ``alive``: ids with a reference; None if unknown.
+    """
+    ids = found.records.id_list()
+    new = set(ids)
+    if len(new) == len(ids) and taken.isdisjoint(new) and (alive is None or alive >= new) and not any(found.recovered):
+        taken |= new  # the usual case
+        report.good, report.records = sum(found.records.sizes), len(ids)
+        return found.records
+    picked = Columns()
+    for row, is_recovered in zip(found.records.rows(), found.recovered, strict=True):
+        msg_id, _, size, _ = row
+        if alive is not None and msg_id not in alive:
+            report.dead += size
+        elif msg_id in taken:
+            report.duplicates += size
+        else:
+            taken.add(msg_id)
+            picked.add(*row)
+            report.good += size
+            report.records += 1
+            if is_recovered:
+                report.recovered.add(*row)
+    return picked

@@ -20,7 +20,6 @@ Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
 Task = tuple[SegmentInput, ...]
 TASK_SIZE = 64 * 2**20
 """Bytes. With smaller tasks their fixed cost counts; with much larger ones, one worker is busy at the end of a job."""
-_MAX_SCAN_SIZE = 4 * TASK_SIZE
 _MIN_SCANS = 32
 """Number of tasks that keeps the processors of a machine busy to the end."""
 
@@ -40,21 +39,7 @@ def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
 
 def pack_scans(inputs: Collection[SegmentInput]) -> list[Task]:
     """Return up to four times larger tasks, for work without bodies: at TASK_SIZE, their fixed cost would count."""
-    return pack(inputs, min(max(TASK_SIZE, sum(found.size for found in inputs) // _MIN_SCANS), _MAX_SCAN_SIZE))
-
-
-def map_segments(
-    run: Run[Task, list[R]], function: Callable[[SegmentInput], R], tasks: Sequence[Task], meter: Meter
-) -> Iterator[tuple[SegmentInput, R]]:
-    """Yield each segment of the tasks with the result of ``function``, in order."""
-    for task, results in zip(tasks, run(partial(_call_each, function), tasks), strict=True):
-        for item, result in zip(task, results, strict=True):
-            meter.add(item.size)
-            yield item, result
-
-
-def _call_each(function: Callable[[SegmentInput], R], task: Task) -> list[R]:
-    return [function(item) for item in task]
+    return pack(inputs, min(max(TASK_SIZE, sum(found.size for found in inputs) // _MIN_SCANS), 4 * TASK_SIZE))
 
 
 @attrs.define
@@ -69,3 +54,17 @@ class Meter:
         self.done += size
         if self.progress:
             self.progress(self.done, self.total)
+
+
+def map_segments(
+    run: Run[Task, list[R]], function: Callable[[SegmentInput], R], tasks: Sequence[Task], meter: Meter
+) -> Iterator[tuple[SegmentInput, R]]:
+    """Yield each segment of the tasks with the result of ``function``, in order."""
+    for task, results in zip(tasks, run(partial(_call_each, function), tasks), strict=True):
+        for item, result in zip(task, results, strict=True):
+            meter.add(item.size)
+            yield item, result
+
+
+def _call_each(function: Callable[[SegmentInput], R], task: Task) -> list[R]:
+    return [function(item) for item in task]

@@ -10,9 +10,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from msgstore.jobs.columns.arrays import fixed_width
-from msgstore.jobs.diff import DIGEST, KINDS, DiffJob, DiffReport, Side, digest, side_of
+from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Side, digest
 from msgstore.jobs.inputs import Found, SegmentInput
-from msgstore.jobs.reading.segment_check import IntactRecords
 from msgstore.jobs.tasks import pack
 from msgstore_spark.tasks import map_tasks, segment_results, segment_rows, segment_schema
 
@@ -25,14 +24,17 @@ def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
     compared = _first(a, "a").join(_first(b, "b"), "id", "full_outer").select("id", _kind()).persist(StorageLevel.DISK_ONLY)
     try:
         counts = {row.kind: row["count"] for row in compared.groupBy("kind").count().collect()}
-        report = DiffReport(_side(job.a, job.found_a, a), _side(job.b, job.found_b, b), counts.get("same", 0))
+        report = DiffReport(Side.of(job.a, job.found_a), Side.of(job.b, job.found_b), counts.get("same", 0))
+        for side, found, read in ((report.a, job.found_a, a), (report.b, job.found_b, b)):
+            damage = segment_results(read)
+            for item in found.inputs:
+                side.add_damage(item.path, damage[item.rank])
         for row in compared.where("kind != 'same'").orderBy("id").toLocalIterator():
             report.ids[row.kind].append(bytes(row.id))
     finally:
         for frame in (compared, a, b):
             frame.unpersist()
-    both = counts.get("same", 0) + counts.get("differing", 0)
-    report.a.messages, report.b.messages = (both + counts.get(kind, 0) for kind in KINDS[1:])
+    report.count_messages()
     return report
 
 
@@ -45,7 +47,7 @@ def _digests(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
         found = digest(item)
         ids = fixed_width(found.records.ids)
         columns = {"place": pa.array(range(len(ids)), pa.int64()), "id": ids, "digest": fixed_width(found.digests, DIGEST)}
-        yield from segment_rows(_SCHEMA, item.rank, columns, IntactRecords(found.size, damage=found.damage))
+        yield from segment_rows(_SCHEMA, item.rank, columns, found.damage)
 
 
 def _first(read: DataFrame, name: str) -> DataFrame:
@@ -57,8 +59,3 @@ def _first(read: DataFrame, name: str) -> DataFrame:
 def _kind() -> Column:
     same = sf.when(sf.col("a") == sf.col("b"), "same").otherwise("differing")
     return sf.when(sf.col("b").isNull(), "only_a").when(sf.col("a").isNull(), "only_b").otherwise(same).alias("kind")
-
-
-def _side(path: str, found: Found, read: DataFrame) -> Side:
-    results = segment_results(read)
-    return side_of(path, found, ((item, results[item.rank]) for item in found.inputs))

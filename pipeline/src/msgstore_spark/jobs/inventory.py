@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -12,9 +11,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from msgstore.contract import Columns
 from msgstore.jobs.columns.arrays import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of, scan_for_inventory
+from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of
+from msgstore.jobs.reading.segment_check import judge
 from msgstore.jobs.tasks import pack
 from msgstore_spark.counts import read_counts
 from msgstore_spark.tasks import map_tasks, segment_results, segment_rows, segment_schema
@@ -34,19 +35,20 @@ def inventory(spark: SparkSession, job: InventoryJob) -> InventoryReport:
     finally:
         if with_ids:
             read.unpersist()
-    return report_of(
-        job, ((item, segments[item.rank], live.get(item.rank, (0, 0)) if with_ids else None) for item in job.found.inputs)
-    )
+    if with_ids:
+        for rank, found in segments.items():
+            found.stock.live, found.stock.live_bytes = live.get(rank, (0, 0))
+    return report_of(job, ((item, segments[item.rank]) for item in job.found.inputs))
 
 
 def _read(_: int, task: Iterable[SegmentInput], with_ids: bool) -> Iterator[pa.RecordBatch]:
     """Yield a row for each record of a segment if ``with_ids``, then one for the segment."""
     for item in task:
-        scanned = scan_for_inventory(item, with_ids=with_ids)
-        ids, sizes = (b"", array("Q")) if scanned is None else (scanned.ids, scanned.sizes)
-        columns = {"place": pa.array(range(len(sizes)), pa.int64()), "size": int64(sizes), "id": fixed_width(ids)}
-        result = None if scanned is None else attrs.evolve(scanned, ids=b"", sizes=array("Q"))
-        yield from segment_rows(_SCHEMA, item.rank, columns, result)
+        found = judge(item, with_records=with_ids)
+        records = found.records
+        places = pa.array(range(len(records)), pa.int64())
+        columns = {"place": places, "size": int64(records.sizes), "id": fixed_width(records.ids)}
+        yield from segment_rows(_SCHEMA, item.rank, columns, attrs.evolve(found, records=Columns()))
 
 
 def _live(spark: SparkSession, job: InventoryJob, records: DataFrame, counts: str) -> dict[int, tuple[int, int]]:

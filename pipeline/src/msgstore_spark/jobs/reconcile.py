@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from msgstore.jobs.classes import ROWS, commit, finish, rows_of_records, staging_of
 from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.deltas import SCHEMA, DeltaShare, read_share
+from msgstore.jobs.counts import DeltaShare, read_share
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import read_intact
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
@@ -30,6 +30,7 @@ from msgstore_spark.tasks import map_tasks
 
 _SCHEMA = pa.schema({"id": pa.binary(), "number": pa.int64(), "record": pa.bool_()})
 """Shuffled rows. ``number`` is the size of a record, or the sum of the changes of an id."""
+_CHANGES = pa.schema({"id": pa.binary(16), "count": pa.int64()})
 _RESULT_PREFIX = bytes(17)
 """Prefix of a value in the column ``id`` that is a pickled result."""
 _MAX_ROWS_IN_MEMORY = 2**20
@@ -63,7 +64,7 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
 
 def _changes(number: int, share: DeltaShare, in_memory: int) -> Iterator[pa.RecordBatch]:
     rows = 0
-    with IdAggregator(SCHEMA, in_memory, _local_directory()) as sums:
+    with IdAggregator(_CHANGES, in_memory, _local_directory()) as sums:
         for batch in read_share(share):
             sums.add(batch)
             rows += batch.num_rows

@@ -7,7 +7,6 @@ records again and copy them.
 from __future__ import annotations
 
 import pickle
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -30,7 +29,6 @@ from msgstore.jobs.salvage import (
     SalvageJob,
     SalvageReport,
     Selection,
-    check_complete,
     copy,
     examine,
     report_of,
@@ -53,8 +51,7 @@ def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
     try:
         missing, names = _missing(counts, first)
         results: Results = segment_results(examined)
-        report = report_of(job, _rows(job, results, examined, first, counts), missing)
-        check_complete(job, report, names)
+        report = report_of(job, _rows(job, results, examined, first, counts), missing, names)
         with Staging.begin(job.target, sources=job.sources) as staging:
             staging.commit(_copy(spark, first, tasks, results, job, staging.path), _counts_of(counts, first))
     finally:
@@ -88,7 +85,7 @@ Checked = tuple[SegmentInput, int]
 def _copy_task(number: int, selected: pa.Table, task: Iterable[Checked], job: SalvageJob, staging: str) -> pa.Table:
     """Copy the records of one task; ``selected`` has their ids and locations. Return the pickled part of the store."""
     selected = selected.sort_by([("rank", "ascending"), ("offset", "ascending")])
-    part = copy(number, _selections(task, selected), job, staging)
+    part = copy((number, _selections(task, selected)), job, staging)
     return pa.table({"part": pa.array([pickle.dumps(part)], pa.binary())})
 
 
@@ -96,8 +93,10 @@ def _selections(task: Iterable[Checked], selected: pa.Table) -> Iterator[Selecti
     for item, crc32 in task:
         rows = selected.filter(pc.equal(selected["rank"], item.rank))
         if rows.num_rows:
-            ids = b"".join(rows["id"].to_pylist())
-            yield Selection(item, crc32, ids, array("Q", rows["offset"].to_pylist()), array("Q", rows["size"].to_pylist()))
+            records = Columns()
+            ids, offsets, sizes = (rows[name].to_pylist() for name in ("id", "offset", "size"))
+            records.extend(ids, offsets, sizes, bytes(len(ids)))
+            yield Selection(item, crc32, records)
 
 
 # -- on the driver ----------------------------------------------------------------------------------------------------------
@@ -121,7 +120,7 @@ def _missing(counts: DataFrame | None, first: DataFrame) -> tuple[int, list[byte
 
 def _rows(
     job: SalvageJob, results: Results, examined: DataFrame, first: DataFrame, counts: DataFrame | None
-) -> list[tuple[SegmentInput, InputReport, Sequence[Damage]]]:
+) -> list[tuple[InputReport, Sequence[Damage]]]:
     """Return the report of each segment, by rank.
 
     Collects one row per segment, and one per record that was recovered after damage.
@@ -131,15 +130,16 @@ def _rows(
     recovered: dict[int, list[tuple[bytes, int, int]]] = {}
     for row in first.where("recovered").orderBy("rank", "offset").collect():
         recovered.setdefault(row.rank, []).append((bytes(row.id), row.offset, row.size))
-    rows: list[tuple[SegmentInput, InputReport, Sequence[Damage]]] = []
+    rows: list[tuple[InputReport, Sequence[Damage]]] = []
     for item in job.found.inputs:
         total, found = results[item.rank]
-        size, records = good.get(item.rank, (0, 0))
-        dead = total - referenced.get(item.rank, (0, 0))[0] if counts is not None else 0
-        report = InputReport.of(item, found, good=size, records=records, duplicates=total - size - dead, dead=dead)
+        report = InputReport.of(item, found)
+        report.good, report.records = good.get(item.rank, (0, 0))
+        report.dead = total - referenced.get(item.rank, (0, 0))[0] if counts is not None else 0
+        report.duplicates = total - report.good - report.dead
         for record in recovered.get(item.rank, ()):
             report.recovered.add(*record)
-        rows.append((item, report, found.damage))
+        rows.append((report, found.damage))
     return rows
 
 

@@ -83,14 +83,11 @@ def _report(
         is_unchanged = result.size_after == result.size_before and not result.written
         return "skipped" if result.skipped else "nothing to gain" if is_unchanged else action
 
-    columns: output.Columns[CollectionResult] = {
-        "file": lambda result: result.file,
-        "before": lambda result: output.size_cell(result.size_before),
-        "after": lambda result: output.size_cell(result.size_after) if result.size_after else output.right("deleted"),
-        "moved": lambda result: result.moved_records,
-        "written": lambda result: output.size_cell(result.written),
-        "": outcome,
-    }
+    columns = output.columns(
+        "file before=size_before:bytes after moved=moved_records written:bytes _",
+        after=lambda result: output.size_cell(result.size_after) if result.size_after else output.right("deleted"),
+        _=outcome,
+    )
     skipped = {**skipped, **{result.file: result.skipped for result in results if result.skipped}}
     if results:
         out.rows(None, columns, results, as_json=lambda result: {"kind": "segment", **attrs.asdict(result)})
@@ -190,21 +187,16 @@ def _counts(target: stores.StoreTarget, destination: Path) -> Iterator[Path | No
     with working_directory(Files(), neighbour) as directory:
         counts: Path | None = directory / "counts.csv"
         try:
-            _write_counts(target, directory / "counts.csv", is_adopted=is_adopted)
+            with target.open("r") as store, (directory / "counts.csv").open("w", encoding="ascii") as file:
+                if is_adopted and not store.stats().recovery.counts_are_kept:
+                    raise StoreError(
+                        f"{target.path}: its counts are lost: the index must be rebuilt from the segments, because a process "
+                        "was killed with the store open, or a file is missing or was changed. Give counts (--refcounts FILE), "
+                        "or copy all messages with one reference each: msgstore salvage"
+                    )
+                file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in store.entries())
         except MsgStoreError:
             if is_adopted:
                 raise
             counts = None  # the job reports, file by file, why a broker's directory cannot be opened
         yield counts
-
-
-def _write_counts(target: stores.StoreTarget, path: Path, *, is_adopted: bool) -> None:
-    with target.open("r") as opened:
-        if is_adopted and not opened.stats().recovery.counts_are_kept:
-            raise StoreError(
-                f"{target.path}: its counts are lost: the index must be rebuilt from the segments, because a process was "
-                "killed with the store open, or a file is missing or was changed. Give counts (--refcounts FILE), "
-                "or copy all messages with one reference each: msgstore salvage"
-            )
-        with path.open("w", encoding="ascii") as file:
-            file.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in opened.entries())

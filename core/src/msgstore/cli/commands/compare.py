@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from msgstore.cli import options, output
 from msgstore.cli.commands.scan import show_types
-from msgstore.cli.output import count, plural, size_cell
-from msgstore.jobs.diff import Side, plan_diff
+from msgstore.cli.output import count, plural
+from msgstore.jobs.diff import plan_diff
 from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
-from msgstore.jobs.reconcile import CLASSES, ClassReport, plan_reconcile
+from msgstore.jobs.reconcile import CLASSES, plan_reconcile
 from msgstore.plugins.catalogue import load_catalogue
 
 _MAX_DIFFERENT_IDS = 20
@@ -23,41 +24,27 @@ _MAX_CLASS_IDS = 5
 """Ids of each class that are listed for people."""
 _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": "only in B"}
 _CLASS_STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
-_SUMS: output.Columns[tuple[Any, ...]] = {
-    "size": lambda row: size_cell(row[-1]["size"]),
-    "records": lambda row: row[-1]["records"],
-    "types": lambda row: show_types(row[-1]["types"]),
-    "live": lambda row: output.right("?") if row[-1]["live"] is None else row[-1]["live"],
-    "garbage": lambda row: size_cell(row[-1]["garbage"]),
-    "of it": lambda row: f"{row[-1]['fragmentation']:.0%}",
-    "holes": lambda row: row[-1]["holes"],
-    "copies": lambda row: count(row[-1]["duplicates"], "yellow"),
-    "damaged": lambda row: size_cell(row[-1]["damaged"]),
+_SUMS = "size:bytes records types live garbage:bytes of_it holes copies=duplicates:yellow damaged:bytes"
+_SHOWN: dict[str, Any] = {
+    "types": lambda row: show_types(row["types"]),
+    "live": lambda row: output.right("?") if row["live"] is None else row["live"],
+    "of_it": lambda row: f"{row['fragmentation']:.0%}",
 }
-"""Columns of the totals that end each row of ``inventory``."""
-_SEGMENTS: output.Columns[tuple[Any, ...]] = {
-    "file": lambda row: Path(row[0].path).name,
-    "format": lambda row: row[0].format,
-    **_SUMS,
-    "state": lambda row: output.state(row[0].state),
-}
-_STORES: output.Columns[tuple[Any, ...]] = {
-    "store": lambda row: row[0],
-    "segments": lambda row: row[1],
-    **_SUMS,
-    "state": lambda row: ", ".join(f"{number:,} {state}" for state, number in row[-1]["states"].items()),
-}
-_POLICIES: output.Columns[dict[str, Any]] = {
-    "policy": lambda one: one["name"],
-    "options": lambda one: one["options"],
-    "frees": lambda one: size_cell(one["gives_back"]),
-    "messages lost": lambda one: count(one["messages_lost"], "bold red"),
-    "steps": lambda one: (
-        one["errors"][0]
-        if one["errors"]
-        else ", ".join(f"{action} {number:,}" for action, number in one["steps"].items()) or "nothing"
-    ),
-}
+_SEGMENTS = output.columns(f"file=path:name format {_SUMS} state:state", **_SHOWN)
+_STORES = output.columns(
+    f"store=path segments {_SUMS} state",
+    state=lambda row: ", ".join(f"{number:,} {state}" for state, number in row["states"].items()),
+    **_SHOWN,
+)
+_POLICIES = output.columns(
+    "policy=name options frees=gives_back:bytes messages_lost=messages_lost:red steps", steps=lambda row: _steps(row)
+)
+
+
+def _steps(policy: dict[str, Any]) -> str:
+    if policy["errors"]:
+        return str(policy["errors"][0])
+    return ", ".join(f"{action} {number:,}" for action, number in policy["steps"].items()) or "nothing"
 
 
 @click.command()
@@ -85,7 +72,7 @@ def inventory(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
     """
     catalogue = load_catalogue()
     job = plan_inventory(catalogue, paths, time.time(), **choices)
-    report = runner.run(catalogue, job.size, out.progress("counting"), lambda by, bar: by.inventory(job, bar))
+    report = runner.run(out, "counting", catalogue, job.size, lambda by, bar: by.inventory(job, bar))
     for store in report.stores:
         out.emit(*(segment.as_json() for segment in store.segments), store.as_json())
     if not out.as_json:
@@ -97,12 +84,12 @@ def inventory(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
 def _show_inventory(out: output.Output, report: InventoryReport) -> None:
     listed = list(report.segments())
     for store in report.stores if len(listed) <= output.MAX_LISTED else ():
-        rows = ((segment, totals([segment])) for segment in reversed(store.segments))
+        rows = ({**attrs.asdict(segment), **totals([segment])} for segment in reversed(store.segments))
         out.rows(store.path, _SEGMENTS, rows, optional=("types",))
         out.print()
     if len(report.stores) > 1 or len(listed) > output.MAX_LISTED:
         groups = [*((store.path, list(store.segments)) for store in report.stores), ("total", listed)]
-        sums = [(path, len(segments), totals(segments)) for path, segments in groups]
+        sums = [{"path": path, "segments": len(segments), **totals(segments)} for path, segments in groups]
         out.rows(None, _STORES, sums, optional=("types",), bold_last=True)
         out.print()
     if policies := report.policies():
@@ -142,17 +129,14 @@ def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
     """
     catalogue = load_catalogue()
     job = plan_reconcile(catalogue, paths, **choices)
-    report = runner.run(catalogue, job.size, out.progress("reconciling"), lambda by, bar: by.reconcile(job, bar))
-    columns: output.Columns[tuple[str, ClassReport]] = {
-        "class": lambda row: row[0],
-        "ids": lambda row: count(row[1].ids, _CLASS_STYLES.get(row[0], "")),
-        "references": lambda row: row[1].references,
-        "records": lambda row: row[1].records,
-        "size": lambda row: size_cell(row[1].size),
-        "meaning": lambda row: CLASSES[row[0]],
-    }
+    report = runner.run(out, "reconciling", catalogue, job.size, lambda by, bar: by.reconcile(job, bar))
+    columns = output.columns(
+        "class=name ids references records size:bytes meaning",
+        ids=lambda row: count(row["ids"], _CLASS_STYLES.get(row["name"], "")),
+        meaning=lambda row: CLASSES[row["name"]],
+    )
     title = f"{', '.join(report.sources)} with {plural(report.changes, 'change')} of {', '.join(report.deltas)}"
-    out.rows(title, columns, report.classes.items())
+    out.rows(title, columns, ({"name": name, **attrs.asdict(one)} for name, one in report.classes.items()))
     out.print()
     out.damage(report.damage)
     out.emit(*report.named_as_json())
@@ -164,16 +148,6 @@ def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
             more = report.classes[name].ids - _MAX_CLASS_IDS
             out.print(f"{name}: {first}{f' and {more:,} more' if more > 0 else ''}", _CLASS_STYLES[name])
     out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())
-
-
-_SIDES: output.Columns[tuple[str, Side]] = {
-    "": lambda row: row[0],
-    "path": lambda row: row[1].path,
-    "segments": lambda row: row[1].segments,
-    "size": lambda row: size_cell(row[1].size),
-    "messages": lambda row: row[1].messages,
-    "damage": lambda row: count(len(row[1].damage), "bold red"),
-}
 
 
 @click.command()
@@ -196,8 +170,13 @@ def diff(a: Path, b: Path, records: Mapping[str, int], runner: options.RunnerOpt
     """
     catalogue = load_catalogue()
     job = plan_diff(catalogue, a, b, records=records)
-    report = runner.run(catalogue, job.size, out.progress("comparing"), lambda by, bar: by.diff(job, bar))
-    out.rows(None, _SIDES, (("A", report.a), ("B", report.b)))
+    report = runner.run(out, "comparing", catalogue, job.size, lambda by, bar: by.diff(job, bar))
+    columns = output.columns(
+        "_ path segments size:bytes messages damage",
+        _=lambda side: "A" if side is report.a else "B",
+        damage=lambda side: count(len(side.damage), "bold red"),
+    )
+    out.rows(None, columns, (report.a, report.b))
     out.print()
     if out.as_json:
         with out.lines() as line:

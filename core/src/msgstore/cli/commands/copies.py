@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.output import size_cell
-from msgstore.jobs.export import ExportedInput, plan_export
+from msgstore.jobs.export import plan_export
 from msgstore.jobs.importing import plan_import
 from msgstore.jobs.reports import SETTINGS_DAMAGED
 from msgstore.jobs.salvage import InputReport, SalvageJob, plan_salvage
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
+_BYTES = ("good", "duplicates", "dead", "holes", "damaged")
 _MAX_IGNORED = 20
 """Names of omitted files that are listed for people."""
 
@@ -58,7 +59,7 @@ def salvage(
 
 def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOptions, out: output.Output, what: str) -> None:
     """Run the job and print its report."""
-    report = runner.run(catalogue, job.size, out.progress(what), lambda by, bar: by.salvage(job, bar))
+    report = runner.run(out, what, catalogue, job.size, lambda by, bar: by.salvage(job, bar))
     for found in report.inputs:
         out.emit(found.as_json(), *found.recovered_as_json())
     stores = {directory: list(found) for directory, found in groupby(report.inputs, lambda found: str(Path(found.path).parent))}
@@ -66,25 +67,19 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     title = f"{', '.join(report.sources)} to {report.destination}"
     counted = any(found.dead for found in report.inputs)
 
-    def total(name: str) -> Any:
-        return lambda row: size_cell(sum(getattr(one, name) for one in row[1]))
+    def row(name: str, inputs: Sequence[InputReport]) -> dict[str, Any]:
+        sums = {key: sum(getattr(one, key) for one in inputs) for key in ("size", "records", *_BYTES)}
+        recovered = sum(len(one.recovered) for one in inputs)
+        return {"name": name, "segments": len(inputs), "format": inputs[0].format, "recovered": recovered, **sums}
 
-    sums: output.Columns[tuple[str, list[InputReport]]] = {
-        "size": total("size"),
-        "copied": lambda row: sum(one.records for one in row[1]),
-        "recovered": lambda row: output.count(sum(len(one.recovered) for one in row[1]), "yellow"),
-        "intact": total("good"),
-        "copies": total("duplicates"),
-        **({"dead": total("dead")} if counted else {}),
-        "holes": total("holes"),
-        "damaged": total("damaged"),
-    }
+    sums = "size:bytes copied=records recovered:yellow intact=good:bytes copies=duplicates:bytes "
+    sums += f"{'dead:bytes ' if counted else ''}holes:bytes damaged:bytes"
     if len(report.inputs) > output.MAX_LISTED:
-        rows = [*stores.items(), ("total", report.inputs)]
-        out.rows(title, {"store": lambda row: row[0], "segments": lambda row: len(row[1]), **sums}, rows, bold_last=True)
+        rows = [row(*store) for store in (*stores.items(), ("total", report.inputs))]
+        out.rows(title, output.columns(f"store=name segments {sums}"), rows, bold_last=True)
     else:
-        rows = [(one.path if several else Path(one.path).name, [one]) for one in reversed(report.inputs)]
-        out.rows(title, {"file": lambda row: row[0], "format": lambda row: row[1][0].format, **sums}, rows)
+        rows = [row(one.path if several else Path(one.path).name, [one]) for one in reversed(report.inputs)]
+        out.rows(title, output.columns(f"file=name format {sums}"), rows)
     out.print()
     out.damage(report.damage)
     if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
@@ -99,15 +94,6 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     recovered = f", {report.recovered:,} of them recovered after damage" if report.recovered else ""
     out.print(f"{output.plural(report.messages, 'message')} copied{recovered}")
     out.finish(damaged=bool(report.damage or report.missing), not_read=report.not_read, summary=report.as_json())
-
-
-_EXPORTED: output.Columns[ExportedInput] = {
-    "file": lambda one: one.path,
-    "format": lambda one: one.format,
-    "size": lambda one: size_cell(one.size),
-    "rows": lambda one: one.rows,
-    "bodies": lambda one: size_cell(one.body_bytes),
-}
 
 
 @click.command()
@@ -137,10 +123,11 @@ def export(
     """
     catalogue = load_catalogue()
     job = plan_export(catalogue, sources, destination, **choices)
-    report = runner.run(catalogue, job.size, out.progress("exporting"), lambda by, bar: by.export(job, bar))
+    report = runner.run(out, "exporting", catalogue, job.size, lambda by, bar: by.export(job, bar))
     out.emit(*(found.as_json() for found in report.inputs))
     if len(report.inputs) <= output.MAX_LISTED:
-        out.rows(f"{', '.join(report.sources)} to {report.destination}", _EXPORTED, reversed(report.inputs))
+        spec = "file=path format size:bytes rows bodies=body_bytes:bytes"
+        out.rows(f"{', '.join(report.sources)} to {report.destination}", output.columns(spec), reversed(report.inputs))
         out.print()
     out.damage(report.damage)
     files = output.plural(report.files, "file")
@@ -176,7 +163,7 @@ def import_(
     """
     catalogue = load_catalogue()
     job = plan_import(catalogue, sources, destination, **choices)
-    report = runner.run(catalogue, job.size, out.progress("importing"), lambda by, bar: by.import_messages(job, bar))
+    report = runner.run(out, "importing", catalogue, job.size, lambda by, bar: by.import_messages(job, bar))
     out.emit(report.as_json())
     repeated = f", {report.rows - report.messages:,} repeated rows" if report.rows > report.messages else ""
     out.print(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 from rich.text import Text
 
@@ -24,47 +22,6 @@ from msgstore.scan import SegmentReport
 
 _PRIORITIES = {"damaged": 2, "torn": 1}
 """A cell with at least one byte of these kinds shows that kind, the highest number first."""
-
-
-@attrs.frozen
-class Drawing:
-    """One segment as consecutive spans. Neighbours differ in kind."""
-
-    path: Path
-    format: str
-    size: int
-    spans: list[tuple[str, int, int]]
-    """(kind, offset, size). The kinds are the keys of KINDS."""
-    live_bytes: int | None
-    """Bytes of live records, or None if unknown."""
-    types: Mapping[str, int]
-    """Record type name to number of records."""
-
-    @classmethod
-    def of(cls, report: SegmentReport, live: LiveReferences | None) -> Drawing:
-        """Return one segment with neighbouring spans of one kind merged."""
-        merged = []
-        for kind, group in groupby(spans(report, live), key=lambda span: span.kind):
-            run = list(group)
-            merged.append((kind, run[0].offset, sum(span.size for span in run)))
-        live_bytes = None if live is None else sum(size for kind, _, size in merged if kind == "live")
-        return cls(report.path, report.format.name, report.size, merged, live_bytes, report.count_types())
-
-    @property
-    def live_percent(self) -> float | None:
-        """Share of live records in the file, or None if unknown."""
-        return None if self.live_bytes is None else round(100 * self.live_bytes / self.size, 1) if self.size else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "format": self.format,
-            "size": self.size,
-            "live_bytes": self.live_bytes,
-            "live_percent": self.live_percent,
-            "records_by_name": dict(self.types),
-            "spans": [{"kind": kind, "offset": offset, "size": size} for kind, offset, size in self.spans],
-        }
 
 
 @click.command(name="map")
@@ -103,8 +60,8 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
             if target is not None:
                 data.add(report, live)
             if target is None or out.as_json:
-                drawings.append(Drawing.of(report, live))
-                out.emit(drawings[-1].as_json())
+                drawings.append(draw(report, live))
+                out.emit(drawings[-1])
     if target is not None:
         size = write_page(target, data.as_json(time.time()))
         about = f"{output.plural(len(found.inputs), 'segment')}, {output.size(size)}; open it in a browser"
@@ -117,48 +74,68 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
     out.finish(damaged=damaged, not_read=found.not_read)
 
 
-def _show(console: output.Terminal, drawings: list[Drawing]) -> None:
+def draw(report: SegmentReport, live: LiveReferences | None) -> dict[str, Any]:
+    """Return the object of one segment: consecutive spans, neighbours of one kind merged."""
+    merged: list[dict[str, Any]] = []
+    for span in spans(report, live):
+        if merged and merged[-1]["kind"] == span.kind:
+            merged[-1]["size"] += span.size
+        else:
+            merged.append({"kind": span.kind, "offset": span.offset, "size": span.size})
+    live_bytes = None if live is None else sum(span["size"] for span in merged if span["kind"] == "live")
+    return {
+        "path": str(report.path),
+        "format": report.format.name,
+        "size": report.size,
+        "live_bytes": live_bytes,
+        "live_percent": None if live_bytes is None else round(100 * live_bytes / max(report.size, 1), 1),
+        "records_by_name": report.count_types(),
+        "spans": merged,
+    }
+
+
+def _show(console: output.Terminal, drawings: list[dict[str, Any]]) -> None:
     """Print one bar per segment, then the legend. The largest segment has the full width."""
     ascii_only = not str(console.encoding).lower().startswith("utf")
-    largest = max([1, *(drawing.size for drawing in drawings)])
+    largest = max([1, *(drawing["size"] for drawing in drawings)])
     shown: set[str] = set()
-    for directory, group in groupby(drawings, key=lambda drawing: drawing.path.parent):
-        rows = list(group)
+    counts: Counter[str] = Counter()
+    for directory, group in groupby(drawings, key=lambda drawing: Path(drawing["path"]).parent):
+        rows = {Path(drawing["path"]).name: drawing for drawing in group}
         console.print(str(directory), style="bold", soft_wrap=True)
-        names = max(len(drawing.path.name) for drawing in rows)
+        names = max(map(len, rows))
         width = max(console.width - names - 25, 10)
-        for drawing in rows:
-            line = Text(f"{drawing.path.name:>{names}} {output.size(drawing.size):>10} ")
-            for kind, cells in groupby(_cells(drawing, max(round(width * drawing.size / largest), 1))):
+        for name, drawing in rows.items():
+            counts.update(drawing["records_by_name"])
+            line = Text(f"{name:>{names}} {output.size(drawing['size']):>10} ")
+            for kind, cells in groupby(_cells(drawing, max(round(width * drawing["size"] / largest), 1))):
                 shown.add(kind)
                 _, *glyphs, style = KINDS[kind]
                 line.append(glyphs[ascii_only] * len(list(cells)), style=style)
-            if drawing.live_percent is not None:
-                line.append(f"  {drawing.live_percent:.0f} % live", style="dim")
+            if drawing["live_percent"] is not None:
+                line.append(f"  {drawing['live_percent']:.0f} % live", style="dim")
             console.print(line, no_wrap=True, soft_wrap=True)
     legend = Text("\n")
     for kind, (meaning, *glyphs, style) in KINDS.items():
         if kind in shown:
             legend.append(glyphs[ascii_only], style=style)
             legend.append(f" {meaning}   ")
-    drawn = {kind for drawing in drawings for kind, _, size in drawing.spans if size}
+    drawn = {span["kind"] for drawing in drawings for span in drawing["spans"] if span["size"]}
     if small := [meaning for kind, (meaning, *_) in KINDS.items() if kind in drawn - shown - {"header"}]:
         legend.append(f"\ntoo small to be shown here: {', '.join(small)}", style="dim")
     console.print(legend if drawings else "no segments")
-    counts: Counter[str] = Counter()
-    for drawing in drawings:
-        counts.update(drawing.types)
     if types := show_types(counts):
         console.print(f"records: {types}", style="dim")
 
 
-def _cells(drawing: Drawing, cells: int) -> list[str]:
+def _cells(drawing: dict[str, Any], cells: int) -> list[str]:
     """Return the kind that each of ``cells`` equal parts of a segment shows: damage first, else the one with most bytes."""
-    total = max(drawing.size, 1)
+    total = max(drawing["size"], 1)
     cells = min(cells, total)
     weights: list[Counter[str]] = [Counter() for _ in range(cells)]
-    for kind, offset, size in drawing.spans:
-        for cell in range(offset * cells // total, (offset + size - 1) * cells // total + 1):
+    for span in drawing["spans"]:
+        offset, after = span["offset"], span["offset"] + span["size"]
+        for cell in range(offset * cells // total, (after - 1) * cells // total + 1):
             begin, end = total * cell // cells, total * (cell + 1) // cells
-            weights[cell][kind] += max(min(end, offset + size) - max(begin, offset), 1)
+            weights[cell][span["kind"]] += max(min(end, after) - max(begin, offset), 1)
     return [max(w, key=lambda kind: (_PRIORITIES.get(kind, 0), w[kind]), default="hole") for w in weights]

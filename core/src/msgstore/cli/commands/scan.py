@@ -57,17 +57,16 @@ def scan(paths: tuple[Path, ...], body: str | None, records: Mapping[str, int], 
     out.finish(damaged=damaged, not_read=found.not_read)
 
 
-_COLUMNS: output.Columns[SegmentReport] = {
-    "file": lambda report: report.path.name,
-    "format": lambda report: report.format.name,
-    "size": lambda report: output.size_cell(report.size),
-    "records": lambda report: len(report.scan.records),
-    "types": lambda report: show_types(report.count_types()),
-    "holes": lambda report: len(report.scan.hole_offsets),
-    "duplicates": lambda report: output.count(len(report.scan.duplicates), "yellow"),
-    "damage": lambda report: output.count(len(damaged_spans(report)), "bold red"),
-    "end": lambda report: output.state(report.scan.end.state),
-}
+_COLUMNS = output.columns(
+    "file=path:name format size:bytes records types holes duplicates damage end",
+    format=lambda report: report.format.name,
+    records=lambda report: len(report.scan.records),
+    types=lambda report: show_types(report.count_types()),
+    holes=lambda report: len(report.scan.hole_offsets),
+    duplicates=lambda report: output.count(len(report.scan.duplicates), "yellow"),
+    damage=lambda report: output.count(len(damaged_spans(report)), "bold red"),
+    end=lambda report: output.state(report.scan.end.state),
+)
 
 
 def scan_inputs(found: Found, check_body: CheckBody | None = None, *, fields: bool = False) -> Iterator[SegmentReport]:

@@ -72,17 +72,16 @@ def _verify_all(store: stores.StoreArgument, out: output.Output, rate: int | Non
     out.finish(damaged=not all(verdicts), not_read=others)
 
 
-_COLUMNS: output.Columns[SegmentCheck] = {
-    "file": lambda check: check.path.name,
-    "format": lambda check: check.segment.format if check.segment else "?",
-    "size": lambda check: output.size_cell(check.size),
-    "live": lambda check: len(check.entries),
-    "verified": lambda check: len(check.entries) - len(check.unreachable),
-    "unreachable": lambda check: output.count(len(check.unreachable), "bold red"),
-    "damage": lambda check: output.count(len(check.spans), "bold red"),
-    "counts": lambda check: "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
-    "end": lambda check: output.state(check.scan.end.state) if check.scan else "missing",
-}
+_COLUMNS = output.columns(
+    "file=path:name format size:bytes live verified unreachable damage counts end",
+    format=lambda check: check.segment.format if check.segment else "?",
+    live=lambda check: len(check.entries),
+    verified=lambda check: len(check.entries) - len(check.unreachable),
+    unreachable=lambda check: output.count(len(check.unreachable), "bold red"),
+    damage=lambda check: output.count(len(check.spans), "bold red"),
+    counts=lambda check: "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
+    end=lambda check: output.state(check.scan.end.state) if check.scan else "missing",
+)
 
 
 def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, *, resume: bool, saves: bool) -> bool:

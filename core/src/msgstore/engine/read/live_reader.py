@@ -162,7 +162,7 @@ class LiveReader(Reader):
         return self._tracker.consistently(lambda view: self._within(view, call))
 
     def _within(self, view: ReadView, call: Callable[[Backends], T]) -> T:
-        with self._state_lock:
+        with self._state_lock, io_errors(self._directory):
             self._lifecycle.check_open()
             if view is not self._view:
                 self._view = view

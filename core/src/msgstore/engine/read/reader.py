@@ -77,7 +77,7 @@ class Reader:
 
     def consistently(self, call: Callable[[Backends], T]) -> T:
         """Return ``call(backends)``, made while index and segments fit each other. Raises StoreClosed, StoreError."""
-        with self._state_lock:
+        with self._state_lock, io_errors(self._directory):
             self._lifecycle.check_open()
             return call(self._backends)
 
@@ -177,22 +177,11 @@ class Reader:
     def contains_slow(self, msg_id: bytes) -> bool:
         """Return True if a live message has this id. ValueError for what is not an id."""
         check_id(msg_id)
-
-        def is_there(_: Backends) -> bool:
-            with io_errors(self._directory):
-                return self._buffered(msg_id) is not None or self._locate(msg_id) is not None
-
-        return self.consistently(is_there)
+        return self.consistently(lambda _: self._buffered(msg_id) is not None or self._locate(msg_id) is not None)
 
     def record(self, msg_id: bytes) -> WholeRecord:
         """Return the whole record of a message, wherever it is now. Raises MessageNotFound, CorruptRecord, StoreError."""
-
-        def look(backends: Backends) -> WholeRecord:
-            with io_errors(self._directory):
-                location = self._locate(msg_id)
-            return self._find(msg_id, location, backends)
-
-        return self.consistently(look)
+        return self.consistently(lambda backends: self._find(msg_id, self._locate(msg_id), backends))
 
     # -- many messages ----------------------------------------------------------------------------------------------------
 
@@ -245,12 +234,11 @@ class Reader:
             return segment.form.format.decode, data
 
         found: dict[bytes, bytes] = {}
-        with io_errors(self._directory):
-            located = self._gather(wanted, self._buffered, fetch, backends, found)
-            if not self.is_final:
-                for location, msg_id in located:
-                    if self._locate(msg_id) != location:
-                        found.pop(msg_id, None)
+        located = self._gather(wanted, self._buffered, fetch, backends, found)
+        if not self.is_final:
+            for location, msg_id in located:
+                if self._locate(msg_id) != location:
+                    found.pop(msg_id, None)
         for msg_id in wanted:
             if msg_id not in found and (body := self._body(msg_id, backends)) is not None:
                 found[msg_id] = body
@@ -269,9 +257,7 @@ class Reader:
         if (entry := self._buffered(msg_id)) is not None:
             body = entry[0]
             return backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
-        with io_errors(self._directory):
-            location = self._locate(msg_id)
-        if location is None:
+        if (location := self._locate(msg_id)) is None:
             return None
         if msg_id in self._shared.ids and (cached := self._shared.get(msg_id)) is not None:
             return cached

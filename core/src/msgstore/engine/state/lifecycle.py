@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,18 +135,11 @@ class _Guard:
             self._lifecycle.end_if_interrupted(error, in_callback=self._in_callback)
 
 
-def warn_if_unclosed(
-    store: object, path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]
-) -> weakref.finalize[..., object]:
-    """Warn when ``store`` is collected, or the interpreter exits, unless the result is detached first. Takes no lock.
+def warn_of_unconfirmed(path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> None:
+    """Warn of a store that is collected, or still open when the interpreter exits, and has writes to confirm. Takes no lock.
 
-    ``pending`` holds the messages in memory, ``unconfirmed`` the ids that each client waits for. Neither may refer to the
-    store, which would then never be collected.
+    ``pending`` holds the messages in memory, ``unconfirmed`` the ids that each client waits for.
     """
-    return weakref.finalize(store, _warn, path, pending, unconfirmed)
-
-
-def _warn(path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> None:
     count = max(len(pending), sum(map(len, list(unconfirmed.values()))))
     if count:
         lost = f"at least {count} writes are not confirmed: they may be lost"

@@ -161,11 +161,14 @@ class Flusher:
     def deliver_confirms(self, to_confirm: Sequence[tuple[Client, int]]) -> None:
         """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
         for client, number in to_confirm:
-            ids = client.take_unconfirmed(number)
+            if client.on_confirm is None or client.unconfirmed is None:
+                continue
+            ids = client.unconfirmed[:number]  # other threads may be writing
+            del client.unconfirmed[: len(ids)]
             self._delivering_thread = get_ident()
             try:
                 with self._lifecycle.callbacks.running():
-                    client.confirm(ids)
+                    client.on_confirm(ids)
             except BaseException as error:
                 self.callback_failures += 1
                 if not isinstance(error, Exception):  # sys.exit() or Ctrl-C: the thread that flushes decides
@@ -220,11 +223,11 @@ class BackgroundFlusher:
         if self._signals.qsize() < 2:
             self._signals.put(True)
 
-    def stop(self, *, wait: bool) -> None:
-        """End the thread. Caller that waits for it holds no lock."""
+    def stop(self) -> None:
+        """End the thread, and wait for it. Caller holds no lock."""
         self._is_stopping = True
         self._signals.put(True)
-        if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:

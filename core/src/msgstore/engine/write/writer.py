@@ -88,6 +88,13 @@ class Writer:
         limit = self._config.max_unconfirmed
         self._bound = max(limit - self._charge_step * len(self.flusher.clients), limit // 2)
 
+    def close_client(self, client: Client) -> None:
+        """Flush, if the store accepts changes, and unregister a client."""
+        if self._lifecycle.refusal is None:
+            self.flusher.flush()
+        with self._accounting.state_lock:
+            self.unregister_client(client)
+
     def discard_client(self, client: Client) -> None:
         """Unregister a client and drop what only it has written."""
         with self._lifecycle.guard(), self._accounting.state_lock, io_errors(self._config.path):

@@ -40,7 +40,7 @@ def int64(values: array[int]) -> pa.Int64Array:
 
 
 def of_any_length(ids: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of ``binary`` that shares the bytes of one of ``binary(16)``, in chunks of at most 65,536. No id is null.
+    """Return a column of ``binary`` that shares the bytes of one of ``binary(16)``, in chunks of at most 65,536. No id is null.
 
     A cast would do the same, but where ids come out of a sum it makes its memory grow a little at a time: two million ids
     took it six seconds.
@@ -69,22 +69,10 @@ Spans = tuple[pa.Int64Array, pa.Int64Array]
 
 
 def spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int64Array, types: pa.UInt8Array) -> Spans:
-    """Return the spans of the bodies of scanned records, of one at least.
+    """Return the spans of the bodies of scanned records, of one at least. For FRAMED types ``body_span`` is called once.
 
-    For FRAMED types ``body_span`` is called once. Raises ValueError for a span outside of ``data``.
+    Raises ValueError for a body outside of its record.
     """
-    begins, ends = _spans(form, data, offsets, sizes, types)
-    last = len(begins) - 1
-    if begins[0].as_py() < 0 or ends[last].as_py() > len(data) or not pc.all(pc.less_equal(begins, ends)).as_py():
-        raise ValueError("a body ends before it begins, or outside of the segment")
-    if not pc.all(pc.and_(pc.less_equal(offsets, begins), pc.less_equal(ends, pc.add(offsets, sizes)))).as_py():
-        raise ValueError("a body is said to be outside of its record")
-    if last and not pc.all(pc.less_equal(ends.slice(0, last), begins.slice(1))).as_py():
-        raise ValueError("bodies overlap")
-    return begins, ends
-
-
-def _spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int64Array, types: pa.UInt8Array) -> Spans:
     kinds = set(pc.unique(types).to_pylist())
     if kinds <= form.framed:
         before, behind = array("q", bytes(8 * 256)), array("q", bytes(8 * 256))
@@ -93,15 +81,20 @@ def _spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int
             offset, size = offsets[row].as_py(), sizes[row].as_py()
             begin, end = form.format.body_span(data, offset, size)
             before[kind], behind[kind] = begin - offset, offset + size - end
-        ends = pc.add(offsets, sizes)
-        return pc.add(offsets, int64(before).take(types)), pc.subtract(ends, int64(behind).take(types))
-    begins, ends = zip(*map(form.format.body_span, repeat(data), offsets.to_pylist(), sizes.to_pylist()), strict=True)
-    return pa.array(begins, pa.int64()), pa.array(ends, pa.int64())
+        begins = pc.add(offsets, int64(before).take(types))
+        ends = pc.subtract(pc.add(offsets, sizes), int64(behind).take(types))
+    else:
+        found = map(form.format.body_span, repeat(data), offsets.to_pylist(), sizes.to_pylist())
+        begins, ends = (pa.array(edge, pa.int64()) for edge in zip(*found, strict=True))
+    inside = pc.and_(pc.less_equal(offsets, begins), pc.less_equal(ends, pc.add(offsets, sizes)))
+    if not pc.all(pc.and_(inside, pc.less_equal(begins, ends))).as_py():
+        raise ValueError("a body is said to be outside of its record")
+    return begins, ends
 
 
 def take_bodies(data: Buffer, begins: pa.Int64Array, ends: pa.Int64Array) -> pa.BinaryArray:
-    """Copied out of ``data``, which is held no longer. At least one, ascending; together with what is between them at most
-    MAX_VALUE bytes, or a single one: null if it is longer."""
+    """Return bodies that are copied out of ``data``. At least one, ascending; together with what is between them they have at
+    most MAX_VALUE bytes, or there is a single one: null if it is longer."""
     base, end = begins[0].as_py(), ends[-1].as_py()
     if end - base > MAX_VALUE:
         return pa.nulls(1, pa.binary())

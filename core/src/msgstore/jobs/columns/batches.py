@@ -10,27 +10,19 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
-from msgstore.jobs.columns.arrays import MAX_VALUE, fixed_width, int64, spans, take_bodies
+from msgstore.jobs.columns.arrays import MAX_VALUE, Spans, fixed_width, int64, spans, take_bodies
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.reading.segment_check import (
-    UNREADABLE,
-    SegmentRange,
-    UnreadableSegmentError,
-    judge,
-    opening,
-    reading,
-)
+from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, UnreadableSegmentError, judge, opening
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import OpenCodec
-from msgstore.scan import OpenFormat, Values
+from msgstore.scan import OpenFormat
 from msgstore.scan.fields import values_of
 
 BATCH_ROWS = 2**16
@@ -54,28 +46,29 @@ class Wanted:
 def record_batches(
     found: SegmentInput, schema: pa.Schema, wanted: Wanted, codec: OpenCodec | None = None, stretch: SegmentRange | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Records by offset, of ``stretch`` if it is given; ``schema`` is that of ``wanted.columns``.
+    """Yield records by offset, of ``stretch`` if it is given; ``schema`` is that of ``wanted.columns``.
 
-    A segment that cannot be read has none, and one row of damage that says why. So has one whose record types fail to say what
-    a record holds, where that is asked for: they are done before the first batch. A stretch that was changed has none, or no
+    A segment that cannot be read has none, and one row of damage that says why. A stretch that was changed has none, or no
     more, and the next batch of its stream reads it. Memory: the segment once, a batch, and the columns of record types.
 
-    Raises PluginError if a plugin is missing in this process, and StoreError for any other failure: rows that no damage tells
-    of would be missed by nobody.
+    Raises PluginError if a plugin is missing in this process. Raises StoreError for any other failure, which would lose rows
+    that are in no damaged span.
     """
     begun = False
     try:
-        with reading(found, stretch) as (form, data, report):
-            rows = _rows(report.scan.records, form, wanted)
+        with opening(found) as (form, data):
+            if stretch is not None and not stretch.is_of(data):
+                return
+            rows = _rows(form.scan(data, start=stretch.begin if stretch else 0).records, form, wanted)
             if stretch is not None:
                 rows = rows.filter(pc.less(rows.column("offset"), stretch.end))
-            for batch in _BatchReader(found, form, data, schema, codec).batches(rows):
+            for batch in _batches(found, form, data, rows, schema, codec):
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
-        if _is_changed(found, stretch) or (not begun and judge(found).stock.state == UNREADABLE):
-            return
-        raise StoreError(f"{found.path}: {error}") from error
+        is_damage = not begun and judge(found).stock.state == UNREADABLE
+        if not (is_damage or _is_changed(found, stretch)):
+            raise StoreError(f"{found.path}: {error}") from error
 
 
 def _is_changed(found: SegmentInput, stretch: SegmentRange | None) -> bool:
@@ -86,17 +79,13 @@ def _is_changed(found: SegmentInput, stretch: SegmentRange | None) -> bool:
 
 
 def damage_batch(inputs: Iterable[SegmentInput]) -> pa.RecordBatch:
-    """Every span of these segments that is not what was written."""
-    rows = [
-        (found.store, Path(found.path).name, found.format, spot.offset, spot.size, spot.reason)
-        for found in inputs
-        for spot in judge(found).damage
-    ]
+    """Return every damaged span of these segments."""
+    rows = [(*_place(found), spot.offset, spot.size, spot.reason) for found in inputs for spot in judge(found).damage]
     return _by_columns(rows, DAMAGE)
 
 
 def spans_batch(spots: Iterable[SpanReport]) -> pa.RecordBatch:
-    """The damage that a search for inputs found: of no format."""
+    """Return the damage that a search for inputs found. It has no format."""
     rows = [(*os.path.split(spot.path), None, spot.offset, spot.size, spot.reason) for spot in spots]
     return _by_columns(rows, DAMAGE)
 
@@ -106,10 +95,13 @@ def segments_batch(inputs: Iterable[SegmentInput]) -> pa.RecordBatch:
     rows = []
     for found in inputs:
         its = judge(found).stock
-        live, dead, where = its.record_bytes, 0, (found.store, Path(found.path).name, its.format)
-        sizes = (its.size, its.header, its.records, live, dead, its.hole_bytes, its.duplicate_bytes, its.damaged, its.other)
-        rows.append((*where, *sizes, its.state))
+        sizes = (its.size, its.header, its.records, its.record_bytes, 0, its.hole_bytes, its.duplicate_bytes, its.damaged)
+        rows.append((*_place(found), *sizes, its.other, its.state))
     return _by_columns(rows, SEGMENTS)
+
+
+def _place(found: SegmentInput) -> tuple[str, str, str]:
+    return found.store, Path(found.path).name, found.format
 
 
 def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
@@ -119,11 +111,11 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
 
 
 def _rows(records: Columns, form: OpenFormat, wanted: Wanted) -> pa.RecordBatch:
-    """Ids, offsets, sizes and types of the wanted records; the buffers are those of the scan."""
+    """Return ids, offsets, sizes and types of the wanted records; the buffers are those of the scan."""
     types = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
     columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), types]
     rows = pa.RecordBatch.from_arrays(columns, names=["id", "offset", "size", "type"])
-    # Who asks knows other columns, binary and smallint: what no id and no type byte can be is no value of these.
+    # The caller's columns are binary and smallint: other values than ids and type bytes match no record.
     if wanted.ids is not None:
         ids = [msg_id for msg_id in wanted.ids if len(msg_id) == 16]
         rows = rows.filter(pc.is_in(rows.column("id"), pa.array(ids, pa.binary(16))))
@@ -133,133 +125,97 @@ def _rows(records: Columns, form: OpenFormat, wanted: Wanted) -> pa.RecordBatch:
     return rows
 
 
-@attrs.frozen
-class _BatchReader:
-    """The columns of one segment that is open."""
-
-    found: SegmentInput
-    form: OpenFormat
-    data: Buffer
-    schema: pa.Schema
-    codec: OpenCodec | None
-
-    def batches(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        if not rows.num_rows:
-            return
-        fields = self._fields(rows)
-        placed = None
-        if {"body", *self._codec_names()} & set(self.schema.names):
-            placed = spans(self.form, self.data, rows.column("offset"), rows.column("size"), rows.column("type"))
-        first = 0
-        while first < rows.num_rows:
-            count = min(BATCH_ROWS, rows.num_rows - first)
-            bodies = None
-            if placed is not None:
-                count = _fitting(*placed, first, count)
-                bodies = take_bodies(self.data, *(edge.slice(first, count) for edge in placed))
-            begin = first
-            for length, decoded in self._decoded(rows.slice(first, count), bodies):
-                columns = self._columns(rows.slice(first, length)) | decoded
-                columns |= {name: column.slice(first, length) for name, column in fields.items()}
-                if bodies is not None:
-                    columns["body"] = bodies.slice(first - begin, length)
-                yield pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
-                first += length
-
-    def _columns(self, part: pa.RecordBatch) -> dict[str, pa.Array]:
-        count = part.num_rows
-        names = set(self.schema.names)
-        texts = {"store": self.found.store, "file": Path(self.found.path).name, "format": self.found.format}
-        columns = {name: pa.repeat(as_text(text), count) for name, text in texts.items() if name in names}
-        columns |= {name: part.column(name) for name in ("offset", "size")}
-        columns["id"] = part.column("id").cast(pa.binary())
-        columns["type"] = part.column("type").cast(pa.int16()) if self.form.typed else pa.nulls(count, pa.int16())
-        return columns
-
-    def _codec_names(self) -> set[str]:
-        return {field.name for field in self.codec.fields} if self.codec else set()
-
-    def _decoded(self, part: pa.RecordBatch, bodies: pa.BinaryArray | None) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-        """(rows, those columns of the codec that are asked for): as many rows as have about BATCH_BYTES of values, or one."""
-        if self.codec is None or bodies is None or not self._codec_names() & set(self.schema.names):
-            yield part.num_rows, {}
-            return
-        read, fields = self.codec.read, self.codec.fields
-        offsets, ids = part.column("offset"), part.column("id").to_pylist()
-        asked = [number for number, field in enumerate(fields) if field.name in self.schema.names]
-        sized = [number for number in asked if fields[number].kind in ("text", "bytes")]
-        rows: list[Values | None] = []
-        held = 0
-        for at, (msg_id, body) in enumerate(zip(ids, bodies.to_pylist(), strict=True)):
-            row: tuple[Any, ...] | None = None if body is None else read(msg_id, body)
-            if row is not None:
-                if len(asked) < len(fields):
-                    row = tuple([value if number in asked else None for number, value in enumerate(row)])
-                size = sum([len(row[number]) for number in sized if row[number]])
-                if size > MAX_VALUE // _MOST_OF_A_CHARACTER:
-                    _check_values(f"at offset {offsets[at]}: the body codec {self.codec.name!r}", fields, row)
-                if rows and held + size > BATCH_BYTES:
-                    yield len(rows), {fields[number].name: _column(fields[number], number, rows) for number in asked}
-                    rows, held = [], 0
-                held += size
-            rows.append(row)
-        yield len(rows), {fields[number].name: _column(fields[number], number, rows) for number in asked}
-
-    def _fields(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
-        """Columns of what record types declare; null where a record is of another type, or cannot say."""
-        columns = {
-            name: pa.nulls(rows.num_rows, self.schema.field(name).type)
-            for name in set(self.schema.names) - _OWN - self._codec_names()
-        }
-        for byte, bound in self.form.with_fields.items():
-            asked = [(number, field) for number, field in enumerate(bound.fields) if field.name in columns]
-            mask = pc.equal(rows.column("type"), byte)
-            if not asked or not pc.any(mask).as_py():
-                continue
-            of_type = rows.filter(mask)
-            places = zip(of_type.column("offset").to_pylist(), of_type.column("size").to_pylist(), strict=True)
-            values = [values_of(bound, self.data[at : at + size]) for at, size in places]
-            for number, field in asked:
-                columns[field.name] = pc.replace_with_mask(columns[field.name], mask, _column(field, number, values))
-        return columns
+def _batches(
+    found: SegmentInput, form: OpenFormat, data: Buffer, rows: pa.RecordBatch, schema: pa.Schema, codec: OpenCodec | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of ``rows``, in batches that fit into memory."""
+    if not rows.num_rows:
+        return
+    names = set(schema.names)
+    asked = [(number, field) for number, field in enumerate(codec.fields if codec else ()) if field.name in names]
+    others = names - _OWN - {field.name for _, field in asked}
+    columns = {name: pa.repeat(as_text(text), rows.num_rows) for name, text in zip(_PLACE, _place(found), strict=True)}
+    columns |= {"offset": rows.column("offset"), "size": rows.column("size"), "id": rows.column("id").cast(pa.binary())}
+    columns["type"] = rows.column("type").cast(pa.int16()) if form.typed else pa.nulls(rows.num_rows, pa.int16())
+    columns |= {name: _field(form, data, rows, name, schema.field(name).type) for name in others}
+    placed: Spans | None = None
+    if asked or "body" in names:
+        placed = spans(form, data, rows.column("offset"), rows.column("size"), rows.column("type"))
+    first = 0
+    while first < rows.num_rows:
+        count = min(BATCH_ROWS, rows.num_rows - first)
+        bodies = None
+        if placed is not None:
+            limit = placed[0][first].as_py() + BATCH_BYTES
+            count = max(1, pc.sum(pc.less_equal(placed[1].slice(first, count), limit)).as_py())
+            bodies = take_bodies(data, *(edge.slice(first, count) for edge in placed))
+        begin = first
+        for length, decoded in _decoded(codec, asked, rows.slice(first, count), bodies):
+            part = {name: columns[name].slice(first, length) for name in names & columns.keys()} | decoded
+            if bodies is not None:
+                part["body"] = bodies.slice(first - begin, length)
+            yield pa.RecordBatch.from_arrays([part[name] for name in schema.names], schema=schema)
+            first += length
 
 
-_OWN = {"store", "file", "format", "offset", "size", "type", "id", "body"}
+_PLACE = ("store", "file", "format")
+_OWN = {*_PLACE, "offset", "size", "type", "id", "body"}
 
 
-def _fitting(begins: pa.Int64Array, ends: pa.Int64Array, first: int, count: int) -> int:
-    """How many records from ``first`` on, at least one, have their bodies within BATCH_BYTES of file."""
-    limit = begins[first].as_py() + BATCH_BYTES
-    return int(max(1, pc.sum(pc.less_equal(ends.slice(first, count), limit)).as_py()))
+def _decoded(
+    codec: OpenCodec | None, asked: Sequence[tuple[int, RecordField]], part: pa.RecordBatch, bodies: pa.BinaryArray | None
+) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """Yield (rows, the columns of the codec that are asked for): as many rows as have about BATCH_BYTES of values, or one."""
+    if codec is None or bodies is None or not asked:
+        yield part.num_rows, {}
+        return
+    rows: list[list[object]] = []
+    held = 0
+
+    def taken() -> tuple[int, dict[str, pa.Array]]:
+        return len(rows), {field.name: _column(field, [row[at] for row in rows]) for at, (_, field) in enumerate(asked)}
+
+    for at, (msg_id, body) in enumerate(zip(part.column("id").to_pylist(), bodies.to_pylist(), strict=True)):
+        values = None if body is None else codec.read(msg_id, body)
+        row = [None if values is None else values[number] for number, _ in asked]
+        sizes = [len(value) if isinstance(value, (str, bytes)) else 0 for value in row]
+        if max(sizes) > MAX_VALUE:
+            raise UnreadableSegmentError(
+                f"at offset {part.column('offset')[at]}: the body codec {codec.name!r} makes {max(sizes)} bytes of "
+                f"{asked[sizes.index(max(sizes))][1].name!r}, and a value of a column has {MAX_VALUE} at most. Read without "
+                "this column"
+            )
+        if rows and held + sum(sizes) > BATCH_BYTES:
+            yield taken()
+            rows, held = [], 0
+        rows.append(row)
+        held += sum(sizes)
+    yield taken()
 
 
-def _column(field: RecordField, number: int, rows: Sequence[Values | None]) -> pa.Array:
-    """Return the column of the values with this number in their rows."""
-    values = [None if row is None else row[number] for row in rows]
-    if field.kind == "time":
-        values = [None if value is None else value // 1000 for value in values]  # type: ignore[operator]  # times are numbers
-    try:
-        column = pa.array(values, KINDS[field.kind])
-    except UnicodeEncodeError:  # half a surrogate pair, which is no text outside of Python
-        column = pa.array(map(as_text, values), KINDS[field.kind])
-    if isinstance(column, pa.ChunkedArray):
-        raise UnreadableSegmentError(f"its records have {MAX_VALUE} bytes of {field.name!r}, or more. Read without this column")
+def _field(form: OpenFormat, data: Buffer, rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    """Return a column of what record types declare; null where a record is of another type, or cannot say."""
+    column = pa.nulls(rows.num_rows, kind)
+    for byte, bound in form.with_fields.items():
+        mask = pc.equal(rows.column("type"), byte)
+        number = next((number for number, field in enumerate(bound.fields) if field.name == name), None)
+        if number is None or not pc.any(mask).as_py():
+            continue
+        of_type = rows.filter(mask)
+        places = zip(of_type.column("offset").to_pylist(), of_type.column("size").to_pylist(), strict=True)
+        found = [values_of(bound, data[at : at + size]) for at, size in places]
+        values = _column(bound.fields[number], [None if one is None else one[number] for one in found])
+        column = pc.replace_with_mask(column, mask, values)
     return column
 
 
-_MOST_OF_A_CHARACTER = 6
-"""Bytes that it takes as text: of half a surrogate pair, the others take 4."""
-
-
-def _check_values(who: str, fields: Sequence[RecordField], row: Values) -> None:
-    """A null in place of what is too large would look like a body that the codec did not write."""
-    for field, value in zip(fields, row, strict=True):
-        held = value.encode(errors="backslashreplace") if isinstance(value, str) else value
-        if isinstance(held, bytes) and len(held) > MAX_VALUE:
-            raise UnreadableSegmentError(
-                f"{who} makes {len(held)} bytes of {field.name!r}, and a value of a column has {MAX_VALUE} at most. Read "
-                "without this column"
-            )
+def _column(field: RecordField, values: Sequence[object]) -> pa.Array:
+    if field.kind == "time":
+        values = [None if value is None else value // 1000 for value in values]  # type: ignore[operator]  # times are numbers
+    try:
+        return pa.array(values, KINDS[field.kind])
+    except UnicodeEncodeError:  # half a surrogate pair, which is no text outside of Python
+        return pa.array(map(as_text, values), KINDS[field.kind])
 
 
 def as_text(value: object) -> object:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from msgstore.contract import StoreIOError
 
 IN_MEMORY = 24 * 2**20
-"""Rows that are kept in memory, if nothing else is said: with three columns of numbers some 2 GB."""
+"""Rows that are kept in memory by default: with three columns of numbers some 2 GB."""
 _BITS = 5
 """2 to this power buckets, added up one by one: a table of all ids at once fits no cache, and takes twice as long."""
 _SPLIT = 2**18
@@ -24,7 +24,7 @@ _MIX = pa.scalar(0x9E3779B97F4A7C15, pa.uint64())
 class IdAggregator:
     """Context manager, for one thread. ``add`` batches of ``schema``, ids of 16 bytes first; at the end take ``totals``, once.
 
-    Of more than ``in_memory`` rows some wait in ``directory``, or else where temporary files belong. Raises StoreIOError if
+    Of more than ``in_memory`` rows some wait in ``directory``, by default where temporary files belong. Raises StoreIOError if
     there is no room there.
     """
 
@@ -34,8 +34,11 @@ class IdAggregator:
         self._parent = directory
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
-        self._buckets: list[pa.RecordBatchStreamWriter] = []
+        self._buckets: list[list[pa.RecordBatch]] = [[] for _ in range(2**_BITS)]
+        self._in_buckets = 0
         self._directory = Path()
+        self._files: list[pa.RecordBatchStreamWriter] = []
+        """One for each bucket, once there is one."""
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> IdAggregator:
@@ -47,27 +50,24 @@ class IdAggregator:
     def add(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
         self._rows += batch.num_rows
-        if self._rows >= self._in_memory:
-            self._spill()
+        if self._rows >= _SPLIT:
+            self._divide()
 
     def totals(self) -> Iterator[pa.Table]:
-        """Each id once over all tables, with the sums of its numbers under the names of ``schema``."""
-        if self._buckets:
-            self._spill()
-            for number, writer in enumerate(self._buckets):
-                with self._on_disk():
-                    writer.close()
-                    with pa.memory_map(str(self._directory / str(number))) as file:
-                        added_up = self._added_up(pa.ipc.open_stream(file).read_all())
-                yield added_up
-        elif self._rows <= _SPLIT:
+        """Yield tables with each id once over all, with the sums of its numbers under the names of ``schema``."""
+        if not (self._in_buckets or self._files):
             yield self._added_up(pa.Table.from_batches(self._waiting, self._schema))
-        else:
-            parts: list[list[pa.RecordBatch]] = [[] for _ in range(2**_BITS)]
-            for number, part in self._in_buckets():
-                parts[number].append(part)
-            while parts:
-                yield self._added_up(pa.Table.from_batches(parts.pop(), self._schema))
+            return
+        self._divide()
+        for number, writer in enumerate(self._files):
+            with self._on_disk():
+                writer.close()
+                with pa.memory_map(str(self._directory / str(number))) as file:
+                    batches = [*pa.ipc.open_stream(file), *self._buckets[number]]
+                    added_up = self._added_up(pa.Table.from_batches(batches, self._schema))
+            yield added_up
+        while self._buckets and not self._files:
+            yield self._added_up(pa.Table.from_batches(self._buckets.pop(), self._schema))
 
     def _added_up(self, rows: pa.Table) -> pa.Table:
         ids, *numbers = self._schema.names
@@ -75,55 +75,49 @@ class IdAggregator:
         grouped = rows.group_by(ids, use_threads=False).aggregate([(name, "sum") for name in numbers])
         return grouped.select([ids, *(f"{name}_sum" for name in numbers)]).rename_columns([ids, *numbers])
 
+    def _divide(self) -> None:
+        """Move the waiting rows into buckets, and the buckets to disk if memory does not hold them."""
+        rows = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
+        self._waiting, self._rows = [], 0
+        for batch in rows.to_batches(_SPLIT):
+            bucket = _buckets_of(batch.column(0))
+            ordered = batch.take(pc.sort_indices(bucket))
+            begin = 0
+            for found in sorted(pc.value_counts(bucket).to_pylist(), key=lambda found: found["values"]):
+                self._buckets[found["values"]].append(ordered.slice(begin, found["counts"]))
+                begin += found["counts"]
+        self._in_buckets += rows.num_rows
+        if self._in_buckets >= self._in_memory:
+            with self._on_disk():
+                self._spill()
+
     def _spill(self) -> None:
-        with self._on_disk():
-            if not self._buckets:
-                made = tempfile.TemporaryDirectory(prefix="msgstore-", dir=self._parent)
-                self._directory = Path(self._stack.enter_context(made))
-                for number in range(2**_BITS):
-                    file = self._stack.enter_context(pa.OSFile(str(self._directory / str(number)), "wb"))
-                    self._buckets.append(self._stack.enter_context(pa.ipc.new_stream(file, self._schema)))
-            for number, part in self._in_buckets():
-                self._buckets[number].write_batch(part)
+        if not self._files:
+            made = tempfile.TemporaryDirectory(prefix="msgstore-", dir=self._parent)
+            self._directory = Path(self._stack.enter_context(made))
+            for number in range(2**_BITS):
+                file = self._stack.enter_context(pa.OSFile(str(self._directory / str(number)), "wb"))
+                self._files.append(self._stack.enter_context(pa.ipc.new_stream(file, self._schema)))
+        for batches, writer in zip(self._buckets, self._files, strict=True):
+            for batch in batches:
+                writer.write_batch(batch)
+            batches.clear()
+        self._in_buckets = 0
 
     @contextlib.contextmanager
     def _on_disk(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            where = self._directory if self._buckets else self._parent or tempfile.gettempdir()
+            where = self._directory if self._files else self._parent or tempfile.gettempdir()
             raise StoreIOError(
                 f"{where}: {error.strerror or error}. Rows that memory does not hold wait there: make room, or name another "
                 f"directory (TMPDIR; for Spark spark.local.dir)"
             ) from error
 
-    def _in_buckets(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(bucket, rows) of all that waits. Nothing waits any more."""
-        waiting, self._waiting, self._rows = self._waiting, [], 0
-        together: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in waiting:
-            together.append(batch)
-            rows += batch.num_rows
-            if rows >= _SPLIT:
-                yield from _split(pa.Table.from_batches(together))
-                together, rows = [], 0
-        if together:
-            yield from _split(pa.Table.from_batches(together))
-
-
-def _split(rows: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
-    for batch in rows.combine_chunks().to_batches(_SPLIT):
-        bucket = _buckets_of(batch.column(0))
-        ordered = batch.take(pc.sort_indices(bucket))
-        begin = 0
-        for found in sorted(pc.value_counts(bucket).to_pylist(), key=lambda found: found["values"]):
-            yield found["values"], ordered.slice(begin, found["counts"])
-            begin += found["counts"]
-
 
 def _buckets_of(ids: pa.Array) -> pa.Array:
-    """The bucket of each id: from all its bits, because ids that somebody counts up have most of them in common."""
+    """Return the bucket of each id: from all its bits, because ids that are counted up have most of them in common."""
     count = len(ids)
     halves = pa.Array.from_buffers(pa.uint64(), 2 * count, [None, ids.buffers()[1]], offset=2 * ids.offset)
     even = pc.multiply(pa.array(range(count), pa.int32()), 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,24 @@ Messages = tuple[list[bytes], list[bytes], list[int] | None]
 
 def has_references(path: Path) -> bool | None:
     """Return True if the first line has references; None for an empty file. Raises StoreError."""
-    return next(("references" in members for members in _all_members(path, lambda _: None)), None)
+    return next(("references" in members for members, _, _ in _lines(path, ignore_others=True)), None)
 
 
 def read(path: Path, *, counted: bool, ignore_others: bool) -> Iterator[Messages]:
-    """About a MiB of messages at a time. ``counted``: every line has references; else none has. Raises StoreError, with the
-    line's number."""
+    """Yield messages, about a MiB at a time. ``counted``: every line has references; else none has.
+
+    Raises StoreError, with the line's number.
+    """
     ids: list[bytes] = []
     bodies: list[bytes] = []
     references: list[int] = []
     size = 0
-
-    def take(members: dict[str, Any]) -> None:
-        _check_members(members, counted=counted, ignore_others=ignore_others)
-        ids.append(_id(members["id"]))
-        bodies.append(_body(members))
+    for members, msg_id, body in _lines(path, counted=counted, ignore_others=ignore_others):
+        ids.append(msg_id)
+        bodies.append(body)
         if counted:
             references.append(members["references"])
-
-    for _ in _all_members(path, take):
-        size += len(bodies[-1])
+        size += len(body)
         if size >= _BATCH_BYTES or len(ids) == _BATCH_LINES:
             yield ids, bodies, references if counted else None
             ids, bodies, references, size = [], [], [], 0
@@ -50,37 +48,32 @@ def read(path: Path, *, counted: bool, ignore_others: bool) -> Iterator[Messages
         yield ids, bodies, references if counted else None
 
 
-def _all_members(path: Path, use: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
-    """Yield each line's object, after a call of ``use`` with it, whose ValueError becomes a StoreError of the line."""
+def _lines(path: Path, *, ignore_others: bool, counted: bool | None = None) -> Iterator[tuple[dict[str, Any], bytes, bytes]]:
+    """Yield the object of each line, its id and its body. ``counted``: see :func:`read`; None accepts both."""
     number = 0
     try:
         with path.open("rb") as file:
             while line := file.readline(LONGEST + 1):
                 number += 1
                 if len(line) > LONGEST:
-                    raise StoreError(f"{path}, line {number}: is longer than {LONGEST} bytes")
+                    raise ValueError(f"is longer than {LONGEST} bytes")
                 if line.strip():
-                    members = _members(line)
-                    use(members)
-                    yield members
+                    members = _members(line, counted=counted, ignore_others=ignore_others)
+                    yield members, _id(members["id"]), _body(members)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise StoreError(f"{path}, line {number}: {error}") from error
 
 
-def _members(line: bytes) -> dict[str, Any]:
-    """Return the members of one object. Raises ValueError."""
+def _members(line: bytes, *, counted: bool | None, ignore_others: bool) -> dict[str, Any]:
+    """Return the members of the object of a line. Raises ValueError."""
     try:
         members = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(members, dict):
         raise ValueError("is no JSON object; each line is one")  # noqa: TRY004 - it is what is in the file
-    return members
-
-
-def _check_members(members: dict[str, Any], *, counted: bool, ignore_others: bool) -> None:
     others = [name for name in members if name not in MEMBERS]
     if others and not ignore_others:
         raise ValueError(
@@ -91,9 +84,10 @@ def _check_members(members: dict[str, Any], *, counted: bool, ignore_others: boo
         raise ValueError("has no 'id'")
     if ("body" in members) == ("text" in members):
         raise ValueError(f"the message {members['id']} needs a 'body' (base64) or a 'text', one of them")
-    if counted != ("references" in members):
+    if counted is not None and counted != ("references" in members):
         has, first = ("has no", "has") if counted else ("has", "has not")
         raise ValueError(f"the message {members['id']} {has} 'references', and the first line of all {first}")
+    return members
 
 
 def _id(value: object) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +10,12 @@ from pathlib import Path
 import attrs
 
 from msgstore.contract import Buffer, Columns, Damage
+from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
 from msgstore.jobs.reading.chains import Judge, read_spans
 from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
-from msgstore.scan.fields import values_at
 from msgstore.scan.sound import scan_checked
 
 UNREADABLE = "unreadable"
@@ -71,81 +70,53 @@ def opening(found: SegmentInput) -> Iterator[tuple[OpenFormat, Buffer]]:
 
 @attrs.frozen
 class SegmentFindings:
-    """Scan result of one segment. Picklable; with ids 24 bytes a record."""
+    """Scan result of one segment. Picklable."""
 
     stock: SegmentStock
     damage: tuple[Damage, ...]
-    ids: bytes = b""
-    """Ids of the records, by offset."""
-    sizes: array[int] = attrs.field(factory=lambda: array("Q"))
+    records: Columns = attrs.field(factory=Columns)
+    """Its records, if they were asked for: 33 bytes each."""
+    is_gone: bool = False
+    """True if it was deleted since it was listed, as a collector does."""
 
 
-@contextmanager
-def reading(found: SegmentInput, stretch: SegmentRange | None = None) -> Iterator[tuple[OpenFormat, Buffer, SegmentReport]]:
-    """Yield what :func:`opening` yields, and the scan of the segment, from the begin of ``stretch`` if it is given.
-
-    A segment that has changed before the end of ``stretch`` cannot be read.
-    """
-    with opening(found) as (form, data):
-        if stretch is not None and not stretch.is_of(data):
-            raise ValueError("it was changed after it was looked at")
-        scan = form.scan(data, start=stretch.begin if stretch else 0)
-        yield form, data, SegmentReport(Path(found.path), form, len(data), scan)
-
-
-def judge(found: SegmentInput) -> SegmentFindings:
-    """Scan a segment, and try the plugins on its records. A segment that cannot be read is one damaged span.
-
-    Raises PluginError if a plugin is missing in this process.
-    """
+def judge(found: SegmentInput, *, with_records: bool = False) -> SegmentFindings:
+    """Scan a segment. One that cannot be read is one damaged span. Raises PluginError if this process lacks a plugin."""
     try:
-        with reading(found) as (form, data, report):
-            _try_plugins(form, data, report.scan.records)
-            findings = measure(found, report)
-            if findings.stock.other < 0:
-                raise ValueError(f"the scan finds {report.size - findings.stock.other} bytes in {report.size}")
-            return findings
+        with opening(found) as (form, data):
+            scan = form.scan(data)
+            report = SegmentReport(Path(found.path), form, len(data), scan)
+            damage, header = tuple(damaged_spans(report)), len(form.format.header)
+            stock = SegmentStock(
+                found.path,
+                form.name,
+                len(data),
+                state=scan.end.state,
+                header=header if scan.header in (None, "ok") and scan.end.offset >= header else 0,
+                records=len(scan.records),
+                record_bytes=sum(scan.records.sizes),
+                types=report.count_types(),
+                holes=len(scan.hole_offsets),
+                hole_bytes=sum(scan.hole_sizes),
+                duplicates=len(scan.duplicates),
+                duplicate_bytes=sum(scan.duplicates.sizes),
+                damaged=sum(span.size for span in damage),
+                quarantined=is_quarantined(report),
+            )
+            return SegmentFindings(stock, damage, scan.records if with_records else Columns())
     except UnreadableSegmentError as error:
-        return unreadable(found, error)
+        stock = SegmentStock(found.path, found.format, found.size, state=UNREADABLE, damaged=found.size, quarantined=True)
+        is_gone = isinstance(error.__cause__, FileNotFoundError)
+        return SegmentFindings(stock, (Damage(0, found.size, str(error)),), is_gone=is_gone)
 
 
-def _try_plugins(form: OpenFormat, data: Buffer, records: Columns) -> None:
-    """Make the calls of plugins that reading the records needs, so that they fail here. Framed types need one call each."""
-    values_at(form, data, records)
-    kinds = set(records.types)
-    rows = range(len(records)) if kinds - form.framed else map(records.types.index, kinds)
-    for row in rows:
-        offset, size = records.offsets[row], records.sizes[row]
-        begin, end = form.format.body_span(data, offset, size)
-        if not offset <= begin <= end <= offset + size:
-            raise ValueError(f"at offset {offset}: the body is said to be outside of its record")
-
-
-def measure(found: SegmentInput, report: SegmentReport) -> SegmentFindings:
-    """Return the findings of a scan."""
-    scan, header, damage = report.scan, len(report.format.format.header), tuple(damaged_spans(report))
-    stock = SegmentStock(
-        found.path,
-        report.format.name,
-        report.size,
-        state=scan.end.state,
-        header=header if scan.header in (None, "ok") and scan.end.offset >= header else 0,
-        records=len(scan.records),
-        record_bytes=sum(scan.records.sizes),
-        types=report.count_types(),
-        holes=len(scan.hole_offsets),
-        hole_bytes=sum(scan.hole_sizes),
-        duplicates=len(scan.duplicates),
-        duplicate_bytes=sum(scan.duplicates.sizes),
-        damaged=sum(span.size for span in damage),
-    )
-    return SegmentFindings(stock, damage)
-
-
-def unreadable(found: SegmentInput, error: UnreadableSegmentError) -> SegmentFindings:
-    """Return the findings for a segment that cannot be read: one damaged span."""
-    stock = SegmentStock(found.path, found.format, found.size, state=UNREADABLE, damaged=found.size, quarantined=True)
-    return SegmentFindings(stock, (Damage(0, found.size, str(error)),))
+def is_quarantined(report: SegmentReport) -> bool:
+    """Return True if an opening would quarantine the segment. A torn end is damage only if records follow it."""
+    scan = report.scan
+    if scan.end.state != "torn":
+        return scan.end.state == "corrupt" or bool(scan.damage)
+    with Files().view(report.path) as data:
+        return bool(scan.damage) or report.format.format.find_chain(data, scan.end.offset + 1, CHAIN) is not None
 
 
 # -- also after and inside damage --------------------------------------------------------------------------------------------

@@ -1,1 +1,0 @@
-"""Job runner of every installation: processes of this machine."""
