@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.columns.batches import Wanted, as_text, damage_batch, record_batches, segments_batch, spans_batch
+from msgstore.jobs.columns.batches import as_text, damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.workers import OpenCodec, open_codec
@@ -115,7 +115,8 @@ class SegmentReader(DataSourceReader):
         self._options = options
         self._found = found
         self._schema = schema
-        self._wanted = Wanted(tuple(schema.names))
+        self._only: dict[str, Any] = {}
+        """Ids and types of the wanted records."""
         self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]  # its class docstring has the reason
 
@@ -138,7 +139,7 @@ class SegmentReader(DataSourceReader):
         inputs = tuple(found for found in self._found.inputs if is_accepted(found.path))
         damage = tuple(span for span in self._found.damage if is_accepted(span.path))
         self._found = attrs.evolve(self._found, inputs=inputs, damage=damage)
-        self._wanted = attrs.evolve(self._wanted, ids=accepted.get("id"), types=accepted.get("type"))
+        self._only = {"ids": accepted.get("id"), "types": accepted.get("type")}
         return remaining
 
     def partitions(self) -> list[InputPartition]:
@@ -154,7 +155,7 @@ class SegmentReader(DataSourceReader):
         if self._options.relation == "records":
             codec = codec_of(self._options)
             for found in partition.inputs:
-                yield from record_batches(found, self._schema, self._wanted, codec)
+                yield from record_batches(found, self._schema, codec, **self._only)
         elif self._options.relation == "damage":
             yield damage_batch(partition.inputs).select(self._schema.names)
         else:
