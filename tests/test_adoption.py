@@ -1,11 +1,13 @@
-"""Directories that a broker wrote: nothing changes them before they are adopted, and each has one body codec."""
+"""Directories of brokers, and of formats that are not installed: nothing changes them before that is asked for."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -15,8 +17,12 @@ import msgstore
 from msgstore.config import store_config
 from msgstore.directory import SETTINGS
 from msgstore.engine.opening import open_configured
+from msgstore.jobs.inputs import find_inputs
+from msgstore.jobs.salvage import plan_salvage
+from msgstore.jobs.workers import installed
+from msgstore.plugins.catalogue import Catalogue, find_entry_points
 from msgstore.testing.faults import Crash, RecordingFiles
-from support import DATA, catalogue, command, filled, hashes, needs_erlang, open_with, stops, unchanged
+from support import DATA, catalogue, command, filled, hashes, needs_erlang, open_with, run_job, stops, unchanged
 
 ID = bytes(range(16))
 OTHER = bytes(range(16, 32))
@@ -74,7 +80,7 @@ def test_opening_for_writing_refuses_broker_directory(opening, keys, broker):
         assert part in str(refused.value)
 
 
-VERBS = {
+CHANGING = {
     "put": ["put", None, ID.hex()],
     "rm": ["rm", None, ID.hex()],
     "compact": ["compact", None, "--all"],
@@ -95,38 +101,35 @@ def arguments_of(words: list[str | None], path: Path) -> list[object]:
     return [path if word is None else path.parent / "to" if word == "to" else word for word in words]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_verb_that_writes_refuses_broker_directory(verb, broker):
+@needs_erlang
+@pytest.mark.parametrize("verb", CHANGING)
+def test_changing_verb_refuses_unless_adopted(verb, broker):
     with unchanged(broker):
-        told = command(*arguments_of(VERBS[verb], broker), stdin=b"body", code=2).stderr
+        told = command(*arguments_of(CHANGING[verb], broker), stdin=b"body", code=2).stderr
     assert "--adopt" in told
     assert "salvage" in told
-
-
-@needs_erlang
-@pytest.mark.parametrize("verb", ["put", "compact", "migrate"])
-def test_verb_with_adopt_asks_no_more(verb, broker):
-    command(*arguments_of(VERBS[verb], broker), "--adopt", stdin=b"body")
+    if verb == "rm":
+        return  # there is no such message
+    command(*arguments_of(CHANGING[verb], broker), "--adopt", stdin=b"body")
     if verb == "put":
         newest = max(broker.glob("*.sqs"), key=lambda path: int(path.stem))
         assert TERM in newest.read_bytes(), "the broker cannot read it"
     command("put", broker, OTHER.hex(), stdin=b"other")
 
 
-@needs_erlang
-@pytest.mark.parametrize("opening", OPENINGS, ids=lambda opening: opening.__name__)
-def test_adopted_directory_opens_without_adopt(opening, broker):
-    opening(broker, adopt=True).close()
-    assert remembered(broker) == "erlang"
-    opening(broker).close()
+@pytest.mark.parametrize("verb", READING)
+def test_reading_verb_neither_asks_nor_writes(verb, broker, monkeypatch):
+    """Not even for a moment: the directory may not be written to at all."""
+    monkeypatch.setattr("msgstore.cli.commands.verify.SAVE_INTERVAL_SECONDS", 0.0)
+    with unchanged(broker, traceless=True):
+        command(*arguments_of(READING[verb], broker))
+    if verb == "salvage":  # the copy belongs to msgstore
+        command("put", broker.parent / "to", ID.hex(), stdin=b"body")
 
 
-@pytest.mark.parametrize("text", [b"", b'{"layout": 1,'], ids=["empty", "torn"])
-def test_torn_settings_still_mark_own_store(text, tmp_path):
-    path = made_by_hand(tmp_path / "store", b"body")
-    (path / SETTINGS).write_bytes(text)
-    with open_with(path) as store:
-        assert store.stats().messages == 1, "a store whose msgstore.json is damaged does not open without --adopt"
+def test_opening_for_reading_leaves_no_trace(index, broker):
+    with unchanged(broker, traceless=True), msgstore.open_store(broker, mode="r", index=index) as store:
+        assert store.stats().messages
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
@@ -186,32 +189,19 @@ def test_new_directory_needs_no_adoption(adopt, tmp_path):
     assert remembered(tmp_path / "new") == "raw"
 
 
-@pytest.mark.parametrize("verb", READING)
-def test_reading_verb_neither_asks_nor_writes(verb, broker, monkeypatch):
-    """Not even for a moment: the directory may not be written to at all."""
-    monkeypatch.setattr("msgstore.cli.commands.verify.SAVE_INTERVAL_SECONDS", 0.0)
-    with unchanged(broker, traceless=True):
-        command(*arguments_of(READING[verb], broker))
-    if verb == "salvage":  # the copy belongs to msgstore
-        command("put", broker.parent / "to", ID.hex(), stdin=b"body")
-
-
-def test_opening_for_reading_leaves_no_trace(index, broker):
-    with unchanged(broker, traceless=True), msgstore.open_store(broker, mode="r", index=index) as store:
-        assert store.stats().messages
-
-
 @needs_erlang
-def test_adoption_finds_codec_of_the_records(broker):
-    with msgstore.open_store(broker, adopt=True) as store, store.client() as client:
+@pytest.mark.parametrize("opening", OPENINGS, ids=lambda opening: opening.__name__)
+def test_adoption_finds_codec_of_the_records(opening, broker):
+    with opening(broker, adopt=True) as store, store.client() as client:
         client.write(ID, b"body")
+    assert remembered(broker) == "erlang"
     with msgstore.open_store(broker, mode="r", body="raw") as store, store.client() as client:
         assert client.read(ID) == TERM, "the broker would cut the segment at this record"
-    for mode in ("rw", "r"):  # an unnamed codec is the remembered one
-        with msgstore.open_store(broker, mode=mode) as store, store.client() as client:
-            if mode == "rw":
-                client.write(OTHER, b"other")
-            assert client.read_many([ID, OTHER]) == {ID: b"body", OTHER: b"other"}
+    with unchanged(broker), pytest.raises(msgstore.StoreMismatch, match='body = "erlang"'):
+        msgstore.open_store(broker, body="raw")
+    with opening(broker) as store, store.client() as client:  # an unnamed codec is the remembered one
+        client.write(OTHER, b"other")
+        assert client.read_many([ID, OTHER]) == {ID: b"body", OTHER: b"other"}
 
 
 @needs_erlang
@@ -229,18 +219,143 @@ def test_bodies_that_are_no_terms_are_raw(body, tmp_path):
     assert remembered(path) == "raw"
 
 
-@needs_erlang
-def test_second_codec_is_refused_for_writing_only(broker):
-    msgstore.open_store(broker, adopt=True).close()
-    with unchanged(broker), pytest.raises(msgstore.StoreMismatch, match='body = "erlang"'):
-        msgstore.open_store(broker, body="raw")
-    with msgstore.open_store(broker, body="raw", mode="r") as store:
-        assert store.stats().messages
-
-
 @pytest.mark.parametrize("keys", [{}, {"body": "raw"}], ids=["unnamed", "raw"])
 def test_missing_codec_is_named_with_pip_line(keys, broker):
-    installed = catalogue()
-    without = attrs.evolve(installed, registrations=tuple(r for r in installed.registrations if r.descriptor.name != "erlang"))
     with unchanged(broker), pytest.raises(msgstore.PluginError, match="pip install msgstore-erlang-body"):
-        open_configured(store_config({"path": broker, "adopt": True, **keys}, "a test", Path()), without)
+        open_configured(store_config({"path": broker, "adopt": True, **keys}, "a test", Path()), without("erlang"))
+
+
+# -- formats that are not installed any more --------------------------------------------------------------------------------
+
+
+def without(name: str) -> Catalogue:
+    """What is installed but for one backend."""
+    kept = tuple(found for found in catalogue().registrations if found.descriptor.name != name)
+    return attrs.evolve(catalogue(), registrations=kept)
+
+
+def open_without(name: str, path: Path, **keys: object) -> msgstore.Store:
+    return open_configured(store_config({"path": path, **keys}, "a test", Path()), without(name))
+
+
+LOCK = ["msgstore.lock"]
+WRITER = """
+import sys, msgstore
+with msgstore.open_store(sys.argv[1], format="ledger", index="lmdb") as store, store.client() as client:
+    client.write(b"a" * 16, b"kept")
+    store.flush()
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store of the format ``ledger``, with one message; the process was killed."""
+    store = msgstore.open_store(tmp_path / "s", format="ledger")
+    with store.client() as client:
+        client.write(ID, b"kept")
+        store.flush()
+    store.abandon()
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Path]:
+    """A store that another process has open for writing."""
+    program = [sys.executable, "-c", WRITER, tmp_path / "s"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        yield tmp_path / "s"
+        writer.communicate(b"\n")
+
+
+@pytest.mark.parametrize("keys", [{}, {"format": "v1", "index": "lmdb"}, {"format": "ledger"}], ids=str)
+def test_opening_without_format_names_pip_line(path: Path, keys: dict[str, str]) -> None:
+    with unchanged(path, but=LOCK), pytest.raises(msgstore.PluginError, match="pip install foreign-backends"):
+        open_without("ledger", path, **keys)
+    with msgstore.open_store(path, format="ledger", mode="r") as store, store.client() as client:
+        assert client.read(ID) == b"kept"
+
+
+def test_third_party_segments_are_remembered_until_gone(path: Path) -> None:
+    """What a directory says of formats is said for as long as there are segments of them."""
+    for _ in range(2):
+        msgstore.open_store(path).close()
+        with unchanged(path, but=LOCK):
+            with pytest.raises(
+                msgstore.PluginError, match=r"0\.ledger: no installed format reads \*\.ledger: .* pip install foreign-backends"
+            ):
+                open_without("ledger", path)
+            found = find_inputs(without("ledger"), [path])
+            assert "unreadable: no installed format reads *.ledger" in [span.reason for span in found.damage]
+    with msgstore.open_store(path) as store, store.client() as client:
+        assert client.read(ID) == b"kept"
+        client.write(OTHER, b"of v2")
+        store.flush()
+        client.remove([ID])
+        store.compact(everything=True)
+        assert {segment.format for segment in store.segments()} == {"v2"}
+    open_without("ledger", path).close()
+    assert '"format ledger"' not in (path / "msgstore.json").read_text()
+
+
+def test_brokers_segments_without_format_are_refused(tmp_path: Path) -> None:
+    """Those of the format before the one that the store was last opened with, and those that no store knows yet."""
+    shutil.copytree(DATA / "msg-store" / "mixed_upgrade" / "store", tmp_path / "s")
+    told = r"0\.rdq: no installed format reads \*\.rdq: .* pip install msgstore-format-v1"
+    with pytest.raises(msgstore.PluginError, match=told):
+        open_without("v1", tmp_path / "s")
+    config = store_config({"path": tmp_path / "s"}, "a test", Path())
+    with pytest.raises(msgstore.PluginError, match=r"Disabled by the configuration: format-v1"):
+        open_configured(config, msgstore.load_catalogue(["format-v1"]))
+    msgstore.open_store(tmp_path / "s", adopt=True).close()
+    with unchanged(tmp_path / "s", but=LOCK), pytest.raises(msgstore.PluginError, match=told):
+        open_without("v1", tmp_path / "s")
+
+
+def test_files_of_no_format_are_ignored(path: Path) -> None:
+    for name in ("0.bak", "7.csv", "1.idx"):
+        (path / name).write_text("")
+    with msgstore.open_store(path, format="ledger") as store:
+        assert store.stats().messages == 1
+    assert Path(find_inputs(catalogue(), [path]).inputs[-1].path).name == "0.ledger"
+
+
+def test_job_without_format_reports_damage(path: Path) -> None:
+    job = plan_salvage(without("ledger"), [path], path.parent / "to")
+    assert [(spot.path, spot.reason) for spot in run_job(job).damage] == [
+        (str(path / "0.ledger"), "unreadable: no installed format reads *.ledger")
+    ]
+
+
+@pytest.mark.parametrize("verb", ["ls", "verify", "scan", "map"])
+def test_verb_without_format_names_the_file(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads segments only reports damage; one that opens the store says what to install."""
+    installed()  # which is kept
+    there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
+    monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
+    if verb in ("scan", "map"):
+        assert "unreadable: no installed format reads *.ledger" in command(verb, path, code=1).stdout
+    else:
+        assert "pip install foreign-backends" in command(verb, path, code=2).stderr
+
+
+def test_reader_beside_writer_logs_and_refuses_the_same(written: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = store_config({"path": written, "index": "lmdb"}, "a test", Path())
+    with pytest.raises(msgstore.PluginError, match="pip install foreign-backends"):
+        open_configured(config, without("ledger"), mode="r")
+    caplog.set_level("WARNING")
+    msgstore.open_store(written, mode="r", index="lmdb", body="zstd").close()
+    told = f"{written}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies"
+    assert [record.getMessage().startswith(told) for record in caplog.records] == [True]
+
+
+def test_reading_with_another_codec_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    msgstore.open_store(path, format="ledger").close()
+    caplog.set_level("WARNING")
+    caplog.clear()
+    msgstore.open_store(path, format="ledger", body="zstd", mode="r").close()
+    (told,) = caplog.records
+    assert told.getMessage().startswith(f"{path}: was last opened with the body codec 'raw', and now with 'zstd'")

@@ -24,7 +24,7 @@ from support import DATA, catalogue, failing, filled, needs_foreign, records_in
 pytest.importorskip("pyarrow")
 
 from msgstore.jobs.columns import batches as module
-from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch
+from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 
 ALL = find_inputs(catalogue(), [DATA]).inputs
@@ -36,7 +36,7 @@ def read(found: SegmentInput, *columns: str, codec: Any = None, **only: Any) -> 
     schema = records_schema([found], codec)
     names = columns or tuple(schema.names)
     rows: list[dict[str, Any]] = []
-    for batch in record_batches(found, project(schema, names), Wanted(names, **only), codec):
+    for batch in record_batches(found, project(schema, names), codec, **only):
         assert batch.schema == project(schema, names)
         batch.validate(full=True)
         rows += batch.to_pylist()
@@ -69,7 +69,7 @@ def inputs_in(*paths: Path) -> tuple[SegmentInput, ...]:
 
 def sizes_of_batches(found: SegmentInput, *columns: str, codec: OpenCodec | None = None) -> list[int]:
     schema = project(records_schema([found], codec), columns)
-    return [batch.num_rows for batch in record_batches(found, schema, Wanted(columns), codec)]
+    return [batch.num_rows for batch in record_batches(found, schema, codec)]
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_mapped_segment_can_be_closed_early(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("msgstore.files.READ_WHOLE", 0)
     monkeypatch.setattr(module, "BATCH_ROWS", 3)
     [found] = inputs_in(filled(tmp_path, record="checksum"))
-    batches: Any = record_batches(found, RECORD, Wanted(tuple(RECORD.names)))
+    batches: Any = record_batches(found, RECORD)
     first = next(batches)
     batches.close()
     assert first.to_pylist() == records_in(found)[:3]
@@ -349,9 +349,7 @@ def test_stretch_that_was_changed_has_no_records(mixed: SegmentInput) -> None:
     data = Path(mixed.path).read_bytes()
 
     def rows(stretch: SegmentRange, codec: OpenCodec | None = None) -> int:
-        schema = records_schema([mixed], codec)
-        batches = record_batches(mixed, schema, Wanted(tuple(schema.names)), codec, stretch)
-        return sum(batch.num_rows for batch in batches)
+        return sum(batch.num_rows for batch in record_batches(mixed, records_schema([mixed], codec), codec, stretch=stretch))
 
     def change(msg_id: bytes, body: bytes) -> None:
         Path(mixed.path).write_bytes(data[:-1] + b"?")

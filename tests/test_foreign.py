@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import foreign_ledger
 import msgstore
 import test_compaction_crash
 import test_model
@@ -174,9 +173,3 @@ def test_damage_is_found_and_the_rest_is_rescued(damage, lost, reason, others):
     assert found.items() <= BY_ID.items()
     if lost is not None:
         assert len(found) == len(BY_ID) - lost
-
-
-def test_the_writer_of_the_tests_knows_nothing_of_the_plugin():
-    source = Path(foreign_ledger.__file__).read_text()
-    assert "foreign_backends" not in source
-    assert "msgstore." not in source

@@ -6,7 +6,6 @@ Signals come when they like. The harness ``faults`` raises an interrupt before a
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import random
 import signal
@@ -14,84 +13,65 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import attrs
 import pytest
 
 import msgstore
+from crash.history import CrashCell, Run
+from crash.model import Aftermath, body_of, compare
 from msgstore.contract import StoreClosed
-from support import HookedFiles, open_with
+from support import A, B, HookedFiles, open_with
 
 SIGNALS = 40
 """That come in the middle of each change."""
 
 
-def id_of(number: int) -> bytes:
-    return number.to_bytes(16, "big")
-
-
-def body_of(number: int) -> bytes:
-    return id_of(number) * 8
-
-
-@attrs.define
-class Scene:
+def scene(path: Path, index: str) -> Run:
     """A store in the middle of its life, and what has to be true of it."""
-
-    index: str
-    store: msgstore.Store
-    client: msgstore.Client
-    confirmed: set[bytes] = attrs.field(factory=set)
-    alive: set[bytes] = attrs.field(factory=set)
-    removed: set[bytes] = attrs.field(factory=set)
-    """For good: confirmed by a flush."""
+    run = Run(path, CrashCell(index, "v2").keys, random.Random(1))
+    run.play("open change:60 flush change:60")
+    return run
 
 
-def scene(path: Path, index: str) -> Scene:
-    store = msgstore.open_store(path, index=index, gc_interval=0, sync_interval="1h", file_size_limit="9kB")
-    confirmed: set[bytes] = set()
-    client, other = store.client("a", on_confirm=confirmed.update), store.client("b")
-    client.write_many((id_of(n), body_of(n)) for n in range(30))
-    other.write_many((id_of(n), b"") for n in range(4))
-    client.remove([id_of(29)])
-    store.flush()
-    client.write_many((id_of(n), body_of(n)) for n in range(100, 140))
-    other.write(id_of(100), b"")
-    client.remove([id_of(n) for n in range(4, 14)])
-    alive = {id_of(n) for n in (*range(4), *range(14, 20), *range(25, 29), *range(100, 140))}
-    return Scene(index, store, client, confirmed, alive, {id_of(29)})
+def remove(run: Run) -> None:
+    ids = run.model.present[20:25]
+    run.model.change(ids, -1, applied=None)
+    run.clients[0].remove(ids)
 
 
-def check(it: Scene) -> None:
+def write_again(run: Run) -> None:
+    msg_id = run.model.present[-1]
+    run.model.change([msg_id], 1, applied=None)
+    run.clients[0].write(msg_id, body_of(msg_id))
+
+
+CHANGES: dict[str, Callable[[Run], object]] = {
+    "flush": lambda run: run.store.flush(),
+    "remove": remove,
+    "second reference": write_again,
+    "roll": lambda run: run.store.roll(),
+    "compact": lambda run: run.store.compact(everything=True),
+    "close": lambda run: run.store.close(),
+}
+
+
+def check(run: Run) -> None:
     """The store is whole, or has ended; what was confirmed is there in both."""
+    store = run.store
     try:
-        it.store.flush()
+        store.flush()
     except StoreClosed:
-        for call in (it.store.stats, it.store.roll, it.store.compact, lambda: it.client.read(id_of(1))):
+        for call in (store.stats, store.roll, store.compact, lambda: run.clients[0].read(A)):
             with pytest.raises(StoreClosed):
                 call()
         with contextlib.suppress(StoreClosed):
-            it.store.close()
+            store.close()
     else:
-        assert {msg_id: it.client.read(msg_id) for msg_id in it.alive} == {msg_id: msg_id * 8 for msg_id in it.alive}
-        it.store.close()
-    with msgstore.open_store(it.store.path) as store, store.client() as client:
-        safe = it.alive & it.confirmed
-        assert {msg_id: client.read(msg_id) for msg_id in safe} == {msg_id: msg_id * 8 for msg_id in safe}
-        if it.index == "lmdb":
-            assert not any(map(client.contains, it.removed))
-        assert sum(segment.live_count for segment in store.segments()) == store.stats().messages
-
-
-CHANGES: dict[str, Callable[[Scene], object]] = {
-    "flush": lambda it: it.store.flush(),
-    "remove": lambda it: it.client.remove([id_of(n) for n in range(20, 25)]),
-    "second reference": lambda it: it.client.write(id_of(101), b""),
-    "roll": lambda it: it.store.roll(),
-    "compact": lambda it: it.store.compact(everything=True),
-    "close": lambda it: it.store.close(),
-}
+        compare(store, run.model, run.model.now, "the interrupt, in the open store,")
+        run.close()
+    Aftermath(run.model, run.keys, "the interrupt").check(run.path)
 
 
 def interrupt() -> None:
@@ -131,12 +111,12 @@ def test_change_interrupted_by_signal_keeps_confirmed(name: str, change: str, tm
     assert done.returncode == 0, done.stderr
 
 
-def duration(it: Scene, change: str) -> float:
+def duration(run: Run, change: str) -> float:
     """Seconds."""
     begin = time.perf_counter()
-    CHANGES[change](it)
+    CHANGES[change](run)
     lasts = time.perf_counter() - begin
-    it.store.close()
+    run.store.close()
     return lasts
 
 
@@ -149,9 +129,9 @@ def signals(name: str, change: str, path: Path) -> None:
     while came < SIGNALS:
         tries += 1
         assert tries < 40 * SIGNALS, f"{came} signals came while it lasted"
-        it = scene(path / str(tries), name)
-        came += is_interrupted(functools.partial(CHANGES[change], it), max(rng.uniform(0, lasts), 1e-6))
-        check(it)
+        run = scene(path / str(tries), name)
+        came += is_interrupted(partial(CHANGES[change], run), max(rng.uniform(0, lasts), 1e-6))
+        check(run)
 
 
 def test_interrupt_in_with_block_passes_through(tmp_path: Path) -> None:
@@ -161,30 +141,30 @@ def test_interrupt_in_with_block_passes_through(tmp_path: Path) -> None:
 
     def use() -> None:
         with open_with(tmp_path, files, sync_interval="1h") as store, store.client(on_confirm=confirmed.extend) as client:
-            client.write(id_of(1), b"body")
+            client.write(A, b"body")
             store.flush()
-            client.write(id_of(2), b"body")
+            client.write(B, b"body")
             files.before("pwrite", interrupt)
             store.flush()
 
     with pytest.raises(KeyboardInterrupt):
         use()
-    assert confirmed == [id_of(1)]
+    assert confirmed == [A]
     with msgstore.open_store(tmp_path) as store, store.client() as client:
-        assert client.read(id_of(1)) == b"body"
+        assert client.read(A) == b"body"
 
 
 def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:
     """The exit passes through the flush, as that of a signal handler does."""
     store = msgstore.open_store(tmp_path, sync_interval="1h")
     client = store.client(on_confirm=lambda ids: sys.exit())
-    client.write(id_of(1), b"body")
+    client.write(A, b"body")
     with pytest.raises(SystemExit):
         store.flush()
     with pytest.raises(StoreClosed, match="SystemExit came in the middle of a change"):
-        client.write(id_of(2), b"body")
+        client.write(B, b"body")
     with msgstore.open_store(tmp_path) as again:
-        assert again.client().read(id_of(1)) == b"body"
+        assert again.client().read(A) == b"body"
 
 
 if __name__ == "__main__":

@@ -159,12 +159,10 @@ def test_new_store_syncs_every_parent_it_made(durability, tmp_path):
     open_with(tmp_path / "a" / "b" / "store", files, durability=durability).close()
     synced = [path for name, path, _ in files.operations if name == "sync_directory"]
     assert synced[:3] == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
-
-
-def test_existing_directory_syncs_no_parents(tmp_path):
-    files = RecordingFiles()
-    open_with(tmp_path, files).close()
-    assert ("sync_directory", str(tmp_path.parent), 0) not in files.operations
+    files.operations.clear()
+    (tmp_path / "there").mkdir()
+    open_with(tmp_path / "there", files, durability=durability).close()
+    assert ("sync_directory", str(tmp_path), 0) not in files.operations
 
 
 def test_parents_that_cannot_be_synced_are_removed(tmp_path):

@@ -13,7 +13,7 @@ import msgstore
 from msgstore import writer_lock as lock
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.writer_lock import check_no_writer
-from support import A, B, C, open_with, play, unchanged
+from support import A, B, C, open_with, play
 
 LOCK = "msgstore.lock"
 KEYS = {"sync_interval": "1h", "gc_interval": 0}
@@ -211,14 +211,3 @@ def test_relative_path_elsewhere_says_where_the_process_is(index, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     store.flush()
     store.close()
-
-
-def test_close_in_replaced_directory_leaves_it_alone(writing, index, tmp_path):
-    """Nothing was changed since the last flush: the check belongs to the close."""
-    store, _, _ = writing
-    store.path.rename(tmp_path / "old")
-    with open_with(store.path, index=index) as other, other.client() as theirs:
-        theirs.write(B, b"second")
-    with unchanged(store.path, but=()):
-        refused(store.path, store.close)
-        store.abandon()

@@ -13,7 +13,6 @@ import pytest
 
 import msgstore
 from core_support import store_of
-from msgstore.contract import Damage
 from msgstore.jobs.reading.chains import SIZE_MISMATCH, Span, read_spans
 from msgstore.scan import FormatSet
 
@@ -198,17 +197,24 @@ def test_records_swallowed_by_hole_are_found():
 
 
 def test_body_that_is_a_segment_stays_one():
-    """Although the record after it is damaged: the records inside lead exactly to the end of the body."""
+    """Whatever is damaged in it, and although the record after it is damaged: what is inside ends where the body does."""
+    inner = COMPACTED.read_bytes()
+    rows, _ = read("v2", inner)
+    bodies = [inner, inner + b"and more"]
+    for n in (0, 20, 50, 95):
+        for at, bits in ((rows[n][0], 0x40), (rows[n][0] + 3, 0x08), (rows[n][0] + 1, 0x80)):
+            bodies.append(inner[:at] + bytes([inner[at] ^ bits]) + inner[at + 1 :])
     ids = [bytes([n]) * 16 for n in range(40)]
-    head, sizes = form("v2").encode(ids[:21], [b"before"] * 20 + [COMPACTED.read_bytes()])
-    tail, [size, *_] = form("v2").encode(ids[21:], [b"after"] * 19)
-    data = bytearray(form("v2").header + head + tail)
-    spot = len(form("v2").header) + sum(sizes)
-    data[spot] = 0x77
-    found, spans = read("v2", bytes(data))
-    assert [msg_id for _, _, msg_id in found] == ids[:21] + ids[22:]
-    assert found[20][:2] == (spot - sizes[-1], sizes[-1])
-    assert [span.damage for span in spans if span.reason] == [Damage(spot, size, BAD_TYPE)]
+    for body in bodies:
+        head, sizes = form("v2").encode(ids[:21], [b"before"] * 20 + [body])
+        tail, [size, *_] = form("v2").encode(ids[21:], [b"after"] * 19)
+        data = bytearray(form("v2").header + head + tail)
+        spot = len(form("v2").header) + sum(sizes)
+        data[spot] = 0x77
+        found, spans = read("v2", bytes(data))
+        assert [msg_id for _, _, msg_id in found] == ids[:21] + ids[22:]
+        assert found[20][:2] == (spot - sizes[-1], sizes[-1])
+        assert damage_in(spans) == [(spot, size, BAD_TYPE)]
 
 
 def damage(name, data, rows, chance):
@@ -226,20 +232,24 @@ def damage(name, data, rows, chance):
 
 @pytest.mark.parametrize(("name", "path", "seeds"), [("v2", CLEAN, 400), ("v2", COMPACTED, 300), ("v1", OLD, 300)])
 def test_damage_costs_no_run_of_intact_records(name, path, seeds):
-    """Except with ends that look right: where a record or a hole begins, and in v1 after a byte 255.
-
-    A run is long enough for a chain, or leads to the end of the file.
+    """Except with ends that look right: where a record or a hole begins, in v1 after a byte 255, and in another damaged record
+    if a hole follows. A run is long enough for a chain, or leads to the end of the file.
     """
     data = path.read_bytes()
     rows, spans = read(name, data)
+    holes = holes_in(spans)
     borders = {len(data), *(row[0] for row in rows)}
-    borders.update(at + n for at, size in holes_in(spans).items() for n in range(max(1, min(size, 5))))
+    borders.update(at + n for at, size in holes.items() for n in range(max(1, min(size, 5))))
     tried = 0
     for seed in range(seeds):
         damaged = bytearray(data)
         ends = damage(name, damaged, rows, random.Random(seed))
-        wrong = [end for end in ends.values() if end is not None and end <= len(data)]
-        if any(end in borders or (name == "v1" and damaged[end - 1] == 255) for end in wrong):
+        wrong = {end: sum(rows[n][:2]) in holes for n, end in ends.items() if end is not None and end <= len(data)}
+        unclear = {rows[n][0] + at for n in ends for at in range(1, rows[n][1])}
+        if any(
+            end in borders or (end in unclear and has_hole) or (name == "v1" and damaged[end - 1] == 255)
+            for end, has_hole in wrong.items()
+        ):
             continue
         found, _ = read(name, bytes(damaged))
         runs = [range(begin + 1, end) for begin, end in pairwise([-1, *sorted(ends), len(rows)])]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from msgstore.builtin.options import HalfEmptyOptions, RetentionOptions
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Retention
@@ -52,79 +51,39 @@ def stats(number: int, size: int = 500, live: int = 100, **changes: Any) -> Segm
     return attrs.evolve(found, **changes)
 
 
-@st.composite
-def stores(draw: st.DrawFn) -> list[SegmentStats]:
-    segments = []
-    for number in sorted(draw(st.sets(st.integers(0, 30), max_size=8))):
-        size = draw(st.integers(0, 1500))
-        live = draw(st.integers(0, size))
-        sealed_at = draw(st.none() | st.floats(0, 2 * NOW))
-        segments.append(stats(number, size, live, sealed_at=sealed_at, quarantined=draw(st.booleans() | st.just(False))))
-    if segments and draw(st.booleans()):
-        segments[-1] = attrs.evolve(segments[-1], current=True, sealed_at=None)
-    return segments
+BIG = [stats(number, 900, 100) for number in range(1, 5)]
+MIXED = [stats(1, 300, 50), stats(2, 300, 50), stats(3, 900, 100), stats(4, 900, 100), stats(5, 100, 100, current=True)]
+HALF = HalfEmpty(HalfEmptyOptions())
+COMBINE = CombineNeighbours(NoOptions())
 
 
-OPTIONS = st.builds(
-    RetentionOptions,
-    max_age=st.floats(0, 2 * NOW),
-    max_bytes=st.none() | st.integers(0, 10_000),
-    then=st.sampled_from(["never", "half-empty"]),
-)
-
-
-@given(stores(), st.floats(0.01, 0.99))
-def test_half_empty_plans_segments_above_share(segments, share):
-    plan = HalfEmpty(HalfEmptyOptions(share)).plan(segments, NOW)
-    wanted = [
-        s for s in segments if not (s.current or s.quarantined) and s.size - HEADER - s.live_bytes > share * (s.size - HEADER)
-    ]
-    assert plan == [Compact(s.number) for s in wanted]
-
-
-@given(stores())
-def test_combine_respects_limit_and_stops_at_half(segments):
-    garbage = sum(s.garbage_bytes for s in segments)
-    size = sum(s.used_bytes for s in segments)
-    by_number = {s.number: s for s in segments}
-    there = [s.number for s in segments if s.live_count or s.current or s.quarantined]
-    last = None
-    for action in CombineNeighbours(NoOptions()).plan(segments, NOW):
-        assert isinstance(action, Combine)
-        assert garbage * 2 > size  # what came before was not enough
-        left, right = (by_number[number] for number in action.numbers)
-        assert there.index(right.number) == there.index(left.number) + 1
-        assert HEADER + left.live_bytes + right.live_bytes <= LIMIT
-        gain = left.garbage_bytes + right.garbage_bytes
-        assert gain > 0
-        assert last is None or gain <= last
-        last = gain
-        garbage, size = garbage - gain, size - gain
-
-
-def test_combine_takes_most_garbage_first():
-    segments = [stats(1, 300, 50), stats(2, 300, 50), stats(3, 900, 100), stats(4, 900, 100), stats(5, 100, 100, current=True)]
-    assert CombineNeighbours(NoOptions()).plan(segments, NOW) == [Combine((3, 4)), Combine((1, 2))]
-    assert CombineNeighbours(NoOptions()).plan([*segments[:2], stats(9, 2000, 2000)], NOW) == []
-
-
-@given(stores(), OPTIONS)
-def test_retention_drops_oldest_first(segments, options):
-    plan = Retention(options).plan(segments, NOW)
-    dropped = [action.number for action in plan if isinstance(action, Drop)]
-    old = sorted((s for s in segments if s.sealed_at is not None and not s.quarantined), key=lambda s: (s.sealed_at, s.number))
-    assert dropped == [s.number for s in old[: len(dropped)]]
-    total = sum(s.size for s in segments)
-    for at, segment in enumerate(old):
-        too_old = NOW - segment.sealed_at > options.max_age
-        too_much = options.max_bytes is not None and total > options.max_bytes
-        assert (at < len(dropped)) == (too_old or too_much)
-        if at >= len(dropped):
-            break
-        total -= segment.size
-    others = [action for action in plan if not isinstance(action, Drop)]
-    left = [s for s in segments if s.number not in dropped]
-    assert others == (HalfEmpty(HalfEmptyOptions()).plan(left, NOW) if options.then == "half-empty" else [])
+@pytest.mark.parametrize(
+    ("policy", "segments", "planned"),
+    [
+        (HALF, [], []),
+        (HALF, [stats(1, 500, 249), stats(2, 500, 250), stats(3, 500, 251)], [Compact(1)]),  # more garbage than half
+        (HALF, [stats(1, current=True), stats(2, quarantined=True), stats(3, 0, 0), stats(4, 500, 0)], [Compact(4)]),
+        (HalfEmpty(HalfEmptyOptions(0.9)), [stats(1, 500, 50), stats(2, 500, 49)], [Compact(2)]),
+        (COMBINE, MIXED, [Combine((3, 4)), Combine((1, 2))]),  # most garbage first
+        (COMBINE, [*MIXED[:2], stats(9, 2000, 2000)], []),  # less than half of the store is garbage
+        (COMBINE, [*BIG, stats(5, 3000, 2400)], [Combine((1, 2))]),  # until half of the store is garbage
+        (COMBINE, [*BIG[:2], stats(3, 1000, 900, current=True)], [Combine((1, 2))]),
+        (COMBINE, [stats(1, 2000, 500), stats(2, 2000, 437)], []),  # with its header above the limit
+        (COMBINE, [stats(1, 2000, 500), stats(2, 2000, 436)], [Combine((1, 2))]),
+        (COMBINE, [BIG[0], stats(2, 500, 0), BIG[2]], [Combine((1, 3))]),  # an empty segment needs no action
+        (COMBINE, [BIG[0], stats(2, 500, 9, quarantined=True), BIG[2]], []),
+        (COMBINE, [stats(1, 500, 100), stats(2, 900, 900), stats(3, 2000, 0)], []),  # neighbours of a full one
+        (Retention(RetentionOptions(max_bytes=2000)), [stats(1, quarantined=True), stats(2), stats(3), stats(4)],
+         [Drop(2, ANY)]),
+        (Retention(RetentionOptions(max_bytes=500)),
+         [stats(2), stats(1, sealed_at=NOW), stats(3, current=True, sealed_at=None)], [Drop(2, ANY), Drop(1, ANY)]),
+        (Retention(RetentionOptions(max_age=997.5)), [stats(1), stats(2), stats(3)], [Drop(1, ANY), Drop(2, ANY)]),
+        (Retention(RetentionOptions(max_age=998.5, then="half-empty")), [stats(1), stats(2), stats(3, 100, 90)],
+         [Drop(1, ANY), Compact(2)]),
+    ],
+)  # fmt: skip
+def test_policy_plans(policy, segments, planned):
+    assert policy.plan(segments, NOW) == planned
 
 
 def test_retention_states_the_reason():

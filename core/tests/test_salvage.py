@@ -204,6 +204,9 @@ def test_record_type_that_source_binds_keeps_its_byte(source, tmp_path):
     make_store(source, format={"use": "v2", "records": {"audit": 200}}, record="audit")
     job = plan_salvage(catalogue(), [source], tmp_path / "out", record="audit")
     assert (job.target.record, job.target.records) == ("audit", (("audit", 200),))
+    make_store(tmp_path / "other", format={"use": "v2", "records": {"audit": 201}}, record="audit")
+    with pytest.raises(ConfigError, match="in different ways: audit=200, audit=201; one store cannot hold both"):
+        plan_salvage(catalogue(), [source, tmp_path / "other"], tmp_path / "out")
 
 
 def test_contradicting_codecs_are_refused(tmp_path):

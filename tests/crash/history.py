@@ -193,7 +193,7 @@ WORKLOAD = """
     open change:25 roll {migrate} thin compact change:6 close
     open_erasing change:4 flush roll combine drop close
 """
-MIGRATE = "thin flush change:3 migrate"
+MIGRATE = "thin flush change:6 flush migrate change:30 flush thin flush change:10 flush compact"
 
 
 def workload(cell: CrashCell, path: Path, durability: str) -> tuple[Run, str]:

@@ -41,33 +41,32 @@ def whole(page: str) -> bytes:
     return data
 
 
-def assert_is_in(dumped: dict[int, bytes], file: str) -> bytes:
+SHOWN = {
+    "v1.md": ("tests/data/msg-store/v1_clean/store/0.rdq", {
+        11268: (48).to_bytes(8),
+        11276: bytes.fromhex("1efad049c3795c8d889505e257ea0cc6"),
+        11292: b"\x83m" + (26).to_bytes(4),
+        11324: b"\xff",
+    }),
+    "v2.md": ("tests/data/msg-store/v2_compacted/store/0.sqs", {
+        0: b"RSQS\2" + bytes(59),
+        64: struct.pack(">BI16s", 3, 87, FIRST),
+        85: b"\x83m" + (60).to_bytes(4),
+        2126: b"\1" * 4,
+        2644: struct.pack(">BI", 2, 5),
+        2649: b"\3",
+    }),
+}  # fmt: skip
+"""Page to a file, and what the page says of bytes in it, by their offset."""
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_bytes_of_real_segment_are_as_the_page_decodes_them(page):
+    file, said = SHOWN[page]
     data = (ROOT / file).read_bytes()
-    assert dumped
-    for offset, shown in dumped.items():
+    assert dump(page)
+    for offset, shown in (*dump(page).items(), *said.items()):
         assert data[offset : offset + len(shown)] == shown, f"{file} at {offset}"
-    return data
-
-
-def test_the_bytes_of_v1_are_as_the_page_decodes_them():
-    data = assert_is_in(dump("v1.md"), "tests/data/msg-store/v1_clean/store/0.rdq")
-    (size,) = struct.unpack_from(">Q", data, 11268)
-    assert (size, size + 9) == (48, 57)
-    assert data[11276:11292].hex() == "1efad049c3795c8d889505e257ea0cc6"
-    assert data[11292:11298] == b"\x83m" + (26).to_bytes(4, "big")
-    assert data[11324] == 255
-    assert struct.unpack_from(">Q", data, 11325)[0] > 16
-
-
-def test_the_bytes_of_v2_are_as_the_page_decodes_them():
-    data = assert_is_in(dump("v2.md"), "tests/data/msg-store/v2_compacted/store/0.sqs")
-    assert (data[:4], data[4], data[5:64]) == (b"RSQS", 2, bytes(59))
-    kind, size, msg_id = struct.unpack_from(">BI16s", data, 64)
-    assert (kind, size, msg_id.hex()) == (3, 87, "23e5d4b019dc064761bc7f158d167079")
-    assert data[85:91] == b"\x83m" + (60).to_bytes(4, "big")
-    assert data[2126:2130] == b"\x01" * 4
-    assert struct.unpack_from(">BI", data, 2644) == (2, 5)
-    assert data[2649] == 3
 
 
 def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():

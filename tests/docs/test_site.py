@@ -55,19 +55,16 @@ def test_the_site_is_built_and_fetches_nothing_from_others(project, tmp_path):
         assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^\s\"')]+", text) == [], sheet
 
 
-@pytest.mark.parametrize(
-    ("page", "text", "said"),
-    [
-        ("new.md", "# New\n", 'not included in the "nav" configuration:\n  - new.md'),
-        ("tutorial.md", "# T\n\n[there](no-such-page.md)\n", "contains a link 'no-such-page.md'"),
-        ("tutorial.md", "# T\n\n[there](how-to/monitor.md#no-such-heading)\n", "does not contain an anchor '#no-such-heading'"),
-        ("tutorial.md", "# T\n\n[there](../README.md#no-such-heading)\n", "does not contain an anchor '#no-such-heading'"),
-        ("tutorial.md", "# T\n\n[there](../plugins/no_such/README.md)\n", "contains a link '../plugins/no_such/README.md'"),
-        ("tutorial.md", '# T\n\n<img src="https://example.org/a.png">\n', "tutorial.md fetches from another host"),
-    ],
-)
-def test_a_fault_ends_the_build_and_says_which(project, tmp_path, page, text, said):
-    (project / "docs" / page).write_text(text, encoding="utf-8")
+def test_faults_end_the_build_and_are_told(project, tmp_path):
+    links = "no-such-page.md", "how-to/monitor.md#no-such-heading", "../README.md#no-heading", "../plugins/no_such/README.md"
+    text = "".join(f"[there]({link})\n" for link in links)
+    (project / "docs/new.md").write_text("# New\n", encoding="utf-8")
+    (project / "docs/tutorial.md").write_text(f'# T\n\n{text}\n<img src="https://example.org/a.png">\n', encoding="utf-8")
     done = build(project, tmp_path / "site")
     assert done.returncode != 0
-    assert said in done.stdout
+    assert 'not included in the "nav" configuration:\n  - new.md' in done.stdout
+    for link in ("no-such-page.md", "../plugins/no_such/README.md"):
+        assert f"contains a link '{link}'" in done.stdout
+    for anchor in ("#no-such-heading", "#no-heading"):
+        assert f"does not contain an anchor '{anchor}'" in done.stdout
+    assert "tutorial.md fetches from another host" in done.stdout

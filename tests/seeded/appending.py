@@ -55,7 +55,7 @@ sealing-trusts-a-deleted-segment: Messages in a current segment that was deleted
   + pass
 @ msgstore.engine.segment.segments
 failed-append-leaves-its-bytes: After a write that failed half-way the segment ends in garbage.
-  Segments.append  tests/test_faults.py::test_append_failed_halfway_leaves_no_bytes
+  Segments.append  tests/test_faults.py::test_append_failed_halfway_loses_nothing
   - self.files.truncate(fd, segment.size)
   + pass
 appends-are-not-synced: With durability fsync a power loss takes confirmed messages.

@@ -3,9 +3,9 @@
 FAULTS = r"""
 @ msgstore.writer_lock
 directory-is-not-locked: When somebody deletes msgstore.lock, a second writer opens the store and both write the same segments.
-  WriterLock.__init__  tests/test_two_writers.py::test_removed_lock_file_lets_no_second_writer_in
-  - self._directory.lock()
-  + pass
+  _Directory.lock  tests/test_two_writers.py::test_removed_lock_file_lets_no_second_writer_in
+  - fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
+  + raise OSError
 lock-follows-a-link: Opening a store empties the file that a link named msgstore.lock leads to.
   open_lock  tests/test_hostile_directory.py::test_link_in_place_of_own_file_is_refused
   - os.O_NOFOLLOW

@@ -21,8 +21,7 @@ import attrs
 from msgstore.contract import Buffer, StoreError, StoreMismatch
 from msgstore.files import UNFINISHED, Files
 
-log = logging.getLogger("msgstore.recovery")
-_store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
+log = logging.getLogger("msgstore.store")
 
 SETTINGS = "msgstore.json"
 SETTINGS_COPY = "msgstore.json.copy"
@@ -141,23 +140,6 @@ def find_segments(
     return found + [attrs.evolve(segment, number=number) for segment, number in zip(left, free, strict=False)]
 
 
-def adopt_leftovers(files: Files, directory: Path, formats: Mapping[str, str], leftovers: Collection[str]) -> None:
-    """Rename each leftover to its segment name: the extension of its format, the next free number. Durable on return.
-
-    ``formats``: extension to format. After a crash in between, the next start renames the remaining files.
-    """
-    adopted = False
-    own = {name: extension for extension, name in formats.items() if extension not in leftovers}
-    for segment in find_segments(files, directory, formats, leftovers):
-        if segment.extension in leftovers:
-            name = f"{segment.number}{own[formats[segment.extension]]}"
-            log.warning("%s: left over from an unfinished collection. Renamed to %s.", segment.path, name)
-            files.replace(segment.path, directory / name)
-            adopted = True
-    if adopted:
-        files.sync_directory(directory)
-
-
 def segments_ending(names: Iterable[str], suffix: str, extensions: Collection[str]) -> list[str]:
     """Return the names that are a segment name plus ``suffix``. No start reads such files."""
     found = []
@@ -168,20 +150,29 @@ def segments_ending(names: Iterable[str], suffix: str, extensions: Collection[st
     return found
 
 
-def check_writable(files: Files, directory: Path, segments: Iterable[SegmentFile], extensions: Collection[str]) -> None:
-    """Raise StoreMismatch for a segment name that is not a regular file, and if the segment numbers are used up."""
+def check_writable(
+    files: Files, directory: Path, segments: Iterable[SegmentFile], formats: Mapping[str, str], leftovers: Collection[str]
+) -> None:
+    """Raise StoreMismatch for a segment name that is not a regular file, for a leftover, and if the segment numbers are used
+    up. ``formats``: extension to format."""
     for name, kind in files.non_regular_files(directory).items():
         match = _SEGMENT.fullmatch(name)
-        if match and match[2] in extensions:
+        if match and match[2] in formats:
             raise StoreMismatch(
                 f"{directory}: {name} is {kind}, not a regular file, so msgstore does not write here. Replace it by a "
                 f"file, or remove it. 'msgstore salvage' copies all intact records into a new store."
             )
-    highest = max(segments, key=lambda segment: segment.number, default=None)
-    if highest is not None and highest.number >= MAX_NUMBER:
-        raise StoreMismatch(
-            f"{directory}: {highest.path.name} has the highest possible number. Use 'msgstore salvage' to make a new store."
-        )
+    own = {name: extension for extension, name in formats.items() if extension not in leftovers}
+    for segment in segments:
+        if segment.extension in leftovers:
+            raise StoreMismatch(
+                f"{segment.path}: is left from a collection that a broker did not finish, and has messages. Rename it to "
+                f"{segment.number}{own[formats[segment.extension]]}, which makes it a segment, and open the store again."
+            )
+        if segment.number >= MAX_NUMBER:
+            raise StoreMismatch(
+                f"{directory}: {segment.path.name} has the highest possible number. Use 'msgstore salvage' to make a new store."
+            )
 
 
 def known_settings(files: Files, directory: Path, *, warns: bool = True) -> Settings | None:
@@ -193,7 +184,7 @@ def known_settings(files: Files, directory: Path, *, warns: bool = True) -> Sett
         if error.copy is None:
             raise
         if warns:
-            _store_log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.reason)
+            log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.reason)
         return error.copy
 
 

@@ -1,13 +1,13 @@
 """Writer lock of a store directory: one writing process. It is an operating-system lock, so it ends with its process.
 
-The lock is on the directory and on the file ``msgstore.lock``. The file may be a link, a pipe, or hold any content.
+The lock is on the directory, which nobody can remove alone. The file ``msgstore.lock`` names the process. It may be a link, a
+pipe, or hold any content. Some network file systems lock files only: there it is the file that is locked.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 import stat
 import time
@@ -19,44 +19,38 @@ from msgstore.contract import StoreError, StoreLocked
 from msgstore.directory import LOCK
 from msgstore.files import Files
 
-log = logging.getLogger("msgstore.store")
-
 MAX_TEXT = 64
 """Bytes of the lock file that are read."""
-_ATTEMPTS, _PAUSE_SECONDS = 50, 0.02
-"""Retries of the lock, up to one second in total. A reader holds the lock for an instant to detect a writer."""
-_ATTEMPTS_LIVE_WRITER = 3
-"""Retries if the file names a live process. The process id may be stale, and the actual holder may be a reader."""
+_ATTEMPTS, _PAUSE_SECONDS = 15, 0.02
+"""Attempts to lock. A reader holds the lock for an instant to detect a writer."""
 
 
 class WriterLock:
     """Writer lock, held from construction until ``release``. Raises StoreLocked with the holder's process id.
 
     The text of the lock file tells readers in other processes about the writer (:mod:`msgstore.engine.read.live_reader`).
-    The directory is locked too. Otherwise, if the lock file is removed, a second writer could lock a new file of that name.
     """
 
     def __init__(self, directory: Path, files: Files | None = None) -> None:
         self._files = files or Files()
-        self._directory = _DirectoryLock(directory)
+        self._directory = _Directory(directory)
         self._file = FileIO(open_lock(directory, os.O_RDWR | os.O_CREAT), "r+")
         """File object instead of a descriptor: ``close`` is one step under signals, and may be called twice."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                _lock(self._file.fileno())
-                self._directory.lock()
-                break
-            except OSError as error:
-                holder = locked(directory)
-                if attempt + 1 < (_ATTEMPTS_LIVE_WRITER if _alive(holder.pid) else _ATTEMPTS):
-                    time.sleep(_PAUSE_SECONDS)
-                    continue
-                self._close()
-                raise holder from error
+        status = os.fstat(self._directory.fd)
+        self.place = status.st_dev, status.st_ino
+        """Identity of the directory (device, inode). No other directory has it while this lock is held."""
         try:
+            for attempt in range(_ATTEMPTS):
+                try:
+                    self._directory.lock(fcntl.LOCK_EX)
+                    break
+                except OSError as error:
+                    if attempt + 1 == _ATTEMPTS:
+                        raise locked(directory) from error
+                    time.sleep(_PAUSE_SECONDS)
             self._write_text(f"{os.getpid()}")
         except BaseException:
-            self._close()
+            self.disown()
             raise
 
     def opened(self) -> None:
@@ -64,19 +58,13 @@ class WriterLock:
         if not self._file.closed:
             self._write_text(f"{os.getpid()} {os.urandom(8).hex()}")
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """Identity of the directory (device, inode). No other directory has it while this lock is held."""
-        return self._directory.place
-
     def is_in(self, directory: Path) -> bool:
         """Return True if ``directory`` is still the locked directory. It may have been moved away or deleted."""
-        if self._file.closed:
-            return False
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(directory / LOCK))  # noqa: PTH116 - compared with fstat
+            status = directory.stat()
         except FileNotFoundError:
             return False
+        return not self._file.closed and (status.st_dev, status.st_ino) == self.place
 
     def release(self) -> None:
         """Write the end marker into the lock file and release the lock. May be called again."""
@@ -85,7 +73,7 @@ class WriterLock:
                 with suppress(OSError):  # a full disk: the old text names a process that has ended
                     self._write_text(f"- {os.urandom(8).hex()}")
             finally:
-                self._close()
+                self.disown()
 
     def hand_over(self, pid: int) -> int:
         """Write ``pid`` into the lock file as the holder, and return a descriptor that keeps the lock.
@@ -93,78 +81,60 @@ class WriterLock:
         The lock lasts until the last copy of the descriptor is closed. This object no longer has a lock to release.
         """
         self._write_text(f"{pid}")
-        with self._file:
-            self._directory.close()
-            return os.dup(self._file.fileno())
-
-    def _write_text(self, text: str) -> None:
-        """Replace the text in one write. A concurrent reader sees the old text, the new text, or briefly a mixture."""
-        data = f"{text}\n".encode()
-        self._files.overwrite(self._file.fileno(), data)
+        fd = os.dup(self._directory.locked_fd)
+        self.disown()
+        return fd
 
     def disown(self) -> None:
-        """Close the lock file in a forked child. Otherwise the lock would outlive the parent's store."""
-        self._close()
-
-    def _close(self) -> None:
+        """Close the descriptors. A forked child does so, or the lock would outlive the parent's store."""
         self._directory.close()
         self._file.close()
 
+    def _write_text(self, text: str) -> None:
+        """Replace the text in one write. A concurrent reader sees the old text, the new text, or briefly a mixture."""
+        self._files.overwrite(self._file.fileno(), f"{text}\n".encode())
 
-class _DirectoryLock:
-    """Open directory with a lock, where the operating system supports it. Closed on garbage collection."""
 
-    def __init__(self, directory: Path) -> None:
-        self._fd = -1
-        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        status = os.fstat(self._fd)
-        self.place = status.st_dev, status.st_ino
+class _Directory:
+    """Open directory. Closed on garbage collection."""
 
-    def lock(self, *, shared: bool = False) -> None:
-        """Lock the directory. Raises BlockingIOError if another process has the lock. Some network file systems lock only
-        files: then do nothing."""
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    @property
+    def locked_fd(self) -> int:
+        """Descriptor that has the lock."""
+        return self.fd if self._file is None else self._file.fileno()
+
+    def lock(self, kind: int) -> None:
+        """Lock the directory, or the lock file if it cannot be locked. Raises BlockingIOError if another process has the
+        lock."""
         try:
-            _lock(self._fd, shared=shared)
+            fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
-        except OSError as error:
-            log.debug("the directory cannot be locked: %s. Only the lock file is locked.", error)
+        except OSError:
+            self._file = FileIO(open_lock(self._path, os.O_RDONLY if kind == fcntl.LOCK_SH else os.O_RDWR), "r")
+            fcntl.flock(self._file.fileno(), kind | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+        if self._file is not None:
+            self._file.close()
 
     __del__ = close
 
 
-def _alive(pid: int | None) -> bool:
-    """Return False if there is certainly no such process."""
-    if pid is None:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def check_no_writer(directory: Path) -> None:
     """Raise StoreLocked while a writer has the directory open. Writes nothing, creates nothing."""
-    with suppress(FileNotFoundError):
-        fd = open_lock(directory, os.O_RDONLY)
+    with suppress(FileNotFoundError, PermissionError), closing(_Directory(directory)) as opened:
         try:
-            _lock(fd, shared=True)
-        except OSError as error:
-            raise locked(directory) from error
-        finally:
-            os.close(fd)
-    # The lock file may have been removed or replaced while a writer is running.
-    with suppress(FileNotFoundError, PermissionError), closing(_DirectoryLock(directory)) as directory_lock:
-        try:
-            directory_lock.lock(shared=True)
+            opened.lock(fcntl.LOCK_SH)
         except BlockingIOError as error:
             raise locked(directory) from error
 
@@ -225,7 +195,3 @@ def parse_lock(text: bytes) -> tuple[int | None, bytes]:
         return pid, bytes.fromhex(lines[1].decode("ascii")) if len(lines) > 1 else b""
     except ValueError:
         return pid, b""
-
-
-def _lock(fd: int, *, shared: bool = False) -> None:
-    fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -6,14 +6,13 @@ pytest --pyargs msgstore.testing.suite --msgstore-dist acme-zstd-body
 from __future__ import annotations
 
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zstandard
 
 import msgstore
 from acme_zstd_body.codec import ZstdBody
-from acme_zstd_body.plugin import ZstdOptions, msgstore_body_codecs
+from acme_zstd_body.plugin import ZstdOptions
 from msgstore.contract import MessageTooLarge, RecordError, StoredBody
 
 CODEC = ZstdBody(ZstdOptions())
@@ -79,13 +78,6 @@ def test_decode_hostile_size_allocates_no_memory():
     tracemalloc.stop()
 
 
-def test_encode_above_max_body_raises_message_too_large():
-    small = ZstdBody(ZstdOptions(max_body=10))
-    with pytest.raises(MessageTooLarge, match="max_body"):
-        small.encode(ID, bytes(11))
-    assert small.decode(ID, small.encode(ID, bytes(10))) == bytes(10)
-
-
 @pytest.mark.parametrize(("body", "most"), [("zstd", 128 * 2**20), ({"use": "zstd", "max_body": "1KiB"}, 2**10)])
 def test_write_above_max_body_raises_message_too_large(tmp_path, body, most):
     with msgstore.open_store(tmp_path, body=body) as store, store.client() as client:
@@ -97,19 +89,7 @@ def test_write_above_max_body_raises_message_too_large(tmp_path, body, most):
         assert store.stats().pending == 0
 
 
-def test_codec_is_thread_safe():
-    bodies = [bytes([n]) * 10_000 for n in range(200)]
-    with ThreadPoolExecutor(8) as pool:
-        stored = list(pool.map(lambda body: CODEC.encode(ID, body), bodies))
-        assert list(pool.map(lambda body: CODEC.decode(ID, body), stored)) == bodies
-
-
 @pytest.mark.parametrize("level", [0, 23, -1])
 def test_options_reject_invalid_level(level):
     with pytest.raises(ValueError, match="level"):
         ZstdOptions(level=level)
-
-
-def test_descriptor_loads_the_codec():
-    (descriptor,) = msgstore_body_codecs()
-    assert descriptor.load_factory() is ZstdBody

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.columns.batches import Wanted, damage_batch, record_batches, segments_batch, spans_batch
+from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.workers import OpenCodec, open_codec
@@ -114,7 +114,8 @@ class SegmentReader(DataSourceReader):
         self._options = options
         self._found = found
         self._schema = schema
-        self._wanted = Wanted(tuple(schema.names))
+        self._only: dict[str, Any] = {}
+        """Ids and types of the wanted records."""
         self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]  # its class docstring has the reason
 
@@ -124,7 +125,7 @@ class SegmentReader(DataSourceReader):
         inputs = tuple(found for found in self._found.inputs if pushed.accepts(found))
         damage = tuple(span for span in self._found.damage if pushed.accepts_file(*os.path.split(span.path)))
         self._found = attrs.evolve(self._found, inputs=inputs, damage=damage)
-        self._wanted = attrs.evolve(self._wanted, ids=pushed.ids, types=pushed.types)
+        self._only = {"ids": pushed.ids, "types": pushed.types}
         return pushed.remaining
 
     def partitions(self) -> list[InputPartition]:
@@ -140,7 +141,7 @@ class SegmentReader(DataSourceReader):
         if self._options.relation == "records":
             codec = codec_of(self._options)
             for found in partition.inputs:
-                yield from record_batches(found, self._schema, self._wanted, codec)
+                yield from record_batches(found, self._schema, codec, **self._only)
         elif self._options.relation == "damage":
             yield damage_batch(partition.inputs).select(self._schema.names)
         else:

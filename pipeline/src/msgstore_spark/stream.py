@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from msgstore.jobs.columns.batches import Wanted, record_batches
+from msgstore.jobs.columns.batches import record_batches
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
 from msgstore.jobs.reading.tailing import UNSETTLED, TailPosition, poll
@@ -103,7 +103,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, SegmentRangePartition)
         codec = open_codec(self._options.body) if self._options.body else None
         for found, stretch in partition.parts:
-            yield from record_batches(found, self._schema, Wanted(tuple(self._schema.names)), codec, stretch)
+            yield from record_batches(found, self._schema, codec, stretch=stretch)
 
 
 def _limit_to(progress: TailPosition, target: SegmentRange) -> TailPosition:

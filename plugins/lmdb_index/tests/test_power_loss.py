@@ -18,11 +18,11 @@ from unittest import mock
 import pytest
 
 import msgstore
-from msgstore.contract import RESCUED_KEY, IndexContext
+from lmdb_support import commit, ids, make, names, opened
+from msgstore.contract import RESCUED_KEY
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore_lmdb_index import rescue, unsynced
-from msgstore_lmdb_index.index import DIRECTORY, RESCUED, LmdbIndex
-from msgstore_lmdb_index.plugin import LmdbOptions
+from msgstore_lmdb_index.index import DIRECTORY, RESCUED
 from msgstore_lmdb_index.unsynced import MARK
 
 PAGE = 4096
@@ -33,10 +33,6 @@ KEYS: dict[str, Any] = {"index": {"use": "lmdb", "map_size": "1MiB"}, "gc_interv
 Change = Callable[[bytearray], object]
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little" or sys.maxsize < 2**32, reason="knows LMDB's usual layout only")
-
-
-def ids(begin: int, end: int) -> list[bytes]:
-    return [random.Random(number).randbytes(16) for number in range(begin, end)]
 
 
 def body(msg_id: bytes) -> bytes:
@@ -51,15 +47,12 @@ def make_store(directory: Path) -> list[bytes]:
     """A store that was killed, with free pages in its index. Returns LMDB's file before and after each of the last commits."""
     store, files = msgstore.open_store(directory, **KEYS), []
     client = store.client()
-    shared = set(ids(0, SHARED))
     for begin in range(0, MESSAGES, 100):
-        for msg_id in ids(begin, begin + 100):
-            for _ in range(3 if msg_id in shared else 1):
-                client.write(msg_id, body(msg_id))
-        for msg_id in ids(MESSAGES + begin, MESSAGES + begin + 50):
+        garbage = ids(MESSAGES + begin, MESSAGES + begin + 50)
+        for msg_id in [*ids(begin, begin + 100) * (3 if begin < SHARED else 1), *garbage]:
             client.write(msg_id, body(msg_id))
         store.flush()
-        client.remove(ids(MESSAGES + begin, MESSAGES + begin + 50))
+        client.remove(garbage)
         store.flush()
         files.append((directory / DIRECTORY / "data.mdb").read_bytes())
     store.abandon()
@@ -110,8 +103,7 @@ def changes(files: list[bytes], *, many: int) -> Iterator[tuple[str, Change]]:
 
 def state_of(directory: Path) -> dict[str, Any]:
     """What a store has that is opened there, and whether it goes on."""
-    state: dict[str, Any] = {"lost": [], "wrong counts": 0}
-    shared = set(ids(0, SHARED))
+    state: dict[str, Any] = {"lost": []}
     try:
         with msgstore.open_store(directory, **KEYS) as store, store.client() as client:
             state["how"] = store.stats().recovery.how
@@ -122,7 +114,6 @@ def state_of(directory: Path) -> dict[str, Any]:
                     is_there = False
                 if not is_there:
                     state["lost"].append(msg_id.hex())
-                state["wrong counts"] += store.references(msg_id) != (3 if msg_id in shared else 1)
             client.write(bytes(16), b"new")
             store.flush()
             client.remove([bytes(16)])
@@ -148,26 +139,19 @@ def in_fork(directory: Path) -> dict[str, Any]:
     return json.loads(answer) if answer else {"error": f"the process ended with {status}"}
 
 
-def states(tmp_path: Path, *, many: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what was changed, the state of a store with that change)."""
-    origin = tmp_path / "origin"
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_damaged_file_of_other_boot_loses_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """More of them with ``--fuzz``. LMDB has no checksums: a flipped bit in a location is noticed by who reads the message."""
+    origin, copy, wrong = tmp_path / "origin", tmp_path / "copy", []
     files = make_store(origin)
     after_other_boot(origin)
-    for number, (name, change) in enumerate(changes(files, many=many)):
-        copy = tmp_path / str(number)
+    for name, change in changes(files, many=max(10, request.config.getoption("--fuzz", 0) // 5000)):
         shutil.copytree(origin, copy)
         data = bytearray(files[-1])
         change(data)
         (copy / DIRECTORY / "data.mdb").write_bytes(data)
-        yield name, in_fork(copy)
+        state = in_fork(copy)
         shutil.rmtree(copy)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_damaged_file_of_other_boot_loses_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """More of them with ``--fuzz``. LMDB has no checksums: a flipped bit in a location is noticed by who reads the message."""
-    wrong = []
-    for name, state in states(tmp_path, many=max(10, request.config.getoption("--fuzz", 0) // 5000)):
         allowed = 1 if name.startswith("flip") and state.get("how") != "rebuild" else 0
         if "error" in state or len(state["lost"]) > allowed:
             wrong.append(f"{name}: {state.get('error') or state['lost'][:3]} ({state.get('how')})")
@@ -234,32 +218,29 @@ def test_given_counts_win_over_rescued_ones(damaged: tuple[Path, set[bytes]]) ->
     assert not (directory / RESCUED).exists()
 
 
-def make(directory: Path, *, sync: bool = False) -> LmdbIndex:
-    return LmdbIndex(IndexContext(LmdbOptions(), directory, UnsyncedFiles(), sync=sync))
-
-
 def test_rescued_counts_survive_a_stopped_rebuild(damaged: tuple[Path, set[bytes]]) -> None:
     directory, lost = damaged
     expected = sorted(msg_id for msg_id, count in expected_counts(lost).items() if count == 3)
     for _ in range(3):
-        index = make(directory)
-        assert index.load() == {RESCUED_KEY: b""}
+        index = opened(directory, {RESCUED_KEY: b""})
         assert sorted(msg_id for msg_id, _, count in index.items() if count == 3) == expected, "counts are lost"
         index.clear()  # a rebuild begins, commits a segment, and is killed
         index.enter(ids(0, 10), range(10))
-        index.freeze({})
-        index.commit()
+        commit(index)
         index.close(None)
     index = make(directory)
     index.load()
     index.clear()
-    index.freeze({b"layout": b"1"})
-    index.commit()
+    commit(index, {b"layout": b"1"})
     index.close(None)
-    index = make(directory)
-    assert index.load() == {b"layout": b"1"}
+    index = opened(directory, {b"layout": b"1"})
     assert list(index.items()) == [], "counts are rescued although the rebuild was over"
     index.close(None)
+
+
+# -- the mark -------------------------------------------------------------------------------------------------------------
+
+STATE = {b"key": b"value"}
 
 
 def killed(directory: Path, *, sync: bool = False) -> Path:
@@ -267,8 +248,7 @@ def killed(directory: Path, *, sync: bool = False) -> Path:
     index = make(directory, sync=sync)
     index.load()
     index.enter(ids(0, 3), range(3), [2] * 3)
-    index.freeze({b"key": b"value"})
-    index.commit()
+    commit(index, STATE)
     index.close(None)
     return directory / DIRECTORY / MARK
 
@@ -276,18 +256,16 @@ def killed(directory: Path, *, sync: bool = False) -> Path:
 def test_sound_index_of_other_boot_is_used(tmp_path: Path) -> None:
     mark = killed(tmp_path)
     after_other_boot(tmp_path)
-    index = make(tmp_path)
-    assert index.load() == {b"key": b"value"}
+    index = opened(tmp_path, STATE)
     assert not mark.exists(), "it would be checked again and again"
     index.close(None)
-    assert [found.name for found in tmp_path.iterdir()] == [DIRECTORY]
+    assert names(tmp_path) == [DIRECTORY]
 
 
 def test_mark_lasts_until_clean_stop(tmp_path: Path) -> None:
     mark = killed(tmp_path)
     assert mark.read_bytes() == unsynced.boot_id()
-    index = make(tmp_path)
-    index.load()
+    index = opened(tmp_path, STATE)
     assert mark.exists()
     index.close({})
     assert not mark.exists(), "after a clean stop nothing need be checked"
@@ -311,17 +289,15 @@ def test_no_commit_goes_without_a_mark(tmp_path: Path) -> None:
     old.mkdir()
     new.mkdir()
     with pytest.raises(OSError, match="no room"):
-        LmdbIndex(IndexContext(LmdbOptions(), new, Failing())).load()
+        make(new, Failing()).load()
     killed(old).unlink()
-    index = LmdbIndex(IndexContext(LmdbOptions(), old, Failing()))
+    index = make(old, Failing())
     index.load()
     index.enter(ids(3, 4), [3])
-    index.freeze({})
     with pytest.raises(OSError, match="no room"):
-        index.commit()
+        commit(index, STATE)
     index.close(None)
-    index = make(old)
-    index.load()
+    index = opened(old, STATE)
     assert len(index) == 3, "a commit went without a mark"
     index.close(None)
 
@@ -332,7 +308,5 @@ def test_index_is_checked_where_boots_have_no_id(tmp_path: Path) -> None:
         assert mark.read_bytes() == unsynced.UNKNOWN
         data = tmp_path / DIRECTORY / "data.mdb"
         data.write_bytes(data.read_bytes()[: 2 * PAGE] + bytes(8 * PAGE))
-        index = make(tmp_path)
-        assert index.load() is None, "a damaged file was used"
-        index.close(None)
-    assert sorted(found.name for found in tmp_path.iterdir()) == [DIRECTORY, f"{DIRECTORY}.damaged-1"]
+        opened(tmp_path).close(None)
+    assert names(tmp_path) == [DIRECTORY, f"{DIRECTORY}.damaged-1"]

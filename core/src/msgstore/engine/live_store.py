@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -49,59 +50,42 @@ def open_live(
     if not config.path.is_dir():
         raise StoreError(f"{config.path}: there is no such directory")
     counts = None if refcounts is None else list(refcounts)
+    open_alone = partial(open_directory, config, catalogue, files, read_only=True, refcounts=counts, progress=progress)
     for _ in range(_MAX_ATTEMPTS):
-        tracker = WriterTracker(config.path)
-        try:
-            store = _open(config, catalogue, files, tracker, counts, progress, follow=follow)
-        except BaseException:
-            tracker.close()
-            raise
-        if store is not None:
-            return store
-        tracker.close()
+        with ExitStack() as undo:
+            tracker = WriterTracker(config.path)
+            undo.callback(tracker.close)
+            text = tracker.text()
+            obstacle = None if follow else _NOT_NOTED
+            writer = _writer(config.path)
+            if writer is not None and writer.pid == os.getpid():
+                raise writer
+            try:
+                if writer is not None:
+                    opened = _look_beside(config, catalogue, files)
+                else:
+                    try:
+                        opened = open_alone(live=follow)
+                    except StoreError as error:
+                        if not (follow and isinstance(error.__cause__, PermissionError)):
+                            raise
+                        obstacle = str(error)  # without a writer all can be read, but no writer would know of this reader
+                        opened = open_alone()
+            except StoreError:
+                if writer is not None or tracker.text() == text:
+                    raise
+                continue
+            store = LiveStore(opened, catalogue, tracker, obstacle if writer is None else None)
+            undo.callback(store.close)
+            tracker.begin(store.make_view, ReadView(text, opened.backends, live=False) if writer is None else None)
+            if writer is not None or tracker.text() == text:
+                undo.pop_all()
+                return store
     raise StoreError(f"{config.path}: writers came and went {_MAX_ATTEMPTS} times while the store was being opened; try again")
 
 
-def _open(
-    config: StoreConfig,
-    catalogue: Catalogue,
-    files: Files,
-    tracker: WriterTracker,
-    counts: Iterable[tuple[bytes, int]] | None,
-    progress: RecoveryProgress | None,
-    *,
-    follow: bool,
-) -> LiveStore | None:
-    """Return None if a writer came meanwhile."""
-    text = tracker.text()
-    writer = _writer(config.path)
-    if writer is not None:
-        if writer.pid == os.getpid():
-            raise writer
-        return _open_beside(config, catalogue, files, tracker)
-    obstacle = None if follow else _NOT_NOTED
-    try:
-        try:
-            opened = open_directory(config, catalogue, files, read_only=True, live=follow, refcounts=counts, progress=progress)
-        except StoreError as error:
-            if not (follow and isinstance(error.__cause__, PermissionError)):
-                raise
-            obstacle = str(error)  # without a writer all can be read, but no writer would know of this reader
-            opened = open_directory(config, catalogue, files, read_only=True, refcounts=counts, progress=progress)
-    except StoreError:
-        if tracker.text() == text:
-            raise
-        return None
-    store = LiveStore(opened, catalogue, tracker, obstacle)
-    tracker.begin(store.make_view, ReadView(text, opened.backends, live=False))
-    if tracker.text() != text:
-        store.close()
-        return None
-    return store
-
-
-def _open_beside(config: StoreConfig, catalogue: Catalogue, files: Files, tracker: WriterTracker) -> LiveStore:
-    """Open next to a writer. Segments and index belong to the writer: nothing is scanned or loaded."""
+def _look_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> OpenDirectory:
+    """Return the state of a store beside its writer. Segments and index belong to the writer: nothing is scanned or loaded."""
     remembered = known_settings(files, config.path)
     backends = resolve(config, catalogue, remembered)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
@@ -109,13 +93,7 @@ def _open_beside(config: StoreConfig, catalogue: Catalogue, files: Files, tracke
     segments = Segments(config.path, files, backends.formats)
     index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
     accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
-    store = LiveStore(OpenDirectory(config, backends, accounting, Recovery("live"), set(), None), catalogue, tracker)
-    try:
-        tracker.begin(store.make_view, None)
-    except BaseException:
-        store.close()
-        raise
-    return store
+    return OpenDirectory(config, backends, accounting, Recovery("live"), set(), None)
 
 
 class LiveStore(Store):

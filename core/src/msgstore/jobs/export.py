@@ -102,7 +102,7 @@ def export_task(task: Numbered, job: ExportJob, staging: str) -> Exported:
     """Write the files of one task. Raises StoreError for values that do not fit into a row, StoreIOError, PluginError."""
     import pyarrow.compute as pc
 
-    from msgstore.jobs.columns.batches import Wanted, record_batches
+    from msgstore.jobs.columns.batches import record_batches
     from msgstore.jobs.output.datasets import DatasetWriter
 
     codec = None if job.codec is None else open_codec(job.codec)
@@ -110,7 +110,7 @@ def export_task(task: Numbered, job: ExportJob, staging: str) -> Exported:
     with DatasetWriter(staging, task[0], job.file_schema) as writer:
         for item in task[1]:
             rows = size = 0
-            for batch in record_batches(item, job.schema, Wanted(tuple(job.schema.names)), codec):
+            for batch in record_batches(item, job.schema, codec):
                 for where, some in _by_folder(batch, job.partition_by):
                     writer.write(where, some.select(job.columns))
                 rows += batch.num_rows

@@ -125,17 +125,14 @@ def plan_salvage(
 
 def _bindings(found: Found, form: str) -> dict[str, int]:
     """Return the record types that the sources bind. Raises ConfigError if two bindings contradict each other."""
-    by_name: dict[str, int] = {}
-    by_byte: dict[int, str] = {}
-    for item in found.inputs:
-        for name, byte in item.records if item.format == form else ():
-            if by_name.setdefault(name, byte) != byte or by_byte.setdefault(byte, name) != name:
-                raise ConfigError(
-                    f"{item.store} binds the record type {name} to byte {byte}, and another source binds "
-                    f"{by_byte.get(byte, name)} to {by_name[name]}; one store cannot hold both. Name a record type that all "
-                    "are encoded as (--record), or salvage them one by one"
-                )
-    return by_name
+    bound = sorted({pair for item in found.inputs if item.format == form for pair in item.records})
+    names, types = zip(*bound, strict=True) if bound else ((), ())
+    if len(set(names)) < len(bound) or len(set(types)) < len(bound):
+        raise ConfigError(
+            f"the sources bind record types in different ways: {', '.join(f'{name}={byte}' for name, byte in bound)}; one "
+            "store cannot hold both. Name a record type that all are encoded as (--record), or salvage them one by one"
+        )
+    return dict(bound)
 
 
 def _writing_on(target: Target, catalogue: Catalogue, found: Found) -> Target:

@@ -74,7 +74,8 @@ def check_values(source: str, fields: Sequence[RecordField], values: object) -> 
     if not isinstance(values, tuple) or len(values) != len(fields):
         raise BrokenPlugin(f"{source} returns {values!r} for its {len(fields)} fields")
     for field, value in zip(fields, values, strict=True):
-        if value is not None and not _fits(field.kind, value):
+        is_small = not isinstance(value, int) or -(2**63) <= value < 2**63
+        if value is not None and not (type(value) is _TYPES[field.kind] and is_small):
             raise BrokenPlugin(f"{source} returns {value!r} for its field {field.name!r} of kind {field.kind!r}")
     return values
 
@@ -126,12 +127,6 @@ def fields_as_json(bound: BoundRecord, values: Values | None) -> dict[str, Any] 
     }
 
 
-def _fits(kind: str, value: object) -> bool:
-    if type(value) is not _TYPES[kind]:
-        return False
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
-
-
 def _time(nanoseconds: int) -> str:
     seconds, rest = divmod(nanoseconds, 10**9)
     try:
@@ -140,14 +135,10 @@ def _time(nanoseconds: int) -> str:
         return f"{nanoseconds} ns"
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 _AS_JSON: Mapping[str, Callable[[Any], Any]] = {
-    "int": _unchanged,
+    "int": int,
     "float": lambda value: value if isfinite(value) else str(value),
-    "text": _unchanged,
+    "text": str,
     "bytes": bytes.hex,
     "time": _time,
 }

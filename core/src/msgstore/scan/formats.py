@@ -1,11 +1,18 @@
-"""Segment formats by file extension, with the record types that a directory binds to type bytes."""
+"""Segment formats by file extension, with the record types that a directory binds to type bytes; scans that are checked.
+
+Before bytes are truncated, overwritten or left out of an index because of a scan, its result is checked by two rules. The
+records are columns of equal length, and they follow one another inside the file. With a result that breaks them, a compaction
+would truncate live messages.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from operator import add, ge
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import attrs
 
@@ -16,19 +23,21 @@ from msgstore.contract import (
     Buffer,
     Capability,
     CheckBody,
+    Columns,
     CompactableFormat,
     FormatContext,
     PluginError,
     RecordContext,
+    ScanEnd,
     SegmentFormat,
     SegmentFormatDescriptor,
     SegmentScan,
 )
+from msgstore.contract.formats import EndState
 from msgstore.directory import Settings, unread_segments
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.plugins.loader import Provider
 from msgstore.scan.bindings import OWN_RECORD
-from msgstore.scan.sound import scan_checked
 
 
 @attrs.frozen
@@ -143,44 +152,78 @@ class FormatSet:
         """Return the format, created on the first call. Raises ConfigError for wrong options, PluginError if it is not
         available."""
         if name not in self._opened:
-            descriptor = self.catalogue.format(name)
-            given = self._options if name == self._write_format else {}
-            options = structure(descriptor.options, given, f"{self._where} format")
-            bound = self._bound_records(descriptor)
-            names = self._type_names(descriptor, bound)
-            context = FormatContext(options, bound, self._record if name == self._write_format else OWN_RECORD)
-            self._opened[name] = OpenFormat(
-                descriptor,
-                self.catalogue.make(descriptor, context),
-                names,
-                {record.byte: record for record in bound if record.fields},
-                self._framed_types(descriptor, names),
-                self.catalogue.provider(descriptor),
-            )
+            self._opened[name] = self._make(self.catalogue.format(name))
         return self._opened[name]
 
-    def _bound_records(self, descriptor: SegmentFormatDescriptor) -> tuple[BoundRecord, ...]:
-        if Capability.TYPED_RECORDS not in descriptor.capabilities:
-            return ()
-        found = []
-        for name, byte in self.bindings.items():
-            record = self.catalogue.record(descriptor.name, name)
-            options = structure(record.options, self._record_options.get(name, {}), f"{self._where} record {name}")
-            record_type = self.catalogue.make(record, RecordContext(options, byte))
-            found.append(BoundRecord(name, byte, record_type, record.fields))
-        return tuple(found)
-
-    def _type_names(self, descriptor: SegmentFormatDescriptor, bound: tuple[BoundRecord, ...]) -> dict[int, str]:
-        names = {record.byte: record.name for record in bound}
+    def _make(self, descriptor: SegmentFormatDescriptor) -> OpenFormat:
+        is_written = descriptor.name == self._write_format
+        options = structure(descriptor.options, self._options if is_written else {}, f"{self._where} format")
+        bound: list[BoundRecord] = []
+        names: dict[int, str] = {}
+        framed = {0} if Capability.FRAMED in descriptor.capabilities else set[int]()
         if Capability.TYPED_RECORDS in descriptor.capabilities:
+            types = {byte: self.catalogue.record(descriptor.name, name) for name, byte in self.bindings.items()}
+            for byte, record in types.items():
+                given = self._record_options.get(record.name, {})
+                record_options = structure(record.options, given, f"{self._where} record {record.name}")
+                made = self.catalogue.make(record, RecordContext(record_options, byte))
+                bound.append(BoundRecord(record.name, byte, made, record.fields))
             with suppress(PluginError):  # registering it is optional for a format
-                own = self.catalogue.record(descriptor.name, OWN_RECORD).assigned_byte
-                if own is not None:
-                    names.setdefault(own, OWN_RECORD)
-        return names
+                own = self.catalogue.record(descriptor.name, OWN_RECORD)
+                if own.assigned_byte is not None:
+                    types.setdefault(own.assigned_byte, own)
+            names = {byte: record.name for byte, record in types.items()}
+            framed = {byte for byte, record in types.items() if Capability.FRAMED in record.capabilities}
+        context = FormatContext(options, tuple(bound), self._record if is_written else OWN_RECORD)
+        with_fields = {record.byte: record for record in bound if record.fields}
+        made = self.catalogue.make(descriptor, context)
+        return OpenFormat(descriptor, made, names, with_fields, frozenset(framed), self.catalogue.provider(descriptor))
 
-    def _framed_types(self, descriptor: SegmentFormatDescriptor, names: Mapping[int, str]) -> frozenset[int]:
-        if Capability.TYPED_RECORDS not in descriptor.capabilities:
-            return frozenset({0} if Capability.FRAMED in descriptor.capabilities else ())
-        records = {byte: self.catalogue.record(descriptor.name, name) for byte, name in names.items()}
-        return frozenset(byte for byte, record in records.items() if Capability.FRAMED in record.capabilities)
+
+_STATES = get_args(EndState)
+_BYTES = bytes, bytearray, memoryview
+
+
+def scan_checked(form: SegmentFormat, data: Buffer, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
+    """Return the format's scan of ``data``. Raises ValueError for an impossible result, TypeError for anything but a scan."""
+    scan = form.scan(data, start=start, check_body=check_body)
+    if not isinstance(scan, SegmentScan):
+        raise TypeError(f"the scan returns {type(scan).__name__}, not a SegmentScan")
+    total = len(data)
+    _check_end(scan.end, start, total)
+    _check_columns(scan.records, "records", start, total)
+    _check_columns(scan.duplicates, "duplicates", start, total)
+    _check_spans(scan.hole_offsets, scan.hole_sizes, "holes", 0, total)
+    return scan
+
+
+def _check_end(end: ScanEnd, start: int, total: int) -> None:
+    if not isinstance(end, ScanEnd) or end.state not in _STATES or type(end.offset) is not int:
+        raise TypeError(f"the scan returns the end {end!r}")
+    if not 0 <= end.offset <= max(start, total) or (end.state == "clean" and end.offset < total):
+        raise ValueError(f"the scan returns a {end.state} end at offset {end.offset} of {total} bytes")
+
+
+def _check_columns(columns: Columns, what: str, start: int, total: int) -> None:
+    if not isinstance(columns, Columns) or not isinstance(columns.ids, _BYTES) or not isinstance(columns.types, _BYTES):
+        raise TypeError(f"the scan returns {what} that are not Columns")
+    _check_spans(columns.offsets, columns.sizes, what, start, total)
+    if not len(columns.ids) == 16 * len(columns.offsets) == 16 * len(columns.types):
+        raise ValueError(f"the scan returns {what} in columns of different lengths")
+
+
+def _check_spans(offsets: array[int], sizes: array[int], what: str, start: int, total: int) -> None:
+    """Check that spans are ordered, do not overlap, and lie inside the file. Costs 60 ns per span."""
+    for column in (offsets, sizes):
+        if not isinstance(column, array) or column.typecode in "fd" or not isinstance(column[0] if column else 0, int):
+            raise TypeError(f"the scan returns {what} whose offsets and sizes are not arrays of integers")
+    if len(offsets) != len(sizes):
+        raise ValueError(f"the scan returns {what} in columns of different lengths")
+    if not offsets:
+        return
+    if min(sizes) < (1 if what == "records" else 0):
+        raise ValueError(f"the scan returns {what} of size 0")
+    if not all(map(ge, offsets[1:], map(add, offsets, sizes))):
+        raise ValueError(f"the scan returns {what} that overlap or are not ordered by offset")
+    if offsets[0] < start or offsets[-1] + sizes[-1] > total:
+        raise ValueError(f"the scan returns {what} outside the {total} bytes of the file")

@@ -7,13 +7,9 @@ store may have both. Source: segments of RabbitMQ 3.10, and the record definitio
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
 
-from msgstore_erlang_body import properties
-from msgstore_erlang_body.parts import NOT_A_TERM, UnexpectedTerm, atom, binary, elements, items, pairs, uncompressed
-
-T = TypeVar("T")
+from msgstore_erlang_body.properties import read_header, read_record
+from msgstore_erlang_body.values import NOT_A_TERM, read_value
 
 Message = tuple[str | None, str | None, str | None, bytes | None]
 """Exchange, routing key, properties as JSON, payload. A part that is absent or unreadable is None."""
@@ -25,90 +21,60 @@ _DATA_SECTIONS = {b"\0\x53\x75\xa0": 1, b"\0\x53\x75\xb0": 4}
 def read_message(stored: bytes) -> Message | None:
     """Return the parts of a stored message, or None if ``stored`` is none. Never raises. Takes time linear in its size."""
     try:
-        data = uncompressed(stored)
-        if data[1] == 109:
-            return None, None, None, binary(data, 1)
-        return _basic_message(data) or _container(data)
+        value = read_value(stored)
     except NOT_A_TERM:
         return None
+    match value:
+        case bytes():
+            return None, None, None, value
+        case ("basic_message", resource, keys, content, _, _):
+            exchange = resource[3] if isinstance(resource, tuple) and len(resource) == 4 and resource[0] == "resource" else None
+            return _text(exchange), _first(keys), *_content(content)
+        case ("mc", protocol, inside, dict(annotations)):
+            content_parts: tuple[str | None, bytes | None] = None, None
+            if protocol == "mc_amqpl":
+                content_parts = _content(inside)
+            elif protocol == "mc_amqp":
+                content_parts = None, _amqp_1_0_payload(inside)
+            return _text(annotations.get("x")), _first(annotations.get("rk")), *content_parts
+    return None
 
 
-def _basic_message(data: bytes) -> Message | None:
-    try:
-        _, resource, keys, content, _, _ = elements(data, 1, "basic_message", 6)
-    except UnexpectedTerm:
-        return None
-    exchange = _or_none(lambda: _text(binary(data, elements(data, resource, "resource", 4)[3])))
-    return exchange, _or_none(lambda: _first(data, keys)), *_content(data, content)
-
-
-def _container(data: bytes) -> Message:
-    _, protocol, inside, annotations = elements(data, 1, "mc", 4)
-    values: dict[str, int] = {}
-    for key, value in pairs(data, annotations):
-        if data[key] != 109:  # binary keys are headers
-            values[atom(data, key)] = value
-    exchange = _or_none(lambda: _text(binary(data, values["x"])))
-    routing_key = _or_none(lambda: _first(data, values["rk"]))
-    if atom(data, protocol) == "mc_amqpl":
-        return exchange, routing_key, *_content(data, inside)
-    if atom(data, protocol) == "mc_amqp":
-        return exchange, routing_key, None, _or_none(lambda: _amqp_1_0_payload(data, inside))
-    return exchange, routing_key, None, None
-
-
-def _content(data: bytes, at: int) -> tuple[str | None, bytes | None]:
+def _content(content: object) -> tuple[str | None, bytes | None]:
     """Return properties and payload of AMQP 0-9-1. The fragments of the payload are stored in reverse order."""
+    match content:
+        case ("content", _, decoded, header, _, fragments):
+            pass
+        case _:
+            return None, None
     try:
-        _, _, decoded, header, _, fragments = elements(data, at, "content", 6)
-    except UnexpectedTerm:
-        return None, None
-
-    def read_properties() -> dict[str, Any]:
-        if data[header] == 109:
-            return properties.read_header(binary(data, header))
-        return properties.read_record(data, decoded)
-
-    found = _or_none(read_properties)
-    text = None if found is None else json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-    return text, _or_none(lambda: b"".join(reversed([binary(data, at) for at in items(data, fragments)])))
-
-
-def _amqp_1_0_payload(data: bytes, at: int) -> bytes:
-    """Return the data sections of an AMQP 1.0 message, concatenated. Raises UnexpectedTerm for other kinds of bodies."""
-    _, _, bare, _, _, begin, code = elements(data, at, "v1", 7)
-    sections, offset = binary(data, bare), _unsigned(data, begin)
-    if _unsigned(data, code) != 0x75:
-        raise UnexpectedTerm("a value or a sequence")
-    parts = []
-    while width := _DATA_SECTIONS.get(sections[offset : offset + 4]):
-        size = int.from_bytes(sections[offset + 4 : offset + 4 + width])
-        offset += 4 + width + size
-        if offset > len(sections):
-            raise UnexpectedTerm("cut off")
-        parts.append(sections[offset - size : offset])
-    return b"".join(parts)
-
-
-def _unsigned(data: bytes, at: int) -> int:
-    if data[at] == 97:
-        return data[at + 1]
-    if data[at] == 98:
-        return int.from_bytes(data[at + 1 : at + 5])
-    raise UnexpectedTerm("no offset")
-
-
-def _first(data: bytes, at: int) -> str:
-    return _text(binary(data, next(items(data, at), at)))
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")
-
-
-def _or_none(read: Callable[[], T]) -> T | None:
-    """Return the result of ``read``, or None if the bytes are damaged, so that one damaged part does not hide the others."""
-    try:
-        return read()
+        found = read_header(header) if isinstance(header, bytes) else read_record(decoded)
+        properties = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     except NOT_A_TERM:
-        return None
+        properties = None
+    if not isinstance(fragments, list) or not all(isinstance(part, bytes) for part in fragments):
+        return properties, None
+    return properties, b"".join(reversed(fragments))
+
+
+def _amqp_1_0_payload(message: object) -> bytes | None:
+    """Return the data sections of an AMQP 1.0 message, concatenated; None for other kinds of bodies."""
+    match message:
+        case ("v1", _, bytes(sections), _, _, int(offset), 0x75) if offset >= 0:
+            parts = []
+            while width := _DATA_SECTIONS.get(sections[offset : offset + 4]):
+                size = int.from_bytes(sections[offset + 4 : offset + 4 + width])
+                offset += 4 + width + size
+                if offset > len(sections):
+                    return None
+                parts.append(sections[offset - size : offset])
+            return b"".join(parts)
+    return None
+
+
+def _first(keys: object) -> str | None:
+    return _text(keys[0]) if isinstance(keys, list) and keys else None
+
+
+def _text(value: object) -> str | None:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else None

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from msgstore_erlang_body.parts import UnexpectedTerm, atom, binary, elements, items, number, tuple_of
+from msgstore_erlang_body.values import Atom, UnexpectedTerm
 
 _NAMES = (
     "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
@@ -26,33 +25,32 @@ _MAX_DEPTH = 32
 def read_header(header: bytes) -> dict[str, Any]:
     """Return the properties in a content header as the client sent it. ``header`` begins with the flags.
 
-    Raises UnexpectedTerm, LookupError or struct.error.
+    Raises UnexpectedTerm or LookupError.
     """
-    (flags,) = struct.unpack_from(">H", header)
+    cursor = _Cursor(header)
+    flags = cursor.number("H")
     if flags & 3:
         raise UnexpectedTerm("unknown flags")
-    found: dict[str, Any] = {}
-    at = 2
-    for position, name in enumerate(_NAMES):
-        if flags >> 15 - position & 1:
-            found[name], at = _WIRE.get(name, _short_text)(header, at)
-    return found
+    given = [name for position, name in enumerate(_NAMES) if flags >> 15 - position & 1]
+    return {name: cursor.table(0) if name == "headers" else cursor.property(name) for name in given}
 
 
-def read_record(data: bytes, at: int) -> dict[str, Any]:
+def read_record(record: object) -> dict[str, Any]:
     """Return the properties in a ``P_basic`` tuple, the form that a broker stores after it has changed a property.
 
-    Raises UnexpectedTerm, and the errors in ``NOT_A_TERM``.
+    Raises UnexpectedTerm.
     """
+    if not isinstance(record, tuple) or len(record) != 1 + len(_NAMES) or record[0] != "P_basic":
+        raise UnexpectedTerm("no P_basic")
     found: dict[str, Any] = {}
-    for name, offset in zip(_NAMES, elements(data, at, "P_basic", 1 + len(_NAMES))[1:], strict=True):
-        if data[offset] == 109:
-            found[name] = _text(binary(data, offset))
-        elif name == "headers" and data[offset] in (106, 108):
-            found[name] = _decoded_table(data, offset, 0)
-        elif data[offset] in (97, 98, 110):
-            found[name] = number(data, offset)
-        elif atom(data, offset) != "undefined":
+    for name, value in zip(_NAMES, record[1:], strict=True):
+        if isinstance(value, bytes):
+            found[name] = _text(value)
+        elif name == "headers" and isinstance(value, list):
+            found[name] = _decoded_table(value)
+        elif isinstance(value, int):
+            found[name] = value
+        elif value != "undefined":
             raise UnexpectedTerm(name)
     return found
 
@@ -72,109 +70,109 @@ def _real(value: float) -> object:
     return value if math.isfinite(value) else str(value)
 
 
-def _cut(data: bytes, at: int, size: int) -> tuple[bytes, int]:
-    if at + size > len(data):
-        raise UnexpectedTerm("cut off")
-    return data[at : at + size], at + size
+class _Cursor:
+    """Bytes of the wire format, read from the start to the end. Methods raise UnexpectedTerm if there are too few."""
 
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
 
-def _short_text(data: bytes, at: int) -> tuple[object, int]:
-    value, end = _cut(data, at + 1, data[at])
-    return _text(value), end
+    def _take(self, size: int) -> bytes:
+        self._at += size
+        if self._at > len(self._data):
+            raise UnexpectedTerm("cut off")
+        return self._data[self._at - size : self._at]
 
+    def number(self, code: str) -> Any:
+        layout = struct.Struct(f">{code}")
+        return layout.unpack(self._take(layout.size))[0]
 
-def _long(data: bytes, at: int) -> tuple[bytes, int]:
-    return _cut(data, at + 4, struct.unpack_from(">I", data, at)[0])
+    def property(self, name: str) -> Any:
+        return self.number(_PROPERTIES[name]) if name in _PROPERTIES else _text(self._short())
 
+    def _short(self) -> bytes:
+        return self._take(self.number("B"))
 
-def _number(code: str) -> Callable[[bytes, int], tuple[Any, int]]:
-    layout = struct.Struct(f">{code}")
-    return lambda data, at: (layout.unpack_from(data, at)[0], at + layout.size)
+    def _long(self) -> bytes:
+        return self._take(self.number("I"))
 
+    def table(self, depth: int) -> dict[str, object]:
+        inside, found = _Cursor(self._long()), dict[str, object]()
+        while inside._at < len(inside._data):
+            name = inside._short().decode(errors="backslashreplace")
+            found[name] = inside._value(depth + 1)
+        return found
 
-def _table(data: bytes, at: int, depth: int = 0) -> tuple[dict[str, object], int]:
-    inside, end = _long(data, at)
-    found: dict[str, object] = {}
-    at = 0
-    while at < len(inside):
-        name, at = _cut(inside, at + 1, inside[at])
-        found[name.decode(errors="backslashreplace")], at = _value(inside, at, depth + 1)
-    return found, end
+    def _array(self, depth: int) -> list[object]:
+        inside, found = _Cursor(self._long()), list[object]()
+        while inside._at < len(inside._data):
+            found.append(inside._value(depth + 1))
+        return found
 
-
-def _array(data: bytes, at: int, depth: int) -> tuple[list[object], int]:
-    inside, end = _long(data, at)
-    found: list[object] = []
-    at = 0
-    while at < len(inside):
-        value, at = _value(inside, at, depth + 1)
-        found.append(value)
-    return found, end
-
-
-def _value(data: bytes, at: int, depth: int) -> tuple[object, int]:
-    kind, at = data[at : at + 1], at + 1
-    if depth > _MAX_DEPTH:
-        raise UnexpectedTerm("nested too deeply")
-    if kind in (b"F", b"A"):
-        return (_table if kind == b"F" else _array)(data, at, depth)
-    if kind in (b"S", b"x"):
-        value, end = _long(data, at)
-        return (_text(value) if kind == b"S" else {"$bytes": value.hex()}), end
-    if kind == b"D":
-        scale, unscaled = struct.unpack_from(">BI", data, at)
-        return _decimal(scale, unscaled), at + 5
-    if kind == b"V":
-        return None, at
-    value, end = _NUMBERS[kind](data, at)
-    if kind == b"T":
-        return {"$timestamp": value}, end
-    return (bool(value) if kind == b"t" else _real(value)), end
+    def _value(self, depth: int) -> object:
+        if depth > _MAX_DEPTH:
+            raise UnexpectedTerm("nested too deeply")
+        match self._take(1):
+            case b"F":
+                return self.table(depth)
+            case b"A":
+                return self._array(depth)
+            case b"S":
+                return _text(self._long())
+            case b"x":
+                return {"$bytes": self._long().hex()}
+            case b"D":
+                return _decimal(self.number("B"), self.number("I"))
+            case b"V":
+                return None
+            case b"T":
+                return {"$timestamp": self.number("Q")}
+            case b"t":
+                return bool(self.number("B"))
+            case kind:
+                return _real(self.number(_NUMBERS[kind]))
 
 
 _NUMBERS = {
-    kind: _number(code)
-    for kind, code in {
-        b"I": "i", b"T": "Q", b"b": "b", b"B": "B", b"s": "h", b"u": "H", b"i": "I", b"l": "q", b"f": "f", b"d": "d", b"t": "B",
-    }.items()
+    b"I": "i", b"b": "b", b"B": "B", b"s": "h", b"u": "H", b"i": "I", b"l": "q", b"f": "f", b"d": "d",
 }  # fmt: skip
-_WIRE: dict[str, Callable[[bytes, int], tuple[object, int]]] = {
-    "headers": _table,
-    "delivery_mode": _number("B"),
-    "priority": _number("B"),
-    "timestamp": _number("Q"),
-}
-"""Readers of the properties that are not short texts."""
+_PROPERTIES = {"delivery_mode": "B", "priority": "B", "timestamp": "Q"}
+"""Properties that are neither short texts nor a table."""
 
 
-def _decoded_table(data: bytes, at: int, depth: int) -> dict[str, object]:
+def _row(row: object, count: int) -> Any:
+    if not isinstance(row, tuple) or len(row) != count:
+        raise UnexpectedTerm("no row of a table or an array")
+    return row
+
+
+def _decoded_table(rows: list[object]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for item in items(data, at):
-        name, kind, value = tuple_of(data, item, 3)
-        found[binary(data, name).decode(errors="backslashreplace")] = _decoded(data, atom(data, kind), value, depth + 1)
+    for name, kind, value in (_row(row, 3) for row in rows):
+        if not isinstance(name, bytes):
+            raise UnexpectedTerm("no name")
+        found[name.decode(errors="backslashreplace")] = _decoded(kind, value)
     return found
 
 
-def _decoded(data: bytes, kind: str, at: int, depth: int) -> object:
-    if depth > _MAX_DEPTH:
-        raise UnexpectedTerm("nested too deeply")
-    if kind == "table":
-        return _decoded_table(data, at, depth)
-    if kind == "array":
-        found = (tuple_of(data, item, 2) for item in items(data, at))
-        return [_decoded(data, atom(data, inner), value, depth + 1) for inner, value in found]
-    if kind == "longstr":
-        return _text(binary(data, at))
-    if kind == "binary":
-        return {"$bytes": binary(data, at).hex()}
-    if kind == "bool":
-        return atom(data, at) == "true"
-    if kind == "void":
-        return None
-    if kind == "decimal":
-        scale, unscaled = (number(data, part) for part in tuple_of(data, at, 2))
-        if not isinstance(scale, int) or not isinstance(unscaled, int) or not 0 <= scale <= 255:
-            raise UnexpectedTerm("no decimal")
-        return _decimal(scale, unscaled)
-    value = number(data, at)
-    return {"$timestamp": value} if kind == "timestamp" else _real(value)
+def _decoded(kind: object, value: Any) -> object:
+    match kind, value:
+        case "table", list():
+            return _decoded_table(value)
+        case "array", list():
+            return [_decoded(*_row(row, 2)) for row in value]
+        case "longstr", bytes():
+            return _text(value)
+        case "binary", bytes():
+            return {"$bytes": value.hex()}
+        case "bool", Atom():
+            return value == "true"
+        case "void", _:
+            return None
+        case "decimal", (int(scale), int(unscaled)) if 0 <= scale <= 255:
+            return _decimal(scale, unscaled)
+        case "timestamp", int() | float():
+            return {"$timestamp": value}
+        case Atom(), int() | float():
+            return _real(value)
+    raise UnexpectedTerm(str(kind))

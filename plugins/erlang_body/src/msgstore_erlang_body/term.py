@@ -57,18 +57,16 @@ Reader: TypeAlias = Callable[[bytes, int], Step]
 def is_term(data: bytes) -> bool:
     """Return True if ``data`` begins with one whole term; trailing bytes are accepted. Never raises. Takes linear time."""
     try:
-        if data[0] != _VERSION:
-            return False
-        if data[1] == _COMPRESSED:
-            _check_compressed(data)
+        if data[0] == _VERSION and data[1] != _COMPRESSED:
+            walk(data, 1)
         else:
-            _walk(data, 1)
+            _inflate(data)
     except (LookupError, struct.error, ValueError, OverflowError, zlib.error):
         return False
     return True
 
 
-def _walk(data: bytes, at: int) -> int:
+def walk(data: bytes, at: int) -> int:
     """Return the end of the term at offset ``at``. Raises an error if the bytes are not one whole term."""
     size, pending = len(data), 1
     while pending:
@@ -81,24 +79,38 @@ def _walk(data: bytes, at: int) -> int:
     return at
 
 
-def _check_compressed(data: bytes) -> None:
-    """Raise an error unless a compressed term inflates to exactly the declared size and to one term."""
+def uncompressed(data: bytes) -> bytes:
+    """Return version and term. Raises an error for a compressed term that is invalid, or larger than ``_MAX_WALKED``."""
+    if data[0] == _VERSION and data[1] != _COMPRESSED:
+        return data
+    inflated = _inflate(data)
+    if not inflated:
+        raise _Invalid("too large")
+    return data[:1] + inflated
+
+
+def _inflate(data: bytes) -> bytes:
+    """Return the term in a compressed one; empty if it is larger than ``_MAX_WALKED``, and so was not walked.
+
+    Raises an error unless a compressed term inflates to exactly the declared size and to one term.
+    """
     declared: int = _U32.unpack_from(data, 2)[0]
-    if declared > min(_MAX_INFLATED, len(data) * _MAX_DEFLATE_RATIO):
-        raise _Invalid("the declared size is too large")
+    if data[:2] != bytes([_VERSION, _COMPRESSED]) or declared > min(_MAX_INFLATED, len(data) * _MAX_DEFLATE_RATIO):
+        raise _Invalid("no compressed term, or the declared size is too large")
     stream = zlib.decompressobj()
-    piece, kept, size = b"", bytearray(), 0
+    kept, size = bytearray(), 0
     for at in range(6, len(data), _PIECE):
         piece = stream.decompress(data[at : at + _PIECE], declared + 1 - size)
         size += len(piece)
-        if size > declared or stream.eof:
-            break
         if declared <= _MAX_WALKED:
             kept += piece
+        if size > declared or stream.eof:
+            break
     if size != declared or not stream.eof:
         raise _Invalid("not the declared size")
     if declared <= _MAX_WALKED:
-        _walk(bytes(kept + piece), 0)
+        walk(bytes(kept), 0)
+    return bytes(kept)
 
 
 def _fixed(size: int) -> Reader:

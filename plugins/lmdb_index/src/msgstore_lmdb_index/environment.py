@@ -16,9 +16,17 @@ from pathlib import Path
 import lmdb
 
 from msgstore.contract import StoreError
-from msgstore_lmdb_index.contents import DATA, LAYOUT, LAYOUT_KEY, MAX_READERS, Contents, check_exists, refuse_links
+from msgstore_lmdb_index.contents import (
+    DATA,
+    LAYOUT,
+    LAYOUT_KEY,
+    MAX_READERS,
+    Contents,
+    check_exists,
+    refuse_links,
+    short_switch_interval,
+)
 from msgstore_lmdb_index.errors import DamagedError, ErrorTranslator
-from msgstore_lmdb_index.switching import short_switch_interval
 
 _MINIMUM_MAP = 2**20
 _MAP_STEP = 2**16
@@ -74,7 +82,6 @@ class Environment:
                 str(self._path), map_size=self._map_size, max_dbs=2, max_spare_txns=1, readonly=self._read_only,
                 lock=not self._read_only, create=create, sync=self._sync, metasync=self._sync, max_readers=MAX_READERS,
             )  # fmt: skip
-            self._errors.register_opened()
         try:
             with self._errors.translated():
                 self._contents = Contents.open(self._env, self._path, self._errors, create=create)

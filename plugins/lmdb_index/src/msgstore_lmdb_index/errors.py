@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import lmdb
 
@@ -27,19 +24,11 @@ class DamagedError(OSError):
 class ErrorTranslator:
     """Translator of the errors of one environment. Records if damage was found."""
 
-    _open: ClassVar[weakref.WeakValueDictionary[str, ErrorTranslator]] = weakref.WeakValueDictionary()
-    """Real path to the translator of the last environment opened there. A forked child inherits a copy."""
-
     damaged = False
     """True if damage was found. LMDB then refuses every further call of the transaction."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._pid = os.getpid()
-
-    def register_opened(self) -> None:
-        """Remember that LMDB has opened the environment in this process."""
-        self._open[os.path.realpath(self._path)] = self
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
@@ -56,7 +45,11 @@ class ErrorTranslator:
             raise ValueError(f"{self._path}: {error}") from error
         except lmdb.Error as error:
             if _IN_USE in str(error):
-                raise self._in_use() from error
+                raise StoreError(
+                    f"{self._path}: is already open in this process, or in the one it was forked from, and LMDB opens a file "
+                    f"only once per process. Use the open store, or close it first. Start a child process with "
+                    f"multiprocessing's method 'spawn', or fork before opening the store."
+                ) from error
             raise self.as_os_error(error) from error
 
     def as_os_error(self, error: lmdb.Error) -> OSError:
@@ -65,19 +58,6 @@ class ErrorTranslator:
         if isinstance(error, _DAMAGE) or error.code in (errno.EISDIR, errno.ENOTDIR) or "data format" in str(error):
             return self.damage(str(error))
         return OSError(error.code if error.code > 0 else errno.EIO, str(error), str(self._path))
-
-    def _in_use(self) -> StoreError:
-        """Return the error for a second opening. It is no OSError, because the files are sound and a retry does not help."""
-        other = self._open.get(os.path.realpath(self._path))
-        if other is not None and other._pid != self._pid:
-            return StoreError(
-                f"{self._path}: is open in process {other._pid}, which this process was forked from, and LMDB cannot open it "
-                f"again here. Start this process with multiprocessing's method 'spawn', or fork before opening the store."
-            )
-        return StoreError(
-            f"{self._path}: is already open in this process, and LMDB opens a file only once per process. Use the open store, "
-            f"or close it first."
-        )
 
     def damage(self, what: str) -> DamagedError:
         """Set ``damaged`` and return a DamagedError with this text, to be raised by the caller."""

@@ -80,7 +80,6 @@ class LiveEnvironment:
             raise PermissionError(errno.EACCES, "cannot be written, but readers must be registered there", str(lock))
         opened_file = self._current_file()
         self._env = lmdb.Environment(str(self._path), max_dbs=2, max_spare_txns=1, readonly=True, create=False, map_size=0)
-        self._errors.register_opened()
         self._contents = Contents.open(self._env, self._path, self._errors, create=False)
         self._entries = self._contents.entries
         self._open_file = opened_file

@@ -42,7 +42,7 @@ from msgstore.engine.compact.gc_context import (
 from msgstore.engine.segment.segment import Segment, remove_file
 from msgstore.locations import MASK, pack_locations
 from msgstore.scan import OpenFormat
-from msgstore.scan.sound import scan_checked
+from msgstore.scan.formats import scan_checked
 
 _AT_ONCE = 2**20
 """Bytes that are copied with one write."""

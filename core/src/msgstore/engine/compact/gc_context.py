@@ -30,8 +30,7 @@ from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.locations import MASK, pack_locations
 from msgstore.scan import OpenFormat
-from msgstore.scan.formats import failure_message
-from msgstore.scan.sound import scan_checked
+from msgstore.scan.formats import failure_message, scan_checked
 
 RELOCATED_AT_ONCE = 5000
 """Entries that are relocated under one hold of the state lock: some milliseconds."""

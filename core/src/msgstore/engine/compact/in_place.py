@@ -29,7 +29,7 @@ from msgstore.contract.formats import Write
 from msgstore.engine.compact.compaction_plan import CompactionPlan, LiveRecords, plan_moves
 from msgstore.engine.compact.gc_context import CollectionResult, GcContext, PinnedSegment, Relocation, blamed, relocate
 from msgstore.locations import pack_location
-from msgstore.scan.sound import scan_checked
+from msgstore.scan.formats import scan_checked
 
 
 def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult:

@@ -10,24 +10,22 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 
+import attrs
+
 from msgstore.config import StoreConfig
 from msgstore.contract import RESCUED_KEY, Columns, Index, IndexContext, PluginError, SegmentScan, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import of_index
 from msgstore.engine.open.broker_counts import Found, read_broker_counts
-from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.open.reconcile import reconcile, report_distrust, save_counts
 from msgstore.engine.open.recovery_plan import (
     Recovery,
     RecoveryPlan,
-    RecoveryProgress,
     RecoveryRun,
     compare_with_index,
     places,
 )
 from msgstore.engine.segment.segment import Segment
-from msgstore.engine.segment.segments import Segments
-from msgstore.files import Files
 from msgstore.locations import pack_location, pack_locations, unpack_location
 from msgstore.plugins.catalogue import Catalogue
 
@@ -38,33 +36,22 @@ _BATCH = 100_000
 
 
 def recover_index(
-    config: StoreConfig,
-    catalogue: Catalogue,
-    segments: Segments,
-    index: Index,
-    state: Mapping[bytes, bytes],
-    last_index: str,
-    shutdown_files: ShutdownFiles,
-    counts: Mapping[bytes, int] | None,
-    progress: RecoveryProgress | None,
-    *,
-    read_only: bool,
+    run: RecoveryRun, config: StoreConfig, catalogue: Catalogue, state: Mapping[bytes, bytes], last_index: str
 ) -> Recovery:
-    """Recover the loaded ``index``, which was saved with ``state``, and report lost segments.
+    """Recover the loaded index, which was saved with ``state``, and report lost segments.
 
-    ``last_index``: name of the index of the last opening, whose entries are taken over if it is another one. ``counts``:
-    reference counts given by the caller, which are better than those of an index that has to be repaired.
+    ``last_index``: name of the index of the last opening, whose entries are taken over if it is another one.
 
     Raises StoreMismatch, StoreError, OSError.
     """
-    recovery = Recovery("trust")
-    is_other = last_index != config.index.name and not shutdown_files.foreign and bool(segments.by_number)
+    segments, index, recovery, is_foreign = run.segments, run.index, run.recovery, run.shutdown_files.foreign
+    recovery.how = "trust"
+    is_other = last_index != config.index.name and not is_foreign and bool(segments.by_number)
     if is_other:
         recovery.how = "taken over"
-        state = _take_over(last_index, config, catalogue, segments.files, index, has_counts=counts is not None)
-    keeps_copy = not (read_only or is_other)  # the other index stays as it is
-    run = RecoveryRun(segments, index, recovery, progress, keeps_copy=keeps_copy)
-    plan = compare_with_index(state, segments, shutdown_files)
+        run = attrs.evolve(run, keeps_copy=False)  # the other index stays as it is
+        state = _take_over(run, last_index, config, catalogue)
+    plan = compare_with_index(state, segments, run.shutdown_files)
     recovery.lost = list(plan.lost)
     refusal = plan.refusal or _refute(run, plan.verify)
     if refusal is None and not plan.lost:
@@ -72,17 +59,15 @@ def recover_index(
             recovery.how = "tail"
         for segment, start in plan.tails:
             _scan_tail(run, segment, start)
-    elif plan.rows and counts is None and not shutdown_files.foreign:
+    elif plan.rows and run.counts is None and not is_foreign:
         reconcile(run, plan, refusal)
     else:
-        if is_other:
-            plan = RecoveryPlan()
-        has_rescued = RESCUED_KEY in state and not shutdown_files.foreign
-        known = counts
+        known = run.counts
         if known is None:
+            has_rescued = RESCUED_KEY in state and not is_foreign
             known = {msg_id: count for msg_id, _, count in index.items() if count > 1} if has_rescued else {}
         why = refusal or "segments are missing or shortened, and counts were given"
-        _rebuild(run, plan, why, known, shutdown_files, is_given=counts is not None)
+        _rebuild(run, RecoveryPlan() if is_other else plan, why, known)
     if not segments.by_number:
         index.clear()
         if not recovery.missing and recovery.distrust is None:
@@ -94,16 +79,14 @@ def recover_index(
     return recovery
 
 
-def _take_over(
-    name: str, config: StoreConfig, catalogue: Catalogue, files: Files, index: Index, *, has_counts: bool
-) -> Mapping[bytes, bytes]:
+def _take_over(run: RecoveryRun, name: str, config: StoreConfig, catalogue: Catalogue) -> Mapping[bytes, bytes]:
     """Copy every entry of the index of the last opening, and return its state."""
     try:
         descriptor = catalogue.index(name)
-        context = IndexContext(descriptor.options(), config.path, files, sync=False, read_only=True)
+        context = IndexContext(descriptor.options(), config.path, run.segments.files, sync=False, read_only=True)
         other: Index = catalogue.make(descriptor, context)
     except PluginError as error:
-        if has_counts:
+        if run.counts is not None:
             log.info("%s: the index of the last opening is not taken over: %s", config.path, error)
             return {}
         raise StoreMismatch(
@@ -113,13 +96,13 @@ def _take_over(
     try:
         with of_index(name, config, catalogue, "load its entries in"):
             state = other.load() or {}
-        index.clear()
+        run.index.clear()
         entries = iter(other.items())
         while batch := list(islice(entries, _BATCH)):
-            index.enter(*zip(*batch, strict=True))
+            run.index.enter(*zip(*batch, strict=True))
     finally:
         other.close(None)
-    log.info("%s: took over %d entries from the index of the last opening", config.path, len(index))
+    log.info("%s: took over %d entries from the index of the last opening", config.path, len(run.index))
     return state
 
 
@@ -148,15 +131,7 @@ def _scan_tail(run: RecoveryRun, segment: Segment, start: int) -> None:
     run.recovery.garbage += len(scan.records) - len(new) + len(scan.duplicates)
 
 
-def _rebuild(
-    run: RecoveryRun,
-    plan: RecoveryPlan,
-    why: str,
-    counts: Mapping[bytes, int],
-    shutdown_files: ShutdownFiles,
-    *,
-    is_given: bool,
-) -> None:
+def _rebuild(run: RecoveryRun, plan: RecoveryPlan, why: str, counts: Mapping[bytes, int]) -> None:
     """Fill the index from the hint file or a scan of every segment, and say what that brings back.
 
     ``counts`` are complete if they are given by the caller: what they do not name is garbage. Otherwise they are those above
@@ -166,10 +141,10 @@ def _rebuild(
     Of copies in several files the highest-numbered file's wins, in one file the first. A rebuild that is stopped begins
     again: until the opening is complete, each commit leaves an index without a layout.
     """
-    segments, index, recovery = run.segments, run.index, run.recovery
+    segments, index, recovery, is_given = run.segments, run.index, run.recovery, run.counts is not None
     broker = None
-    if shutdown_files.foreign and not is_given:
-        broker = read_broker_counts(segments, shutdown_files, read_only=not run.keeps_copy)
+    if run.shutdown_files.foreign and not is_given:
+        broker = read_broker_counts(segments, run.shutdown_files, read_only=not run.keeps_copy)
     log.info("%s: the index is rebuilt from the segments: %s", segments.directory, why)
     recovery.how, recovery.counts = "rebuild", "given" if is_given else "one each"
     recovery.scanned.clear()

@@ -190,11 +190,14 @@ class RecoveryRun:
 
     segments: Segments
     index: Index
-    recovery: Recovery
-    """Result, completed by each step."""
+    shutdown_files: ShutdownFiles
+    counts: Mapping[bytes, int] | None
+    """Reference counts given by the caller, which are better than those of an index that has to be repaired."""
     progress: RecoveryProgress | None
     keeps_copy: bool
     """True if the old counts are saved in a file before any of them changes."""
+    recovery: Recovery = attrs.field(factory=Recovery)
+    """Result, completed by each step."""
 
     def metered(self, todo: Iterable[Segment]) -> Iterator[Segment]:
         """Yield segments, and report the bytes of those that are done."""

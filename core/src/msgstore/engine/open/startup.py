@@ -14,7 +14,6 @@ from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreMismatch
 from msgstore.directory import (
     Settings,
-    adopt_leftovers,
     are_saved,
     check_writable,
     find_segments,
@@ -26,7 +25,7 @@ from msgstore.engine.events import Telemetry
 from msgstore.engine.open.adoption import admit
 from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.recovery import recover_index, sum_counts
-from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun
 from msgstore.engine.segment.segment import Segment, remove_leftovers
 from msgstore.engine.segment.segments import Segments, Sync
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
@@ -98,9 +97,8 @@ def open_directory(
             state = index.load() or {}
         begin = time.perf_counter()
         last_index = config.index.name if remembered is None else remembered.index
-        recovery = recover_index(
-            config, catalogue, segments, index, state, last_index, shutdown_files, counts, progress, read_only=read_only
-        )
+        run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
+        recovery = recover_index(run, config, catalogue, state, last_index)
         telemetry.recovered(attrs.asdict(recovery), time.perf_counter() - begin)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
@@ -178,12 +176,11 @@ def _look(
         return config, backends, segments, remembered
     if lock is not None:
         segments.place = lock.place
-        adopt_leftovers(files, directory, formats.extensions, formats.leftovers)
         remove_leftovers(files, directory, formats.extensions, erase=config.erase)
     formats.check_all_read(directory, files.list(directory), remembered)
     everything = find_segments(files, directory, formats.extensions, formats.leftovers)
     if not read_only:
-        check_writable(files, directory, everything, formats.extensions)
+        check_writable(files, directory, everything, formats.extensions, formats.leftovers)
     ours = backends.write_format.descriptor
     for found in everything:
         if found.size >= LIMIT:  # before anything is read: the file may be sparse
@@ -199,10 +196,10 @@ def _look(
                 f'{directory}: {found.path.name} is of the older format {theirs.name!r}, and on_legacy is "refuse". '
                 f"Run 'msgstore migrate {directory} --to {ours.name}' first."
             )
-    if not read_only:
+    if not read_only and (remembered is None or config.body.named):
         config = admit(config, catalogue, backends, remembered, segments)
-        return config, resolve(config, catalogue, remembered), segments, remembered
-    if segments.by_number:
+        backends = resolve(config, catalogue, remembered)
+    if read_only and segments.by_number:
         warn_of_codec(config, remembered)
     return config, backends, segments, remembered
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,23 +30,18 @@ BATCH_BYTES = 64 * 2**20
 times as much; a larger body is a batch of its own."""
 
 
-@attrs.frozen
-class Wanted:
-    """Selection of columns: the fewer columns, the cheaper. Small and picklable."""
-
-    columns: tuple[str, ...]
-    """In the order of the batches."""
-    ids: frozenset[bytes] | None = None
-    """Only records of these ids."""
-    types: frozenset[int] | None = None
-    """Only records of these type bytes."""
-
-
 def record_batches(
-    found: SegmentInput, schema: pa.Schema, wanted: Wanted, codec: OpenCodec | None = None, stretch: SegmentRange | None = None
+    found: SegmentInput,
+    schema: pa.Schema,
+    codec: OpenCodec | None = None,
+    *,
+    ids: frozenset[bytes] | None = None,
+    types: frozenset[int] | None = None,
+    stretch: SegmentRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield records by offset, of ``stretch`` if it is given; ``schema`` is that of ``wanted.columns``.
+    """Yield the columns of ``schema`` of each record, by offset. The fewer columns, the cheaper.
 
+    ``ids``, ``types``, ``stretch``: only records of these ids, of these type bytes, in this part of the file.
     A segment that cannot be read has none, and one row of damage that says why. A stretch that was changed has none, or no
     more, and the next batch of its stream reads it. Memory: the segment once, a batch, and the columns of record types.
 
@@ -59,7 +53,7 @@ def record_batches(
         with opening(found) as (form, data):
             if stretch is not None and not stretch.is_of(data):
                 return
-            rows = _rows(form.scan(data, start=stretch.begin if stretch else 0).records, form, wanted)
+            rows = _rows(form.scan(data, start=stretch.begin if stretch else 0).records, form, ids, types)
             if stretch is not None:
                 rows = rows.filter(pc.less(rows.column("offset"), stretch.end))
             for batch in _batches(found, form, data, rows, schema, codec):
@@ -110,17 +104,16 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _rows(records: Columns, form: OpenFormat, wanted: Wanted) -> pa.RecordBatch:
+def _rows(records: Columns, form: OpenFormat, ids: frozenset[bytes] | None, types: frozenset[int] | None) -> pa.RecordBatch:
     """Return ids, offsets, sizes and types of the wanted records; the buffers are those of the scan."""
-    types = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
-    columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), types]
+    type_bytes = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
+    columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), type_bytes]
     rows = pa.RecordBatch.from_arrays(columns, names=["id", "offset", "size", "type"])
     # The caller's columns are binary and smallint: other values than ids and type bytes match no record.
-    if wanted.ids is not None:
-        ids = [msg_id for msg_id in wanted.ids if len(msg_id) == 16]
-        rows = rows.filter(pc.is_in(rows.column("id"), pa.array(ids, pa.binary(16))))
-    if wanted.types is not None:
-        known = [byte for byte in wanted.types if 0 <= byte <= 255] if form.typed else []
+    if ids is not None:
+        rows = rows.filter(pc.is_in(rows.column("id"), pa.array([one for one in ids if len(one) == 16], pa.binary(16))))
+    if types is not None:
+        known = [byte for byte in types if 0 <= byte <= 255] if form.typed else []
         rows = rows.filter(pc.is_in(rows.column("type"), pa.array(known, pa.uint8())))
     return rows
 

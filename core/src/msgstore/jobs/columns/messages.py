@@ -23,16 +23,17 @@ _BATCH_ROWS = 2**16
 
 
 def check_columns(schema: pa.Schema, where: str, *, ignore_others: bool = False, option: str = "ignore_others=") -> list[str]:
-    """The names of the columns that are read. Raises ConfigError for one that is missing, of another type, or too many;
-    ``option`` is where whoever reads the error says that these are ignored."""
-    names = [name for name in COLUMNS if name in schema.names]
-    twice = next((name for name in names if schema.names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{where}: there are two columns {twice!r}")
+    """Return the names of the columns that are read.
+
+    Raises ConfigError for a column that is missing, of another type, twice there, or too many; ``option`` is where the reader
+    of the error says that others are ignored.
+    """
     for name, fits, wanted in _WANTED:
-        if name in names and not fits(schema.field(name).type):
+        if schema.names.count(name) > 1:
+            raise ConfigError(f"{where}: there are two columns {name!r}")
+        if name in schema.names and not fits(schema.field(name).type):
             raise ConfigError(f"{where}: the column {name!r} is {schema.field(name).type}; it must be {wanted}")
-        if name not in names and name != REFERENCES:
+        if name not in schema.names and name != REFERENCES:
             raise ConfigError(f"{where}: there is no column {name!r} ({wanted}); columns: {', '.join(schema.names) or 'none'}")
     others = [name for name in schema.names if name not in COLUMNS]
     if others and not ignore_others:
@@ -40,13 +41,13 @@ def check_columns(schema: pa.Schema, where: str, *, ignore_others: bool = False,
             f"{where}: a store keeps {', '.join(COLUMNS)} and nothing else: leave out {', '.join(others)}, or say that other "
             f"columns are ignored ({option})"
         )
-    return names
+    return [name for name in COLUMNS if name in schema.names]
 
 
 def messages_of(batch: pa.RecordBatch, where: str, first: int = 0) -> Messages:
-    """The messages of one batch, whose columns were checked; ``first`` is the number of its first row.
+    """Return the messages of one batch, whose columns were checked; ``first`` is the number of its first row.
 
-    Raises StoreError, with ``where`` and the row's number and id, for a null and for an id that is none.
+    Raises StoreError, with ``where`` and the row's number and id, for a null and for an invalid id.
     """
     column = batch.column(batch.schema.get_field_index(ID))
     if column.null_count:
@@ -105,7 +106,7 @@ def row_groups(path: Path, *, ignore_others: bool, option: str) -> tuple[list[tu
 
 
 def read(path: Path, groups: Sequence[int], first: int) -> Iterator[Messages]:
-    """Messages of row groups, some MiB at a time; ``first`` is the number of their first row. Raises StoreError."""
+    """Yield messages of row groups, some MiB at a time; ``first`` is the number of their first row. Raises StoreError."""
     with _errors(path), open_parquet(path) as file:
         rows = sum(file.metadata.row_group(number).num_rows for number in groups)
         size = sum(file.metadata.row_group(number).total_byte_size for number in groups)

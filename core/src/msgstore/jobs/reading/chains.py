@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import attrs
+
 from msgstore.contract import Buffer, Damage, RecordError, SegmentFormat, SegmentScan
-from msgstore.scan.sound import scan_checked
+from msgstore.scan.formats import scan_checked
 
 SIZE_MISMATCH = "size_mismatch"
 """Reason of a damaged span: a wrong size field hid records."""
@@ -14,6 +16,8 @@ INVALID_BODY = "invalid_message_body"
 """Reason of a :data:`Judge` for a record that may have swallowed whole records."""
 MAX_REREADS = 8
 """Limit of the bytes that are read again to detect wrong sizes, in segment sizes. Hostile records may be nested deeply."""
+SHORT = 2
+"""Records in a row that are enough to pass a wrong end, after a whole chain inside: there may be damage on both sides."""
 MAX_DEPTH = 8
 """Number of times that damage inside damage is searched. Each level is linear in the bytes."""
 
@@ -40,6 +44,12 @@ class Span(NamedTuple):
         return Damage(self.offset, self.size, self.reason)
 
 
+@attrs.define
+class _Rereads:
+    left: int
+    """Bytes."""
+
+
 def read_spans(form: SegmentFormat, data: Buffer, judge: Judge | None = None, scan: SegmentScan | None = None) -> list[Span]:
     """Return every span of a segment after its header, in order and without gaps. A damaged header is a span too.
 
@@ -57,16 +67,15 @@ def read_spans(form: SegmentFormat, data: Buffer, judge: Judge | None = None, sc
 def _read(form: SegmentFormat, data: Buffer, scan: SegmentScan, judge: Judge | None, depth: int) -> tuple[list[Span], bool]:
     """Return the spans from the start of ``scan`` to the end of the data, and True if they end with a record or a hole."""
     spans: list[Span] = []
-    rereads = MAX_REREADS * len(data)
+    rereads = _Rereads(MAX_REREADS * len(data))
     following: SegmentScan | None = scan
     while following:
         end, chain, following = following.end, _chain(following, recovered=bool(spans or depth)), None
         cut = begin = end.offset
         reason = end.reason or end.state
         if end.state != "clean":
-            begin, following = _next_chain(form, data, chain, end.offset, may_reread=rereads > 0)
+            begin, following = _next_chain(form, data, chain, end.offset, rereads)
         if begin < cut:
-            rereads -= cut - begin
             cut, reason = begin, SIZE_MISMATCH
             while chain and chain[-1].end > begin:
                 cut = chain.pop().offset
@@ -89,24 +98,53 @@ def _chain(scan: SegmentScan, *, recovered: bool) -> list[Span]:
 
 
 def _next_chain(
-    form: SegmentFormat, data: Buffer, chain: list[Span], end: int, *, may_reread: bool
+    form: SegmentFormat, data: Buffer, chain: list[Span], end: int, rereads: _Rereads
 ) -> tuple[int, SegmentScan | None]:
     """Return offset and scan of the first chain after ``chain``, or inside its last record; the end of the data without one.
 
-    A wrong size makes a record or a hole end inside a later one, and hides those in between. A chain inside belongs to the body
-    only if it leads exactly to the end of the record. A hole after a record proves nothing: one byte in the middle of a record
-    may look like a small hole.
+    A wrong size makes a record or a hole end inside a later one, and hides those in between.
     """
-    last = next((span for span in reversed(chain) if span.id or span.reason), chain[-1] if chain else None)
-    if last and may_reread:
-        inside = form.find_chain(data, last.offset + 1)
+    last = _last(chain)
+    if last is not None and rereads.left > 0:
+        inside = form.find_chain(data, last + 1)
         if inside is None:
             return len(data), None
         found = scan_checked(form, data, inside)
-        if inside > end or found.end.offset != end:
+        rereads.left -= min(found.end.offset, end) - last
+        if inside > end or _is_wrong(form, data, end, inside, found, rereads):
             return inside, found
     after = form.find_chain(data, end + 1)
     return (len(data), None) if after is None else (after, scan_checked(form, data, after))
+
+
+def _last(chain: list[Span]) -> int | None:
+    """Return the offset of the last record, damaged or not, or without records of the last hole. Its size may be wrong.
+
+    A hole after a record proves nothing: one byte in the middle of a record may look like a small hole.
+    """
+    last = next((span for span in reversed(chain) if span.id or span.reason), chain[-1] if chain else None)
+    return None if last is None else last.offset
+
+
+def _is_wrong(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: SegmentScan, rereads: _Rereads) -> bool:
+    """Return True if a record with a chain inside, at ``inside``, does not really end at ``end``.
+
+    Its body may be a segment, damaged or not, but a body ends where its record does: a chain that begins before ``end`` and
+    passes it is no part of the body. None passes if ``end`` is in the middle of another damaged record. Then the distance
+    decides: one flipped bit makes a size too large by a power of two.
+    """
+    beyond = end - inside
+    if scan.end.offset < end and beyond & (beyond - 1) == 0:
+        return True
+    while scan.end.offset <= end:
+        last = _last(_chain(scan, recovered=False))
+        at = (scan.end.offset if last is None else last) + 1
+        begin = form.find_chain(data, at, SHORT) if rereads.left > 0 else None
+        if begin is None or begin >= end:
+            return False
+        scan = scan_checked(form, data, begin)
+        rereads.left -= scan.end.offset - at
+    return True
 
 
 def _settled(form: SegmentFormat, data: Buffer, span: Span, judge: Judge | None, depth: int) -> list[Span]:

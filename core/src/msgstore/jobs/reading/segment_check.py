@@ -16,7 +16,7 @@ from msgstore.jobs.inputs import SegmentInput, open_input
 from msgstore.jobs.reading.chains import Judge, read_spans
 from msgstore.jobs.reports import SegmentStock
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
-from msgstore.scan.sound import scan_checked
+from msgstore.scan.formats import scan_checked
 
 UNREADABLE = "unreadable"
 """State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
