@@ -101,7 +101,7 @@ def test_confirm_callback_writes_while_collector_is_behind(store):
     done = threading.Event()
 
     def answer(ids):
-        store._background_collector.is_behind = True
+        store._collector.is_behind = True
         store.client().write_many((bytes([number]) * 16, b"b" * 2**20) for number in range(40))
         done.set()
 
@@ -128,7 +128,7 @@ def test_close_during_collection_preempts_it(opened, files):
 
 def test_writers_do_not_wait_for_failed_or_stopped_collector(store, monkeypatch):
     """Writers would wait for ever for one that has ended."""
-    total_bytes, failures, collector = store._accounting.total_bytes, [], store._background_collector
+    total_bytes, failures, collector = store._accounting.total_bytes, [], store._collector
 
     def fail():
         if len(failures) < 3 and threading.current_thread() is collector._thread:
@@ -141,6 +141,6 @@ def test_writers_do_not_wait_for_failed_or_stopped_collector(store, monkeypatch)
     client.remove(ids[1::2] + ids[2::4])
     until(lambda: len(failures) == 3 and store.stats().bytes_on_disk < 6 * LIMIT)
     assert collector._thread.is_alive()
-    collector.stop(wait=True)
+    collector.stop()
     collector.is_behind = True
     collector.wait_for_backlog()

@@ -93,7 +93,7 @@ def test_progress_callback_writes_while_collector_is_behind(opened):
     def progress(at, total):
         if not done:
             done.append(1)
-            store._background_collector.is_behind = True
+            store._collector.is_behind = True
             client.write_many((id_of(number), bytes(2**20)) for number in range(1000, 1020))
 
     client.remove([id_of(number) for number in range(1000) if number % 10])

@@ -18,7 +18,6 @@ import attrs
 from msgstore import forking
 from msgstore.contract import MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.engine.client import Client, OnConfirm, check_id
-from msgstore.engine.compact.background_collector import BackgroundCollector
 from msgstore.engine.compact.garbage_collector import GarbageCollector
 from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.open.clean_shutdown import publish_clean, save_clean
@@ -86,12 +85,11 @@ class Store:
         if mode == "r":
             error = StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
             lifecycle.refuse(error)
-        interval = config.gc_interval if mode == "rw" else 0  # without an interval there is no thread
-        self._background_collector = BackgroundCollector(self._collector, accounting, interval, config.file_size_limit)
-        accounting.request_gc = self._background_collector.request
-        self._writer.batches.on_roll = self._background_collector.check_backlog
-        self._writer.wait_for_backlog = self._background_collector.wait_for_backlog
+        accounting.request_gc = self._collector.request
+        self._writer.batches.on_roll = self._collector.check_backlog
+        self._writer.wait_for_backlog = self._collector.wait_for_backlog
         if mode == "rw":
+            self._collector.start()
             self._writer.background.start()
         forking.watch(self)
 
@@ -223,7 +221,7 @@ class Store:
         finally:
             if self._is_closed:
                 self._writer.background.stop()
-                self._background_collector.stop(wait=True)
+                self._collector.stop()
                 self._segments.telemetry.dispatcher.wait()
 
     def _save(self) -> bool:

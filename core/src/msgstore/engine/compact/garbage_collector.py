@@ -1,7 +1,11 @@
 """Garbage collector: asks the GC policy for actions and carries them out, one collection at a time.
 
-Runs on the calling thread, next to writers, readers and removers. A damaged segment is quarantined; one that cannot be read or
-written now is left for the next collection; the others are collected all the same.
+Runs next to writers, readers and removers. A damaged segment is quarantined; one that cannot be read or written now is left
+for the next collection; the others are collected all the same.
+
+A background thread starts a collection every ``gc_interval``, and soon after a segment is sealed, or records of 4 MiB have
+died. What a collection could not do, for example on a full disk, is garbage still, and the next one finds it again. Writers
+wait for the thread if it falls behind.
 """
 
 from __future__ import annotations
@@ -10,11 +14,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats, StoreIOError
+from msgstore.contract import (
+    Action,
+    Combine,
+    Compact,
+    Drop,
+    Migrate,
+    MsgStoreError,
+    SegmentStats,
+    StoreClosed,
+    StoreIOError,
+)
 from msgstore.contract.events import CollectionFinishedEvent
 from msgstore.engine.backends import Backends
 from msgstore.engine.compact.copy_compaction import compact_by_copy
@@ -34,12 +50,17 @@ from msgstore.engine.state.lifecycle import Lifecycle
 
 log = logging.getLogger("msgstore.collection")
 
+SPARE_SEGMENTS = 2
+"""Writers wait if all segments together exceed twice the live bytes plus this many segments."""
+_POLL_SECONDS = 0.005
+_PAUSE_SECONDS = 0.02
+"""Shortest time between two collections of the thread, unless writers wait."""
 ProgressCallback = Callable[[int, int], object]
 """Called with (done, total) actions."""
 
 
 class GarbageCollector:
-    """One instance per open store. Thread-safe: takes the GC lock."""
+    """One instance per open store. Thread-safe: takes the GC lock. Without ``start`` there is no thread, and nobody waits."""
 
     def __init__(
         self,
@@ -61,6 +82,13 @@ class GarbageCollector:
         self._policy, self._may_drop = backends.policy, backends.may_drop
         self._generation = backends.write_format.descriptor.generation
         self._reclaim = reclaim
+        self.is_behind = False
+        """True if writers must wait for the collection that runs or comes next. May be read without a lock."""
+        self._interval = min(config.gc_interval, threading.TIMEOUT_MAX)
+        self._requests: SimpleQueue[None] = SimpleQueue()
+        self._is_stopped = False
+        name = f"msgstore-collector {accounting.segments.directory}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def stats(self) -> list[SegmentStats]:
         """Return statistics of all segments in number order. Caller holds the state lock."""
@@ -222,3 +250,66 @@ class GarbageCollector:
             with io_errors(pending[0]):
                 remove_file(self._segments.files, pending[0], erase=True)
             pending.pop(0)
+
+    # -- in the background ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread, unless ``gc_interval`` is 0."""
+        if self._interval:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current action, and wait for it. Caller holds no lock."""
+        self._is_stopped = self.is_stopping = True
+        self._requests.put(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def request(self) -> None:
+        """Start a collection soon."""
+        if not self._requests.qsize():
+            self._requests.put(None)
+
+    def check_backlog(self) -> None:
+        """Let writers wait if there is too much garbage. Called for each new segment."""
+        if self._thread.is_alive() and self._excess() is not None:
+            self.is_behind = True
+            self.request()
+
+    def wait_for_backlog(self) -> None:
+        """Block until garbage is below the limit or none can be collected. Caller does not hold the flush lock."""
+        while self.is_behind and self._thread.is_alive():
+            time.sleep(_POLL_SECONDS)
+
+    def _run(self) -> None:
+        store = self._segments.directory
+        while not self._is_stopped:
+            with suppress(Empty):
+                self._requests.get(timeout=self._interval)
+            try:
+                while not self._is_stopped and self._collect_backlog():
+                    pass
+            except StoreClosed:
+                break
+            except MsgStoreError as error:
+                log.warning("%s: a collection failed and is tried again: %s", store, error)
+            except Exception:  # writers must not wait for a thread that has ended
+                log.exception("%s: a collection failed and is tried again", store)
+            self.is_behind = False
+            if not self._is_stopped:
+                time.sleep(_PAUSE_SECONDS)
+        self.is_behind = False
+
+    def _collect_backlog(self) -> bool:
+        """Run one collection. Return True if writers must wait for the next one, which may free something."""
+        before = self._excess()
+        self.is_behind = before is not None
+        self.collect()
+        after = self._excess()
+        return after is not None and (before is None or after < before)
+
+    def _excess(self) -> int | None:
+        """Return the bytes of all segments if writers have to wait, else None."""
+        with self._accounting.state_lock:
+            size, live = self._accounting.total_bytes()
+        return size if size > 2 * live + SPARE_SEGMENTS * self._context.size_limit else None
